@@ -1,0 +1,59 @@
+"""Where text comes from, how it is cut into tokens, and what labelled examples are made of it."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from engine.spec.base import Spec
+
+
+class Source(Spec):
+    source: str = Field("stdlib", min_length=1, description="stdlib (this interpreter's standard library), or a path or fsspec glob of .txt or .jsonl files")
+    field: str = Field("text", min_length=1, description="the field of a .jsonl line that holds the text")
+    on_error: Literal["stop", "skip"] = Field("stop", description="at a broken line: stop, or skip and count it")
+    weight: float = Field(1.0, gt=0, description="share of the training samples; above 0")
+
+
+class Data(Source):
+    held_out: float = Field(0.05, gt=0, lt=0.5, description="share of documents held out, chosen by their hash")
+    blend: dict[str, Source] = Field({}, description="more sources by name, each with its weight")
+
+    def sources(self) -> dict[str, Source]:
+        """All sources by name; the first is `main`."""
+        main = Source(source=self.source, field=self.field, on_error=self.on_error, weight=self.weight)
+        return {"main": main, **self.blend}
+
+
+class Tokenizer(Spec):
+    kind: Literal["bpe"] = "bpe"
+    vocab: int = Field(4096, ge=300, le=1_000_000, description="size of a byte-level BPE vocabulary, 300 or more")
+    load: str = Field("", description="a tokenizer.json to use instead of learning one; path or URL")
+
+
+class Labels(Spec):
+    """Labelled examples: prompt and completion, the completion one of a few options."""
+
+    source: str = Field("stdlib", min_length=1, description="stdlib (docstrings and the package they come from), or a path or glob of .jsonl files")
+    task: Literal["package", "kind"] = Field("package", description="stdlib: tell a docstring's package, or whether it is a module's, class's, method's or function's")
+    prompt: str = Field("prompt", description="field of the prompt; `text` is tried next")
+    completion: str = Field("completion", description="field of the completion; `label` is tried next")
+    on_error: Literal["stop", "skip"] = Field("stop", description="at a broken line: stop, or skip and count it")
+    held_out: float = Field(0.3, gt=0, lt=0.9, description="share of examples kept for the test, chosen by the hash of the file they come from")
+    max_chars: int = Field(400, ge=16, description="a prompt is cut to this many characters")
+
+
+class Finetune(Spec):
+    labels: Labels = Field(Labels(), description="the labelled examples")
+    num_labels: int = Field(256, ge=2, description="training examples a draw")
+    draws: int = Field(5, ge=1, description="random draws of training examples; each is one fine-tuning")
+    epochs: int = Field(8, ge=1, description="passes over a draw")
+    batch: int = Field(16, ge=1, description="examples a step")
+    scratch: bool = Field(True, description="also fine-tune the same network from random weights on every draw")
+
+
+class Score(Spec):
+    max_tokens: int = Field(200_000, ge=256, description="held-out tokens that are scored")
+    max_examples: int = Field(600, ge=2, description="test examples that are scored")
+    sequence: int | Literal["auto"] = Field("auto", description="tokens of context; auto = the training's")
+    baselines: bool = Field(True, description="also gzip -9, xz and an interpolated trigram")
+    sample: str = Field("def ", description="prompt of the sample text")

@@ -1,0 +1,31 @@
+"""The errors a user sees: what is wrong, where, and the way out. Torch-free."""
+
+
+class AtelierError(Exception):
+    """Something a person can act on; printed as one line, never as a traceback. `exit_code` is the process's."""
+
+    exit_code = 1
+
+
+class ConfigError(AtelierError):
+    """Bad input, known before anything runs. `place` is the configuration key or file, `problem` has the value, `way_out` what to do."""
+
+    exit_code = 2
+
+    def __init__(self, place: str, problem: str, way_out: str = "") -> None:
+        self.place, self.problem, self.way_out = place, problem, way_out
+        super().__init__(f"{place}: {problem}" + (f"; {way_out}" if way_out else ""))
+
+
+class DataError(AtelierError):
+    """The input cannot be used: an empty source, a broken line, a tokenizer that does not fit."""
+
+    exit_code = 2
+
+
+class DamageError(AtelierError):
+    """Stored bytes differ from their digest; names the file."""
+
+
+class StoppedError(AtelierError):
+    """Stopped on request (Ctrl-C, SIGTERM); everything finished is kept."""

@@ -1,0 +1,40 @@
+"""Metric segments: sealed files `metrics-<attempt>-<number>.jsonl`, a JSON object a line. Torch-free.
+
+A line is {"step", "role", "tokens", "values": {}, "timing": {}}; `values` is deterministic, `timing` is not. A later attempt starts
+from a checkpoint: whatever earlier attempts wrote at or after its first step is superseded.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from engine.spec.base import Spec
+
+FOLDER = "metrics"
+
+
+class MetricLine(Spec):
+    step: int
+    role: str
+    tokens: int
+    values: dict[str, float]
+    timing: dict[str, float] = {}
+
+
+def segment_name(attempt: int, number: int) -> str:
+    return f"metrics-{attempt:06d}-{number:06d}.jsonl"
+
+
+def merge(segments: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Lines of all segments (name, text) of one trajectory as one curve: a step once, the latest attempt's."""
+    by_step: dict[int, dict[str, Any]] = {}
+    attempt_of = ""
+    for name, text in sorted(segments):
+        lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+        attempt = name.rsplit("/", 1)[-1].split("-")[1]
+        if lines and attempt != attempt_of:
+            attempt_of, first = attempt, lines[0]["step"]
+            by_step = {step: line for step, line in by_step.items() if step < first}
+        for line in lines:
+            by_step[line["step"]] = line
+    return [by_step[step] for step in sorted(by_step)]

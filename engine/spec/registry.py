@@ -1,0 +1,42 @@
+"""The folder is the registry: `kind: gpt` of group `model` is engine/spec/model/gpt.py, and a name can only pick a file of that folder."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, SerializeAsAny
+
+from engine.spec.base import Spec, nearest
+
+FOLDER = Path(__file__).parent
+
+
+def kinds(group: str) -> list[str]:
+    """The names that `kind:` may have in a group, sorted."""
+    return sorted(path.stem for path in (FOLDER / group).glob("*.py") if path.stem != "__init__")
+
+
+def spec_class(group: str, kind: str) -> type[Spec]:
+    """The one Spec class that engine/spec/<group>/<kind>.py defines."""
+    if kind not in kinds(group):
+        near = nearest(kind, kinds(group))
+        hint = f"did you mean {near}? " if near else ""
+        raise ValueError(f"no {group} of kind {kind!r}; {hint}there are: {', '.join(kinds(group))}")
+    module = importlib.import_module(f"engine.spec.{group}.{kind}")
+    found = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Spec) and v.__module__ == module.__name__]
+    return next(v for v in found if "kind" in v.model_fields)
+
+
+def _chooser(group: str) -> Callable[[Any], Any]:
+    def choose(value: Any) -> Any:
+        if isinstance(value, Spec) or not isinstance(value, dict):
+            return value
+        return spec_class(group, str(value.get("kind", ""))).model_validate(value)
+
+    return choose
+
+
+Model = Annotated[SerializeAsAny[Spec], BeforeValidator(_chooser("model"))]
+Objective = Annotated[SerializeAsAny[Spec], BeforeValidator(_chooser("objective"))]
+Optim = Annotated[SerializeAsAny[Spec], BeforeValidator(_chooser("optim"))]

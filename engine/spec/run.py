@@ -1,0 +1,63 @@
+"""run.json: all that a gang gets. No environment, no database, no configuration library behind it. Torch-free."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from engine.spec.base import Spec
+from engine.spec.parallel import Parallel
+from engine.spec.role import Role
+from engine.spec.train import Train
+
+
+class RunFile(Spec):
+    schema_: int = Field(1, alias="schema")
+    task: str
+    version: int
+    config: dict[str, Any]
+    inputs: dict[str, str] = Field({}, description="role of the input -> URL of the artifact (its record.json is read and verified)")
+    outputs: dict[str, str] = Field({}, description="name of the output -> URL of the empty folder its files go to")
+    scratch: str = Field(description="a local folder of this gang alone")
+    layout: Parallel = Parallel()
+    seed: int = 1
+    ids: dict[str, str] = {}
+
+
+class Segment(Spec):
+    """A stretch of a role's training that belongs to one trajectory: steps start < s <= end are its checkpoints."""
+
+    fingerprint: str
+    url: str = Field(description="the trajectory's address: checkpoints/ and metrics/ lie under it")
+    start: int
+    end: int
+
+
+class Member(Spec):
+    """A role in a gang. `train` moves and is kept; `replay` moves, is not kept and must end in `digest`; `frozen` does not move."""
+
+    role: Role
+    mode: Literal["train", "replay", "frozen"] = "train"
+    segments: tuple[Segment, ...] = Field((), description="in order; the last ends where the training ends")
+    init: str = Field("", description="key in `inputs` of the model to start from (for frozen: to be); empty = from the seed")
+    output: str = Field("", description="key in `outputs`; empty = nothing is published")
+    digest: str = Field("", description="replay: the sha256 that the finished model file must have again")
+
+
+class Stream(Spec):
+    """One input of a blend: windows of packed documents, or labelled examples (loss on the completion only)."""
+
+    input: str = Field(description="key in `inputs`")
+    weight: float = Field(1.0, gt=0)
+    kind: Literal["windows", "examples"] = "windows"
+    num_examples: int = Field(0, description="examples: how many are drawn; 0 = all")
+    draw: int = Field(0, description="examples: which draw")
+
+
+class Training(Spec):
+    """One gang's training of one or several roles on the same batches."""
+
+    members: dict[str, Member]
+    streams: tuple[Stream, ...]
+    train: Train
+    attempt: int = Field(1, description="numbers the metric segments; rises with every take of the lease")
+    min_resume: int = Field(0, description="replay: the kept checkpoint step the replayed teacher goes back to")

@@ -1,0 +1,9 @@
+"""Randomness by name: every generator is seeded by (seed, names...), so none depends on the order of calls. Torch-free."""
+
+import hashlib
+
+
+def seed_of(seed: int, *names: str | int) -> int:
+    """A 63-bit seed for the generator called `names`; the same on every machine and layout."""
+    text = "/".join([str(seed), *(str(name) for name in names)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

@@ -1,0 +1,200 @@
+"""Files at any fsspec URL, with the few guarantees that artifacts need: atomic writes, exclusive creates, digests on read. Torch-free.
+
+A URL without a protocol is a local path. Local commits are: write a temporary file, fsync, rename or link, fsync the folder.
+"""
+
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from engine.spec.error import ConfigError, DamageError
+from engine.spec.record import FileEntry
+
+BLOCK = 1 << 20
+TEMPORARY = ".tmp-"
+_memory_lock = threading.Lock()
+
+
+def join(url: str, *parts: str) -> str:
+    return "/".join([url.rstrip("/"), *(part.strip("/") for part in parts)])
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """The fsspec filesystem of `url` and the path in it."""
+    try:
+        return fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(url, f"no such kind of storage ({error})", "give a local folder or an fsspec URL") from None
+
+
+def is_local(url: str) -> bool:
+    return isinstance(filesystem(url)[0], LocalFileSystem)
+
+
+def local_path(url: str) -> Path:
+    """The path of a local URL."""
+    system, path = filesystem(url)
+    if not isinstance(system, LocalFileSystem):
+        raise ConfigError(url, "is not a local folder")
+    return Path(path)
+
+
+def exists(url: str) -> bool:
+    system, path = filesystem(url)
+    return system.exists(path)
+
+
+def read_bytes(url: str) -> bytes:
+    system, path = filesystem(url)
+    return system.cat_file(path)
+
+
+def read_text(url: str) -> str:
+    return read_bytes(url).decode()
+
+
+def names(url: str) -> list[str]:
+    """Names directly under a folder, sorted, temporary ones left out; [] when there is no such folder."""
+    system, path = filesystem(url)
+    if isinstance(system, LocalFileSystem):
+        try:
+            found = os.listdir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    else:
+        system.invalidate_cache(path)
+        try:
+            found = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in system.ls(path, detail=False)]
+        except FileNotFoundError:
+            return []
+    return sorted(name for name in found if not name.startswith(TEMPORARY))
+
+
+def write_bytes(url: str, data: bytes) -> None:
+    """Put `data` at `url`, replacing what was there: readers see the old or the new content, never a part."""
+    with writing(url) as file:
+        file.write(data)
+
+
+@contextmanager
+def writing(url: str) -> Iterator[IO[bytes]]:
+    """A binary file that appears at `url` whole, when the block ends without an error; on an error nothing appears."""
+    system, path = filesystem(url)
+    if not isinstance(system, LocalFileSystem):
+        system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        with system.open(path, "wb") as file:  # object stores commit on close
+            yield file
+        return
+    target = Path(path)
+    make_folder(target.parent)
+    descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_folder(target.parent)
+
+
+def create_exclusive(url: str, data: bytes) -> bool:
+    """Create `url` with `data` unless it exists: True for exactly one of any number of racers, and only whole content is ever seen.
+
+    Locally fsync then link(2) (fsspec's own exclusive mode is not). Memory: a lock in this process. Other stores are refused.
+    """
+    system, path = filesystem(url)
+    if isinstance(system, MemoryFileSystem):
+        with _memory_lock:
+            if system.exists(path):
+                return False
+            system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+            system.pipe_file(path, data)
+            return True
+    if not isinstance(system, LocalFileSystem):
+        raise ConfigError(url, "this store has no exclusive create that Atelier knows", "use a local or shared POSIX folder")
+    target = Path(path)
+    make_folder(target.parent)
+    descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+    finally:
+        with suppress(OSError):
+            os.unlink(temporary)
+    sync_folder(target.parent)
+    return True
+
+
+def make_folder(folder: Path) -> None:
+    """Create a local folder and make its name durable."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(url: str) -> None:
+    """Remove a file or a folder with all in it; fine when it is not there."""
+    system, path = filesystem(url)
+    with suppress(FileNotFoundError):
+        system.rm(path, recursive=True)
+
+
+def digest_of(url: str) -> FileEntry:
+    """Size and sha256 of the file at `url`; `path` is its last name."""
+    system, path = filesystem(url)
+    total, digest = 0, hashlib.sha256()
+    with system.open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            total += len(block)
+    return FileEntry(path=path.rsplit("/", 1)[-1], bytes=total, sha256=digest.hexdigest())
+
+
+def put_file(local: Path, url: str) -> FileEntry:
+    """Copy a local file to `url` and return its entry."""
+    digest, total = hashlib.sha256(), 0
+    with open(local, "rb") as source, writing(url) as target:
+        while block := source.read(BLOCK):
+            digest.update(block)
+            total += len(block)
+            target.write(block)
+    return FileEntry(path=url.rsplit("/", 1)[-1], bytes=total, sha256=digest.hexdigest())
+
+
+def verify(url: str, entry: FileEntry) -> None:
+    """Compare the file at `url` with its entry; a difference is a DamageError that names the file."""
+    try:
+        found = digest_of(url)
+    except FileNotFoundError:
+        raise DamageError(f"{url}: missing") from None
+    if found.bytes != entry.bytes:
+        raise DamageError(f"{url}: {found.bytes} bytes, its record says {entry.bytes}")
+    if found.sha256 != entry.sha256:
+        raise DamageError(f"{url}: content does not match its digest")
