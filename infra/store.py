@@ -1,0 +1,131 @@
+"""Artifacts in a store: `{root}/{kind}/{fingerprint[:16]}/`, found by fingerprint, published once, never changed."""
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.artifact import BODY
+from engine.spec.base import nearest
+from engine.spec.error import AtelierError, DamageError
+from engine.spec.record import KINDS, FileEntry, Record, identify
+from engine.storage import exists, is_local, join, local_path, names, read_bytes, verify, write_bytes
+from infra.lease import Holder, LeaseLost, Log
+
+RECORD = "record.json"
+SHORT = 16
+
+
+class Store:
+    """A root folder (any fsspec URL) full of artifacts."""
+
+    def __init__(self, root: str) -> None:
+        self.root = str(local_path(root).absolute()) if is_local(root) else root.rstrip("/")
+
+    def address(self, kind: str, fingerprint: str) -> str:
+        return join(self.root, kind, fingerprint[:SHORT])
+
+    def new_payload(self, kind: str, fingerprint: str) -> str:
+        """URL of a folder that nobody else writes to, for the files of one attempt at an artifact."""
+        return join(self.address(kind, fingerprint), f"payload-{uuid.uuid4().hex[:8]}")
+
+    def find(self, kind: str, fingerprint: str) -> Record | None:
+        """The record of a finished artifact, or None. Completes a publication that was cut off between log and copy."""
+        address = self.address(kind, fingerprint)
+        place = join(address, RECORD)
+        try:
+            record = Record.read(read_bytes(place), place)
+        except FileNotFoundError:
+            return self._complete(address)
+        except DamageError:
+            record = self._complete(address)  # the log still has the text
+            if record is None:
+                raise
+        if record.fingerprint != fingerprint and len(fingerprint) > SHORT:
+            raise DamageError(f"{place}: is the record of {record.fingerprint[:SHORT]}, not of {fingerprint[:SHORT]}")
+        return record
+
+    def _complete(self, address: str) -> Record | None:
+        log = Log(address)
+        for number in reversed(log.numbers()):
+            entry = log.entry(number)
+            if entry.act == "publish" and entry.record is not None:
+                record = Record.read(json.dumps(entry.record), join(log.folder, f"{number:06d}.json"))
+                write_bytes(join(address, RECORD), record.text().encode())
+                return record
+        return None
+
+    def publish(self, draft: Record, holder: Holder, fence: int = 0) -> Record:
+        """Make `draft` exist, or return the one that was published first. With `fence`, only while that lease is the newest entry."""
+        record = draft.sealed()
+        if identify(record.kind, record.version, record.identity, record.parents) != record.fingerprint:
+            raise AtelierError(f"{record.kind} {record.name}: the fingerprint does not follow from identity and parents")
+        address = self.address(record.kind, record.fingerprint)
+        log = Log(address)
+        while True:
+            last = log.last()
+            if last is not None and last.act == "publish":
+                first = self._complete(address)
+                assert first is not None  # a publish entry always carries its record
+                return first
+            if fence and (last is None or last.number != fence):
+                raise LeaseLost(f"{address}: taken over by another process; nothing was published")
+            if log.append(last.number + 1 if last else 1, "publish", holder, record.dump()):
+                write_bytes(join(address, RECORD), record.text().encode())
+                return record
+
+    def records(self, kind: str | None = None) -> Iterator[Record]:
+        """All finished artifacts of a kind (or of all), those with a damaged record left out."""
+        for one in (kind,) if kind else KINDS:
+            for short in names(join(self.root, one)):
+                try:
+                    record = self.find(one, short)
+                except DamageError:
+                    continue
+                if record is not None:
+                    yield record
+
+    def resolve(self, word: str, kind: str | None = None) -> Record:
+        """The artifact meant by a fingerprint (4 or more digits of it), a name or an alias `name@alias`; of equal names the newest."""
+        found = list(self.records(kind))
+        if re.fullmatch(r"[0-9a-f]{4,64}", word):
+            matches = [r for r in found if r.fingerprint.startswith(word)]
+            if len(matches) == 1:
+                return matches[0]
+            if len(matches) > 1:
+                raise AtelierError(f"{word}: {len(matches)} artifacts begin so; give more digits")
+        name = word.split("@", 1)[0]
+        named = [r for r in found if r.name == name]
+        if named:
+            return max(named, key=lambda r: r.provenance.get("ended", 0))
+        near = nearest(name, {r.name for r in found})
+        what = kind or "artifact"
+        raise AtelierError(f"no {what} called {word!r} in {self.root}" + (f"; did you mean {near}?" if near else "; `atelier models` lists them"))
+
+    def check(self, record: Record) -> list[str]:
+        """Compare every file with its digest; the damages as text."""
+        damages = []
+        for entry in record.files:
+            try:
+                verify(join(self.address(record.kind, record.fingerprint), entry.path), entry)
+            except DamageError as damage:
+                damages.append(str(damage))
+        return damages
+
+
+def read_body(payload_url: str) -> tuple[tuple[FileEntry, ...], dict[str, Any]]:
+    """Files (paths relative to the artifact) and summary that a gang left in `payload_url`."""
+    body = json.loads(read_bytes(join(payload_url, BODY)))
+    folder = payload_url.rstrip("/").rsplit("/", 1)[-1]
+    return tuple(FileEntry(**{**entry, "path": f"{folder}/{entry['path']}"}) for entry in body["files"]), body["summary"]
+
+
+def has_body(payload_url: str) -> bool:
+    return exists(join(payload_url, BODY))
+
+
+def default_root() -> str:
+    return os.environ.get("ATELIER_ROOT") or str(Path(".atelier").absolute())

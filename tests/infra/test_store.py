@@ -1,0 +1,146 @@
+"""Artifacts exist once, whole, and only with their record."""
+
+import json
+import multiprocessing
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.artifact import Output, open_input
+from engine.spec.error import DamageError
+from engine.spec.record import FileEntry, Record, identify
+from infra.lease import Holder, LeaseLost, Log, take
+from infra.store import RECORD, Store, read_body
+
+
+def draft(name: str = "a", files: tuple[FileEntry, ...] = (), **identity: object) -> Record:
+    parents = {"tokens": "f" * 64}
+    fp = identify("model", 1, dict(identity), parents)
+    return Record(kind="model", name=name, fingerprint=fp, version=1, identity=dict(identity), parents=parents, files=files)
+
+
+def test_nothing_exists_before_its_record_and_all_of_it_after(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    record = draft(x=1)
+    payload = store.new_payload("model", record.fingerprint)
+    output = Output(payload)
+    output.add_bytes("weights.bin", b"123")
+    output.close({"loss": 1.5})
+    assert store.find("model", record.fingerprint) is None
+    files, summary = read_body(payload)
+    store.publish(record.model_copy(update={"files": files, "summary": summary}), Holder.me())
+    found = store.find("model", record.fingerprint)
+    assert found is not None and found.summary == {"loss": 1.5}
+    opened = open_input(store.address("model", record.fingerprint))
+    assert opened.file("weights.bin", tmp_path / "scratch").read_bytes() == b"123"
+
+
+def test_a_flipped_bit_in_a_file_or_a_record_is_named(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    record = draft(x=1)
+    payload = store.new_payload("model", record.fingerprint)
+    output = Output(payload)
+    output.add_bytes("weights.bin", b"123")
+    output.close({})
+    record = store.publish(record.model_copy(update={"files": read_body(payload)[0]}), Holder.me())
+    file = Path(payload) / "weights.bin"
+    file.write_bytes(b"122")
+    assert [str(file) in damage for damage in store.check(record)] == [True]
+    place = Path(store.address("model", record.fingerprint)) / RECORD
+    place.write_text(place.read_text().replace('"name": "a"', '"name": "b"'))
+    with pytest.raises(DamageError, match="digest"):
+        Record.read(place.read_text(), str(place))
+    again = store.find("model", record.fingerprint)  # the log still knows it
+    assert again is not None and again.name == "a"
+
+
+def test_a_path_that_leaves_its_artifact_is_refused() -> None:
+    for path in ("../x", "/etc/passwd", "a/../../b", "a//b", ""):
+        with pytest.raises(ValueError, match="leaves its artifact"):
+            FileEntry(path=path, bytes=0, sha256="")
+
+
+def test_a_publication_cut_off_between_log_and_copy_is_completed_by_a_reader(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    record = store.publish(draft(x=1), Holder.me())
+    (Path(store.address("model", record.fingerprint)) / RECORD).unlink()
+    assert store.find("model", record.fingerprint) == record
+
+
+def _publish(root: str, name: str, start: float) -> None:
+    while time.time() < start:
+        pass
+    Store(root).publish(draft(name, x=1), Holder.me())
+
+
+def test_eight_racing_publishers_leave_one_record(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    start = time.time() + 0.5
+    racers = [context.Process(target=_publish, args=(str(tmp_path), f"racer{i}", start)) for i in range(8)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+        assert racer.exitcode == 0
+    store = Store(str(tmp_path))
+    record = store.find("model", draft(x=1).fingerprint)
+    assert record is not None
+    log = Log(store.address("model", record.fingerprint))
+    assert [log.entry(n).act for n in log.numbers()] == ["publish"]
+    assert log.entry(1).record == json.loads(record.text())
+
+
+def test_a_living_holder_is_waited_for_and_a_dead_one_is_not(tmp_path: Path) -> None:
+    address = str(tmp_path / "trajectory" / "1234")
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=lambda: take(address, Holder.me()))
+    child.start()
+    child.join()
+    lease = take(address, Holder.me())  # the child is gone: no wait
+    assert lease is not None and lease.fence == 2
+    waits: list[str] = []
+    second = take(address, Holder.me(), expiry_s=0.5, on_wait=waits.append)  # this process lives, but is silent
+    assert second is not None and second.fence == 3 and len(waits) == 1
+
+
+def test_a_renewed_lease_is_not_judged_silent(tmp_path: Path) -> None:
+    import threading
+
+    from engine.spec.error import StoppedError
+    from infra.lease import Renewal
+
+    address = str(tmp_path / "t")
+    lease = take(address, Holder.me())
+    assert lease is not None
+    renewal = Renewal([lease], every_s=0.05)
+    stop = threading.Event()
+    threading.Timer(1.0, stop.set).start()
+    with pytest.raises(StoppedError):
+        take(address, Holder.me(), expiry_s=0.4, stopped=stop)
+    renewal.stop()
+    assert not renewal.lost.is_set()
+
+
+def test_a_stale_holder_publishes_nothing(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    record = draft(x=1)
+    address = store.address("model", record.fingerprint)
+    first = take(address, Holder.me())
+    assert first is not None
+    second = take(address, Holder.me(), handover=first.fence)
+    assert second is not None
+    with pytest.raises(LeaseLost):
+        store.publish(record, Holder.me(), fence=first.fence)
+    assert store.find("model", record.fingerprint) is None
+    assert store.publish(record, Holder.me(), fence=second.fence) == store.find("model", record.fingerprint)
+
+
+def test_names_aliases_and_prefixes_find_the_newest(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.publish(draft("a", x=1).model_copy(update={"provenance": {"ended": 1.0}}), Holder.me())
+    new = store.publish(draft("a", x=2).model_copy(update={"provenance": {"ended": 2.0}}), Holder.me())
+    assert store.resolve("a") == new
+    assert store.resolve(new.fingerprint[:8]) == new
+    with pytest.raises(Exception, match="did you mean a"):
+        store.resolve("aa", "model")
