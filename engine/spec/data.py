@@ -5,6 +5,8 @@ from typing import Literal
 from pydantic import Field
 
 from engine.spec.base import Spec
+from engine.spec.registry import Optim
+from engine.spec.role import Trainable
 
 
 class Source(Spec):
@@ -48,6 +50,9 @@ class Finetune(Spec):
     draws: int = Field(5, ge=1, description="random draws of training examples; each is one fine-tuning")
     epochs: int = Field(8, ge=1, description="passes over a draw")
     batch: int = Field(16, ge=1, description="examples a step")
+    sequence: int = Field(128, ge=16, description="tokens of the longest example; prompts are cut on the left")
+    optim: Optim = Field(description="optimiser and schedule of the fine-tuning")
+    trainable: Trainable = Field(Trainable(), description="all weights, or LoRA")
     scratch: bool = Field(True, description="also fine-tune the same network from random weights on every draw")
 
 

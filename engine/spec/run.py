@@ -30,6 +30,7 @@ class Segment(Spec):
     url: str = Field(description="the trajectory's address: checkpoints/ and metrics/ lie under it")
     start: int
     end: int
+    attempt: int = Field(1, description="numbers the metric segments; rises with every take of the trajectory's lease")
 
 
 class Member(Spec):
@@ -59,5 +60,15 @@ class Training(Spec):
     members: dict[str, Member]
     streams: tuple[Stream, ...]
     train: Train
-    attempt: int = Field(1, description="numbers the metric segments; rises with every take of the lease")
-    min_resume: int = Field(0, description="replay: the kept checkpoint step the replayed teacher goes back to")
+
+    @property
+    def end(self) -> int:
+        """The step at which the last of its roles ends."""
+        return max(member.segments[-1].end for member in self.members.values() if member.segments)
+
+
+class Trainings(Spec):
+    """The `config` of a run file of engine.train: trainings that one gang does one after another."""
+
+    trainings: tuple[Training, ...] = Field(min_length=1)
+    peak_tflops: float = Field(0.0, ge=0, description="dense peak of one rank, TFLOP/s, for the utilisation (mfu); 0 = not known")

@@ -1,0 +1,112 @@
+"""How a checkpoint appears at its address: whole or not at all. Rank 0 commits what all ranks wrote.
+
+Local folders: files in a temporary sibling folder, fsync, manifest last, fsync, rename, fsync of the parent.
+Other stores have no rename: files under names never used before at the address itself, then manifest.json,
+whose appearance is the commit. An existing checkpoint is replaced through its manifest, in one step, on both.
+"""
+
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from engine.checkpoint.folder import GONE, remove_strays, verify
+from engine.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from engine.spec.error import DamageError
+from engine.storage import (
+    TEMPORARY,
+    exists,
+    filesystem,
+    is_local,
+    join,
+    local_path,
+    make_folder,
+    names,
+    remove,
+    sync_folder,
+    write_bytes,
+)
+
+_UNFINISHED = TEMPORARY + "step-"
+
+
+class Commit:
+    """One attempt to save: `begin`, then all ranks write into `place`, then `finish` or `discard`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.attempt = secrets.token_hex(
+            4
+        )  # in every file name, so that no attempt ever writes over another's files
+        parent, name = self.url.rsplit("/", 1)
+        self.parent = parent
+        self.place = join(parent, f"{TEMPORARY}{name}-{self.attempt}") if is_local(url) else self.url
+
+    def begin(self) -> None:
+        """Make the place and clear away what killed attempts left: saves of one folder never overlap."""
+        if not is_local(self.url):
+            return
+        folder = local_path(self.parent)
+        make_folder(folder)
+        for entry in folder.iterdir():
+            if entry.name.startswith((_UNFINISHED, GONE)):
+                shutil.rmtree(entry, ignore_errors=True)
+        local_path(self.place).mkdir()
+
+    def finish(self, manifest: Manifest) -> None:
+        """Make `manifest` the checkpoint at the address; an undamaged one with the same content stays."""
+        self._check_sizes(manifest)
+        if exists(self.url) and self._is_there(manifest):
+            self.discard()
+            return
+        if not is_local(self.url):
+            write_bytes(join(self.url, MANIFEST), manifest.sealed())
+            remove_strays(self.url, manifest)
+            return
+        write_bytes(join(self.place, MANIFEST), manifest.sealed())
+        place, target = local_path(self.place), local_path(self.url)
+        if target.is_dir():
+            self._replace(manifest, place, target)
+        else:
+            place.rename(target)
+        sync_folder(target.parent)
+
+    def discard(self) -> None:
+        """Remove every file of this attempt."""
+        if is_local(self.url):
+            shutil.rmtree(local_path(self.place), ignore_errors=True)
+            return
+        for name in names(self.url):
+            if self.attempt in name:
+                with suppress(OSError):
+                    remove(join(self.url, name))
+
+    def _replace(self, manifest: Manifest, place: Path, target: Path) -> None:
+        for entry in manifest.files:
+            (place / entry.path).rename(target / entry.path)
+        sync_folder(target)
+        (place / MANIFEST).replace(target / MANIFEST)
+        sync_folder(target)
+        remove_strays(self.url, manifest)
+        place.rmdir()
+
+    def _check_sizes(self, manifest: Manifest) -> None:
+        """Refuse when rank 0 does not see what the others wrote: their folder is not the one it commits."""
+        for entry in manifest.files:
+            place = join(self.place, entry.path)
+            system, path = filesystem(place)
+            try:
+                size = system.size(path)
+            except FileNotFoundError:
+                raise DamageError(
+                    f"{place}: not visible to rank 0; checkpoints need storage that all ranks share"
+                ) from None
+            if size != entry.bytes:
+                raise DamageError(f"{place}: {size} bytes where {entry.bytes} were written")
+
+    def _is_there(self, manifest: Manifest) -> bool:
+        try:
+            found = read_manifest(self.url)
+        except DamageError:
+            return False
+        return found.content() == manifest.content() and not verify(self.url)

@@ -1,0 +1,128 @@
+"""The checkpoints of a trajectory: which are there, which are whole, which to keep."""
+
+import re
+import shutil
+from contextlib import suppress
+
+from engine.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from engine.spec.error import ConfigError, DamageError
+from engine.storage import TEMPORARY, filesystem, is_local, join, local_path, names, remove, sync_folder
+from engine.storage import verify as verify_file
+
+_STEP = re.compile(r"step-(\d{8,})")
+GONE = TEMPORARY + "gone-"
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def address(folder_url: str, step: int) -> str:
+    """The URL of the checkpoint of `step`."""
+    return join(folder_url, step_name(step))
+
+
+def step_of(url: str) -> int:
+    """The step that a checkpoint's folder name says; any other name is a ConfigError."""
+    name = url.rstrip("/").rsplit("/", 1)[-1]
+    found = _STEP.fullmatch(name)
+    if not found or step_name(int(found[1])) != name:
+        raise ConfigError(
+            url, "is not a checkpoint's address", f"its last part must be like {step_name(100)}"
+        )
+    return int(found[1])
+
+
+def steps(folder_url: str) -> list[int]:
+    """The steps that have a checkpoint, whole or not, ascending."""
+    found = []
+    for name in names(folder_url):
+        with suppress(ConfigError):
+            found.append(step_of(name))
+    return sorted(found)
+
+
+def verify(url: str, *, trajectory: str | None = None) -> list[str]:
+    """Every damage of the checkpoint at `url`, a line each naming the file; [] when it is as it was saved."""
+    try:
+        manifest = read_manifest(url, step=step_of(url), trajectory=trajectory)
+    except DamageError as damage:
+        return [str(damage)]
+    damages = []
+    for entry in manifest.files:
+        place = join(url, entry.path)
+        try:
+            verify_file(place, entry)
+        except DamageError as damage:
+            damages.append(str(damage))
+        except OSError as error:
+            damages.append(f"{place}: cannot be read ({error.strerror or error})")
+    return damages
+
+
+def newest_good(
+    folder_url: str, *, trajectory: str, at_most: int | None = None
+) -> tuple[int | None, list[str]]:
+    """The newest step up to `at_most` that is whole and of this trajectory, and the damages of newer ones.
+
+    Reads every byte of what it judges: call it on one rank and tell the others.
+    """
+    damages: list[str] = []
+    for step in reversed(steps(folder_url)):
+        if at_most is not None and step > at_most:
+            continue
+        found = verify(address(folder_url, step), trajectory=trajectory)
+        if not found:
+            return step, damages
+        damages += found
+    return None, damages
+
+
+def retain(folder_url: str, keep: int, protected: set[int]) -> list[int]:
+    """Remove checkpoints older than the `keep` newest, but never a protected step; returns the removed steps.
+
+    One with a damaged manifest, a missing file or one of another size does not count as kept, so that `keep`
+    usable ones remain. Each disappears from `steps` at once, not file by file.
+    """
+    if keep < 1:
+        raise ConfigError("keep", f"{keep} would remove every checkpoint", "give 1 or more")
+    kept, removed = 0, []
+    for step in reversed(steps(folder_url)):
+        url = address(folder_url, step)
+        if kept >= keep and step not in protected:
+            _drop(url)
+            removed.append(step)
+        elif kept < keep and _looks_whole(url, step):
+            kept += 1
+    return sorted(removed)
+
+
+def _looks_whole(url: str, step: int) -> bool:
+    """True when the manifest is good and every file has its size; reads no tensor data."""
+    system, path = filesystem(url)
+    try:
+        manifest = read_manifest(url, step=step)
+        return all(system.size(join(path, entry.path)) == entry.bytes for entry in manifest.files)
+    except (DamageError, OSError):
+        return False
+
+
+def _drop(url: str) -> None:
+    if not is_local(url):
+        remove(join(url, MANIFEST))  # first: without it the rest is no checkpoint
+        remove(url)
+        return
+    path = local_path(url)
+    gone = path.with_name(GONE + path.name)
+    shutil.rmtree(gone, ignore_errors=True)
+    path.rename(gone)
+    sync_folder(path.parent)
+    shutil.rmtree(gone)
+
+
+def remove_strays(url: str, manifest: Manifest) -> None:
+    """Remove the files of a checkpoint's folder that are not its own: of a replaced or unfinished save."""
+    listed = {MANIFEST, *(entry.path for entry in manifest.files)}
+    for name in names(url):
+        if name not in listed:
+            remove(join(url, name))

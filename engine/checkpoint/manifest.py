@@ -1,0 +1,135 @@
+"""manifest.json makes a checkpoint exist: where each tensor's chunks lie, the values, the files' digests.
+
+Its own digest covers its very bytes and stands at a fixed place at the beginning: compared before any of it
+is parsed.
+"""
+
+import hashlib
+import json
+import math
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from engine.spec.base import Spec, canonical
+from engine.spec.error import DamageError
+from engine.spec.record import FileEntry
+from engine.storage import join, read_bytes
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+
+_OPENING, _CLOSING = b'{"digest":"', b'",'
+_HEX = 64
+
+
+class Chunk(Spec):
+    """A box of a tensor, stored whole in one file."""
+
+    file: int = Field(ge=0, description="index into the manifest's files")
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class Stored(Spec):
+    """A tensor: its chunks do not overlap and together cover it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+    def model_post_init(self, context: Any) -> None:
+        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise ValueError(f"no such dtype: {self.dtype}")
+        if sum(math.prod(chunk.shape) for chunk in self.chunks) != math.prod(self.shape):
+            raise ValueError(f"chunks do not cover a tensor of shape {self.shape}")
+
+
+class Manifest(Spec):
+    schema_: int = Field(SCHEMA, alias="schema")
+    step: int = Field(ge=0)
+    trajectory: str
+    world: int = Field(ge=1, description="ranks that wrote it; any number may read it")
+    files: tuple[FileEntry, ...]
+    tensors: dict[str, Stored]
+    values: list[tuple[tuple[str | int, ...], Any]]
+
+    def model_post_init(self, context: Any) -> None:
+        if self.schema_ != SCHEMA:
+            raise ValueError(f"schema {self.schema_} is not {SCHEMA}, the one this version reads")
+        if any(chunk.file >= len(self.files) for stored in self.tensors.values() for chunk in stored.chunks):
+            raise ValueError("a tensor lies in a file that is not listed")
+
+    def content(self) -> dict[str, Any]:
+        """What is saved, without file names: equal for two saves of one state in one layout."""
+        body = self.model_dump(mode="json", by_alias=True)
+        return body | {"files": [entry.sha256 for entry in self.files]}
+
+    def sealed(self) -> bytes:
+        """The bytes of manifest.json."""
+        body = canonical(self.model_dump(mode="json", by_alias=True))
+        return _OPENING + _digest(body) + _CLOSING + body[1:]
+
+    def metadata(self) -> Metadata:
+        """The tensors as torch.distributed.checkpoint describes them, for its planning."""
+        described: dict[str, Any] = {}
+        for name, stored in self.tensors.items():
+            described[name] = TensorStorageMetadata(
+                properties=TensorProperties(dtype=getattr(torch, stored.dtype)),
+                size=torch.Size(stored.shape),
+                chunks=[
+                    ChunkStorageMetadata(torch.Size(chunk.offset), torch.Size(chunk.shape))
+                    for chunk in stored.chunks
+                ],
+            )
+        return Metadata(described)
+
+
+def key(name: str, offset: tuple[int, ...], shape: tuple[int, ...], whole: tuple[int, ...]) -> str:
+    """The name of a chunk inside its file: the tensor's own for a whole tensor, else with its offset."""
+    return name if tuple(shape) == tuple(whole) else f"{name}@{','.join(map(str, offset))}"
+
+
+def read_manifest(url: str, *, step: int | None = None, trajectory: str | None = None) -> Manifest:
+    """The verified manifest of the checkpoint at `url`; a flipped bit or a foreign one is a DamageError."""
+    place = join(url, MANIFEST)
+    manifest = _opened(place)
+    wanted = {"step": step, "trajectory": trajectory}
+    for field, value in wanted.items():
+        found = getattr(manifest, field)
+        if value is not None and found != value:
+            raise DamageError(f"{place}: holds {field} {found}, expected {value}")
+    return manifest
+
+
+def _opened(place: str) -> Manifest:
+    raw = read_file(place)
+    start = len(_OPENING) + _HEX + len(_CLOSING)
+    body = b"{" + raw[start:]
+    if raw[:start] != _OPENING + _digest(body) + _CLOSING:
+        raise DamageError(f"{place}: content does not match the digest inside it")
+    try:
+        return Manifest.model_validate(json.loads(body))
+    except ValueError as error:
+        raise DamageError(f"{place}: not a manifest ({str(error).splitlines()[0]})") from None
+
+
+def read_file(place: str) -> bytes:
+    """All bytes of a file; one that is missing or cannot be read is a DamageError."""
+    try:
+        return read_bytes(place)
+    except FileNotFoundError:
+        raise DamageError(f"{place}: missing") from None
+    except OSError as error:
+        raise DamageError(f"{place}: cannot be read ({error.strerror or error})") from error
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode()

@@ -1,0 +1,139 @@
+"""Load a checkpoint into the tensors of a state, in any layout. Nothing is parsed before its digest agrees.
+
+Which saved chunk overlaps which local shard is computed by torch.distributed.checkpoint's planner.
+"""
+
+from collections import defaultdict
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import ReadItem
+
+from engine.checkpoint.accord import Gang, check_gang, nothing, settle
+from engine.checkpoint.folder import step_of
+from engine.checkpoint.manifest import MANIFEST, Chunk, Manifest, key, read_manifest
+from engine.checkpoint.state import nested, tensors_of
+from engine.checkpoint.tensorfile import read_tensors
+from engine.checkpoint.writer import drain
+from engine.spec.base import nearest
+from engine.spec.error import ConfigError, DamageError
+from engine.storage import join
+
+
+def load(url: str, state: dict[str, Any], *, step: int, trajectory: str, gang: Gang) -> dict[Any, Any]:
+    """Fill the tensors of `state` from the checkpoint at `url`; return its Python values, nested.
+
+    Every rank calls it; the layout may differ from the one that saved. The state's own Python values are
+    ignored; tensors that only the checkpoint has are not read. DamageError names the file that is damaged or
+    not of this step and trajectory. ConfigError names the tensor that the checkpoint lacks or has with
+    another shape or dtype, before any tensor is changed. After a DamageError in a data file the tensors are
+    partly filled: load another checkpoint.
+    """
+    check_gang(gang)
+    drain()  # a save under way uses the gang's group
+    reading = _Reading(url, state, step, trajectory)
+    settle(gang, reading.plan, nothing)
+    settle(gang, reading.fill, nothing)
+    return nested(reading.manifest.values)
+
+
+def load_full(url: str) -> dict[str, torch.Tensor]:
+    """All tensors of the checkpoint at `url` on the CPU, whole, by dotted name."""
+    manifest = read_manifest(url, step=step_of(url))
+    pieces: defaultdict[int, list[tuple[str, Chunk]]] = defaultdict(list)
+    result: dict[str, torch.Tensor] = {}
+    for name, stored in manifest.tensors.items():
+        result[name] = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
+        for chunk in stored.chunks:
+            pieces[chunk.file].append((name, chunk))
+    for number in sorted(pieces):
+        file = read_tensors(url, manifest.files[number])
+        for name, chunk in pieces[number]:
+            _narrow(result[name], chunk.offset, chunk.shape).copy_(_piece(url, manifest, file, name, chunk))
+    return result
+
+
+class _Reading:
+    """The two steps of a load on one rank: `plan` changes nothing, `fill` copies into the tensors."""
+
+    manifest: Manifest
+
+    def __init__(self, url: str, state: dict[str, Any], step: int, trajectory: str) -> None:
+        self.url, self.state, self.step, self.trajectory = url, state, step, trajectory
+        self.planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.items: list[ReadItem] = []
+
+    def plan(self) -> None:
+        if step_of(self.url) != self.step:
+            raise ConfigError(
+                self.url,
+                f"the address of another step than {self.step}",
+                "use engine.checkpoint.folder.address",
+            )
+        self.manifest = read_manifest(self.url, step=self.step, trajectory=self.trajectory)
+        tensors = tensors_of(self.state)
+        for name, tensor in tensors.items():
+            self._check(name, tensor)
+        self.planner.set_up_planner(cast(Any, tensors), self.manifest.metadata())
+        self.items = self.planner.create_local_plan().items
+
+    def fill(self) -> None:
+        """Read each file that this rank needs once, verify it, and copy its boxes to where they belong."""
+        wanted: defaultdict[int, list[tuple[ReadItem, Chunk]]] = defaultdict(list)
+        for item in self.items:
+            chunk = self._chunk(item)
+            wanted[chunk.file].append((item, chunk))
+        for number in sorted(wanted):
+            file = read_tensors(self.url, self.manifest.files[number])
+            for item, chunk in wanted[number]:
+                piece = _piece(self.url, self.manifest, file, item.storage_index.fqn, chunk)
+                source = _narrow(piece, item.storage_offsets, item.lengths)
+                target = self.planner.resolve_tensor(item).detach()
+                target.copy_(source)
+                self.planner.commit_tensor(item, target)
+
+    def _chunk(self, item: ReadItem) -> Chunk:
+        stored = self.manifest.tensors[item.storage_index.fqn]
+        offset = tuple(item.storage_index.offset or ())
+        return next(chunk for chunk in stored.chunks if chunk.offset == offset)
+
+    def _check(self, name: str, tensor: torch.Tensor) -> None:
+        place = join(self.url, MANIFEST)
+        stored = self.manifest.tensors.get(name)
+        if stored is None:
+            near = nearest(name, self.manifest.tensors)
+            raise ConfigError(place, f"has no tensor {name}", f"the nearest it has is {near}" if near else "")
+        if stored.shape != tuple(tensor.shape):
+            raise ConfigError(
+                place,
+                f"{name} has shape {stored.shape}, the state's has {tuple(tensor.shape)}",
+                "build the model it was saved from",
+            )
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if stored.dtype != dtype:
+            raise ConfigError(
+                place,
+                f"{name} is {stored.dtype}, the state's is {dtype}",
+                "load in the precision it was saved in",
+            )
+        if tensor.is_meta:
+            raise ConfigError(name, "is on the meta device", "give the model memory before loading into it")
+
+
+def _piece(
+    url: str, manifest: Manifest, file: dict[str, torch.Tensor], name: str, chunk: Chunk
+) -> torch.Tensor:
+    """The tensor of a parsed file that holds `chunk`."""
+    place = join(url, manifest.files[chunk.file].path)
+    stored = manifest.tensors[name]
+    found = file.get(key(name, chunk.offset, chunk.shape, stored.shape))
+    if found is None or tuple(found.shape) != chunk.shape or found.dtype != getattr(torch, stored.dtype):
+        raise DamageError(f"{place}: does not hold {name} at {chunk.offset} as the manifest says")
+    return found
+
+
+def _narrow(tensor: torch.Tensor, offset: tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
+    for dim, (start, length) in enumerate(zip(offset, shape, strict=True)):
+        tensor = tensor.narrow(dim, start, length)
+    return tensor

@@ -1,0 +1,153 @@
+"""What a checkpoint holds, as flat lists: tensors by dotted name, Python values by path.
+
+Values survive JSON exactly, and what cannot is refused. The name of a thing that differs from rank to rank
+contains `rank.<r>.` with the rank that owns it; everything else is equal on all ranks.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from engine.spec.error import ConfigError
+
+Keys = tuple[str | int, ...]
+Value = tuple[Keys, Any]
+
+_OWNER = re.compile(r"(?:^|\.)rank\.(\d+)(?:\.|$)")
+_TUPLE, _FLOAT, _DICT = "!tuple", "!float", "!dict"
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def owner(name: str) -> int | None:
+    """The rank that alone has what `name` names; None when all ranks have the same."""
+    found = _OWNER.search(name)
+    return int(found[1]) if found else None
+
+
+def tensors_of(state: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
+    """Every tensor of a nested dict by its dotted name; the tensors are those of `state`, not copies."""
+    result: dict[str, torch.Tensor] = {}
+    for path, leaf in _leaves(state):
+        name = dotted(path)
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if name in result:
+            raise ConfigError(
+                name, "two tensors of the state have this dotted name", "rename one of the keys"
+            )
+        result[name] = leaf
+    return result
+
+
+def values_of(state: Mapping[Any, Any], rank: int) -> list[Value]:
+    """Every Python value of a nested dict with its path, as JSON data; refuses what would change."""
+    values: list[Value] = []
+    seen: set[str] = set()
+    for path, leaf in _leaves(state):
+        name = dotted(path)
+        if name in seen:
+            raise ConfigError(
+                name, "two entries of the state have this dotted name", "rename one of the keys"
+            )
+        seen.add(name)
+        if owner(name) not in (None, rank):
+            raise ConfigError(
+                name, f"belongs to another rank, but rank {rank} saves it", f"name it rank.{rank}.*"
+            )
+        if not isinstance(leaf, torch.Tensor):
+            values.append((path, encode(leaf, name)))
+    return values
+
+
+def merged(parts: list[list[Value]]) -> list[Value]:
+    """The values of all ranks as one list; refuses one that differs and is not named `rank.<r>.*`."""
+    result: dict[Keys, Any] = {}
+    first: dict[Keys, int] = {}
+    for rank, values in enumerate(parts):
+        for path, value in values:
+            if path in result and repr(result[path]) != repr(value):
+                numbers = f"{result[path]!r} on rank {first[path]}, {value!r} on rank {rank}"
+                raise ConfigError(
+                    dotted(path), f"differs between ranks: {numbers}", "name per-rank values rank.<r>.*"
+                )
+            result.setdefault(path, value)
+            first.setdefault(path, rank)
+    return list(result.items())
+
+
+def nested(values: Iterable[Value]) -> dict[Any, Any]:
+    """The nested dict that `values_of` took apart, without its tensors."""
+    result: dict[Any, Any] = {}
+    for path, value in values:
+        branch = result
+        for part in path[:-1]:
+            branch = branch.setdefault(part, {})
+        branch[path[-1]] = decode(value)
+    return result
+
+
+def _leaves(state: Mapping[Any, Any], prefix: Keys = ()) -> Iterable[Value]:
+    for key, value in state.items():
+        if type(key) not in (str, int):
+            raise ConfigError(
+                dotted(prefix) or "state", f"key {key!r} is a {type(key).__name__}", "use str or int keys"
+            )
+        path = (*prefix, key)
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def encode(value: Any, name: str) -> Any:
+    """`value` as JSON data from which `decode` makes an equal one of the same type; errors name `name`."""
+    kind = type(value)
+    if value is None or kind in (bool, int):
+        return value
+    if kind is str:
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise ConfigError(name, f"{value!r} is not valid Unicode", "save bytes as a uint8 tensor")
+        return value
+    if kind is float:
+        return _float(value, name)
+    if kind is list:
+        return [encode(item, name) for item in value]
+    if kind is tuple:
+        return {_TUPLE: [encode(item, name) for item in value]}
+    if kind is dict:
+        return {_DICT: [[encode(key, name), encode(item, name)] for key, item in value.items()]}
+    if isinstance(value, torch.Tensor):
+        raise ConfigError(
+            name,
+            "a tensor inside a list or tuple cannot be saved",
+            "put it in a dict, under a key of its own",
+        )
+    raise ConfigError(
+        name,
+        f"a {kind.__module__}.{kind.__qualname__} cannot be saved exactly",
+        "give a tensor, int, float, str, bool, None, list or tuple",
+    )
+
+
+def _float(value: float, name: str) -> Any:
+    if math.isnan(value):
+        raise ConfigError(name, "is NaN", "a checkpoint refuses NaN among its values")
+    return value if math.isfinite(value) else {_FLOAT: repr(value)}
+
+
+def decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TUPLE in value:
+        return tuple(decode(item) for item in value[_TUPLE])
+    if _FLOAT in value:
+        return float(value[_FLOAT])
+    return {decode(key): decode(item) for key, item in value[_DICT]}

@@ -1,0 +1,229 @@
+"""Save a state while training goes on: copy it, then write the copy in the background.
+
+Planning (which rank writes which shard, replicas once) is torch.distributed.checkpoint's. Its driver and
+writers are not used: they pickle the metadata and every non-tensor leaf, warn on every save without a process
+group, and turn errors into their own.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+
+from engine.checkpoint.accord import Gang, check_gang, settle
+from engine.checkpoint.commit import Commit
+from engine.checkpoint.folder import step_of
+from engine.checkpoint.manifest import Chunk, Manifest, Stored, key
+from engine.checkpoint.state import Value, merged, tensors_of, values_of
+from engine.checkpoint.tensorfile import check_dtype, write_tensors
+from engine.spec.error import ConfigError
+from engine.spec.record import FileEntry
+
+# A file is verified and parsed in memory, so this bounds what a load needs beside the state.
+FILE_BYTES = 256 << 20
+_ALIGN = 64  # bytes
+
+# One thread: saves follow one another in the order of the calls, which is the same on every rank, and only
+# one at a time uses the gang's group.
+_writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+
+Box = tuple[str, tuple[int, ...]]
+
+
+class Pending:
+    """A save under way. `blocked_s` is how long the caller was held up for the copy."""
+
+    def __init__(self, future: "Future[float]", blocked_s: float) -> None:
+        self._future, self.blocked_s = future, blocked_s
+
+    def done(self) -> bool:
+        """True when it has ended, well or not."""
+        return self._future.done()
+
+    def wait(self) -> None:
+        """Return when the checkpoint is durable; raise what failed (on every rank the same)."""
+        self._future.result()
+
+    @property
+    def write_s(self) -> float:
+        """Seconds from the start of writing to the commit; 0.0 until it has succeeded."""
+        return self._future.result() if self.done() and self._future.exception() is None else 0.0
+
+
+def save_async(url: str, state: dict[str, Any], *, step: int, trajectory: str, gang: Gang) -> Pending:
+    """Save `state` at `url` (.../step-00000100) in the background; every rank calls it, in the same order.
+
+    When this returns, `state` may be changed: the save works on a copy. The copy lives until the save has
+    ended, so wait for the last save of a trajectory before the next. `state` is a nested dict of tensors,
+    DTensors and Python values (int, float, str, bool, None, lists and tuples of them) that are equal on all
+    ranks, or named `rank.<r>.*`. What cannot be saved exactly is a ConfigError; a full disk or an I/O error
+    is an OSError from `wait()`, and then nothing is left of this attempt and earlier checkpoints are as they
+    were.
+    """
+    started = time.perf_counter()
+    check_gang(gang)
+    if step_of(url) != step:
+        raise ConfigError(
+            url, f"the address of another step than {step}", "use engine.checkpoint.folder.address"
+        )
+    save = _Save(url, step, trajectory, gang)
+    save.copy(state)
+    return Pending(_writer.submit(save.run), time.perf_counter() - started)
+
+
+def drain() -> None:
+    """Wait until no save of this process is under way; failures stay with their Pending."""
+    _writer.submit(int).result()
+
+
+def _planner() -> DefaultSavePlanner:
+    return DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+
+def _copies(planner: DefaultSavePlanner, plan: SavePlan) -> dict[Box, torch.Tensor]:
+    """This rank's part of every tensor, in CPU memory of its own."""
+    sources = {_box(item): cast(torch.Tensor, planner.resolve_data(item)).detach() for item in plan.items}
+    starts = list(
+        accumulate((-(-source.nbytes // _ALIGN) * _ALIGN for source in sources.values()), initial=0)
+    )
+    on_device = any(source.is_cuda for source in sources.values())
+    # numpy asks for huge pages, torch does not: page faults are most of the copy's time
+    arena = _pinned(starts[-1]) if on_device else torch.from_numpy(np.empty(starts[-1], np.uint8))
+    copies: dict[Box, torch.Tensor] = {}
+    for (box, source), start in zip(sources.items(), starts, strict=False):
+        place = arena[start : start + source.nbytes].view(source.dtype).view(source.shape)
+        copies[box] = place.copy_(source, non_blocking=on_device)
+    if on_device:
+        torch.cuda.synchronize()
+    return copies
+
+
+def _pinned(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+class _Save:
+    """One save: `copy` in the caller's thread, `run` in the writer's."""
+
+    def __init__(self, url: str, step: int, trajectory: str, gang: Gang) -> None:
+        self.url, self.step, self.trajectory, self.gang = url, step, trajectory, gang
+        self.plan = SavePlan([])
+        self.values: list[Value] = []
+        self.copies: dict[Box, torch.Tensor] = {}
+        self.refused: Exception | None = None
+        self.commit: Commit | None = None  # this and what follows: rank 0 only
+        self.described = Metadata({})
+
+    def copy(self, state: dict[str, Any]) -> None:
+        """Take what this rank has of `state`; what is wrong with it waits for `run`, where all ranks hear of it."""
+        try:
+            tensors = tensors_of(state)
+            self.values = values_of(state, self.gang.rank)
+            for name, tensor in tensors.items():
+                check_dtype(name, tensor)
+            planner = _planner()
+            planner.set_up_planner(cast(Any, tensors), is_coordinator=self.gang.rank == 0)
+            self.plan = planner.create_local_plan()
+            self.copies = _copies(planner, self.plan)
+        except Exception as error:
+            self.refused = error
+
+    def run(self) -> float:
+        """Plan together, write this rank's files, commit on rank 0; returns the seconds it took."""
+        started = time.perf_counter()
+        try:
+            place, attempt, plan = settle(self.gang, self._offer, self._begin)
+            settle(self.gang, lambda: self._write(place, attempt, plan), self._finish)
+        except BaseException:
+            if self.commit is not None:
+                with suppress(OSError):  # the error that led here is the one to tell
+                    self.commit.discard()
+            raise
+        finally:
+            self.copies.clear()
+        return time.perf_counter() - started
+
+    def _offer(self) -> tuple[SavePlan, list[Value]]:
+        if self.refused is not None:
+            raise self.refused
+        return self.plan, self.values
+
+    def _begin(self, found: list[tuple[SavePlan, list[Value]]]) -> list[tuple[str, str, SavePlan]]:
+        self.values = merged([values for _, values in found])
+        plans, self.described = _planner().create_global_plan([plan for plan, _ in found])
+        self.commit = Commit(self.url)
+        self.commit.begin()
+        return [(self.commit.place, self.commit.attempt, plan) for plan in plans]
+
+    def _write(self, place: str, attempt: str, plan: SavePlan) -> list[tuple[FileEntry, list[Box]]]:
+        written = []
+        for number, items in enumerate(_groups(plan.items)):
+            tensors = {_key(item): self.copies[_box(item)] for item in items}
+            name = f"rank-{self.gang.rank:04d}-{number:03d}-{attempt}.safetensors"
+            written.append((write_tensors(place, name, tensors), [_box(item) for item in items]))
+        return written
+
+    def _finish(self, found: list[list[tuple[FileEntry, list[Box]]]]) -> list[None]:
+        written = [pair for part in found for pair in part]
+        file_of = {box: number for number, (_, boxes) in enumerate(written) for box in boxes}
+        manifest = Manifest(
+            schema=1,
+            step=self.step,
+            trajectory=self.trajectory,
+            world=self.gang.world,
+            files=tuple(entry for entry, _ in written),
+            tensors={
+                name: _stored(name, meta, file_of)
+                for name, meta in sorted(self.described.state_dict_metadata.items())
+            },
+            values=self.values,
+        )
+        cast(Commit, self.commit).finish(manifest)
+        return [None] * self.gang.world
+
+
+def _stored(name: str, meta: Any, file_of: dict[Box, int]) -> Stored:
+    tensor = cast(TensorStorageMetadata, meta)
+    return Stored(
+        dtype=str(tensor.properties.dtype).removeprefix("torch."),
+        shape=tuple(tensor.size),
+        chunks=tuple(
+            Chunk(
+                file=file_of[name, tuple(chunk.offsets)],
+                offset=tuple(chunk.offsets),
+                shape=tuple(chunk.sizes),
+            )
+            for chunk in tensor.chunks
+        ),
+    )
+
+
+def _box(item: WriteItem) -> Box:
+    return item.index.fqn, tuple(item.index.offset or ())
+
+
+def _key(item: WriteItem) -> str:
+    data = cast(Any, item.tensor_data)
+    return key(item.index.fqn, _box(item)[1], data.chunk.sizes, data.size)
+
+
+def _groups(items: list[WriteItem]) -> Iterator[list[WriteItem]]:
+    """The items in files of at most FILE_BYTES; a larger tensor has a file of its own."""
+    files: defaultdict[int, list[WriteItem]] = defaultdict(list)
+    number, filled = 0, 0
+    for item in sorted(items, key=_box):
+        size = item.tensor_storage_size() or 0
+        if files[number] and filled + size > FILE_BYTES:
+            number, filled = number + 1, 0
+        files[number].append(item)
+        filled += size
+    yield from (group for group in files.values() if group)

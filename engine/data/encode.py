@@ -1,0 +1,99 @@
+"""encode: a corpus as token files, each document followed by the end token.
+
+Files for each split: `<split>.bin` (little-endian uint16, or uint32 above 65,536 ids), `<split>.ends.npy`
+(int64, the number of tokens up to and with each document's end token); and `held_out.bytes.npy` (int64, UTF-8
+bytes of each held-out document).
+"""
+
+import io
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from engine.artifact import Input, Output
+from engine.data.corpus import corpus_lines
+from engine.data.progress import Progress
+from engine.data.split import HELD_OUT, TRAIN
+from engine.data.vocabulary import Vocabulary
+
+BATCH_BYTES = 1 << 21
+
+
+def token_dtype(vocab: int) -> str:
+    """The numpy name of the narrowest type that holds every id."""
+    return "<u2" if vocab <= 65536 else "<u4"
+
+
+class _Split:
+    """One split's growing files."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.lengths: list[int] = []
+        self.bytes: list[int] = []
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+
+def encode(
+    corpus: Input, vocabulary: Vocabulary, output: Output, scratch: Path, progress: Progress
+) -> dict[str, Any]:
+    """Write the token files of both splits. Returns the summary."""
+    progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
+    scratch.mkdir(parents=True, exist_ok=True)
+    dtype, began = token_dtype(vocabulary.size), time.monotonic()
+    paths = {name: scratch / f"{name}.bin" for name in (TRAIN, HELD_OUT)}
+    with open(paths[TRAIN], "wb") as train, open(paths[HELD_OUT], "wb") as held_out:
+        splits = {TRAIN: _Split(train), HELD_OUT: _Split(held_out)}
+        for batch in _batches(corpus, scratch):
+            rows = vocabulary.encode_all([line["text"] for line in batch])
+            for line, ids in zip(batch, rows, strict=True):
+                _append(splits[line["split"]], [*ids, vocabulary.end_id], dtype, len(line["text"].encode()))
+            progress.advance(len(batch))
+    seconds = time.monotonic() - began
+    for name, path in paths.items():
+        output.add(path.name, path)
+        path.unlink()
+        output.add_bytes(f"{name}.ends.npy", _npy(np.cumsum(splits[name].lengths, dtype=np.int64)))
+    output.add_bytes(f"{HELD_OUT}.bytes.npy", _npy(np.array(splits[HELD_OUT].bytes, dtype=np.int64)))
+    counts = {f"{name}_tokens": split.tokens for name, split in splits.items()}
+    return counts | {
+        "train_documents": len(splits[TRAIN].lengths),
+        "held_out_documents": len(splits[HELD_OUT].lengths),
+        "train_bytes": sum(splits[TRAIN].bytes),
+        "held_out_bytes": sum(splits[HELD_OUT].bytes),
+        "dtype": "uint16" if dtype == "<u2" else "uint32",
+        "vocab": vocabulary.size,
+        "end": vocabulary.end_id,
+        "tokens_per_s": round(sum(counts.values()) / max(seconds, 1e-9)),
+    }
+
+
+def _batches(corpus: Input, scratch: Path) -> Iterator[list[dict[str, Any]]]:
+    """Documents in their order, about BATCH_BYTES of text at a time."""
+    batch, size = [], 0
+    for line in corpus_lines(corpus, scratch):
+        batch.append(line)
+        size += len(line["text"])
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _append(split: _Split, ids: list[int], dtype: str, size: int) -> None:
+    split.file.write(np.array(ids, dtype=dtype).tobytes())
+    split.lengths.append(len(ids))
+    split.bytes.append(size)
+
+
+def _npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array.astype("<i8"), allow_pickle=False)
+    return buffer.getvalue()

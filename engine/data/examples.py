@@ -1,0 +1,168 @@
+"""Labelled examples: rows to fine-tune on, and rows that score every option behind one prompt.
+
+Shape letters: B rows, T tokens of a row.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine.artifact import Input
+from engine.data.permute import Permutation
+from engine.data.vocabulary import Vocabulary
+from engine.data.windows import NOT_SCORED, PADDING
+from engine.spec.error import ConfigError, DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One example as ids. `answer` is the place of its completion among the options."""
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+    answer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionRow:
+    """A prompt and all its options in one row, each [T] int64. The score of option k is the sum of log
+    p(label) over spans[k].
+
+    Branch 0 is the prompt without its last token; every option's branch repeats that token, so the first
+    token of each option is predicted once for each, by an ordinary label.
+    """
+
+    tokens_T: np.ndarray
+    positions_T: np.ndarray
+    documents_T: np.ndarray
+    labels_T: np.ndarray
+    branches_T: np.ndarray
+    spans: tuple[tuple[int, int], ...]
+    answer: int
+
+
+class Examples:
+    """`num_examples` of a split ("train" or "test"; 0 = all), drawn by (seed, draw) alone: a larger draw
+    holds the smaller one.
+
+    A row is prompt, completion and end token; only completion and end token are scored. A prompt that does
+    not fit loses its beginning, in training and in scoring alike. All batches have the same T, the longest
+    row of this draw, so that no batch depends on who is in it. Raises DataError when there are fewer examples
+    than asked for, ConfigError when `sequence` has no room for an option.
+    """
+
+    def __init__(
+        self,
+        labels: Input,
+        tokenizer: Path,
+        scratch: Path,
+        *,
+        sequence: int,
+        num_examples: int = 0,
+        draw: int = 0,
+        seed: int = 1,
+        split: str = "train",
+    ) -> None:
+        self._vocabulary = Vocabulary.read(tokenizer)
+        lines = [
+            json.loads(line) for line in labels.file(f"{split}.jsonl", scratch).read_bytes().splitlines()
+        ]
+        if num_examples > len(lines) or not lines:
+            raise DataError(
+                f"{labels.url}: {num_examples} {split} examples were asked for, there are {len(lines)}; "
+                "ask for fewer or give more"
+            )
+        order = Permutation(len(lines), seed, "draw", split, draw)(np.arange(num_examples or len(lines)))
+        self.options: tuple[str, ...] = tuple(lines[0]["options"])
+        self._option_ids = tuple(
+            (*self._vocabulary.encode(option), self._vocabulary.end_id) for option in self.options
+        )
+        room = sequence + 1 - max(map(len, self._option_ids))
+        if room < 1:
+            raise ConfigError(
+                "sequence",
+                f"{sequence} tokens leave no room for a prompt",
+                f"options have up to {sequence + 1 - room} tokens",
+            )
+        prompts = self._vocabulary.encode_all([lines[i]["prompt"] for i in order])
+        self.examples = tuple(
+            self._example(lines[i]["completion"], ids[-room:]) for i, ids in zip(order, prompts, strict=True)
+        )
+        self.length = max(len(e.prompt) + len(e.completion) for e in self.examples) - 1
+
+    def _example(self, completion: str, prompt: list[int]) -> Example:
+        answer = self.options.index(completion)
+        return Example(prompt=tuple(prompt), completion=self._option_ids[answer], answer=answer)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def batch(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """The examples at `indices`: tokens, positions, documents and labels, each [B, length] int64."""
+        rows = [self._row(self.examples[int(i)]) for i in indices]
+        return _stacked(rows, self.length, self._vocabulary.pad_id)
+
+    def _row(self, example: Example) -> dict[str, np.ndarray]:
+        ids = np.array([*example.prompt, *example.completion], dtype=np.int64)
+        labels = ids[1:].copy()
+        labels[: len(example.prompt) - 1] = NOT_SCORED
+        size = len(labels)
+        return {
+            "tokens": ids[:-1],
+            "positions": np.arange(size),
+            "documents": np.zeros(size, dtype=np.int64),
+            "labels": labels,
+        }
+
+    def option_row(self, index: int) -> OptionRow:
+        """The example at `index` with all options behind its prompt."""
+        example = self.examples[index]
+        shared, last = example.prompt[:-1], example.prompt[-1]
+        tokens, labels, positions = [*shared], [NOT_SCORED] * len(shared), [*range(len(shared))]
+        branches, spans = [0] * len(shared), []
+        for branch, option in enumerate(self._option_ids, start=1):
+            spans.append((len(tokens), len(tokens) + len(option)))
+            tokens += [last, *option[:-1]]
+            labels += option
+            positions += range(len(shared), len(shared) + len(option))
+            branches += [branch] * len(option)
+        return OptionRow(
+            tokens_T=np.array(tokens),
+            positions_T=np.array(positions),
+            documents_T=np.zeros(len(tokens), dtype=np.int64),
+            labels_T=np.array(labels),
+            branches_T=np.array(branches),
+            spans=tuple(spans),
+            answer=example.answer,
+        )
+
+    def option_batch(
+        self, indices: Sequence[int] | np.ndarray
+    ) -> tuple[dict[str, np.ndarray], list[OptionRow]]:
+        """Several option rows as one batch [B, T] with `branches_BT`, padded to the longest, and the rows
+        with their spans and answers.
+        """
+        rows = [self.option_row(int(i)) for i in indices]
+        parts = [
+            {
+                "tokens": r.tokens_T,
+                "positions": r.positions_T,
+                "documents": r.documents_T,
+                "labels": r.labels_T,
+                "branches": r.branches_T,
+            }
+            for r in rows
+        ]
+        return _stacked(parts, max(len(r.tokens_T) for r in rows), self._vocabulary.pad_id), rows
+
+
+def _stacked(rows: list[dict[str, np.ndarray]], length: int, pad: int) -> dict[str, np.ndarray]:
+    fill = {"tokens": pad, "positions": 0, "documents": PADDING, "labels": NOT_SCORED, "branches": 0}
+    result = {f"{name}_BT": np.full((len(rows), length), fill[name], dtype=np.int64) for name in rows[0]}
+    for n, row in enumerate(rows):
+        for name, values in row.items():
+            result[f"{name}_BT"][n, : len(values)] = values
+    return result

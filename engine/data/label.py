@@ -1,0 +1,193 @@
+"""label: examples of a prompt and its completion, the completion one of a few options.
+
+From the standard library: docstrings, and the package or the kind of thing they document. So that no answer
+stands in its prompt, every whole word equal to one of the packages' names, in any case, is masked in all
+prompts alike (masking only the own name would tell it). A text that occurs several times is kept once, so
+nothing of the test is in the training examples.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from engine.artifact import Output
+from engine.data import standard_library
+from engine.data.progress import Progress
+from engine.data.source import (
+    Files,
+    Reader,
+    decode_source,
+    kind_of,
+    stdlib_name,
+    text_group,
+    text_problem,
+    total_bytes,
+)
+from engine.data.split import HELD_OUT, TRAIN, fraction, split_of
+from engine.spec.data import Labels
+from engine.spec.error import DataError
+from engine.spec.source_files import TOPICS, is_stdlib
+
+PACKAGES = 10
+MASK = "***"
+MAX_OPTIONS = 64
+Example = dict[str, Any]  # prompt, completion, group; options when finished
+
+
+def label(labels: Labels, files: Files, output: Output, progress: Progress) -> dict[str, Any]:
+    """Write train.jsonl and test.jsonl: a line is {"prompt", "completion", "options", "group"}. Returns the
+    summary.
+    """
+    progress.start(total_bytes(files), "bytes")
+    reader = Reader(on_error=labels.on_error, place="labels", progress=progress)
+    if is_stdlib(labels.source):
+        examples, splits = _from_docstrings(labels, files, reader)
+    else:
+        examples = list(_from_lines(labels, files, reader))
+        splits = split_of((e["group"] for e in examples), labels.held_out, "labels.source")
+    options = sorted({e["completion"] for e in examples})
+    _check_options(options, labels.source)
+    test = [e for e in examples if splits[e["group"]] == HELD_OUT]
+    train = [e for e in examples if splits[e["group"]] == TRAIN]
+    for name, part in (("train", train), ("test", test)):
+        output.add_bytes(f"{name}.jsonl", "".join(_line(e, options) for e in part).encode())
+    most = Counter(e["completion"] for e in test).most_common(1)[0][1]
+    return {
+        "train": len(train),
+        "test": len(test),
+        "options": options,
+        "majority": round(most / len(test), 6),
+        "skipped": reader.skipped,
+    }
+
+
+def _line(example: Example, options: list[str]) -> str:
+    return json.dumps(example | {"options": options}, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _check_options(options: list[str], source: str) -> None:
+    place = f"labels.source: {source} has {len(options)} distinct completions"
+    if len(options) < 2:
+        raise DataError(f"{place}; at least two are needed to choose from: give examples of another class")
+    if len(options) > MAX_OPTIONS:
+        shown = ", ".join(repr(option[:30]) for option in options[:3])
+        raise DataError(
+            f"{place} ({shown}, ...), at most {MAX_OPTIONS} can be scored as options; name the field of"
+            " a class with labels.completion=<field>"
+        )
+
+
+def _from_docstrings(labels: Labels, files: Files, reader: Reader) -> tuple[list[Example], dict[str, str]]:
+    found = list(_docstrings(files, reader))
+    if labels.task == "kind":
+        answers = [(text, name, kind) for text, name, kind in found]
+        splits = split_of((name for _, name, _ in found), labels.held_out, "labels.source")
+        return _examples(answers, "Kind", labels.max_chars), splits
+    packages = _largest_packages(found)
+    mask = re.compile(rf"\b({'|'.join(map(re.escape, packages))})\b", re.IGNORECASE)
+    answers = [
+        (mask.sub(MASK, text), name, package_of(name))
+        for text, name, _ in found
+        if package_of(name) in packages
+    ]
+    splits: dict[str, str] = {}
+    for (
+        package
+    ) in packages:  # each on its own, so that every package has files to learn from and files to be tested on
+        splits |= split_of((name for _, name, p in answers if p == package), labels.held_out, "labels.source")
+    return _examples(answers, "Package", labels.max_chars), splits
+
+
+def _docstrings(files: Files, reader: Reader) -> Iterator[tuple[str, str, str]]:
+    """(docstring, file, kind): the first of each text, files in order of their hash so that no package is
+    favoured.
+    """
+    texts: set[str] = set()
+    for path, expected in sorted(files, key=lambda entry: fraction(stdlib_name(entry[0]))):
+        name = stdlib_name(path)
+        source = decode_source(reader.whole(path, expected), path)
+        for found in standard_library.docstrings(source, path) if name != TOPICS else []:
+            if found.text not in texts:
+                texts.add(found.text)
+                yield found.text, name, found.kind
+
+
+def package_of(name: str) -> str:
+    """The top-level package or module of a standard library file: asyncio/tasks.py -> asyncio, os.py ->
+    os.
+    """
+    return PurePosixPath(name).parts[0].removesuffix(".py")
+
+
+def _largest_packages(found: list[tuple[str, str, str]]) -> list[str]:
+    """The packages with most docstrings among those of two files or more (one file cannot be both learnt from
+    and tested on).
+    """
+    num_docstrings = Counter(package_of(name) for _, name, _ in found)
+    num_files = Counter(package_of(name) for name in {name for _, name, _ in found})
+    order = sorted((-count, package) for package, count in num_docstrings.items() if num_files[package] > 1)
+    if len(order) < 2:
+        raise DataError(
+            "labels.source: this interpreter's standard library has no two packages with docstrings;"
+            " give labels.source=<jsonl>"
+        )
+    return sorted(package for _, package in order[:PACKAGES])
+
+
+def _examples(answers: list[tuple[str, str, str]], question: str, max_chars: int) -> list[Example]:
+    """Prompts cut to `max_chars`; texts that masking and cutting made equal are kept once."""
+    result: dict[str, Example] = {}
+    for text, name, answer in answers:
+        prompt = f"{text[:max_chars].strip()}\n\n{question}:"
+        result.setdefault(prompt, {"prompt": prompt, "completion": f" {answer}", "group": name})
+    return sorted(result.values(), key=lambda e: (e["group"], e["prompt"]))
+
+
+def _from_lines(labels: Labels, files: Files, reader: Reader) -> Iterator[Example]:
+    """Examples of .jsonl lines, copies left out. The group is the line's own `group`, else its text."""
+    seen: set[tuple[str, str]] = set()
+    for path, expected in files:
+        for number, line in reader.json_lines(path, expected):
+            example = _from_line(line, labels, reader, f"{path}:{number}")
+            if example and (example["prompt"], example["completion"]) not in seen:
+                seen.add((example["prompt"], example["completion"]))
+                yield example
+
+
+def _from_line(line: dict[str, Any], labels: Labels, reader: Reader, where: str) -> Example | None:
+    """Prompt and completion as they stand, or `text` and `label` with "Label:" between; None when broken and
+    left out.
+
+    A prompt that is too long loses its beginning, because its end leads to the completion; a text loses its
+    end.
+    """
+    asked = labels.prompt if labels.prompt in line else "text"
+    answered = labels.completion if labels.completion in line else "label"
+    if asked not in line or answered not in line:
+        missing = labels.prompt if asked not in line else labels.completion
+        other = "text" if asked not in line else "label"
+        there = ", ".join(sorted(line)) or "none"
+        reader.broken(where, f"field '{missing}' (or '{other}') is missing; fields there: {there}")
+        return None
+    if isinstance(line[answered], bool | int):
+        line = line | {answered: json.dumps(line[answered])}
+    problem = text_problem(line, asked) or text_problem(line, answered)
+    if not problem:
+        empty = next((name for name in (asked, answered) if not line[name].strip()), "")
+        problem = f"field '{empty}' is empty" if empty else ""
+    if not problem and not isinstance(line.get("group", ""), str):
+        problem = f"field 'group' is {kind_of(line['group'])}, not text"
+    if problem:
+        reader.broken(where, problem)
+        return None
+    prompt, completion = line[asked], line[answered]
+    if asked == labels.prompt:
+        prompt = prompt[-labels.max_chars :]
+    else:
+        prompt = f"{prompt[: labels.max_chars].strip()}\n\nLabel:"
+    if answered != labels.completion and not completion[0].isspace():
+        completion = f" {completion}"
+    return {"prompt": prompt, "completion": completion, "group": line.get("group") or text_group(prompt)}

@@ -1,0 +1,95 @@
+"""learn_tokenizer: a byte-level BPE from the training split of one or more corpora, or a given
+tokenizer.json, checked.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from tokenizers import Tokenizer as Encoder
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from engine.artifact import Input, Output
+from engine.data.corpus import corpus_lines
+from engine.data.progress import Progress
+from engine.data.source import Files, Reader
+from engine.data.split import TRAIN
+from engine.data.vocabulary import END, PAD, Vocabulary
+from engine.spec.data import Tokenizer
+from engine.spec.error import ConfigError
+
+TOKENIZER = "tokenizer.json"
+MEASURED = 1 << 20  # bytes of held-out text by which bytes_per_token is measured
+
+
+def learn_tokenizer(
+    spec: Tokenizer, corpora: list[Input], files: Files, output: Output, scratch: Path, progress: Progress
+) -> dict[str, Any]:
+    """Write tokenizer.json: the same bytes from the same training text, whatever the threads. Returns the
+    summary.
+
+    With `spec.load` the given file is written unchanged. `files` is its (path, content id), or empty when it
+    need not be checked.
+    """
+    data = (
+        _given(spec.load, files, progress) if spec.load else _learned(spec.vocab, corpora, scratch, progress)
+    )
+    vocabulary = Vocabulary.parse(data, spec.load or TOKENIZER)
+    output.add_bytes(TOKENIZER, data)
+    measured = _bytes_per_token(vocabulary, corpora, scratch)
+    return {"vocab": vocabulary.size, "end": vocabulary.end_id} | (
+        {"bytes_per_token": measured} if measured else {}
+    )
+
+
+def _given(url: str, files: Files, progress: Progress) -> bytes:
+    if files:
+        return Reader(on_error="stop", place="tokenizer", progress=progress).whole(*files[0])
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+        return system.cat_file(path)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            "tokenizer.load", f"{url} cannot be read ({error})", "give the path or URL of a tokenizer.json"
+        ) from None
+
+
+def _learned(vocab: int, corpora: list[Input], scratch: Path, progress: Progress) -> bytes:
+    if not corpora:
+        raise ConfigError(
+            "tokenizer",
+            "has neither a corpus to learn from nor a file to load",
+            "give tokenizer.load=<tokenizer.json>",
+        )
+    tokenizer = Encoder(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[END, PAD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_training_texts(corpora, scratch, progress), trainer)
+    return (tokenizer.to_str(pretty=True) + "\n").encode()
+
+
+def _training_texts(corpora: list[Input], scratch: Path, progress: Progress) -> Iterator[str]:
+    progress.start(sum(int(c.record.summary.get("documents", 0)) for c in corpora), "documents")
+    for corpus in corpora:
+        for line in corpus_lines(corpus, scratch):
+            progress.advance(1)
+            if line["split"] == TRAIN:
+                yield line["text"]
+
+
+def _bytes_per_token(vocabulary: Vocabulary, corpora: list[Input], scratch: Path) -> float:
+    """UTF-8 bytes a token of held-out text, on the first of it; 0 without a corpus."""
+    size = tokens = 0
+    for corpus in corpora:
+        for line in corpus_lines(corpus, scratch):
+            if line["split"] != TRAIN and size < MEASURED:
+                size += len(line["text"].encode())
+                tokens += len(vocabulary.encode(line["text"]))
+    return round(size / tokens, 4) if tokens else 0.0

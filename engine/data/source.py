@@ -1,0 +1,226 @@
+"""Read a source of text file by file, check that each file is what the fingerprint was made from, and cut it
+into documents.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import tokenize
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import fsspec
+
+from engine.data import standard_library
+from engine.data.progress import Progress
+from engine.spec.data import Source
+from engine.spec.error import DataError
+from engine.spec.source_files import BLOCK, TEXT, TOPICS, content_id, is_stdlib, short_names, stdlib_folder
+
+Files = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    id: str
+    text: str
+    group: str
+    kind: str
+
+
+class _Watched(io.RawIOBase):
+    """A reader that hashes and counts all that passes."""
+
+    def __init__(self, inner: IO[bytes], progress: Progress) -> None:
+        self._inner, self._progress = inner, progress
+        self.digest = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self._inner.read(len(buffer))
+        self.digest.update(block)
+        self._progress.advance(len(block))
+        buffer[: len(block)] = block
+        return len(block)
+
+
+class Reader:
+    """Reads files that must be what they were when the run was planned, and deals with broken lines: stop, or
+    leave out and count.
+    """
+
+    def __init__(self, *, on_error: str, place: str, progress: Progress) -> None:
+        self._stop, self._place, self._progress = on_error == "stop", place, progress
+        self.skipped = 0
+
+    def broken(self, where: str, problem: str) -> None:
+        """Raise DataError, or count the line."""
+        if self._stop:
+            raise DataError(
+                f"{where}: {problem}; mend it, or leave such lines out with {self._place}.on_error=skip"
+            )
+        self.skipped += 1
+
+    @contextmanager
+    def opened(self, path: str, expected: str) -> Iterator[IO[bytes]]:
+        """The (unpacked) bytes of `path`; DataError when it is gone or its content is not the `expected`
+        content id.
+        """
+        changed = f"{path}: changed since the run was planned; run the same command again"
+        try:
+            found = content_id(path) if expected.startswith("remote:") else ""
+            if found and found != expected:
+                raise DataError(changed)
+            system, place = fsspec.core.url_to_fs(path)
+            with system.open(place, "rb") as inner:
+                watched = _Watched(inner, self._progress)
+                buffered = io.BufferedReader(watched, BLOCK)
+                yield gzip.GzipFile(fileobj=buffered) if path.endswith(".gz") else buffered  # pyright: ignore
+                while buffered.read(BLOCK):
+                    pass
+                found = found or watched.digest.hexdigest()
+        except FileNotFoundError:
+            raise DataError(f"{path}: gone since the run was planned; run the same command again") from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{path}: not whole gzip data ({error})") from None
+        if found != expected:
+            raise DataError(changed)
+
+    def whole(self, path: str, expected: str) -> bytes:
+        with self.opened(path, expected) as file:
+            return file.read()
+
+    def json_lines(self, path: str, expected: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(line number from 1, object) of a .jsonl file; blank lines are passed over."""
+        with self.opened(path, expected) as file:
+            for number, raw in enumerate(file, start=1):
+                line = self._parsed(raw, f"{path}:{number}") if raw.strip() else None
+                if line is not None:
+                    yield number, line
+
+    def _parsed(self, raw: bytes, where: str) -> dict[str, Any] | None:
+        try:
+            line = json.loads(raw)
+        except UnicodeDecodeError as error:
+            self.broken(where, f"byte {error.start} of the line is not UTF-8")
+        except (ValueError, RecursionError) as error:
+            self.broken(where, f"not JSON ({error})")
+        else:
+            if isinstance(line, dict):
+                return line
+            self.broken(where, f"{kind_of(line)} where an object is expected")
+        return None
+
+
+def total_bytes(files: Files) -> int:
+    """How much there is to read: for progress only, so a missing file counts 0 here and is named when it is
+    read.
+    """
+    total = 0
+    for path, _ in files:
+        system, place = fsspec.core.url_to_fs(path)
+        total += int(system.size(place) or 0) if system.exists(place) else 0
+    return total
+
+
+def documents(source: Source, files: Files, reader: Reader) -> Iterator[Document]:
+    """Every document of the source, in the order of the files; empty ones are left out."""
+    if is_stdlib(source.source):
+        yield from _stdlib_documents(files, reader)
+        return
+    names = short_names(path for path, _ in files)
+    for path, expected in files:
+        if path.endswith(TEXT):
+            yield from _text(path, names[path], expected, reader)
+        else:
+            yield from _lines(path, names[path], expected, source.field, reader)
+
+
+def _text(path: str, name: str, expected: str, reader: Reader) -> Iterator[Document]:
+    raw = reader.whole(path, expected)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        reader.broken(path, f"byte {error.start} is not UTF-8")
+        return
+    if text.strip():
+        yield Document(id=name, text=text, group=text_group(text), kind="text")
+
+
+def _lines(path: str, name: str, expected: str, wanted: str, reader: Reader) -> Iterator[Document]:
+    for number, line in reader.json_lines(path, expected):
+        problem = text_problem(line, wanted)
+        if problem:
+            reader.broken(f"{path}:{number}", problem)
+        elif line[wanted].strip():
+            text = line[wanted]
+            yield Document(id=f"{name}:{number}", text=text, group=text_group(text), kind="line")
+
+
+def text_problem(line: dict[str, Any], wanted: str) -> str:
+    """Why the field `wanted` of a line is not text; '' when it is."""
+    there = ", ".join(sorted(line)) or "none"
+    if wanted not in line:
+        return f"field '{wanted}' is missing; fields there: {there}"
+    if not isinstance(line[wanted], str):
+        return f"field '{wanted}' is {kind_of(line[wanted])}, not text; fields there: {there}"
+    try:
+        line[wanted].encode()
+    except UnicodeEncodeError as error:
+        return (
+            f"field '{wanted}' holds half of a surrogate pair at character {error.start}, which is not text"
+        )
+    return ""
+
+
+def _stdlib_documents(files: Files, reader: Reader) -> Iterator[Document]:
+    for path, expected in files:
+        name = stdlib_name(path)
+        text = decode_source(reader.whole(path, expected), path)
+        if name == TOPICS:  # the file itself would hold every topic, also the held-out ones
+            for topic, body in standard_library.topics(text):
+                group = f"{name}:{topic}"
+                yield Document(id=group, text=body, group=group, kind="topic")
+        elif text.strip():
+            yield Document(id=name, text=text, group=name, kind="source")
+    for module, body in standard_library.builtin_docs():
+        yield Document(id=f"builtin:{module}", text=body, group=f"builtin:{module}", kind="builtin")
+
+
+def stdlib_name(path: str) -> str:
+    """The path inside the standard library, the same on every machine."""
+    root = stdlib_folder()
+    if not Path(path).is_relative_to(root):
+        raise DataError(
+            f"{path}: not below this interpreter's standard library {root};"
+            " run the engine with the planner's interpreter"
+        )
+    return Path(path).relative_to(root).as_posix()
+
+
+def decode_source(raw: bytes, path: str) -> str:
+    """Python source as text, by its own declared encoding."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+        return raw.decode(encoding).replace("\r\n", "\n")
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not readable Python source ({error})") from None
+
+
+def text_group(text: str) -> str:
+    """Documents without a file of their own are grouped by what they say."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def kind_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    kinds = {type(None): "null", int: "a number", float: "a number", str: "text", list: "a list"}
+    return kinds.get(type(value), "an object")

@@ -1,0 +1,32 @@
+"""Training or held out, by hash: the answer for a group depends on nothing but the group, the share, and, in
+tiny sets, the others.
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+from engine.spec.error import DataError
+
+TRAIN, HELD_OUT = "train", "held_out"
+
+
+def fraction(group: str) -> float:
+    """sha256 of the group as a number in [0, 1)."""
+    return int.from_bytes(hashlib.sha256(group.encode()).digest()[:6], "big") / 2.0**48
+
+
+def split_of(groups: Iterable[str], held_out: float, place: str) -> dict[str, str]:
+    """Which split each group goes to: held out where its fraction is below `held_out`.
+
+    At least one goes to each side: when the hashes leave a side empty, the group of smallest hash is held
+    out, or the one of largest trains. Raises DataError for fewer than two groups.
+    """
+    order = sorted(set(groups), key=lambda group: (fraction(group), group))
+    if len(order) < 2:
+        raise DataError(
+            f"{place}: {len(order)} distinct text(s), at least two are needed, one to train on and one held"
+            " out; add files, or give one document a line as .jsonl"
+        )
+    splits = {group: HELD_OUT if fraction(group) < held_out else TRAIN for group in order}
+    splits[order[0]], splits[order[-1]] = HELD_OUT, TRAIN
+    return splits

@@ -1,0 +1,114 @@
+"""A tokenizer as the engine uses it: which id ends a document, which pads, and how many bytes of text each id
+stands for.
+
+Shape letters: N tokens, V vocabulary.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, pre_tokenizers
+
+from engine.spec.error import ConfigError
+
+END, PAD = "<|end|>", "<|pad|>"
+ENDS = (END, "<|endoftext|>", "</s>")
+
+
+class Vocabulary:
+    """A tokenizers file, read. Text that looks like a special token is text: only the engine itself puts end
+    tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, end: int) -> None:
+        self._tokenizer = tokenizer
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.end_id = end
+        pad = tokenizer.token_to_id(PAD)
+        self.pad_id: int = end if pad is None else pad
+        ids = tokenizer.get_vocab(with_added_tokens=True)
+        # ids may have holes: the model's table must reach the highest
+        self.size = max(ids.values()) + 1
+        self._bytes = _token_bytes(tokenizer, ids)
+
+    @staticmethod
+    def parse(data: bytes, place: str) -> "Vocabulary":
+        """Read tokenizer.json; ConfigError when it is not one, or has no end token."""
+        try:
+            tokenizer = Tokenizer.from_buffer(data)
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ConfigError(
+                place, f"not a tokenizer.json ({error})", "give the file that the tokenizers library writes"
+            ) from None
+        for name in ENDS:
+            end = tokenizer.token_to_id(name)
+            if end is not None:
+                return Vocabulary(tokenizer, end)
+        raise ConfigError(place, f"has no end token among {', '.join(ENDS)}", f"add {END} as a special token")
+
+    @staticmethod
+    def read(path: Path) -> "Vocabulary":
+        return Vocabulary.parse(path.read_bytes(), str(path))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of one text, nothing added."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts, on all threads that RAYON_NUM_THREADS allows."""
+        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens left out."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def bytes_of(self, ids: Sequence[int] | np.ndarray) -> bytes:
+        """The UTF-8 bytes that `ids` stand for; special tokens stand for none. Exact for byte-level
+        vocabularies.
+        """
+        return b"".join(self._bytes[i] for i in ids)
+
+    def byte_lengths(self) -> np.ndarray:
+        """bytes_V int64: how many bytes of text each id stands for."""
+        return np.array([len(b) for b in self._bytes], dtype=np.int64)
+
+
+def _token_bytes(tokenizer: Tokenizer, ids: dict[str, int]) -> list[bytes]:
+    """What each id stands for, for byte-level vocabularies, and for those that write a space as U+2581 and
+    odd bytes as <0xAB>.
+    """
+    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    pre = json.loads(tokenizer.to_str()).get("pre_tokenizer") or {}
+    is_byte_level = "ByteLevel" in json.dumps(pre)
+    alphabet = _byte_alphabet() if is_byte_level else {}
+    result = [b""] * (max(ids.values()) + 1)
+    for token, i in ids.items():
+        if i not in special:
+            result[i] = _byte_level(token, alphabet) if is_byte_level else _piece(token)
+    return result
+
+
+def _byte_level(token: str, alphabet: dict[str, int]) -> bytes:
+    return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else token.encode()
+
+
+def _piece(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("▁", " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character by which byte-level BPE writes each byte -> the byte: printable Latin-1 is
+    itself, the rest follow from U+0100.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    table = {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+    if set(table) != set(pre_tokenizers.ByteLevel.alphabet()):
+        raise RuntimeError("the tokenizers library spells bytes in another way than this file knows")
+    return table

@@ -1,0 +1,69 @@
+"""Continue prompts with a trained model, or answer requests: python -m engine.generate run.json
+
+run.json: config is a Generation (engine/spec/sampling.py), inputs {"model": a model artifact}, no outputs.
+Prompts stream as {"prompt": number, "text": piece}, in the end {"done": {"tokens", "tokens_per_s"}}. With `serve`
+every line of the input is a Request as JSON and gets one line: {"text": the whole continuation}, or {"error":
+why not}. Each prompt is continued alone and from its own seed: no answer depends on another.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TextIO
+
+from engine.data.progress import say
+from engine.parallel import start_gang
+from engine.process import input_of, run_verb
+from engine.spec.base import parse
+from engine.spec.error import AtelierError, ConfigError
+from engine.spec.run import RunFile
+from engine.spec.sampling import Generation, Request, Sampling
+from engine.speaker import Speaker, read_speaker
+
+
+def answer_prompts(speaker: Speaker, prompts: Iterable[str], sampling: Sampling, target: TextIO) -> None:
+    """Write the pieces of each prompt's continuation as they come, then the count and speed of tokens."""
+    before, began = speaker.num_tokens, time.monotonic()
+    for number, prompt in enumerate(prompts):
+        for piece in speaker.stream(prompt, sampling):
+            say(target, {"prompt": number, "text": piece})
+    num_tokens = speaker.num_tokens - before
+    rate = num_tokens / max(time.monotonic() - began, 1e-9)
+    say(target, {"done": {"tokens": num_tokens, "tokens_per_s": round(rate, 1)}})
+
+
+def serve(speaker: Speaker, lines: Iterable[bytes], target: TextIO) -> None:
+    """Answer every line with one line; a request that cannot be answered says why and hurts no other."""
+    for line in lines:
+        try:
+            request = parse_request(line)
+            say(target, {"text": speaker.text(request.prompt, request)})
+        except AtelierError as error:
+            say(target, {"error": str(error)})
+
+
+def parse_request(line: bytes) -> Request:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError) as error:  # ValueError: also what is not UTF-8
+        raise ConfigError("request", f"not JSON ({error})", 'send {"prompt": "..."} on one line') from None
+    if not isinstance(document, dict):
+        raise ConfigError("request", "not a JSON object", 'send {"prompt": "..."} on one line')
+    return parse(Request, document, "request")
+
+
+def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
+    """Do what the run file says: requests are read from `lines`, answers go to `target`."""
+    generation = parse(Generation, run.config, "config")
+    gang = start_gang(run.layout.model_copy(update={"replicate": 1, "shard": 1}))
+    speaker = read_speaker(input_of(run, "model"), Path(run.scratch), gang.device)
+    if generation.serve:
+        serve(speaker, lines, target)
+    else:
+        answer_prompts(speaker, generation.prompts, generation, target)
+
+
+if __name__ == "__main__":
+    sys.exit(run_verb("generate", sys.argv[1:], lambda run: generate(run, sys.stdin.buffer, sys.stdout)))

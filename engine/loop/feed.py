@@ -1,0 +1,63 @@
+"""The batches of each step on this rank: pure functions of the step, made one step ahead in a thread.
+
+Step s takes samples [s G, (s+1) G) of the blend, G the global batch; rank r of W the r-th of W equal runs of them.
+"""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.data.blend import Blend
+from engine.parallel import Gang
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class StepData:
+    batches: list[Batch]  # one a micro-batch, on the gang's device
+    num_scored: int  # labels that count, on this rank
+    num_tokens: int  # tokens that are not padding, on this rank
+    wait_s: float = 0.0
+
+
+class Feed:
+    """Reads a blend on one rank; steps up to `last` are made ahead."""
+
+    def __init__(self, blend: Blend, *, global_batch: int, micro_batch: int, last: int, gang: Gang) -> None:
+        self._blend, self._gang, self._last = blend, gang, last
+        self._global_batch, self._micro_batch = global_batch, micro_batch
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
+        self._ahead: tuple[int, Future[StepData]] | None = None
+
+    def at(self, clock: int) -> StepData:
+        """The data of step `clock`; meanwhile the next step's is made."""
+        begin = time.perf_counter()
+        if self._ahead is None or self._ahead[0] != clock:
+            self._ahead = (clock, self._thread.submit(self._make, clock))
+        data = self._ahead[1].result()
+        self._ahead = None
+        if clock + 1 < self._last:
+            self._ahead = (clock + 1, self._thread.submit(self._make, clock + 1))
+        batches = [{name: tensor.to(self._gang.device) for name, tensor in batch.items()} for batch in data.batches]
+        return StepData(batches, data.num_scored, data.num_tokens, time.perf_counter() - begin)
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def _make(self, clock: int) -> StepData:
+        each = self._global_batch // self._gang.world
+        begin = clock * self._global_batch + self._gang.rank * each
+        size = self._micro_batch
+        batches = [tensors_of(self._blend.batch(first, size)) for first in range(begin, begin + each, size)]
+        num_scored = sum(int((batch["labels_BT"] >= 0).sum()) for batch in batches)
+        num_tokens = sum(int((batch["documents_BT"] >= 0).sum()) for batch in batches)
+        return StepData(batches, num_scored, num_tokens)
+
+
+def tensors_of(arrays: dict[str, np.ndarray]) -> Batch:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

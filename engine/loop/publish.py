@@ -1,0 +1,68 @@
+"""A finished role as a model artifact: whole weights gathered from all ranks, files written by rank 0."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from engine.artifact import Input, Output
+from engine.loop.member import Member
+from engine.model.load import WEIGHTS, model_files
+from engine.parallel import whole
+from engine.spec.error import AtelierError
+
+TOKENIZER = "tokenizer.json"
+
+
+def finished_files(member: Member) -> dict[str, bytes]:
+    """The files of the model as it is now, on rank 0, {} elsewhere; the same bytes for the same weights. A collective."""
+    state: dict[str, Tensor] = {}
+    for name, weight in member.model.named_parameters():
+        full = whole(weight.detach())
+        if member.gang.is_first:
+            state[name] = full.cpu()
+    return model_files(state, member.role.model) if member.gang.is_first else {}
+
+
+def check_digest(member: Member) -> None:
+    """A replayed teacher must end as the model it replays did; then what its students learned is what their fingerprints say."""
+    data = finished_files(member).get(WEIGHTS, b"")
+    found = member.gang.from_first(hashlib.sha256(data).hexdigest())
+    if found != member.spec.digest:
+        raise AtelierError(
+            f"roles.{member.name}: the replayed teacher ended as {found[:16]}, the finished model is {member.spec.digest[:16]}; "
+            f"nothing is published. Replay in the layout that the model's record lists, or use roles.<student>.attach=frozen"
+        )
+
+
+def publish(member: Member, url: str, *, tokenizer: Input | None, scratch: Path) -> None:
+    """Write the model's files and their body to `url`. A collective."""
+    files = finished_files(member)
+    if not member.gang.is_first:
+        return
+    output = Output(url)
+    for name, data in files.items():
+        output.add_bytes(name, data)
+    if tokenizer is not None:
+        output.add(TOKENIZER, tokenizer.file(TOKENIZER, scratch))
+    output.close(summary(member))
+
+
+def summary(member: Member) -> dict[str, Any]:
+    """What the record says of the training. Steps are the clock's: at step s a student learned from the teacher's weights after s steps."""
+    result: dict[str, Any] = {
+        "step": member.step,
+        "tokens": member.tokens,
+        "loss": member.last.get("loss"),
+        "eval_loss": member.last.get("eval/loss"),
+        "started_at": member.start,
+        "params": member.role.model.num_params(),  # type: ignore[attr-defined]
+        "forwards": member.forwards,
+    }
+    if member.gate is not None:
+        opened = member.gate.opened
+        result["gate_step"] = opened if opened >= 0 else None
+        result["teacher_steps"] = [opened, member.end - 1] if 0 <= opened < member.end else []
+        result["teacher_forwards"] = member.teacher_forwards
+    return result

@@ -1,0 +1,62 @@
+"""What a gang tells: JSON lines on stdout and the metric segments of its trajectories, both from rank 0 alone. Torch-free."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from engine.metric import Segments
+from engine.spec.metric import MetricLine
+from engine.spec.run import Segment
+
+PROGRESS_EVERY = 0.5  # seconds
+
+
+class Report:
+    """Progress of the whole run file: `total` steps over all its trainings."""
+
+    def __init__(self, *, total: int, is_first: bool) -> None:
+        self.total, self.is_first = total, is_first
+        self.before = 0  # steps of the trainings that came before this one
+        self._spoke = -PROGRESS_EVERY
+        self._rate = 0.0
+
+    def say(self, **words: Any) -> None:
+        """One JSON object on stdout, at once. Nobody listening is no reason to stop: the guard's pipe decides that."""
+        if not self.is_first:
+            return
+        try:
+            print(json.dumps(words), flush=True)
+        except (BrokenPipeError, ValueError):
+            self.is_first = False
+
+    def progress(self, step: int, step_s: float, losses: dict[str, float], *, is_last: bool) -> None:
+        """At most two lines a second; `rate` in steps a second, smoothed."""
+        rate = 1.0 / max(step_s, 1e-9)
+        self._rate = rate if self._rate == 0.0 else 0.9 * self._rate + 0.1 * rate
+        now = time.monotonic()
+        if now - self._spoke < PROGRESS_EVERY and not is_last:
+            return
+        self._spoke = now
+        loss = {role: round(value, 4) for role, value in losses.items()}
+        self.say(progress=self.before + step, total=self.total, unit="steps", rate=round(self._rate, 3), loss=loss)
+
+
+class Curve:
+    """The metric lines of one role, each to the trajectory that its step belongs to."""
+
+    def __init__(self, segments: Sequence[Segment], *, is_first: bool) -> None:
+        self._segments = tuple(segments) if is_first else ()
+        self._open: dict[str, Segments] = {}
+
+    def add(self, line: MetricLine) -> None:
+        for segment in self._segments:
+            if segment.start < line.step <= segment.end:
+                if segment.url not in self._open:
+                    self.flush()
+                    self._open[segment.url] = Segments(segment.url, segment.attempt)
+                self._open[segment.url].add(line)
+
+    def flush(self) -> None:
+        for segments in self._open.values():
+            segments.flush()

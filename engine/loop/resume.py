@@ -1,0 +1,98 @@
+"""From which step each role goes on, read from the checkpoints that its trajectories have. Plain numbers, no tensors.
+
+Students first: a student goes on from its newest good checkpoint, its teacher from the newest one that is not past any unfinished
+student. A role without a checkpoint begins at its start. The gang's clock begins at the earliest of them; who is ahead waits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.checkpoint.folder import newest_good
+from engine.spec.error import ConfigError
+from engine.spec.run import Member, Segment
+from engine.storage import join
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass
+class Plan:
+    """Where the roles stand: `steps` by role (frozen ones have none), which of them have a checkpoint there, what was found damaged."""
+
+    steps: dict[str, int] = field(default_factory=dict)
+    has_checkpoint: dict[str, bool] = field(default_factory=dict)
+    damages: list[str] = field(default_factory=list)
+
+    def clock(self, members: Mapping[str, Member]) -> int:
+        """The step with which the gang begins: the earliest of the unfinished roles, or the end."""
+        unfinished = [step for name, step in self.steps.items() if step < members[name].segments[-1].end]
+        return min(unfinished, default=max(self.steps.values(), default=0))
+
+
+def plan(members: Mapping[str, Member]) -> Plan:
+    """Find every role's step. Roles that nobody needs any more, finished and published, are left out of `steps`."""
+    result = Plan()
+    for name in students_first(members):
+        member = members[name]
+        unfinished = [
+            learner
+            for learner, other in members.items()
+            if other.role.teacher == name and result.steps.get(learner, other.segments[-1].end) < other.segments[-1].end
+        ]
+        if member.mode == "frozen":
+            continue
+        at_most = min([member.segments[-1].end, *(result.steps[learner] for learner in unfinished)])
+        step = _newest(member, at_most, result.damages)
+        result.has_checkpoint[name] = step is not None
+        start = int(member.role.start)
+        if step is None and start > at_most:
+            raise ConfigError(
+                f"roles.{name}.start",
+                f"step {start}, but its students {', '.join(unfinished)} begin at step {at_most}",
+                "a teacher starts no later than its students",
+            )
+        step = start if step is None else step
+        if step < member.segments[-1].end or unfinished or member.output or member.mode == "replay":
+            result.steps[name] = step
+    return result
+
+
+def students_first(members: Mapping[str, Member]) -> list[str]:
+    """Role names, every student before its teacher."""
+    result: list[str] = []
+
+    def visit(name: str) -> None:
+        for learner, member in members.items():
+            if member.role.teacher == name:
+                visit(learner)
+        if name not in result:
+            result.append(name)
+
+    for name in members:
+        visit(name)
+    return result
+
+
+def protected_steps(members: Mapping[str, Member]) -> set[int]:
+    """Steps whose checkpoints are always kept: all ends of segments and all starts, of all roles."""
+    ends = {segment.end for member in members.values() for segment in member.segments}
+    return ends | {int(member.role.start) for member in members.values() if member.mode != "frozen"} - {0}
+
+
+def _newest(member: Member, at_most: int, damages: list[str]) -> int | None:
+    """The newest good checkpoint of a role's own segments, not past `at_most`."""
+    first = member.segments[0]
+    for segment in reversed(member.segments):
+        lowest = segment.start if segment is first else segment.start + 1
+        if lowest > at_most:
+            continue
+        step, found = newest_good(checkpoints(segment), trajectory=segment.fingerprint, at_most=min(at_most, segment.end))
+        damages.extend(found)
+        if step is not None and step >= lowest:
+            return step
+    return None
+
+
+def checkpoints(segment: Segment) -> str:
+    """The folder of a trajectory's checkpoints."""
+    return join(segment.url, CHECKPOINTS)

@@ -1,0 +1,51 @@
+"""Being asked to stop: by a signal, by a file, or by the death of the guard that holds the other end of a pipe."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+GUARD = "ATELIER_GUARD_FD"
+STOP_FILE = "stop"  # in the gang's scratch folder
+LOOK_EVERY = 1.0  # seconds between looks for the file
+
+
+class StopRequest:
+    """True for good once anybody asked. Ranks hear of it at different times; the loop makes them agree on a step."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / STOP_FILE
+        self._asked = threading.Event()
+        self._next_look = 0.0
+
+    def listen(self) -> None:
+        """Take over SIGTERM and SIGINT, and watch the guard's pipe when the environment names one."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        if GUARD in os.environ:
+            threading.Thread(target=self._watch, args=(int(os.environ[GUARD]),), daemon=True).start()
+
+    def ask(self) -> None:
+        self._asked.set()
+
+    @property
+    def is_asked(self) -> bool:
+        now = time.monotonic()
+        if not self._asked.is_set() and now >= self._next_look:
+            self._next_look = now + LOOK_EVERY
+            if self._file.exists():
+                self._asked.set()
+        return self._asked.is_set()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._asked.set()
+
+    def _watch(self, descriptor: int) -> None:
+        try:
+            while os.read(descriptor, 4096):
+                pass  # a heartbeat
+        except OSError:
+            pass  # the pipe is gone: so is the guard
+        self._asked.set()

@@ -1,0 +1,18 @@
+"""The folder is the registry: an objective of kind `lm` is engine/objective/lm.py."""
+
+import importlib
+from typing import Any
+
+from engine.spec.base import nearest
+from engine.spec.error import ConfigError
+from engine.spec.registry import kinds
+
+
+def terms_of(kind: str) -> Any:
+    """The module of an objective: it has `token_loss`, and `token_gradient` where a closed form is faster than autograd."""
+    known = kinds("objective")
+    if kind not in known:
+        near = nearest(kind, known)
+        hint = f"did you mean {near}? " if near else ""
+        raise ConfigError("objective.kind", f"no objective {kind!r}", f"{hint}there are: {', '.join(known)}")
+    return importlib.import_module(f"engine.objective.{kind}")

@@ -1,0 +1,21 @@
+"""What `python -m engine.evaluate` is told. Torch-free."""
+
+from pydantic import Field
+
+from engine.spec.base import Spec
+from engine.spec.data import Score
+
+
+class Target(Spec):
+    """What one model is scored on."""
+
+    text: bool = Field(True, description="held-out text: loss, bits per byte and a sample")
+    labels: bool = Field(False, description="labelled test examples: accuracy")
+
+
+class Scoring(Spec):
+    """Models by key: the input of each is `model.<key>`, its output `<key>`."""
+
+    score: Score = Field(description="how much is scored, and in which context")
+    targets: dict[str, Target] = Field(description="key of a model -> what it is scored on")
+    threads: int = Field(1, ge=1, description="CPU threads")

@@ -1,0 +1,62 @@
+"""Train every model that a run file describes: python -m engine.train run.json
+
+Alone as it is; as a gang RANK and WORLD_SIZE are set in each process, by `torchrun --nproc-per-node 8 -m engine.train run.json` or by
+Atelier's launcher. Started again, it goes on from the newest good checkpoints. Exit codes: 0 done, 75 stopped on request with a
+checkpoint, 2 bad input, 1 failed. stdout: JSON lines.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from engine.artifact import open_input
+from engine.loop.build import House
+from engine.loop.report import Report
+from engine.loop.save import forget
+from engine.loop.stop import StopRequest
+from engine.loop.training import Surroundings, run_training
+from engine.parallel import Gang, start_gang
+from engine.spec.base import parse
+from engine.spec.error import AtelierError, StoppedError
+from engine.spec.run import RunFile, Trainings
+
+STOPPED = 75  # EX_TEMPFAIL: run it again and it goes on
+
+
+def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
+    """All trainings of the run, one after another; finished checkpoints go last, when everything is published."""
+    config = parse(Trainings, run.config, "config")
+    scratch = Path(run.scratch)
+    inputs = {key: open_input(url) for key, url in run.inputs.items()}
+    house = House(gang=gang, layout=run.layout, inputs=inputs, scratch=scratch)
+    report = Report(total=sum(each.end for each in config.trainings), is_first=gang.is_first)
+    around = Surroundings(
+        house=house, outputs=run.outputs, report=report, stop=stop, peak_flops=config.peak_tflops * 1e12
+    )
+    done = []
+    for training in config.trainings:
+        members = run_training(training, around)
+        report.before += training.end
+        if not training.train.keep:
+            done += members
+    forget(done, gang)
+
+
+def main(path: str) -> int:
+    try:
+        run = parse(RunFile, json.loads(Path(path).read_bytes()), path)
+        stop = StopRequest(Path(run.scratch))
+        stop.listen()
+        gang = start_gang(run.layout)
+        train(run, gang, stop)
+    except StoppedError:
+        return STOPPED
+    except AtelierError as error:
+        print(json.dumps({"error": str(error), "exit_code": error.exit_code}), flush=True)
+        return error.exit_code
+    gang.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,154 @@
+"""From a command line to one plain, validated, frozen configuration: Hydra composes, the flow's spec validates."""
+
+import re
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.spec.base import Spec, nearest, parse
+from engine.spec.error import ConfigError
+from engine.spec.parallel import Parallel
+from engine.spec.pool import Pool
+from engine.spec.role import Role
+from engine.spec.trajectory import in_teaching_order, resolve_starts
+from flows.cli.bodies import CONF, parameters
+from infra.machine import num_cores
+
+_lock = threading.Lock()  # Hydra's global state allows one composition at a time
+KEY = re.compile(r"^(?P<mark>\+{0,2}|~)(?P<key>[^=@~+]+)(?P<package>@[^=]+)?(?P<rest>=.*)?$", re.DOTALL)
+SETTINGS = ("pool", "tracker")
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A flow's configuration, final: `document` is plain JSON, `arguments` the same validated."""
+
+    flow: str
+    overrides: tuple[str, ...]
+    document: dict[str, Any]
+    arguments: Spec
+    pool: Pool
+    tracker: dict[str, str]
+    companions: dict[str, Any] = field(default_factory=dict)
+
+    def call(self) -> dict[str, Any]:
+        """Keyword arguments of the flow's body."""
+        arguments = {key: getattr(self.arguments, key) for key in type(self.arguments).model_fields}
+        return arguments | ({"companions": self.companions} if self.companions else {})
+
+
+def groups() -> list[str]:
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def compose(flow: str, overrides: list[str]) -> Frozen:
+    """Compose and validate; every mistake is a ConfigError with place, value and the nearest known name."""
+    known = [*parameters(flow).model_fields, *SETTINGS]
+    document = _hydra(flow, [_prepared(text, flow, known) for text in overrides])
+    _check_roles(document, overrides)
+    given = {key: value for key, value in document.items() if key in known}
+    stray = [key for key in document if key not in known and not (CONF / key).is_dir()]
+    if stray:
+        raise _unknown(stray[0], flow, known)
+    pool = parse(Pool, given.pop("pool", {}), "pool")
+    tracker = given.pop("tracker", {"kind": "none", "uri": ""})
+    arguments = parse(parameters(flow), given, "")
+    arguments = _resolved(arguments, pool)
+    return Frozen(
+        flow=flow, overrides=tuple(overrides), document=arguments.model_dump(mode="json"), arguments=arguments, pool=pool, tracker=tracker
+    )  # fmt: skip
+
+
+def _hydra(flow: str, overrides: list[str]) -> dict[str, Any]:
+    from hydra import compose as hydra_compose  # 0.15 s: help and completion do without
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    with _lock:
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+                composed = hydra_compose(flow, overrides)
+                return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+        except (HydraException, OmegaConfBaseException) as error:
+            raise _explained(error) from None
+
+
+def _prepared(text: str, flow: str, known: list[str]) -> str:
+    """One override for Hydra. Values are added where the yaml is silent, because the spec, which knows every key, judges them."""
+    match = KEY.match(text)
+    if not match or match["rest"] is None and match["mark"] != "~":
+        raise ConfigError(text, "is not an override", "write key=value, group=option, +group@roles.name=option or ~key")
+    key, first = match["key"], match["key"].split(".")[0]
+    is_group = "." not in key and (CONF / key.strip("/")).is_dir()
+    if match["package"] and not is_group:
+        raise ConfigError(text, f"there is no group {key!r}", f"did you mean {nearest(key, groups()) or groups()[0]}? there are: {', '.join(groups())}")
+    if is_group:
+        _check_option(match, text)
+        return text
+    if first not in known and first != "hydra":
+        raise _unknown(first, flow, known)
+    if match["mark"] or key.startswith("hydra"):
+        return text
+    return f"++{text}"
+
+
+def _check_option(match: re.Match[str], text: str) -> None:
+    group, value = match["key"].strip("/"), (match["rest"] or "=")[1:]
+    found = options(group)
+    if match["mark"] != "~" and value and value != "null" and value not in found and not value.startswith("["):
+        near = nearest(value, found)
+        raise ConfigError(text, f"no option {value!r} in group {group}", (f"did you mean {near}? " if near else "") + f"there are: {', '.join(found)}")
+
+
+def _unknown(key: str, flow: str, known: list[str]) -> ConfigError:
+    near = nearest(key, known)
+    if (CONF / key).is_dir():
+        return ConfigError(key, f"the flow {flow} has no {key}", f"it has: {', '.join(sorted(known))}")
+    return ConfigError(key, "no such key", (f"did you mean {near}? " if near else "") + f"known here: {', '.join(sorted(known))}")
+
+
+def _explained(error: Exception) -> ConfigError:
+    cause = error.__cause__ or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    text = " ".join(lines[:2])
+    missing = re.search(r"Missing mandatory value: (\S+)", text)
+    if missing:
+        return ConfigError(missing[1], "a value is required", f"give {missing[1]}=<value>")
+    sweep = re.search(r"Ambiguous value for argument '([^']+)'", text)
+    if sweep:
+        return ConfigError(sweep[1], "several values are a sweep", "add -m, or quote the value")
+    return ConfigError("configuration", text, "`atelier list` shows what can be chosen")
+
+
+def _check_roles(document: dict[str, Any], overrides: list[str]) -> None:
+    roles = document.get("roles")
+    for name, role in (roles or {}).items():
+        if not isinstance(role, dict) or "model" not in role or "optim" not in role:
+            others = [other for other in roles if other != name]
+            near = nearest(name, others)
+            raise ConfigError(
+                f"roles.{name}", "there is no such role",
+                (f"did you mean {near}? " if near else f"there are: {', '.join(others)}; ") + f"a new one is added by +role@roles.{name}=student",
+            )  # fmt: skip
+
+
+def _resolved(arguments: Spec, pool: Pool) -> Spec:
+    """Fractions and `auto` of the layout filled in: what is frozen needs no further look at anything."""
+    updates: dict[str, Any] = {}
+    parallel = getattr(arguments, "parallel", None)
+    if isinstance(parallel, Parallel):
+        cores = num_cores()
+        updates["parallel"] = parallel.resolved(cores if pool.slots == "auto" else pool.slots, cores)
+    roles: dict[str, Role] | None = getattr(arguments, "roles", None)
+    if roles is not None:
+        in_teaching_order(roles)
+        updates["roles"] = resolve_starts(roles, arguments.train)  # type: ignore[attr-defined]
+    return arguments.model_copy(update=updates)

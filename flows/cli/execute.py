@@ -1,0 +1,184 @@
+"""Run a flow here: its body inside a Prefect flow, each node a Prefect task, an embedded Prefect server unless one is configured."""
+
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.spec.error import AtelierError, StoppedError
+from engine.storage import is_local, local_path
+from flows.cli.bodies import body
+from flows.cli.compose import Frozen
+from flows.cli.screen import Screen
+from flows.cli.work import work
+from infra.dag import Node, Reference, scheduling, stop_scheduling
+from infra.existing import looking_in
+from infra.house import House
+from infra.machine import num_cores
+from infra.manifests import described, write_manifest
+from infra.slots import Slots
+from infra.store import Store
+from infra.tracking import open_tracker
+
+EMBEDDED = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "true", "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120", "PREFECT_LOGGING_LEVEL": "CRITICAL", "PREFECT_CLI_PROMPT": "false",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false", "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false", "PREFECT_SERVER_SERVICES_FOREMAN_ENABLED": "false",
+    "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
+}  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """How a run ended: per node its state, the first failure, and where the time went (seconds)."""
+
+    run_id: str
+    states: dict[str, str] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    failure: Exception | None = None
+    failed: str = ""
+    prefect_s: float = 0.0
+    total_s: float = 0.0
+
+    @property
+    def reused(self) -> list[str]:
+        return [name for name, state in self.states.items() if state == "reused"]
+
+
+class Submitting:
+    """A scheduler that hands every node to Prefect, the futures of the nodes before it as its inputs."""
+
+    def __init__(self, submit: Callable[[Node, list[Any]], Any]) -> None:
+        self._submit = submit
+        self.futures: list[Any] = []
+        self.nodes: list[Node] = []
+
+    def declare(self, node: Node, after: list[Reference]) -> Any:
+        waits = list({id(r.future): r.future for r in after if r.future is not None}.values())
+        future = self._submit(node, waits)
+        self.futures.append(future)
+        self.nodes.append(node)
+        return future
+
+
+def embed(root: str) -> None:
+    """Settings of the embedded server, before Prefect is imported; a server that the user configured is left alone."""
+    for key, value in EMBEDDED.items():
+        os.environ.setdefault(key, value)
+    if "PREFECT_HOME" not in os.environ and is_local(root):
+        os.environ["PREFECT_HOME"] = str(local_path(root) / "prefect")
+
+
+def run_flow(frozen: Frozen, store: Store, command: str, screen: Screen, sweep: str = "") -> Outcome:
+    """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop gangs at a checkpoint."""
+    started = time.monotonic()
+    outcome = Outcome(run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
+    slots = num_cores() if frozen.pool.slots == "auto" else frozen.pool.slots
+    scratch = _scratch(store, outcome.run_id)
+    tracker = open_tracker(frozen.tracker, store, flow=frozen.flow, command=command, run_id=outcome.run_id, config=frozen.document, sweep=sweep)
+    house = House(
+        store=store, slots=Slots(slots), scratch=scratch, run_id=outcome.run_id, flow=frozen.flow, command=command,
+        listener=screen.hear, tracker=tracker,
+    )  # fmt: skip
+    manifest = {"id": outcome.run_id, "flow": frozen.flow, "command": command, "config": frozen.document, "started": time.time()}
+    manifest |= {"overrides": list(frozen.overrides), "sweep": sweep}
+    with _stopping(house.stop, screen):
+        try:
+            _in_prefect(frozen, house, outcome, started)
+        except StoppedError as error:
+            outcome.failure = outcome.failure or error
+        except KeyboardInterrupt:
+            outcome.failure = StoppedError("stopped")
+    status = "finished" if outcome.failure is None else "stopped" if isinstance(outcome.failure, StoppedError) else "failed"
+    manifest |= {"ended": time.time(), "status": status, "states": outcome.states, "links": house.links}
+    manifest["tasks"] = [row for node in outcome.nodes for row in described(node)]
+    write_manifest(store, manifest)
+    tracker.close(status)
+    outcome.total_s = time.monotonic() - started
+    return outcome
+
+
+def _scratch(store: Store, run_id: str) -> Path:
+    base = local_path(store.root) if is_local(store.root) else Path.home() / ".cache" / "atelier"
+    scratch = base / "scratch" / run_id
+    scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return scratch
+
+
+@contextmanager
+def _stopping(stop: threading.Event, screen: Screen) -> Iterator[None]:
+    """SIGINT and SIGTERM ask all gangs to checkpoint; a second one ends this process (the guards then end theirs)."""
+
+    def on_signal(number: int, frame: object) -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+        print("\nstopping: running tasks write a checkpoint (again to leave at once)", file=sys.stderr)
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_prefect(frozen: Frozen, house: House, outcome: Outcome, started: float) -> None:
+    embed(house.store.root)
+    import prefect  # 1.5 s: plans, help and errors do without
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    @prefect.task(name="work", persist_result=False)
+    def node_task(node: dict[str, Any], after: list[Any]) -> dict[str, Any]:
+        return work(Node.model_validate(node), house, outcome.states)
+
+    def submit(node: Node, waits: list[Any]) -> Any:
+        named = node_task.with_options(name=node.task, task_run_name=node.name)
+        return named.submit(node.model_dump(mode="json"), waits)
+
+    @prefect.flow(name=frozen.flow, flow_run_name=outcome.run_id, task_runner=ThreadPoolTaskRunner(max_workers=16), validate_parameters=False)
+    def dag(config: dict[str, Any]) -> None:
+        from prefect.runtime import flow_run  # known only inside a run
+
+        outcome.prefect_s = time.monotonic() - started
+        house.links["flow_run"] = str(flow_run.id)
+        house.tracker.link(flow_run=str(flow_run.id))
+        scheduler = Submitting(submit)
+        looking_in(house.store)
+        token = scheduling(scheduler)
+        try:
+            body(frozen.flow)(**frozen.call())
+        finally:
+            stop_scheduling(token)
+            outcome.nodes = scheduler.nodes
+            _wait_for(scheduler, outcome)
+        if outcome.failure is not None:
+            raise outcome.failure
+
+    try:
+        dag(frozen.document)
+    except AtelierError as error:
+        outcome.failure = outcome.failure or error
+
+
+def _wait_for(scheduler: Submitting, outcome: Outcome) -> None:
+    """Wait for every future; keep the first real failure, not those of nodes that were only waiting for it."""
+    for node, future in zip(scheduler.nodes, scheduler.futures, strict=True):
+        future.wait()
+        state = future.state
+        if state.is_completed():
+            continue
+        error = state.result(raise_on_failure=False)
+        if node.name not in outcome.states:
+            outcome.states[node.name] = "skipped"
+        elif outcome.failure is None or isinstance(outcome.failure, StoppedError):
+            outcome.failure = error if isinstance(error, Exception) else AtelierError(f"{node.name}: {state.message}")
+            outcome.failed = node.name

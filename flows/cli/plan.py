@@ -1,0 +1,129 @@
+"""Draw the DAG without running it: the flow's own body, each task fingerprinting itself; reuse or run, and why."""
+
+import contextvars
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.plan.estimate import estimate
+from engine.spec.base import canonical
+from engine.spec.parallel import Parallel
+from engine.spec.role import Role
+from engine.spec.train import Train
+from flows.cli.bodies import body
+from flows.cli.compose import Frozen
+from infra.code import engine_digest
+from infra.dag import Node, Product, Reference, scheduling
+from infra.existing import looking_in
+from infra.manifests import comparable, nearest_run, parents_of, row_name
+from infra.store import Store
+from tasks import train as train_task
+
+MISSING = object()
+
+
+class Drawing:
+    """A scheduler that only writes nodes down."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def declare(self, node: Node, after: list[Reference]) -> None:
+        self.nodes.append(node)
+
+
+@dataclass(frozen=True)
+class Plan:
+    flow: str
+    nodes: list[Node]
+    rows: list[dict[str, Any]]
+    refusals: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        running = [row for row in self.rows if row["state"] != "reuse"]
+        totals = {
+            "tasks": len(self.nodes), "artifacts": len(self.rows), "reuse": len(self.rows) - len(running), "run": len(running),
+            "flops": sum(row["flops"] for row in running), "device_hours": round(sum(row["device_hours"] for row in running), 6),
+            "memory_gb": max((row["memory_gb"] for row in running), default=0.0),
+        }  # fmt: skip
+        return {"flow": self.flow, "tasks": self.rows, "totals": totals, "refused": self.refusals, "notes": self.notes}
+
+
+def draw_nodes(frozen: Frozen, store: Store) -> list[Node]:
+    """The flow's nodes, each with the fingerprints of what it would publish."""
+    drawing = Drawing()
+
+    def inside() -> None:
+        looking_in(store)
+        scheduling(drawing)
+        body(frozen.flow)(**frozen.call())
+
+    contextvars.copy_context().run(inside)
+    return drawing.nodes
+
+
+def draw(frozen: Frozen, store: Store) -> Plan:
+    nodes = draw_nodes(frozen, store)
+    before = nearest_run(store, frozen.flow, frozen.document)
+    known = {row["name"]: row for row in before["tasks"]} if before else {}
+    rows: list[dict[str, Any]] = []
+    refusals: list[str] = []
+    notes: list[str] = []
+    vocab = int(frozen.document.get("tokenizer", {}).get("vocab", 0) or 0)
+    for node in nodes:
+        standing = _standing(node, store)
+        refusals += standing["refusals"]
+        for key, product in node.products.items():
+            record = store.find(product.kind, product.fingerprint)
+            if record is not None and node.task in ("train", "finetune") and record.provenance.get("engine") not in (None, engine_digest()):
+                notes.append(row_name(node, key))
+            rows.append(_row(node, key, product, record is not None, standing, known, frozen, vocab))
+    if notes:
+        changed = ", ".join(notes[:6]) + (f" and {len(notes) - 6} more" if len(notes) > 6 else "")
+        notes = [f"the engine's sources have changed since these were made: {changed}"]
+    return Plan(flow=frozen.flow, nodes=nodes, rows=rows, refusals=refusals, notes=notes)
+
+
+def _standing(node: Node, store: Store) -> dict[str, Any]:
+    if node.task != "train":
+        return {"from": 0, "refusals": [], "refused": set()}
+    found = train_task.look(node, store)
+    return {"from": found.from_step, "refusals": [str(r) for r in found.refusals], "refused": {r.student for r in found.refusals}}
+
+
+def _row(
+    node: Node, key: str, product: Product, is_done: bool, standing: dict[str, Any], known: dict[str, Any], frozen: Frozen, vocab: int
+) -> dict[str, Any]:  # fmt: skip
+    state = "reuse" if is_done else "refused" if key in standing["refused"] else "run"
+    row: dict[str, Any] = {
+        "name": row_name(node, key), "task": node.task, "kind": product.kind, "fingerprint": product.fingerprint, "state": state,
+        "reasons": [] if is_done else _reasons(row_name(node, key), product, known), "from_step": 0 if is_done else standing["from"],
+        "params": 0, "flops": 0.0, "memory_gb": 0.0, "step_s": 0.0, "tokens_per_s": 0.0, "mfu": 0.0, "device_hours": 0.0, "layout": node.layout,
+    }  # fmt: skip
+    if node.task in ("train", "finetune") and vocab:
+        role, settings = Role.model_validate(node.config["roles"][key]), Train.model_validate(node.config["train"])
+        steps = max(0, settings.num_steps - max(int(role.start), row["from_step"]))
+        row |= estimate(role, settings, Parallel.model_validate(node.layout), frozen.pool, vocab, 0 if is_done else steps).row()
+    return row
+
+
+def _reasons(name: str, product: Product, known: dict[str, Any]) -> list[dict[str, Any]]:
+    """Which keys and which parents differ from the nearest finished run; {"new": true} when it had no such task."""
+    before = known.get(name)
+    if before is None:
+        return [{"new": True}]
+    ours, theirs = comparable(product), before["identity"]
+    changed = [key for key in sorted({*ours, *theirs}) if canonical(ours.get(key)) != canonical(theirs.get(key))]
+    reasons: list[dict[str, Any]] = [{"key": key, "old": theirs.get(key), "new": ours.get(key)} for key in changed]
+    parents, old = parents_of(product), before["parents"]
+    reasons += [{"parent": role} for role in sorted({*parents, *old}) if parents.get(role) != old.get(role)]
+    return reasons or [{"lost": True}]
+
+
+def text_of(reason: dict[str, Any]) -> str:
+    """A reason as a person reads it."""
+    if "key" in reason:
+        return f"{reason['key']}: {reason['old']} -> {reason['new']}"
+    if "parent" in reason:
+        return f"its {reason['parent']} changes"
+    return "not made yet" if "new" in reason else "its files are gone"

@@ -1,0 +1,27 @@
+"""distill: a teacher that teaches its students while it trains, all in one gang; scored, reported, registered.
+
+atelier distill experiment=tiny roles.student_a.start=0.25
+"""
+
+from engine.spec.data import Data, Score, Tokenizer
+from engine.spec.parallel import Parallel
+from engine.spec.role import Role
+from engine.spec.train import Train
+from flows.corpus import corpus
+from tasks.register import register
+from tasks.report import report
+from tasks.score import score as score_models
+from tasks.train import train as train_roles
+
+
+def distill(
+    roles: dict[str, Role], data: Data, tokenizer: Tokenizer, train: Train, parallel: Parallel, score: Score,
+    companions: dict[str, Role] = {},  # noqa: B006 - read only; a typed default is what the form shows
+) -> None:  # fmt: skip
+    text = corpus(data, tokenizer)
+    models = train_roles(
+        roles, settings=train, tokens=text.tokens, weights=text.weights, tokenizer=text.tokenizer, parallel=parallel, companions=companions
+    )
+    scores = score_models(models, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer)
+    report(models, scores, title="distill", teachers={name: role.teacher for name, role in roles.items()})
+    register(models, scores)

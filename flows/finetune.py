@@ -1,0 +1,26 @@
+"""finetune: a finished model on labelled examples, several draws, beside the same network from random weights.
+
+atelier finetune init=student_a finetune.num_labels=256
+"""
+
+from engine.spec.data import Finetune, Score
+from engine.spec.parallel import Parallel
+from engine.spec.train import Train
+from infra.existing import Existing, existing_model
+from tasks.finetune import finetune as finetune_model
+from tasks.label import label
+from tasks.register import register
+from tasks.report import report
+from tasks.score import score as score_models
+
+
+def finetune(init: str, finetune: Finetune, train: Train, parallel: Parallel, score: Score) -> None:
+    parent: Existing = existing_model(init, "init")
+    examples = label(finetune.labels)
+    tuned = finetune_model(
+        parent.reference, parent.spec, settings=finetune, train=train, labels=examples, tokenizer=parent.tokenizer, parallel=parallel
+    )
+    named = {f"{parent.reference.name}/{key}": model for key, model in tuned.items()}
+    scores = score_models({}, named, settings=score, tokens=parent.tokens, tokenizer=parent.tokenizer, labels=examples)
+    report(named, scores, title="finetune")
+    register({f"{parent.reference.name}-{finetune.labels.task}": tuned["pretrained-0"]}, scores)

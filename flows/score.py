@@ -1,0 +1,21 @@
+"""score: finished models on held-out text, beside gzip, xz and a trigram.
+
+atelier score models=[teacher,student_a] score.max_tokens=100000
+"""
+
+from engine.spec.data import Score
+from engine.spec.error import ConfigError
+from infra.existing import existing_model
+from tasks.report import report
+from tasks.score import score as score_models
+
+
+def score(models: list[str], score: Score) -> None:
+    found = {name: existing_model(name, "models") for name in models}
+    texts = {one.tokens.fingerprint for one in found.values()}
+    if len(texts) > 1:
+        raise ConfigError("models", "they were trained on different tokens, so their held-out text differs", "score them one by one")
+    first = next(iter(found.values()))
+    references = {name: one.reference for name, one in found.items()}
+    scores = score_models(references, {}, settings=score, tokens=first.tokens, tokenizer=first.tokenizer)
+    report(references, scores, title="score")

@@ -1,0 +1,53 @@
+"""Which code made an artifact: commit, uncommitted changes, library versions, a digest of the engine's sources."""
+
+import hashlib
+import platform
+import subprocess
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent
+LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "prefect", "mlflow", "hydra-core")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+@cache
+def engine_digest() -> str:
+    """sha256 over names and contents of the engine's sources, 16 digits."""
+    digest = hashlib.sha256()
+    for path in sorted((PROJECT / "engine").rglob("*.py")):
+        digest.update(str(path.relative_to(PROJECT)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+@cache
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            found[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def code_provenance() -> dict[str, Any]:
+    """commit, sha256 of the uncommitted diff ('' = clean), the engine's digest and versions."""
+    diff = _git("diff", "HEAD") + _git("ls-files", "--others", "--exclude-standard")
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "diff": hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else "",
+        "engine": engine_digest(),
+        "versions": versions(),
+        "host": platform.node(),
+    }

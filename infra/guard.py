@@ -1,0 +1,155 @@
+"""The guard of a gang: `python -m infra.guard guard.json`, started by exec under the process that runs a task.
+
+It takes over the leases with new fences, starts the ranks, renews the leases, and ends with the gang: when its parent dies (its standard
+input ends) or asks (SIGTERM) it tells the ranks to checkpoint and stop, and kills what is left after the grace time. When the gang has
+finished it publishes the records. Ranks notice its death by the pipe they hold. Standard output carries JSON lines for the parent;
+the ranks' own output goes to files.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from engine.spec.error import AtelierError
+from engine.spec.record import Record
+from infra.lease import Holder, Lease, LeaseLost, Renewal, take
+from infra.store import Store, has_body, read_body
+
+GRACE_S = 30.0
+PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV", "PYTHONPATH",
+          "PYTHONWARNINGS", "PYTHONHASHSEED", "COLUMNS", "NCCL_SOCKET_IFNAME", "CC", "CXX")  # fmt: skip
+
+
+class Guard:
+    """One gang from start to publication."""
+
+    def __init__(self, orders: dict[str, Any]) -> None:
+        self.orders = orders
+        self.scratch = Path(orders["scratch"])
+        self.store = Store(orders["root"])
+        self.holder = Holder.me(orders["name"])
+        self.stop_asked = threading.Event()
+        self.ranks: list[subprocess.Popen[bytes]] = []
+        self.leases: list[Lease] = []
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, lambda *_: self.stop_asked.set())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the parent, who decides
+        threading.Thread(target=self._watch_parent, daemon=True).start()
+        for address, fence in self.orders["leases"].items():
+            lease = take(address, self.holder, handover=fence, stopped=self.stop_asked)
+            if lease is None:
+                raise LeaseLost(f"{address}: published by another process")
+            self.leases.append(lease)
+        renewal = Renewal(self.leases)
+        try:
+            code = self._gang(renewal)
+            if code == 0:
+                self._publish()
+        finally:
+            renewal.stop()
+            for lease in self.leases:
+                lease.release()
+        return code
+
+    def _watch_parent(self) -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        self.stop_asked.set()
+
+    def _gang(self, renewal: Renewal) -> int:
+        count = self.orders["ranks"]
+        read_end, write_end = os.pipe()  # the ranks hold the reading end: it ends when the guard does
+        (self.scratch / "rendezvous").unlink(missing_ok=True)
+        for rank in range(count):
+            env = {k: os.environ[k] for k in PASSED if k in os.environ}
+            env |= self.orders.get("env", {})
+            env |= {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "ATELIER_GUARD_FD": str(read_end),
+                "ATELIER_RENDEZVOUS": f"file://{self.scratch}/rendezvous", "PYTHONUNBUFFERED": "1",
+                "OMP_NUM_THREADS": str(self.orders.get("threads", 1)),
+            }  # fmt: skip
+            with open(self.scratch / f"rank{rank}.out", "wb") as out, open(self.scratch / f"rank{rank}.err", "wb") as err:
+                command = [sys.executable, "-m", self.orders["module"], str(self.scratch / "run.json")]
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, pass_fds=(read_end,), start_new_session=True,
+                    cwd=self.orders["cwd"],
+                )  # fmt: skip
+            self.ranks.append(process)
+        os.close(read_end)
+        say({"pids": [process.pid for process in self.ranks], "guard": os.getpid()})
+        try:
+            return self._wait(renewal)
+        finally:
+            self._kill()
+            os.close(write_end)
+
+    def _wait(self, renewal: Renewal) -> int:
+        """Wait for the ranks; the first failure, a lost lease or a request to stop ends all of them."""
+        told_at = 0.0
+        while True:
+            codes = [process.poll() for process in self.ranks]
+            if all(code is not None for code in codes):
+                return next((code for code in codes if code), 0)
+            failed = any(code not in (None, 0) for code in codes)
+            if (failed or self.stop_asked.is_set() or renewal.lost.is_set()) and not told_at:
+                told_at = time.monotonic()
+                for process in self.ranks:
+                    with suppress(ProcessLookupError):
+                        process.terminate()
+            if told_at and time.monotonic() - told_at > (2.0 if failed else GRACE_S):
+                self._kill()
+            time.sleep(0.02)
+
+    def _kill(self) -> None:
+        """End what is left of the gang; each rank leads a session of its own, so its children go with it."""
+        for process in self.ranks:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _publish(self) -> None:
+        for lease in self.leases:
+            if not lease.is_mine():
+                raise LeaseLost(f"{lease.log.address}: taken over by another process; nothing was published")
+        fences = {lease.log.address: lease.fence for lease in self.leases}
+        for key, order in self.orders["outputs"].items():
+            if not has_body(order["payload"]):
+                raise AtelierError(f"{self.orders['name']}: the gang ended well but left no output {key}")
+            files, summary = read_body(order["payload"])
+            draft = Record.model_validate(order["draft"])
+            provenance = draft.provenance | {"ended": time.time()}
+            provenance["device_seconds"] = round((provenance["ended"] - provenance.get("started", time.time())) * self.orders["ranks"], 1)
+            draft = draft.model_copy(update={"files": files, "summary": summary | draft.summary, "provenance": provenance})
+            record = self.store.publish(draft, self.holder, fence=fences.get(self.store.address(draft.kind, draft.fingerprint), 0))
+            say({"published": key, "kind": record.kind, "fingerprint": record.fingerprint})
+
+
+def say(message: dict[str, Any]) -> None:
+    """One JSON line to the parent; its death must not stop the guard from ending its gang in order."""
+    with suppress(BrokenPipeError, OSError):
+        print(json.dumps(message), flush=True)
+
+
+def main() -> int:
+    orders = json.loads(Path(sys.argv[1]).read_text())
+    try:
+        return Guard(orders).run()
+    except AtelierError as error:
+        say({"error": str(error), "exit_code": error.exit_code})
+        return 1
+
+
+if __name__ == "__main__":
+    code = main()
+    with suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code % 256 if code >= 0 else 128 - code)

@@ -1,0 +1,148 @@
+"""What a task's `run` works with: the store, slots, the tracker, who asked; and the two ways to make artifacts: by a gang, or here."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from engine.spec.error import StoppedError
+from engine.spec.record import Record
+from infra.code import code_provenance
+from infra.dag import Node, Product
+from infra.launch import Orders, compile_cache, start_gang
+from infra.lease import Holder, Lease, Renewal, take
+from infra.slots import Slots
+from infra.store import Store, read_body
+
+
+class Listener(Protocol):
+    def __call__(self, node: str, message: dict[str, Any]) -> None:
+        """Hear progress, warnings and states of the node called `node`."""
+
+
+@dataclass(kw_only=True)
+class House:
+    """One run of one flow on this machine."""
+
+    store: Store
+    slots: Slots
+    scratch: Path
+    run_id: str
+    flow: str
+    command: str
+    listener: Listener
+    tracker: Any = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    links: dict[str, str] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def missing(self, node: Node) -> dict[str, Product]:
+        """The products of `node` that are not finished yet."""
+        return {key: p for key, p in node.products.items() if self.store.find(p.kind, p.fingerprint) is None}
+
+    def record(self, kind: str, fingerprint: str) -> Record:
+        found = self.store.find(kind, fingerprint)
+        if found is None:
+            raise RuntimeError(f"{kind} {fingerprint[:16]} is not finished, though a task that needs it was started")
+        return found
+
+    def urls(self, node: Node) -> dict[str, str]:
+        """Addresses of the node's inputs, by role."""
+        return {role: self.store.address(kind, fp) for role, (kind, fp) in node.inputs.items()}
+
+    def provenance(self, node: Node) -> dict[str, Any]:
+        about = {"started": time.time(), "flow": self.flow, "run": self.run_id, "command": self.command, "task": node.task}
+        return code_provenance() | about | self.links | {"layouts": [node.layout] if node.layout else []}
+
+    def draft(self, node: Node, product: Product, summary: dict[str, Any] | None = None) -> Record:
+        return Record(
+            kind=product.kind, name=product.name, fingerprint=product.fingerprint, version=product.version, identity=product.identity,
+            parents=product.parents, summary=summary or {}, provenance=self.provenance(node),
+        )  # fmt: skip
+
+    def say(self, node: Node, **message: Any) -> None:
+        self.listener(node.name, message)
+
+    @contextmanager
+    def following(self, node: Node, roles: dict[str, Any]) -> Iterator[None]:
+        """Metrics of the roles' trajectories go to the tracker while the block runs."""
+        with self.tracker.following(node, roles):
+            yield
+
+    def register(self, name: str, kind: str, fingerprint: str, aliases: list[str]) -> str:
+        """Register a finished model under `name`; returns where it is found."""
+        return self.tracker.register(name, self.record(kind, fingerprint), aliases)
+
+    @contextmanager
+    def leases(self, node: Node, addresses: list[str]) -> Iterator[list[Lease]]:
+        """Hold the leases of all addresses (taken in order); what got published meanwhile is left out."""
+        held: list[Lease] = []
+        with ExitStack() as stack:
+            for address in sorted(addresses):
+                lease = take(
+                    address, Holder.me(node.name), stopped=self.stop, on_wait=lambda text: self.say(node, waiting=text)
+                )  # fmt: skip
+                if lease is not None:
+                    stack.callback(lease.release)
+                    held.append(lease)
+            renewal = Renewal(held)
+            stack.callback(renewal.stop)
+            yield held
+
+    def gang(
+        self, node: Node, module: str, *, config: Callable[[dict[str, int]], dict[str, Any]], outputs: dict[str, Product],
+        addresses: list[str] | None = None, inputs: dict[str, str] | None = None, ranks: int = 1, threads: int = 1,
+        layout: dict[str, Any] | None = None, seed: int = 1, on_message: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Lease, slots, guard and ranks, records. `config` gets the fences of the leased addresses; `addresses` defaults to the outputs'."""
+        targets = addresses if addresses is not None else [self.store.address(p.kind, p.fingerprint) for p in outputs.values()]
+        with self.leases(node, targets) as held:
+            outputs = {key: p for key, p in outputs.items() if self.store.find(p.kind, p.fingerprint) is None}
+            if not outputs:
+                return
+            with self.slots.claim(ranks, self.stop):
+                self.say(node, state="running")
+                orders = self._orders(node, module, config, outputs, held, inputs, ranks, threads, layout, seed)
+                start_gang(orders, lambda message: (on_message or (lambda m: self.say(node, **m)))(message), self.stop)
+
+    def _orders(
+        self, node: Node, module: str, config: Callable[[dict[str, int]], dict[str, Any]], outputs: dict[str, Product],
+        held: list[Lease], inputs: dict[str, str] | None, ranks: int, threads: int, layout: dict[str, Any] | None, seed: int,
+    ) -> Orders:  # fmt: skip
+        scratch = self.scratch / f"{next(self._numbers):03d}-{node.name.replace('/', '-')}"
+        payloads = {key: self.store.new_payload(p.kind, p.fingerprint) for key, p in outputs.items()}
+        fences = {lease.log.address: lease.fence + 1 for lease in held}  # the guard's, once it has taken over
+        run = {
+            "schema": 1, "task": node.task, "version": next(iter(node.products.values())).version, "config": config(fences),
+            "inputs": inputs if inputs is not None else self.urls(node), "outputs": payloads, "scratch": str(scratch / "work"),
+            "layout": layout or {}, "seed": seed, "ids": {"flow": self.run_id, "task": node.name},
+        }  # fmt: skip
+        (scratch / "work").mkdir(parents=True, exist_ok=True)
+        return Orders(
+            name=node.name, module=module, run=run, root=self.store.root, scratch=scratch, ranks=ranks, threads=threads,
+            leases={lease.log.address: lease.fence for lease in held}, env=compile_cache(self.store.root),
+            outputs={key: {"payload": payloads[key], "draft": self.draft(node, p).dump()} for key, p in outputs.items()},
+        )  # fmt: skip
+
+    def here(self, node: Node, key: str, build: Callable[[str], None]) -> Record:
+        """Make one product in this process: `build(payload_url)` writes files and body with engine.artifact.Output."""
+        product = node.products[key]
+        address = self.store.address(product.kind, product.fingerprint)
+        with self.leases(node, [address]) as held:
+            found = self.store.find(product.kind, product.fingerprint)
+            if found is not None:
+                return found
+            if self.stop.is_set():
+                raise StoppedError(f"{node.name}: stopped")
+            self.say(node, state="running")
+            draft = self.draft(node, product)
+            payload = self.store.new_payload(product.kind, product.fingerprint)
+            build(payload)
+            files, summary = read_body(payload)
+            ended = draft.provenance | {"ended": time.time(), "device_seconds": 0.0}
+            draft = draft.model_copy(update={"files": files, "summary": summary, "provenance": ended})
+            return self.store.publish(draft, Holder.me(node.name), fence=held[0].fence)

@@ -1,0 +1,136 @@
+"""Start a gang here under its guard and follow it: progress, errors, the end. The way to other machines begins here as well."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.spec.error import AtelierError, DataError, StoppedError
+
+PROJECT = str(Path(__file__).resolve().parent.parent)
+STOPPED = 75
+TAIL = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """All that a guard needs: written to guard.json, run.json beside it."""
+
+    name: str
+    module: str
+    run: dict[str, Any]
+    root: str
+    scratch: Path
+    ranks: int = 1
+    threads: int = 1
+    leases: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def start_gang(orders: Orders, on_message: Callable[[dict[str, Any]], None], stop: threading.Event) -> None:
+    """Run the gang to its end and its records. Messages of rank 0 (progress, warnings) and of the guard go to `on_message`.
+
+    Raises StoppedError when `stop` is set (the gang has checkpointed then), DataError or AtelierError with the gang's own words.
+    """
+    orders.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (orders.scratch / "run.json").write_text(json.dumps(orders.run, indent=1))
+    document = {k: v for k, v in vars(orders).items() if k not in ("run", "scratch")} | {"scratch": str(orders.scratch), "cwd": PROJECT}
+    (orders.scratch / "guard.json").write_text(json.dumps(document, indent=1))
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "infra.guard", str(orders.scratch / "guard.json")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=open(orders.scratch / "guard.err", "wb"), cwd=PROJECT, start_new_session=True,
+    )  # fmt: skip
+    problems: list[dict[str, Any]] = []
+
+    def hear(message: dict[str, Any]) -> None:
+        if "error" in message:
+            problems.append(message)
+        on_message(message)
+
+    ended = threading.Event()
+    tail = threading.Thread(target=_tail, args=(orders.scratch / "rank0.out", hear, ended), daemon=True)
+    ear = threading.Thread(target=_listen, args=(guard, hear), daemon=True)
+    tail.start()
+    ear.start()
+    try:
+        _wait(guard, stop)
+    finally:
+        if guard.poll() is None:
+            guard.send_signal(signal.SIGTERM)
+            guard.wait()
+        ear.join()
+        ended.set()
+        tail.join()
+        for pipe in (guard.stdin, guard.stdout):
+            if pipe:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+    _judge(orders, guard.returncode, problems, stop.is_set())
+
+
+def _wait(guard: subprocess.Popen[bytes], stop: threading.Event) -> None:
+    while guard.poll() is None:
+        if stop.wait(0.05):
+            guard.send_signal(signal.SIGTERM)
+            guard.wait()
+
+
+def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: bool) -> None:
+    if code == 0:
+        return
+    if problems:
+        kind = DataError if problems[0].get("exit_code") == 2 else AtelierError
+        raise kind(problems[0]["error"])
+    if stopped or code == STOPPED:
+        raise StoppedError(f"{orders.name}: stopped")
+    lines = []
+    for path in sorted(orders.scratch.glob("*.err")):
+        text = path.read_text(errors="replace").strip()
+        if text:
+            lines += [f"--- {path.name}", *text.splitlines()[-TAIL:]]
+    reason = f"signal {code - 128}" if code > 128 else f"exit code {code}"
+    raise AtelierError("\n".join([f"{orders.name}: the gang ended with {reason}; its files are in {orders.scratch}", *lines]))
+
+
+def _listen(guard: subprocess.Popen[bytes], hear: Callable[[dict[str, Any]], None]) -> None:
+    assert guard.stdout is not None
+    for line in guard.stdout:
+        with suppress(ValueError):
+            hear(json.loads(line))
+
+
+def _tail(path: Path, hear: Callable[[dict[str, Any]], None], ended: threading.Event) -> None:
+    """Follow a growing file of JSON lines until `ended` is set and all of it is read."""
+    position, rest = 0, b""
+    while True:
+        last = ended.is_set()
+        if path.exists():
+            with open(path, "rb") as file:
+                file.seek(position)
+                block = file.read()
+            position += len(block)
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                with suppress(ValueError):
+                    message = json.loads(line)
+                    if isinstance(message, dict):
+                        hear(message)
+        if last:
+            return
+        ended.wait(0.1)
+
+
+def compile_cache(root: str) -> dict[str, str]:
+    """Environment that keeps compiled code between gangs, private to this user."""
+    folder = Path(root if "://" not in root else Path.home() / ".cache" / "atelier") / "cache" / "inductor"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.chmod(folder, 0o700)
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder)}

@@ -1,0 +1,159 @@
+"""Look at the store before a gang starts: which roles still need training, who teaches them, from which step, and who comes too late."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from engine.spec.role import Role
+from engine.spec.run import Member
+from engine.spec.trajectory import Part, in_teaching_order
+from infra.dag import Product
+from infra.store import Store
+from infra.trajectory import Standing, segments, standing
+
+Mode = Literal["train", "replay", "frozen"]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What there is of one role, and how it takes part in the gang that has to be started."""
+
+    parts: list[Part]
+    standing: Standing
+    is_finished: bool
+    mode: Mode = "train"
+
+    @property
+    def is_begun(self) -> bool:
+        return self.standing.newest is not None
+
+    @property
+    def has_trained(self) -> bool:
+        """True when its last checkpoint is there and only its model has to be written."""
+        return self.standing.newest == self.standing.end
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A student that comes too late, and what both ways out cost in steps of the teacher."""
+
+    student: str
+    teacher: str
+    start: int
+    teacher_at: int
+    replay_from: int
+    end: int
+
+    def __str__(self) -> str:
+        return (
+            f"roles.{self.student}: its teacher is already at step {self.teacher_at}, past the start at step {self.start}; "
+            f"attach=replay trains {self.teacher} again from step {self.replay_from} ({self.end - self.replay_from} steps of the teacher), "
+            f"attach=frozen learns from the finished {self.teacher} ({self.end - self.start} forward passes, another identity); "
+            f"set roles.{self.student}.attach=replay or roles.{self.student}.attach=frozen"
+        )
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The gang to start: its roles in teaching order; empty when nothing is left to do."""
+
+    situations: dict[str, Situation]
+    from_step: int
+    refusals: tuple[Refusal, ...] = ()
+
+
+def survey(roles: Mapping[str, Role], parts: Mapping[str, list[Part]], products: Mapping[str, Product], store: Store) -> Survey:
+    """What a gang of `roles` has to do, given what the store holds of their trajectories and models."""
+    found = {
+        name: Situation(
+            parts=parts[name], standing=standing(store, parts[name]),
+            is_finished=store.find(products[name].kind, products[name].fingerprint) is not None,
+        )
+        for name in roles
+    }  # fmt: skip
+    order = in_teaching_order(roles)
+    needed = _needed(roles, found)
+    chosen = {name: replace(found[name], mode=_mode(name, roles, needed, found)) for name in order if name in needed}
+    refusals = tuple(r for name in chosen if (r := _refusal(name, roles, found)) is not None)
+    return Survey(situations=chosen, from_step=_resume_step(roles, chosen), refusals=refusals)
+
+
+def _needed(roles: Mapping[str, Role], found: Mapping[str, Situation]) -> set[str]:
+    """Unfinished roles; and, while they have steps to learn, their teachers and theirs."""
+    needed: set[str] = set()
+    for name in roles:
+        if found[name].is_finished:
+            continue
+        needed.add(name)
+        at = name
+        while roles[at].teacher and not found[at].has_trained:
+            at = roles[at].teacher
+            needed.add(at)
+    return needed
+
+
+def _mode(name: str, roles: Mapping[str, Role], needed: set[str], found: Mapping[str, Situation]) -> Mode:
+    if not found[name].is_finished:
+        return "train"
+    students = [s for s in needed if roles[s].teacher == name and not found[s].is_finished]
+    return "frozen" if students and all(roles[s].attach == "frozen" for s in students) else "replay"
+
+
+def _refusal(name: str, roles: Mapping[str, Role], found: Mapping[str, Situation]) -> Refusal | None:
+    role, student = roles[name], found[name]
+    if not role.teacher or role.attach != "refuse" or student.is_finished or student.is_begun:
+        return None
+    teacher = found[role.teacher]
+    at = teacher.standing.end if teacher.is_finished else teacher.standing.newest or 0
+    if at <= student.standing.start:
+        return None
+    return Refusal(
+        student=name, teacher=role.teacher, start=student.standing.start, teacher_at=at,
+        replay_from=teacher.standing.before(student.standing.start), end=student.standing.end,
+    )  # fmt: skip
+
+
+def _resume_step(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> int:
+    """The newest step that every moving role has, or that lies before its start. A trained role without students binds nobody."""
+    teachers = {roles[name].teacher for name, s in chosen.items() if not s.has_trained}
+    moving = {n: s for n, s in chosen.items() if s.mode != "frozen" and not (s.has_trained and n not in teachers)}
+    candidates = {0} | {step for s in moving.values() for step in s.standing.steps}
+
+    def fits(step: int) -> bool:
+        return all(step in s.standing.steps or step <= s.standing.start for s in moving.values())
+
+    if not moving:
+        return max((s.standing.end for s in chosen.values()), default=0)
+    return max(step for step in candidates if fits(step))
+
+
+def members(
+    found: Survey, roles: Mapping[str, Role], products: Mapping[str, Product], store: Store, fences: Mapping[str, int]
+) -> dict[str, Member]:
+    """The gang's members for run.json. `fences` (address -> fence) number the metric segments of each trajectory."""
+    result = {}
+    for name, situation in found.situations.items():
+        finished = store.find(products[name].kind, products[name].fingerprint)
+        digest = ""
+        if situation.mode == "replay" and finished is not None:
+            digest = next(f.sha256 for f in finished.files if f.path.endswith("/model.safetensors"))
+        stretch = tuple(s.model_copy(update={"attempt": fences.get(s.url, 1)}) for s in segments(store, situation.parts))
+        is_init = "init" in situation.parts[0].parents
+        result[name] = Member(
+            role=roles[name], mode=situation.mode, segments=stretch, digest=digest, output="" if situation.is_finished else name,
+            init=f"frozen.{name}" if situation.mode == "frozen" else f"init.{name}" if is_init else "",
+        )  # fmt: skip
+    return result
+
+
+def lease_addresses(found: Survey, store: Store) -> list[str]:
+    """Addresses of the trajectory segments that the gang will write."""
+    return [
+        store.address("trajectory", part.fingerprint)
+        for situation in found.situations.values()
+        if situation.mode == "train"
+        for part in situation.parts
+        if part.end > found.from_step or situation.has_trained
+    ]
+
+

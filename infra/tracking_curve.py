@@ -1,0 +1,74 @@
+"""What of a trajectory's metric segments becomes points of a curve: each step once, dense at the beginning, thin later."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from engine.spec.metric import FOLDER, merge
+from engine.spec.run import Segment
+from engine.storage import join, names, read_text
+
+DENSE = 200
+PER_OCTAVE = 100
+TIMING = ("tokens_per_s", "mfu", "memory_gb")
+ALWAYS = "eval/"
+
+
+def is_kept(count: int) -> bool:
+    """Whether the `count`-th step of a curve is drawn: each of the first 200, then 100 for every doubling (1,000 points by step 51,200).
+
+    It depends on the step alone, so that a resumed or extended training goes on with the same curve.
+    """
+    if count <= DENSE:
+        return True
+    stride = 2 ** ((count - 1) // DENSE).bit_length()  # 2 up to 400, 4 up to 800, 8 up to 1600
+    return count % stride == 0
+
+
+class Reader:
+    """New lines of a chain of trajectory segments as they get sealed; lines after a branch are the branch's own."""
+
+    def __init__(self, segments: tuple[Segment, ...]) -> None:
+        self.segments = segments
+        self.pending: list[dict[str, Any]] = []
+        self.eval_loss: dict[int, float] = {}
+        self._seen: set[str] = set()
+
+    def read(self) -> None:
+        """Add the lines of what was sealed since the last call to `pending`, in order, a step of one attempt once."""
+        for index, segment in enumerate(self.segments):
+            for line in self._new(segment.url):
+                before = index > 0 and line["step"] <= segment.start
+                after = index + 1 < len(self.segments) and line["step"] > self.segments[index + 1].start
+                if before or after:
+                    continue
+                self.pending.append(line)
+                if "eval/loss" in line["values"]:
+                    self.eval_loss[line["step"]] = line["values"]["eval/loss"]
+
+    def has_own(self) -> bool:
+        """Whether the last segment has any metrics yet."""
+        return bool(names(join(self.segments[-1].url, FOLDER)))
+
+    def _new(self, url: str) -> list[dict[str, Any]]:
+        folder = join(url, FOLDER)
+        new = [name for name in names(folder) if name.startswith("metrics-") and join(folder, name) not in self._seen]
+        lines = merge([(name, read_text(join(folder, name))) for name in new])
+        self._seen |= {join(folder, name) for name in new}
+        return lines
+
+
+def points(
+    lines: Iterable[dict[str, Any]], sent: set[tuple[str, int]], *, start: int, now: float, last: int | None = None
+) -> list[tuple[str, float, int, float]]:
+    """(metric, value, step, time) to draw: not sent yet, thinned; the line of step `last` whole."""
+    result = []
+    for line in lines:
+        step = line["step"]
+        timing = line.get("timing", {})
+        time = timing.get("time", now)
+        whole = step == last or is_kept(step - start)
+        values = {**line["values"], **{key: timing[key] for key in TIMING if key in timing}}
+        for key, value in values.items():
+            if (whole or key.startswith(ALWAYS)) and (key, step) not in sent and value is not None:
+                result.append((key, float(value), step, time if time > 1e9 else now))
+    return result

@@ -1,0 +1,226 @@
+"""The calls to MLflow that the tracker makes, each safe to make twice. Importing this file takes two seconds: only the tracker's thread does."""
+
+import getpass
+import hashlib
+import logging
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_UV_AUTO_DETECT": "false",  # a uv.lock of the folder one happens to stand in is no part of a model
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the tracker retries itself, without blocking for minutes inside one call
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+for _name, _value in SETTINGS.items():
+    os.environ.setdefault(_name, _value)  # before the import: MLflow reads some of them only then
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # deprecations between MLflow and its own libraries
+    from mlflow import MlflowClient
+    from mlflow.entities import (
+        Dataset, DatasetInput, InputTag, LoggedModel, LoggedModelInput, LoggedModelOutput, Metric, Param, Run, RunTag,
+    )  # fmt: skip
+    from mlflow.exceptions import MlflowException
+
+BATCH = 1000  # MLflow's limit for metrics in one request
+FEW = 100  # and for params and tags
+DIGEST = 36  # characters of a data set's digest that MLflow keeps
+PARAM = 500
+TAG = 8000
+PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
+
+
+@dataclass(frozen=True)
+class Point:
+    key: str
+    value: float
+    step: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set that a run read: found again by `dataset.digest` (36 digits of the fingerprint) and `dataset.context`."""
+
+    name: str
+    kind: str
+    fingerprint: str
+    context: str
+    url: str
+
+    @property
+    def digest(self) -> str:
+        return self.fingerprint[:DIGEST]
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("'", "") + "'"
+
+
+def plain_name(name: str) -> str:
+    """`name` with the characters that MLflow refuses in a model's name replaced."""
+    return "".join("-" if c in "/:.%\"'" else c for c in name) or "model"
+
+
+def tag_filter(tags: Mapping[str, str]) -> str:
+    return " AND ".join(f"tags.`{key}` = {quoted(value)}" for key, value in tags.items())
+
+
+class Backend:
+    """One MLflow store: a server or a database."""
+
+    def __init__(self, uri: str, artifacts: str) -> None:
+        """`artifacts`: URL where files go when `uri` is a database; a server has a place of its own."""
+        logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is retried and told by the tracker
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        self.uri, self.artifacts = uri, artifacts
+        self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        default = self.client.get_experiment("0")
+        self.key = hashlib.sha256(f"{uri} {default.creation_time}".encode()).hexdigest()[:16]
+        self._experiments: dict[str, str] = {}
+
+    def ping(self) -> None:
+        self.client.get_experiment("0")
+
+    def is_lasting(self, error: BaseException) -> bool:
+        """True when the same call would fail again however often it is made; False when the server may come back."""
+        if isinstance(error, MlflowException):
+            return error.error_code not in PASSING
+        return not isinstance(error, OSError)
+
+    @property
+    def page(self) -> str:
+        """What MLflow's pages begin with: the server, or nothing (a link relative to whatever serves the database)."""
+        return self.uri.rstrip("/") if self.uri.startswith("http") else ""
+
+    def experiment(self, name: str) -> str:
+        if name not in self._experiments:
+            found = self.client.get_experiment_by_name(name)
+            if found is not None and found.lifecycle_stage == "deleted":
+                self.client.restore_experiment(found.experiment_id)
+            self._experiments[name] = found.experiment_id if found is not None else self._new_experiment(name)
+        return self._experiments[name]
+
+    def _new_experiment(self, name: str) -> str:
+        location = None if self.page else f"{self.artifacts.rstrip('/')}/{plain_name(name)}"
+        try:
+            return self.client.create_experiment(name, artifact_location=location)
+        except MlflowException as error:
+            found = self.client.get_experiment_by_name(name)  # another process was first
+            if found is None:
+                raise error
+            return found.experiment_id
+
+    def experiments(self) -> list[str]:
+        return [e.experiment_id for e in self.client.search_experiments()]
+
+    # runs
+
+    def find_run(self, experiments: Sequence[str], tags: Mapping[str, str]) -> Run | None:
+        """The oldest run with these tags, so that two who created one at the same time agree."""
+        found = self.client.search_runs(list(experiments), tag_filter(tags), max_results=1, order_by=["attributes.start_time ASC"])
+        return found[0] if found else None
+
+    def runs(self, experiment: str, query: str) -> list[Run]:
+        return list(self.client.search_runs([experiment], query))
+
+    def run(self, run_id: str) -> Run | None:
+        """The run, or None when somebody deleted it."""
+        try:
+            run = self.client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+        return run if run.info.lifecycle_stage == "active" else None
+
+    def new_run(self, experiment: str, name: str, tags: Mapping[str, str], started: float | None = None) -> str:
+        about = {"mlflow.user": _user(), **_cut(tags)}
+        begin = round(started * 1000) if started else None
+        return self.client.create_run(experiment, start_time=begin, tags=about, run_name=name).info.run_id
+
+    def reopen(self, run_id: str) -> None:
+        self.client.update_run(run_id, status="RUNNING")
+
+    def end_run(self, run_id: str, status: str) -> None:
+        self.client.set_terminated(run_id, status)
+
+    def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
+        for part in _parts(list(_cut(tags).items()), FEW):
+            self.client.log_batch(run_id, tags=[RunTag(k, v) for k, v in part])
+
+    def params(self, run_id: str, params: Mapping[str, Any], known: Iterable[str] = ()) -> None:
+        """Log the parameters that are not there yet (MLflow refuses a changed one)."""
+        new = [(k, str(v)[:PARAM]) for k, v in params.items() if k not in set(known) and str(v) != ""]
+        for part in _parts(new, FEW):
+            self.client.log_batch(run_id, params=[Param(k, v) for k, v in part])
+
+    def points(self, run_id: str, points: Sequence[Point], model_id: str | None = None) -> None:
+        for part in _parts(list(points), BATCH):
+            metrics = [Metric(p.key, p.value, round(p.time * 1000), p.step, model_id=model_id) for p in part]
+            self.client.log_batch(run_id, metrics=metrics)
+
+    def steps(self, run: Run) -> set[tuple[str, int]]:
+        """(metric, step) of everything that the run already has."""
+        return {(key, m.step) for key in run.data.metrics for m in self.client.get_metric_history(run.info.run_id, key)}
+
+    def inputs(self, run_id: str, data: Sequence[Data] = (), models: Sequence[str] = ()) -> None:
+        run = self.client.get_run(run_id)
+        there = {m.model_id for m in run.inputs.model_inputs} if run.inputs else set()
+        sets = [
+            DatasetInput(Dataset(d.name, d.digest, source_type=d.kind, source=d.url), [InputTag("mlflow.data.context", d.context)])
+            for d in data
+        ]
+        new = [LoggedModelInput(model_id) for model_id in models if model_id not in there]
+        if sets or new:
+            self.client.log_inputs(run_id, datasets=sets or None, models=new or None)
+
+    def output(self, run_id: str, model_id: str, step: int) -> None:
+        run = self.client.get_run(run_id)
+        if not run.outputs or model_id not in {m.model_id for m in run.outputs.model_outputs}:
+            self.client.log_outputs(run_id, [LoggedModelOutput(model_id, step=step)])
+
+    def files(self, run_id: str, paths: Sequence[str], folder: str) -> None:
+        for path in paths:
+            self.client.log_artifact(run_id, path, folder)
+
+    # logged models
+
+    def find_models(self, experiments: Sequence[str], tags: Mapping[str, str]) -> list[LoggedModel]:
+        return list(self.client.search_logged_models(list(experiments), filter_string=tag_filter(tags), max_results=1000))
+
+    def new_model(
+        self, experiment: str, name: str, *, run_id: str, tags: Mapping[str, str], params: Mapping[str, Any], kind: str
+    ) -> str:
+        values = {k: str(v)[:PARAM] for k, v in params.items() if str(v) != ""}
+        model = self.client.create_logged_model(
+            experiment, name=plain_name(name), source_run_id=run_id, tags=_cut(tags), params=values, model_type=kind
+        )
+        self.client.finalize_logged_model(model.model_id, "READY")
+        return model.model_id
+
+    def tag_model(self, model_id: str, tags: Mapping[str, str]) -> None:
+        self.client.set_logged_model_tags(model_id, _cut(tags))
+
+    def drop_model(self, model_id: str) -> None:
+        self.client.delete_logged_model(model_id)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number without a name
+        return str(os.getuid())
+
+
+def _cut(tags: Mapping[str, Any]) -> dict[str, str]:
+    return {k: str(v)[:TAG] for k, v in tags.items() if str(v) != ""}
+
+
+def _parts(items: list[Any], size: int) -> list[list[Any]]:
+    return [items[i : i + size] for i in range(0, len(items), size)]

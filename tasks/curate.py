@@ -1,0 +1,35 @@
+"""curate: documents from a source, cleaned of exact duplicates, a share held out by hash."""
+
+import sys
+from typing import Any
+
+from engine.spec.data import Data, Source
+from engine.spec.source_files import files_of, is_stdlib
+from infra.contents import contents_of, identity_of
+from infra.dag import Node, Product, Reference, declare
+from infra.house import House
+
+VERSION = 1
+
+
+def curate(name: str, source: Source, data: Data) -> Reference:
+    """One corpus of one source; its identity is the content of the files it is read from."""
+    files = contents_of(files_of(source))
+    content: dict[str, Any] = identity_of(files)
+    if is_stdlib(source.source):
+        content["python"] = sys.version
+    identity = {"source": {k: v for k, v in source.as_identity().items() if k in ("field", "on_error")}, "held_out": data.held_out}
+    prefix = "data." if name == "main" else f"data.blend.{name}."
+    product = Product(
+        kind="corpus", name=name, version=VERSION, identity=identity | content, parents={},
+        origin={"files": f"{prefix}source", "content": f"{prefix}source", "python": "python", "source": prefix.rstrip("."), "held_out": "data.held_out"},
+    )  # fmt: skip
+    node = Node(
+        name="curate" if name == "main" else f"curate-{name}", task="curate", products={"corpus": product},
+        config={"source": source.model_dump(mode="json"), "held_out": data.held_out, "files": [list(f) for f in files]},
+    )  # fmt: skip
+    return declare(node, [])["corpus"]
+
+
+def run(node: Node, house: House) -> None:
+    house.gang(node, "engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))

@@ -1,0 +1,22 @@
+"""encode: a corpus as memory-mapped tokens, documents kept apart, the held-out ones in a file of their own."""
+
+from infra.dag import Node, Product, Reference, declare, input_of
+from infra.house import House
+
+VERSION = 1
+
+
+def encode(name: str, corpus: Reference, tokenizer: Reference) -> Reference:
+    product = Product(
+        kind="tokens", name=name, version=VERSION, identity={},
+        parents={"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint},
+    )  # fmt: skip
+    node = Node(
+        name="encode" if name == "main" else f"encode-{name}", task="encode", products={"tokens": product},
+        inputs={"corpus": input_of(corpus), "tokenizer": input_of(tokenizer)},
+    )  # fmt: skip
+    return declare(node, [corpus, tokenizer])["tokens"]
+
+
+def run(node: Node, house: House) -> None:
+    house.gang(node, "engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))

@@ -1,0 +1,112 @@
+"""finetune: a model on small random draws of labelled examples; beside it the same network from random weights on the same draws."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.spec.base import Spec
+from engine.spec.data import Finetune
+from engine.spec.objective.lm import LM
+from engine.spec.parallel import Parallel
+from engine.spec.role import Role
+from engine.spec.run import Stream, Training
+from engine.spec.train import Train
+from engine.spec.trajectory import Feed, Part, parts_of
+from infra.dag import Node, Product, Reference, declare, input_of
+from infra.house import House
+from infra.store import Store
+from infra.survey import Survey, lease_addresses, members, survey
+from infra.trajectory import give_birth
+from tasks.train import model_product
+
+VERSION = 1
+ROLE = "model"
+
+
+def finetune(
+    model: Reference, spec: Spec, *, settings: Finetune, train: Train, labels: Reference, tokenizer: Reference, parallel: Parallel
+) -> dict[str, Reference]:
+    """Models by key `pretrained-<draw>` and `scratch-<draw>`; all of them train in one process, one after another."""
+    one = parallel.model_copy(update={"replicate": 1, "shard": 1})
+    tuning = train.model_copy(
+        update={
+            "steps": max(1, settings.epochs * settings.num_labels // settings.batch), "tokens": 0, "global_batch": settings.batch,
+            "micro_batch": "auto", "sequence": settings.sequence, "keep": 0, "checkpoint_every": 10**9,
+        }
+    )  # fmt: skip
+    config = {
+        "train": tuning.model_dump(mode="json"), "name": model.name, "num_labels": settings.num_labels,
+        "roles": {key: _role(key, spec, settings).model_dump(mode="json") for key in _keys(settings)},
+    }  # fmt: skip
+    inputs = {"labels": input_of(labels), "tokenizer": input_of(tokenizer), "init": input_of(model)}
+    node = Node(name=f"finetune.{model.name}", task="finetune", products={}, inputs=inputs, config=config, layout=one.model_dump(mode="json"))
+    feeds = {key: feed_of(node, key) for key in config["roles"]}
+    products = {key: _product(f"{model.name}/{key}", parts, feeds[key]) for key, parts in unpack(node)[2].items()}
+    return declare(node.model_copy(update={"products": products}), [model, labels, tokenizer])
+
+
+def _keys(settings: Finetune) -> list[str]:
+    kinds = ["pretrained", "scratch"] if settings.scratch else ["pretrained"]
+    return [f"{kind}-{draw}" for draw in range(settings.draws) for kind in kinds]
+
+
+def _role(key: str, spec: Spec, settings: Finetune) -> Role:
+    is_scratch = key.startswith("scratch")
+    return Role(
+        model=spec, objective={"lm": LM()}, optim=settings.optim, init="" if is_scratch else "init",
+        trainable=Role.model_fields["trainable"].default if is_scratch else settings.trainable, seed_name=key if is_scratch else "tuned",
+    )  # fmt: skip
+
+
+def feed_of(node: Node, key: str) -> Feed:
+    parents = {role: fp for role, (_, fp) in node.inputs.items() if role != "init"}
+    return Feed(parents=parents, identity={"num_labels": node.config["num_labels"], "draw": int(key.rsplit("-", 1)[1])})
+
+
+def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Part]]]:
+    """Roles, settings and segments by product key."""
+    roles = {key: Role.model_validate(value) for key, value in node.config["roles"].items()}
+    settings = Train.model_validate(node.config["train"])
+    parts = {}
+    for key, role in roles.items():
+        inits = {ROLE: node.inputs["init"][1]} if role.init else {}
+        parts[key] = parts_of({ROLE: role}, settings, feed_of(node, key), inits)[ROLE]
+    return roles, settings, parts
+
+
+def _product(name: str, parts: list[Part], feed: Feed) -> Product:
+    product = model_product(name, parts, feed, "finetune.")
+    moved = {"num_labels": "finetune.num_labels", "draw": "finetune.draws", "horizon": "finetune.epochs", "step": "finetune.epochs"}
+    moved |= {"global_batch": "finetune.batch", "sequence": "finetune.sequence", "model": "model", "seed": "train.seed"}
+    return product.model_copy(update={"origin": product.origin | moved})
+
+
+def look(node: Node, store: Store) -> dict[str, Survey]:
+    """By product key what has to be done; finished ones are left out."""
+    roles, _, parts = unpack(node)
+    found = {key: survey({ROLE: roles[key]}, {ROLE: parts[key]}, {ROLE: node.products[key]}, store) for key in roles}
+    return {key: one for key, one in found.items() if one.situations}
+
+
+def run(node: Node, house: House) -> None:
+    roles, settings, parts = unpack(node)
+    found = look(node, house.store)
+    if not found:
+        return
+    for key in found:
+        for part in parts[key]:
+            give_birth(house.store, node.products[key].name, part, house.provenance(node))
+
+    def config(fences: Mapping[str, int]) -> dict[str, Any]:
+        trainings = []
+        for key, one in look(node, house.store).items():
+            [member] = members(one, {ROLE: roles[key]}, {ROLE: node.products[key]}, house.store, fences).values()
+            member = member.model_copy(update={"output": key, "init": "init" if roles[key].init else ""})
+            stream = Stream(input="labels", kind="examples", num_examples=node.config["num_labels"], draw=feed_of(node, key).identity["draw"])
+            trainings.append(Training(members={ROLE: member}, streams=(stream,), train=settings).model_dump(mode="json"))
+        return {"trainings": trainings}
+
+    addresses = [address for one in found.values() for address in lease_addresses(one, house.store)]
+    house.gang(
+        node, "engine.train", config=config, outputs={key: node.products[key] for key in found}, addresses=addresses,
+        ranks=1, threads=int(node.layout["threads"]), layout=node.layout, seed=settings.seed,
+    )  # fmt: skip

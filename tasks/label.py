@@ -1,0 +1,30 @@
+"""label: labelled examples (prompt, completion, options), split by the file they come from."""
+
+import sys
+from typing import Any
+
+from engine.spec.data import Labels
+from engine.spec.source_files import files_of, is_stdlib
+from infra.contents import contents_of, identity_of
+from infra.dag import Node, Product, Reference, declare
+from infra.house import House
+
+VERSION = 1
+
+
+def label(labels: Labels) -> Reference:
+    files = contents_of(files_of(labels))
+    identity: dict[str, Any] = {k: v for k, v in labels.as_identity().items() if k != "source"}
+    identity |= identity_of(files)
+    if is_stdlib(labels.source):
+        identity["python"] = sys.version
+    product = Product(
+        kind="labels", name=labels.task if is_stdlib(labels.source) else "labels", version=VERSION, identity=identity, parents={},
+        origin={key: f"finetune.labels.{'source' if key in ('files', 'content') else key}" for key in identity if key != "python"},
+    )  # fmt: skip
+    config = {"labels": labels.model_dump(mode="json"), "files": [list(f) for f in files]}
+    return declare(Node(name="label", task="label", products={"labels": product}, config=config), [])["labels"]
+
+
+def run(node: Node, house: House) -> None:
+    house.gang(node, "engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))

@@ -1,0 +1,32 @@
+"""learn_tokenizer: a byte-level BPE vocabulary from the training documents of all corpora, or a given tokenizer.json."""
+
+from engine.spec.data import Tokenizer
+from infra.contents import contents_of
+from infra.dag import Node, Product, Reference, declare, input_of
+from infra.house import House
+
+VERSION = 1
+
+
+def learn_tokenizer(corpora: dict[str, Reference], tokenizer: Tokenizer) -> Reference:
+    """One tokenizer; a loaded one enters by content and has no parents."""
+    if tokenizer.load:
+        [(_, digest)] = contents_of([tokenizer.load])
+        identity, parents, inputs = {"sha256": digest}, {}, {}
+    else:
+        identity = {"vocab": tokenizer.vocab}
+        parents = {f"corpus.{name}": corpus.fingerprint for name, corpus in corpora.items()}
+        inputs = {f"corpus_{i}": input_of(corpus) for i, corpus in enumerate(corpora.values())}
+    product = Product(
+        kind="tokenizer", name="tokenizer", version=VERSION, identity=identity, parents=parents,
+        origin={"vocab": "tokenizer.vocab", "sha256": "tokenizer.load"},
+    )  # fmt: skip
+    node = Node(
+        name="learn_tokenizer", task="learn_tokenizer", products={"tokenizer": product}, inputs=inputs,
+        config={"tokenizer": tokenizer.model_dump(mode="json")},
+    )  # fmt: skip
+    return declare(node, [] if tokenizer.load else list(corpora.values()))["tokenizer"]
+
+
+def run(node: Node, house: House) -> None:
+    house.gang(node, "engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))

@@ -1,0 +1,26 @@
+"""report: the card of a run: table, loss curves, samples, lineage and the command that made it, as one artifact."""
+
+from collections.abc import Mapping
+
+from infra.card import card_of
+from infra.dag import Node, Product, Reference, declare, input_of
+from infra.house import House
+
+VERSION = 1
+
+
+def report(
+    models: Mapping[str, Reference], scores: Mapping[str, Reference], *, title: str, teachers: Mapping[str, str] | None = None,
+    controls: Mapping[str, str] | None = None,
+) -> Reference:  # fmt: skip
+    """The report of `models` and their `scores`; `teachers` and `controls` say who is compared with whom."""
+    shape = {"title": title, "teachers": {k: v for k, v in (teachers or {}).items() if v}, "controls": dict(controls or {})}
+    parents = {f"model.{key}": model.fingerprint for key, model in models.items()} | {f"scores.{key}": s.fingerprint for key, s in scores.items()}
+    product = Product(kind="report", name=title, version=VERSION, identity=shape, parents=parents)
+    inputs = {f"model.{key}": input_of(model) for key, model in models.items()} | {f"scores.{key}": input_of(s) for key, s in scores.items()}
+    node = Node(name="report", task="report", products={"report": product}, inputs=inputs, config=shape)
+    return declare(node, [*models.values(), *scores.values()])["report"]
+
+
+def run(node: Node, house: House) -> None:
+    house.here(node, "report", lambda payload: card_of(node, house, payload))

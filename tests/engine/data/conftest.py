@@ -1,0 +1,88 @@
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.artifact import Input, open_input
+from engine.prepare import prepare
+from engine.spec.data import Labels, Source, Tokenizer
+from engine.spec.record import Record, identify
+from engine.spec.run import RunFile
+from engine.spec.source_files import content_id, files_of
+
+
+class Workshop:
+    """Runs the verbs of engine.prepare in a folder and publishes what they make."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+
+    def run(self, task, config, inputs, output):
+        self.count += 1
+        target = self.folder / f"{self.count}-{output}"
+        run = RunFile(
+            schema=1,
+            task=task,
+            version=1,
+            config=config,
+            inputs={name: value.url for name, value in inputs.items()},
+            outputs={output: str(target)},
+            scratch=str(self.folder / "scratch"),
+        )
+        prepare(run, io.StringIO())
+        return self.publish(target, output)
+
+    def publish(self, target: Path, kind: str) -> Input:
+        body = json.loads((target / "body.json").read_text())
+        identity = {"n": self.count}
+        record = Record(
+            kind=kind,
+            name=kind,
+            fingerprint=identify(kind, 1, identity, {}),
+            version=1,
+            identity=identity,
+            parents={},
+            files=tuple(body["files"]),
+            summary=body["summary"],
+        )
+        (target / "record.json").write_text(record.sealed().text())
+        return open_input(str(target))
+
+    def files(self, source) -> list[list[str]]:
+        return [[path, content_id(path)] for path in files_of(source)]
+
+    def curate(self, source: Source, held_out=0.25, files=None) -> Input:
+        config = {"source": source.model_dump(), "held_out": held_out, "files": files or self.files(source)}
+        return self.run("curate", config, {}, "corpus")
+
+    def corpus(self, texts, held_out=0.25) -> Input:
+        path = self.folder / f"texts-{self.count}.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        return self.curate(Source(source=str(path)), held_out)
+
+    def tokenizer(self, *corpora: Input, vocab=300) -> Input:
+        inputs = {f"corpus_{n}": corpus for n, corpus in enumerate(corpora)}
+        return self.run("learn_tokenizer", {"tokenizer": Tokenizer(vocab=vocab).model_dump()}, inputs, "tokenizer")
+
+    def tokens(self, corpus: Input, tokenizer: Input) -> Input:
+        return self.run("encode", {}, {"corpus": corpus, "tokenizer": tokenizer}, "tokens")
+
+    def labels(self, labels: Labels, files=None) -> Input:
+        config = {"labels": labels.model_dump(), "files": files or self.files(labels)}
+        return self.run("label", config, {}, "labels")
+
+    def lines(self, artifact: Input, name: str) -> list[dict]:
+        return [json.loads(line) for line in (Path(artifact.url) / name).read_text().splitlines()]
+
+
+@pytest.fixture
+def workshop(tmp_path) -> Workshop:
+    return Workshop(tmp_path)
+
+
+@pytest.fixture
+def poems() -> list[str]:
+    """40 short documents, all different, some beyond ASCII."""
+    return [f"Poem {n}: the sea is {n * 7} fathoms deep — naïve, {'wave ' * (n % 9)}fünf Boote.\n" for n in range(40)]
