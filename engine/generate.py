@@ -1,9 +1,9 @@
 """Continue prompts with a trained model, or answer requests: python -m engine.generate run.json
 
 run.json: config is a Generation (engine/spec/sampling.py), inputs {"model": a model artifact}, no outputs.
-Prompts stream as {"prompt": number, "text": piece}, in the end {"done": {"tokens", "tokens_per_s"}}. With `serve`
-every line of the input is a Request as JSON and gets one line: {"text": the whole continuation}, or {"error":
-why not}. Each prompt is continued alone and from its own seed: no answer depends on another.
+Prompts stream as {"prompt": number, "text": piece}, in the end {"done": {"tokens", "tokens_per_s"}}. With
+`serve` every line of the input is a Request as JSON and gets one line: {"text": the whole continuation} or
+{"error": why not}. Each prompt is continued alone and from its own seed: no answer depends on another.
 """
 
 import json
@@ -16,11 +16,11 @@ from typing import TextIO
 from engine.data.progress import say
 from engine.parallel import start_gang
 from engine.process import input_of, run_verb
+from engine.speaker import Speaker, read_speaker
 from engine.spec.base import parse
 from engine.spec.error import AtelierError, ConfigError
 from engine.spec.run import RunFile
 from engine.spec.sampling import Generation, Request, Sampling
-from engine.speaker import Speaker, read_speaker
 
 
 def answer_prompts(speaker: Speaker, prompts: Iterable[str], sampling: Sampling, target: TextIO) -> None:

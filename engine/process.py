@@ -1,4 +1,4 @@
-"""How a verb of the engine runs as a process: its run file, inputs by name, errors as one line. Torch-free."""
+"""How a verb of the engine runs as a process: its run file, inputs by name, errors as a line. Torch-free."""
 
 import os
 import sys

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.artifact import Input
@@ -66,7 +66,7 @@ class HeldOutText:
 
 
 def read_held_out(tokens: Input, vocabulary: Vocabulary, scratch: Path, max_tokens: int) -> HeldOutText:
-    """The first held-out documents that together have at most `max_tokens` tokens; of a longer first one its beginning."""
+    """The first held-out documents, at most `max_tokens` tokens; of a longer first one its beginning."""
     dtype = token_dtype(int(tokens.record.summary["vocab"]))
     ends = np.load(tokens.file("held_out.ends.npy", scratch), allow_pickle=False)
     sizes = np.load(tokens.file("held_out.bytes.npy", scratch), allow_pickle=False)
@@ -75,16 +75,14 @@ def read_held_out(tokens: Input, vocabulary: Vocabulary, scratch: Path, max_toke
     taken = np.fromfile(file, dtype=dtype, count=int(ends[num_whole - 1]) if num_whole else max_tokens)
     taken = taken.astype(np.int64)
     if num_whole:
-        return HeldOutText(
-            tokens_N=taken, ends_D=ends[:num_whole], num_bytes=int(sizes[:num_whole].sum())
-        )
+        return HeldOutText(tokens_N=taken, ends_D=ends[:num_whole], num_bytes=int(sizes[:num_whole].sum()))
     return HeldOutText(
         tokens_N=taken, ends_D=np.array([len(taken)]), num_bytes=len(vocabulary.bytes_of(taken))
     )
 
 
 def text_nats(model: Any, text: HeldOutText, *, sequence: int, vocab: int, advance: Advance) -> float:
-    """Nats of all tokens of `text`. A document's first token has nothing before it, and models are never trained to
+    """Nats of all tokens of `text`. A document's first token has nothing before it, and no model learns to
     guess it: it is charged ln V, the same for every model of a vocabulary. So every byte is paid for, as a
     compressor pays.
     """
@@ -107,10 +105,14 @@ def label_nats(model: Any, batch: Batch) -> Tensor:
     head_VD = model.head_weight
     at_once = max(64, LOGITS_AT_ONCE // head_VD.shape[0])
     parts = [
-        F.cross_entropy(F.linear(hidden_ND[i : i + at_once], head_VD).float(), labels_N[i : i + at_once], reduction="none")
+        F.cross_entropy(
+            F.linear(hidden_ND[i : i + at_once], head_VD).float(), labels_N[i : i + at_once], reduction="none"
+        )
         for i in range(0, len(labels_N), at_once)
     ]
-    return torch.cat([part.cpu().double() for part in parts]) if parts else torch.zeros(0, dtype=torch.float64)
+    return (
+        torch.cat([part.cpu().double() for part in parts]) if parts else torch.zeros(0, dtype=torch.float64)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,21 +123,39 @@ class Choices:
     correct_normalised: list[int]
 
 
+def row_lengths(examples: Examples) -> list[int]:
+    """Tokens of each example's row: its prompt and all options."""
+    behind = len(examples.option_row(0).tokens_T) - len(examples.examples[0].prompt)
+    return [len(example.prompt) + behind for example in examples.examples]
+
+
 def choose(model: Any, examples: Examples, *, advance: Advance) -> Choices:
-    """For each example the option of the highest sum of log p over its tokens and the end token, all options behind
-    one prompt in one row; of equals the first. 1 = it is the example's completion.
+    """For each example the option of the highest sum of ln p over its tokens and the end token (of equals the
+    first), all options behind one prompt in one row; and the option of the highest mean.
     """
-    correct, normalised = [], []
-    at_once = max(1, TOKENS_AT_ONCE // longest_row(examples))
+    lengths = row_lengths(examples)
+    order = np.argsort(lengths, kind="stable")  # rows of a batch are about as long: little padding
+    at_once = max(1, TOKENS_AT_ONCE // max(lengths))
+    correct, normalised = [0] * len(examples), [0] * len(examples)
     for first in range(0, len(examples), at_once):
-        batch, rows = examples.option_batch(range(first, min(first + at_once, len(examples))))
+        places = order[first : first + at_once]
+        batch, rows = examples.option_batch(places)
         tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
         nats_BT = torch.zeros(tensors["labels_BT"].shape, dtype=torch.float64)
         nats_BT[tensors["labels_BT"] != NOT_SCORED] = label_nats(model, tensors)
-        for nats_T, row in zip(nats_BT, rows, strict=True):
-            sums = torch.stack([nats_T[begin:end].sum() for begin, end in row.spans])
-            lengths = torch.tensor([end - begin for begin, end in row.spans])
-            correct.append(int(sums.argmin() == row.answer))
-            normalised.append(int((sums / lengths).argmin() == row.answer))
-        advance(len(rows))
+        for place, nats_T, row in zip(places, nats_BT, rows, strict=True):
+            options = [nats_T[begin:end] for begin, end in row.spans]
+            correct[place] = int(_least([float(option.sum()) for option in options]) == row.answer)
+            normalised[place] = int(_least([float(option.mean()) for option in options]) == row.answer)
+        advance(sum(lengths[place] for place in places))
     return Choices(correct=correct, correct_normalised=normalised)
+
+
+def _least(values: list[float]) -> int:
+    return min(range(len(values)), key=values.__getitem__)
+
+
+def majority(examples: Examples) -> float:
+    """The accuracy of always giving the most common answer of these examples."""
+    counts = np.bincount([example.answer for example in examples.examples])
+    return float(counts.max() / len(examples))

@@ -16,6 +16,7 @@ def score(models: list[str], score: Score) -> None:
     if len(texts) > 1:
         raise ConfigError("models", "they were trained on different tokens, so their held-out text differs", "score them one by one")
     first = next(iter(found.values()))
+    settings = score if score.sequence != "auto" else score.model_copy(update={"sequence": first.sequence})
     references = {name: one.reference for name, one in found.items()}
-    scores = score_models(references, {}, settings=score, tokens=first.tokens, tokenizer=first.tokenizer)
+    scores = score_models(references, {}, settings=settings, tokens=first.tokens, tokenizer=first.tokenizer)
     report(references, scores, title="score")

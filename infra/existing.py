@@ -11,6 +11,7 @@ from engine.spec.registry import spec_class
 from engine.storage import join, read_bytes
 from infra.dag import Reference
 from infra.store import Store
+from infra.trajectory import read_birth
 
 _store: ContextVar[Store] = ContextVar("store")
 
@@ -26,6 +27,7 @@ class Existing:
     spec: Spec
     tokens: Reference
     tokenizer: Reference
+    sequence: int
 
 
 def existing_model(word: str, place: str) -> Existing:
@@ -42,10 +44,11 @@ def existing_model(word: str, place: str) -> Existing:
     tokens = next((fp for role, fp in record.parents.items() if role.startswith("tokens.")), "")
     if not tokens and "init" in record.parents:  # a fine-tuned model: its text is its parent's
         parent = existing_model(record.parents["init"], place)
-        return Existing(reference=_reference(record), spec=spec, tokens=parent.tokens, tokenizer=parent.tokenizer)
+        return Existing(reference=_reference(record), spec=spec, tokens=parent.tokens, tokenizer=parent.tokenizer, sequence=parent.sequence)
     return Existing(
         reference=_reference(record), spec=spec, tokens=Reference(kind="tokens", fingerprint=tokens, name="tokens", node=""),
         tokenizer=Reference(kind="tokenizer", fingerprint=record.parents["tokenizer"], name="tokenizer", node=""),
+        sequence=int(read_birth(store, record.parents["trajectory"]).identity["sequence"]),
     )  # fmt: skip
 
 

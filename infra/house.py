@@ -50,6 +50,10 @@ class House:
             raise RuntimeError(f"{kind} {fingerprint[:16]} is not finished, though a task that needs it was started")
         return found
 
+    def vocab(self, node: Node) -> int:
+        """Tokens in the vocabulary of the node's tokenizer."""
+        return int(self.record(*node.inputs["tokenizer"]).summary["vocab"])
+
     def urls(self, node: Node) -> dict[str, str]:
         """Addresses of the node's inputs, by role."""
         return {role: self.store.address(kind, fp) for role, (kind, fp) in node.inputs.items()}

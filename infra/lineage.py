@@ -10,6 +10,7 @@ from typing import Any
 from engine.spec.base import nearest
 from engine.spec.error import AtelierError, DamageError
 from engine.spec.record import Record
+from engine.spec.run import Segment
 from engine.storage import join, names, read_bytes
 from infra.store import SHORT, Store
 from infra.trajectory import BIRTH
@@ -128,6 +129,18 @@ def read_birth(store: Store, fingerprint: str) -> Record | None:
 def trajectory_start(birth: Record) -> int:
     """The step after which a trajectory's own steps begin."""
     return int(birth.identity.get("trunk_step", birth.identity.get("start", 0)))
+
+
+def trajectory_segments(store: Store, trajectory: str, end: int) -> tuple[Segment, ...]:
+    """The chain of a trajectory from its first trunk on, the last one up to step `end`."""
+    parts: list[Segment] = []
+    fp = trajectory
+    while fp:
+        birth = read_birth(store, fp)
+        start = trajectory_start(birth) if birth else 0
+        parts.append(Segment(fingerprint=fp, url=store.address("trajectory", fp), start=start, end=end))
+        fp, end = birth.parents.get("trunk", "") if birth else "", start
+    return tuple(reversed(parts))
 
 
 def teacher_label(record: Record) -> str:

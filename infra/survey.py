@@ -128,9 +128,9 @@ def _resume_step(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> 
 
 
 def members(
-    found: Survey, roles: Mapping[str, Role], products: Mapping[str, Product], store: Store, fences: Mapping[str, int]
+    found: Survey, roles: Mapping[str, Role], products: Mapping[str, Product], store: Store, fences: Mapping[str, int], vocab: int
 ) -> dict[str, Member]:
-    """The gang's members for run.json. `fences` (address -> fence) number the metric segments of each trajectory."""
+    """The gang's members for run.json, models with the tokenizer's `vocab`. `fences` (address -> fence) number the metric segments."""
     result = {}
     for name, situation in found.situations.items():
         finished = store.find(products[name].kind, products[name].fingerprint)
@@ -139,8 +139,9 @@ def members(
             digest = next(f.sha256 for f in finished.files if f.path.endswith("/model.safetensors"))
         stretch = tuple(s.model_copy(update={"attempt": fences.get(s.url, 1)}) for s in segments(store, situation.parts))
         is_init = "init" in situation.parts[0].parents
+        role = roles[name].model_copy(update={"model": roles[name].model.resolved(vocab)})  # type: ignore[attr-defined]
         result[name] = Member(
-            role=roles[name], mode=situation.mode, segments=stretch, digest=digest, output="" if situation.is_finished else name,
+            role=role, mode=situation.mode, segments=stretch, digest=digest, output="" if situation.is_finished else name,
             init=f"frozen.{name}" if situation.mode == "frozen" else f"init.{name}" if is_init else "",
         )  # fmt: skip
     return result

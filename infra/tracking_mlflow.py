@@ -189,6 +189,9 @@ class Backend:
         for path in paths:
             self.client.log_artifact(run_id, path, folder)
 
+    def picture(self, run_id: str, svg: str) -> None:
+        self.client.log_text(run_id, svg, "lineage/lineage.svg")
+
     # logged models
 
     def find_models(self, experiments: Sequence[str], tags: Mapping[str, str]) -> list[LoggedModel]:
@@ -209,6 +212,18 @@ class Backend:
 
     def drop_model(self, model_id: str) -> None:
         self.client.delete_logged_model(model_id)
+
+    # registered versions
+
+    def alias(self, name: str, alias: str, version: str) -> None:
+        self.client.set_registered_model_alias(name, alias, version)
+
+    def describe_version(self, name: str, version: str, text: str) -> None:
+        """Write a version's page; the registered model shows that of its highest version."""
+        self.client.update_model_version(name, version, description=text)
+        highest = max(int(v.version) for v in self.client.search_model_versions(f"name = {quoted(name)}"))
+        if highest == int(version):
+            self.client.update_registered_model(name, description=text)
 
 
 def _user() -> str:

@@ -4,12 +4,10 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.spec.record import Record
-from engine.spec.run import Segment
 from engine.storage import is_local, join, local_path, write_bytes
 from infra.lease import Holder
 from infra.lineage import read_birth
@@ -17,46 +15,14 @@ from infra.store import SHORT, Store
 from infra.tracking_curve import Reader, points
 from infra.tracking_mlflow import Backend, Data, Point
 from infra.tracking_page import Links
+from infra.tracking_run import About, Followed, TaskHandle
 
 NOTE = "mlflow.note.content"
 PARENT = "mlflow.parentRunId"
-STATUS = {"FINISHED": "FINISHED", "FAILED": "FAILED", "KILLED": "KILLED", "STOPPED": "KILLED", "CANCELLED": "KILLED"}
+STATUS = {
+    "FINISHED": "FINISHED", "COMPLETED": "FINISHED", "REUSED": "FINISHED", "KILLED": "KILLED", "STOPPED": "KILLED", "CANCELLED": "KILLED",
+}  # fmt: skip
 DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels")
-
-
-@dataclass(frozen=True, kw_only=True)
-class About:
-    """Which run of which flow this is."""
-
-    flow: str
-    command: str
-    run_id: str
-    config: dict[str, Any]
-    sweep: str = ""
-    tags: dict[str, str] = field(default_factory=dict)
-
-    def common(self) -> dict[str, str]:
-        """Tags of everything that this run writes."""
-        return {"atelier.run": self.run_id, "atelier.flow_run": self.run_id, "atelier.sweep": self.sweep, "atelier.flow": self.flow, **self.tags}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Followed:
-    """One role's training: its trajectory segments in order (trunks first) and what its runs are called and tagged."""
-
-    segments: tuple[Segment, ...]
-    role: str
-    name: str = ""
-    params: dict[str, Any] = field(default_factory=dict)
-    teacher: str = ""
-    inputs: dict[str, str] = field(default_factory=dict)
-
-
-class TaskHandle:
-    """A task's MLflow run; `run` is '' until the tracker's thread has started it."""
-
-    def __init__(self, name: str, task: str) -> None:
-        self.name, self.task, self.run = name, task, ""
 
 
 class Known:
@@ -254,12 +220,13 @@ class Curve:
         """Find the trajectory's run or make one; what it has already."""
         self.experiment, self.run_id = self.scribe.trajectory_run(self.fingerprint)
         if not self.run_id:
-            self._create()
+            self.create()
         run = self.scribe.backend.run(self.run_id)
         self._sent = self.scribe.backend.steps(run) if run else set()
         return self._sent
 
-    def _create(self) -> None:
+    def create(self) -> None:
+        """Make the trajectory's run, with what it was trained on and whom it learned from."""
         scribe, followed = self.scribe, self.followed
         birth = read_birth(scribe.store, self.fingerprint)
         tags = scribe.about.common() | self._tags() | {

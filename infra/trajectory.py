@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from engine.spec.record import Record
 from engine.spec.run import Segment
 from engine.spec.trajectory import VERSION, Part
-from engine.storage import create_exclusive, exists, join, names
+from engine.storage import create_exclusive, exists, join, names, read_bytes
 from infra.store import Store
 
 BIRTH = "trajectory.json"
@@ -47,6 +47,12 @@ def segments(store: Store, parts: list[Part]) -> tuple[Segment, ...]:
     return tuple(
         Segment(fingerprint=p.fingerprint, url=store.address("trajectory", p.fingerprint), start=p.start, end=p.end) for p in parts
     )
+
+
+def read_birth(store: Store, fingerprint: str) -> Record:
+    """The record that a trajectory was begun with."""
+    place = join(store.address("trajectory", fingerprint), BIRTH)
+    return Record.read(read_bytes(place), place)
 
 
 def give_birth(store: Store, name: str, part: Part, provenance: dict[str, object]) -> None:

@@ -99,7 +99,7 @@ def run(node: Node, house: House) -> None:
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
         trainings = []
         for key, one in look(node, house.store).items():
-            [member] = members(one, {ROLE: roles[key]}, {ROLE: node.products[key]}, house.store, fences).values()
+            [member] = members(one, {ROLE: roles[key]}, {ROLE: node.products[key]}, house.store, fences, house.vocab(node)).values()
             member = member.model_copy(update={"output": key, "init": "init" if roles[key].init else ""})
             stream = Stream(input="labels", kind="examples", num_examples=node.config["num_labels"], draw=feed_of(node, key).identity["draw"])
             trainings.append(Training(members={ROLE: member}, streams=(stream,), train=settings).model_dump(mode="json"))

@@ -91,7 +91,7 @@ def run(node: Node, house: House) -> None:
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
         now = look(node, house.store)  # again: somebody may have finished a part while we waited for the lease
         streams = tuple(Stream(input=f"tokens.{key}", weight=weight) for key, weight in node.config["weights"].items())
-        training = Training(members=members(now, roles, node.products, house.store, fences), streams=streams, train=settings)
+        training = Training(members=members(now, roles, node.products, house.store, fences, house.vocab(node)), streams=streams, train=settings)
         return {"trainings": [training.model_dump(mode="json")]}
 
     inputs = house.urls(node) | {

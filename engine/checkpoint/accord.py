@@ -25,6 +25,15 @@ class Gang(Protocol):
 
 
 @dataclass(frozen=True)
+class Alone:
+    """One process that is no gang: a tool, or training on one device."""
+
+    rank: int = 0
+    world: int = 1
+    group: None = None
+
+
+@dataclass(frozen=True)
 class _Failure:
     """An error as plain values: exceptions of foreign classes do not survive the way to another process."""
 

@@ -83,7 +83,7 @@ def read_tensors(url: str, entry: FileEntry) -> dict[str, torch.Tensor]:
     place = join(url, entry.path)
     data = read_file(place)
     if len(data) != entry.bytes:
-        raise DamageError(f"{place}: {len(data)} bytes, the manifest says {entry.bytes}")
+        raise DamageError(f"{place}: {len(data)} bytes, its record says {entry.bytes}")
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise DamageError(f"{place}: content does not match its digest")
     return safetensors.torch.load(data)

@@ -124,7 +124,7 @@ class _Save:
         self.described = Metadata({})
 
     def copy(self, state: dict[str, Any]) -> None:
-        """Take what this rank has of `state`; what is wrong with it waits for `run`, where all ranks hear of it."""
+        """Take what this rank has of `state`; what is wrong with it waits for `run`, where all hear."""
         try:
             tensors = tensors_of(state)
             self.values = values_of(state, self.gang.rank)

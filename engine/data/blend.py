@@ -44,23 +44,34 @@ class Blend:
         self._datasets = [dataset for dataset, _ in streams]
         self._seed = seed
         self._shares = shares([weight for _, weight in streams])
-        self._begins = np.cumsum([0, *self._shares])
+        self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.length = max(dataset.length for dataset in self._datasets)
 
     def samples(self, first: int, count: int) -> list[tuple[int, int]]:
         """(data set, sample of it) for i = first .. first + count - 1."""
         places = np.arange(first, first + count, dtype=np.int64)
-        blocks = places // BLOCK
-        ranks = _keyed(blocks, places % BLOCK, BLOCK, self._seed, "block")
-        sets = np.searchsorted(self._begins, ranks, side="right") - 1
-        drawn = (
-            blocks * np.array(self._shares)[sets] + ranks - self._begins[sets]
-        )  # how often this set was drawn before
-        result = np.empty_like(drawn)
+        sets, drawn = np.empty_like(places), np.empty_like(places)
+        for block in range(first // BLOCK, (first + count - 1) // BLOCK + 1):
+            mine = places // BLOCK == block
+            sets[mine], drawn[mine] = (values[places[mine] % BLOCK] for values in self._block(block))
+        result = np.empty_like(places)
         for n, dataset in enumerate(self._datasets):
-            mine, size = sets == n, len(dataset)
-            result[mine] = _keyed(drawn[mine] // size, drawn[mine] % size, size, self._seed, "epoch", n)
+            for epoch in np.unique(drawn[sets == n] // len(dataset)).tolist():
+                mine = (sets == n) & (drawn // len(dataset) == epoch)
+                order = Permutation(len(dataset), self._seed, "epoch", n, epoch)
+                result[mine] = order(drawn[mine] % len(dataset))
         return list(zip(sets.tolist(), result.tolist(), strict=True))
+
+    def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """For each place of a block: which set, and how often that set was drawn before."""
+        if block not in self._blocks:
+            ranks = Permutation(BLOCK, self._seed, "block", block)(np.arange(BLOCK))
+            sets = np.searchsorted(np.cumsum(self._shares), ranks, side="right")
+            drawn = np.empty_like(sets)
+            for n, share in enumerate(self._shares):
+                drawn[sets == n] = block * share + np.arange(share)
+            self._blocks = {block: (sets, drawn)}  # the stream is read in order: only the current one is kept
+        return self._blocks[block]
 
     def batch(self, first: int, count: int) -> dict[str, np.ndarray]:
         """Samples first .. first + count - 1 as one batch [count, length]; shorter samples are padded."""
@@ -93,12 +104,3 @@ def shares(weights: Sequence[float]) -> list[int]:
         counts[np.argmin(counts)] += 1
         counts[np.argmax(counts)] -= 1
     return counts.tolist()
-
-
-def _keyed(keys: np.ndarray, places: np.ndarray, size: int, seed: int, *names: str | int) -> np.ndarray:
-    """Each place through the permutation that its key chooses."""
-    result = np.empty_like(places)
-    for key in np.unique(keys).tolist():
-        mine = keys == key
-        result[mine] = Permutation(size, seed, *names, key)(places[mine])
-    return result

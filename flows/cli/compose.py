@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.spec.base import Spec, nearest, parse
+from engine.spec.data import Score
 from engine.spec.error import ConfigError
 from engine.spec.parallel import Parallel
 from engine.spec.pool import Pool
@@ -151,4 +152,7 @@ def _resolved(arguments: Spec, pool: Pool) -> Spec:
     if roles is not None:
         in_teaching_order(roles)
         updates["roles"] = resolve_starts(roles, arguments.train)  # type: ignore[attr-defined]
+    score = getattr(arguments, "score", None)
+    if isinstance(score, Score) and score.sequence == "auto" and hasattr(arguments, "train"):
+        updates["score"] = score.model_copy(update={"sequence": arguments.train.sequence})  # type: ignore[attr-defined]
     return arguments.model_copy(update=updates)

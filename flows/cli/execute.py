@@ -43,6 +43,7 @@ class Outcome:
     run_id: str
     states: dict[str, str] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
+    errors: dict[str, Exception] = field(default_factory=dict)
     failure: Exception | None = None
     failed: str = ""
     prefect_s: float = 0.0
@@ -138,7 +139,7 @@ def _in_prefect(frozen: Frozen, house: House, outcome: Outcome, started: float) 
 
     @prefect.task(name="work", persist_result=False)
     def node_task(node: dict[str, Any], after: list[Any]) -> dict[str, Any]:
-        return work(Node.model_validate(node), house, outcome.states)
+        return work(Node.model_validate(node), house, outcome.states, outcome.errors)
 
     def submit(node: Node, waits: list[Any]) -> Any:
         named = node_task.with_options(name=node.task, task_run_name=node.name)
@@ -170,15 +171,11 @@ def _in_prefect(frozen: Frozen, house: House, outcome: Outcome, started: float) 
 
 
 def _wait_for(scheduler: Submitting, outcome: Outcome) -> None:
-    """Wait for every future; keep the first real failure, not those of nodes that were only waiting for it."""
+    """Wait for every future; the first real failure is the run's, a stop only where nothing failed."""
     for node, future in zip(scheduler.nodes, scheduler.futures, strict=True):
         future.wait()
-        state = future.state
-        if state.is_completed():
-            continue
-        error = state.result(raise_on_failure=False)
-        if node.name not in outcome.states:
-            outcome.states[node.name] = "skipped"
-        elif outcome.failure is None or isinstance(outcome.failure, StoppedError):
-            outcome.failure = error if isinstance(error, Exception) else AtelierError(f"{node.name}: {state.message}")
-            outcome.failed = node.name
+        outcome.states.setdefault(node.name, "skipped")
+    errors = [(node.name, outcome.errors[node.name]) for node in scheduler.nodes if node.name in outcome.errors]
+    errors.sort(key=lambda pair: isinstance(pair[1], StoppedError))
+    if errors:
+        outcome.failed, outcome.failure = errors[0]

@@ -9,8 +9,11 @@ from infra.dag import Node
 from infra.house import House
 
 
-def work(node: Node, house: House, states: dict[str, str]) -> dict[str, Any]:
-    """Make the node's missing products. Returns its fingerprints (plain JSON: nothing else passes through Prefect)."""
+def work(node: Node, house: House, states: dict[str, str], errors: dict[str, Exception]) -> dict[str, Any]:
+    """Make the node's missing products; its state and error are noted by its name.
+
+    Returns the fingerprints (plain JSON: nothing else passes through Prefect).
+    """
     states[node.name] = "running"
     is_reused = not house.missing(node)
     handle = house.tracker.start_task(node, is_reused)
@@ -24,11 +27,13 @@ def work(node: Node, house: House, states: dict[str, str]) -> dict[str, Any]:
         house.tracker.end_task(handle, "FINISHED")
         for product in node.products.values():
             house.tracker.record(house.record(product.kind, product.fingerprint))
-    except StoppedError:
+    except StoppedError as error:
+        errors[node.name] = error
         states[node.name] = "stopped"
         house.tracker.end_task(handle, "KILLED")
         raise
-    except AtelierError:
+    except AtelierError as error:
+        errors[node.name] = error
         states[node.name] = "failed"
         house.tracker.end_task(handle, "FAILED")
         raise
@@ -37,7 +42,8 @@ def work(node: Node, house: House, states: dict[str, str]) -> dict[str, Any]:
         house.tracker.end_task(handle, "FAILED")
         trace = house.scratch / f"{node.name.replace('/', '-')}.trace"
         trace.write_text(traceback.format_exc())
-        raise AtelierError(f"{node.name}: {type(error).__name__}: {error} (trace: {trace})") from error
+        errors[node.name] = AtelierError(f"{type(error).__name__}: {error} (trace: {trace})")
+        raise errors[node.name] from error
     finally:
         house.say(node, state=states[node.name], detail=_detail(node))
     return {key: product.fingerprint for key, product in node.products.items()}

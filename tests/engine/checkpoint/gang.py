@@ -51,7 +51,9 @@ class Scene:
         return load(self.place(name, step), state, step=step, trajectory=TRAJECTORY, gang=self.gang(world))
 
 
-def trained(mesh: DeviceMesh | None, num_steps: int, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+def trained(
+    mesh: DeviceMesh | None, num_steps: int, seed: int = 0
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A small model with dims that 4 ranks cannot share evenly (one rank has no row), trained a few steps."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(10, 7), nn.Tanh(), nn.Linear(7, 5))
@@ -125,9 +127,7 @@ def placements(scene: Scene) -> dict[str, Any]:
         folder = Path(scene.place("placements", step))
         result[f"{source} bytes"] = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
         for target, others in layouts.items():
-            state = {
-                k: distribute_tensor(torch.zeros_like(v), scene.square, others) for k, v in full.items()
-            }
+            state = {k: distribute_tensor(torch.zeros_like(v), scene.square, others) for k, v in full.items()}
             scene.load("placements", step, state)
             result[f"{source} -> {target}"] = same(whole(state), full)
     return result

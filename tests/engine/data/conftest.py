@@ -64,7 +64,9 @@ class Workshop:
 
     def tokenizer(self, *corpora: Input, vocab=300) -> Input:
         inputs = {f"corpus_{n}": corpus for n, corpus in enumerate(corpora)}
-        return self.run("learn_tokenizer", {"tokenizer": Tokenizer(vocab=vocab).model_dump()}, inputs, "tokenizer")
+        return self.run(
+            "learn_tokenizer", {"tokenizer": Tokenizer(vocab=vocab).model_dump()}, inputs, "tokenizer"
+        )
 
     def tokens(self, corpus: Input, tokenizer: Input) -> Input:
         return self.run("encode", {}, {"corpus": corpus, "tokenizer": tokenizer}, "tokens")
@@ -85,4 +87,7 @@ def workshop(tmp_path) -> Workshop:
 @pytest.fixture
 def poems() -> list[str]:
     """40 short documents, all different, some beyond ASCII."""
-    return [f"Poem {n}: the sea is {n * 7} fathoms deep — naïve, {'wave ' * (n % 9)}fünf Boote.\n" for n in range(40)]
+    return [
+        f"Poem {n}: the sea is {n * 7} fathoms deep — naïve, {'wave ' * (n % 9)}fünf Boote.\n"
+        for n in range(40)
+    ]

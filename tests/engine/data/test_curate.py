@@ -25,7 +25,9 @@ def test_the_share_held_out_is_about_what_was_asked():
 
 
 def test_a_documents_split_depends_neither_on_order_nor_on_the_other_documents(workshop, poems):
-    first = {line["text"]: line["split"] for line in workshop.lines(workshop.corpus(poems), "documents.jsonl")}
+    first = {
+        line["text"]: line["split"] for line in workshop.lines(workshop.corpus(poems), "documents.jsonl")
+    }
     other = workshop.corpus([*reversed(poems), *(f"more {n}" for n in range(30))])
     second = {line["text"]: line["split"] for line in workshop.lines(other, "documents.jsonl")}
     assert first == {text: second[text] for text in poems}
@@ -43,7 +45,10 @@ def test_the_summary_counts_documents_and_utf8_bytes_of_both_splits(workshop, po
     held_out = [line["text"] for line in lines if line["split"] == "held_out"]
     summary = corpus.record.summary
     assert summary["bytes"] == sum(len(text.encode()) for text in poems)
-    assert (summary["held_out_documents"], summary["held_out_bytes"]) == (len(held_out), sum(len(t.encode()) for t in held_out))
+    assert (summary["held_out_documents"], summary["held_out_bytes"]) == (
+        len(held_out),
+        sum(len(t.encode()) for t in held_out),
+    )
     assert summary["kinds"] == {"line": 40}
     assert set(lines[0]) == {"id", "text", "split", "group"}
 
@@ -74,7 +79,9 @@ def test_a_source_without_text_is_refused(workshop, tmp_path):
         ('{"text": "\\ud800"}', "half of a surrogate pair"),
     ],
 )
-def test_a_broken_line_is_named_with_file_line_problem_and_way_out_or_skipped_when_asked(workshop, tmp_path, line, problem):
+def test_a_broken_line_is_named_with_file_line_problem_and_way_out_or_skipped_when_asked(
+    workshop, tmp_path, line, problem
+):
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "good"}\n\n' + line + '\n{"text": "good too"}\n')
     with pytest.raises(DataError) as caught:
@@ -128,7 +135,9 @@ def test_packed_files_give_the_documents_of_the_plain_ones(workshop, tmp_path, p
     (tmp_path / "plain.jsonl").write_bytes(lines)
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(lines))
     plain = workshop.lines(workshop.curate(Source(source=str(tmp_path / "plain.jsonl"))), "documents.jsonl")
-    packed = workshop.lines(workshop.curate(Source(source=str(tmp_path / "packed.jsonl.gz"))), "documents.jsonl")
+    packed = workshop.lines(
+        workshop.curate(Source(source=str(tmp_path / "packed.jsonl.gz"))), "documents.jsonl"
+    )
     assert [(p["text"], p["split"]) for p in packed] == [(p["text"], p["split"]) for p in plain]
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(lines)[:-20])
     with pytest.raises(DataError, match="not whole gzip data"):
@@ -149,7 +158,9 @@ def test_text_files_are_one_document_each_and_their_ids_do_not_tell_where_they_l
 
 
 def test_the_standard_library_gives_source_topics_and_docs_of_built_in_modules_and_no_topic_twice(workshop):
-    files = [[str(stdlib_folder() / name), content_id(str(stdlib_folder() / name))] for name in ("os.py", TOPICS)]
+    files = [
+        [str(stdlib_folder() / name), content_id(str(stdlib_folder() / name))] for name in ("os.py", TOPICS)
+    ]
     corpus = workshop.curate(Source(), files=files)
     lines = {line["id"]: line for line in workshop.lines(corpus, "documents.jsonl")}
     kinds = corpus.record.summary["kinds"]

@@ -8,7 +8,9 @@ from engine.data.vocabulary import Vocabulary
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
-def test_each_document_stands_in_the_file_followed_by_the_end_token_and_decodes_to_its_text(workshop, poems, split):
+def test_each_document_stands_in_the_file_followed_by_the_end_token_and_decodes_to_its_text(
+    workshop, poems, split
+):
     corpus = workshop.corpus([*poems, "tricky <|end|> text"], held_out=0.4)
     tokenizer = workshop.tokenizer(corpus)
     tokens = workshop.tokens(corpus, tokenizer)

@@ -37,10 +37,15 @@ def test_the_held_out_split_teaches_the_tokenizer_nothing(workshop, poems):
     marked = [poem.replace("Poem", "zqzqzqzq") for poem in poems]
     corpus = workshop.corpus(poems)
     lines = workshop.lines(corpus, "documents.jsonl")
-    mixed = [line | {"text": line["text"].replace("Poem", "zqzqzqzq")} if line["split"] == "held_out" else line for line in lines]
+    mixed = [
+        line | {"text": line["text"].replace("Poem", "zqzqzqzq")} if line["split"] == "held_out" else line
+        for line in lines
+    ]
     plain = workshop.tokenizer(corpus, vocab=400)
     target = Path(corpus.url)
-    (target / "documents.jsonl").write_text("".join(json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n" for line in mixed))
+    (target / "documents.jsonl").write_text(
+        "".join(json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n" for line in mixed)
+    )
     _reseal(workshop, target)
     changed = workshop.tokenizer(workshop.publish(target, "corpus"), vocab=400)
     learnt = workshop.tokenizer(workshop.corpus(marked), vocab=400)
@@ -66,13 +71,21 @@ def test_learning_gives_the_same_bytes_whatever_the_threads(workshop, poems, tmp
         }  # fmt: skip
         (tmp_path / "run.json").write_text(json.dumps(run))
         environment = dict(os.environ, RAYON_NUM_THREADS=threads, PYTHONHASHSEED=str(n))
-        subprocess.run([sys.executable, "-m", "engine.prepare", str(tmp_path / "run.json")], check=True, env=environment, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "engine.prepare", str(tmp_path / "run.json")],
+            check=True,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
         found.add((tmp_path / f"t{n}" / "tokenizer.json").read_bytes())
     assert len(found) == 1
 
 
 def test_several_corpora_are_learnt_together(workshop, poems):
-    one, two = workshop.corpus(poems[:20]), workshop.corpus(["xylophone " * 5, "xylophone " * 6, "xylophone " * 7])
+    one, two = (
+        workshop.corpus(poems[:20]),
+        workshop.corpus(["xylophone " * 5, "xylophone " * 6, "xylophone " * 7]),
+    )
     both = Vocabulary.read(Path(workshop.tokenizer(one, two, vocab=400).url) / "tokenizer.json")
     alone = Vocabulary.read(Path(workshop.tokenizer(one, vocab=400).url) / "tokenizer.json")
     assert len(both.encode(" xylophone")) < len(alone.encode(" xylophone"))

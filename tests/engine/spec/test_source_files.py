@@ -14,7 +14,15 @@ def test_stdlib_lists_source_and_topics_but_no_tests_no_installed_packages_and_n
     assert names == sorted(names)
     assert {TOPICS, "os.py", "asyncio/tasks.py"} <= set(names)
     folders = {part for name in names for part in name.split("/")[:-1]}
-    assert not folders & {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings"}
+    assert not folders & {
+        "test",
+        "tests",
+        "idle_test",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "encodings",
+    }
     assert not any("_sysconfigdata" in name or name.startswith("config-") for name in names)
 
 

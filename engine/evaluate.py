@@ -1,0 +1,229 @@
+"""Score models on held-out text and labelled examples: python -m engine.evaluate run.json
+
+run.json: task "score"; config is a Scoring (engine/spec/scoring.py); inputs `model.<key>` of every target,
+`tokens`, `tokenizer` and, where a target asks for them, `labels`; outputs `<key>`, and `baselines` if wanted.
+
+Each output is a scores.json. For a model:
+  loss           nats a token over the first score.max_tokens held-out tokens, whole documents, in windows of
+                 `sequence` with documents isolated as in training. End tokens count. A document's first
+                 token has no context: it is charged ln V for every model, so that every byte is paid for
+  bits_per_byte  loss x tokens / ln 2 / bytes: comparable with compressors and between tokenizers
+  tokens, bytes, documents   what was scored; bytes are UTF-8
+  accuracy       share of test examples whose completion is the option of highest likelihood, end token
+                 included; accuracy_normalised: highest likelihood a token; `correct`: 0 or 1 an example
+  majority       the accuracy of always giving the most common answer
+  sample         score.sample and its continuation: 120 tokens, temperature 0.8, seed 0
+The baselines: gzip -9, xz -9e and an interpolated token trigram on the same documents, in bits per byte,
+first tokens charged alike. All arithmetic is float32 and nothing depends on time: two runs write the same.
+"""
+
+import math
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+
+from engine.artifact import Input
+from engine.data.encode import token_dtype
+from engine.data.examples import Examples
+from engine.data.ngram import gzip_bits, trigram_bits, xz_bits
+from engine.data.progress import Progress, say
+from engine.data.vocabulary import Vocabulary
+from engine.model.load import read_model
+from engine.parallel import start_gang
+from engine.process import input_of, output_of, run_verb
+from engine.sampling import num_positions
+from engine.scoring import HeldOutText, choose, majority, read_held_out, row_lengths, text_nats
+from engine.speaker import TOKENIZER, Speaker, check_vocabulary
+from engine.spec.base import parse
+from engine.spec.data import Score
+from engine.spec.error import ConfigError, DataError
+from engine.spec.run import RunFile
+from engine.spec.sampling import Sampling
+from engine.spec.scoring import Scoring, Target
+
+SCORES = "scores.json"
+SAMPLE = Sampling(max_tokens=120, temperature=0.8, top_p=1.0, seed=0)
+EXAMPLES_SEED = 0  # every model of every run is asked the same test examples
+TRIGRAM_TOKENS = 20_000_000  # of training text that the trigram learns from: its tables are in memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exam:
+    """What every model of the run is asked."""
+
+    sequence: int
+    prompt: str
+    vocabulary: Vocabulary
+    text: HeldOutText | None
+    examples: Examples | None
+
+    def num_tokens(self, target: Target) -> int:
+        """Tokens that one model computes, for the progress."""
+        num_text = len(self.text.tokens_N) if target.text and self.text else 0
+        return num_text + (sum(row_lengths(self.examples)) if target.labels and self.examples else 0)
+
+
+def evaluate(run: RunFile, stream: TextIO) -> dict[str, Any]:
+    """Do what the run file says; each body is written once its model is scored. Returns the summaries."""
+    config = parse(Scoring, run.config, "config")
+    scratch, progress = Path(run.scratch), Progress(stream)
+    layout = run.layout.model_copy(update={"replicate": 1, "shard": 1, "threads": config.threads})
+    gang = start_gang(layout)
+    exam, tokenizer = set_exam(run, config, scratch)
+    models = {key: input_of(run, f"model.{key}") for key in config.targets}
+    for key, model in models.items():
+        check_tokenizer(model, tokenizer, exam.vocabulary, scratch, f"model.{key}")
+    summaries: dict[str, Any] = {}
+    if "baselines" in run.outputs and exam.text is not None:
+        scores = baselines(exam.text, exam.vocabulary, input_of(run, "tokens"), scratch)
+        summaries["baselines"] = publish(run, "baselines", scores)
+    progress.start(sum(exam.num_tokens(target) for target in config.targets.values()), "tokens")
+    for key, target in config.targets.items():
+        network, spec = read_model(models[key], scratch, device=gang.device, dtype=torch.float32)
+        check_model(spec, exam, f"model.{key}")
+        summaries[key] = publish(run, key, score(network.eval(), exam, target, progress, f"model.{key}"))
+        del network  # before the next one is read: two may not fit
+    return summaries
+
+
+def set_exam(run: RunFile, config: Scoring, scratch: Path) -> tuple[Exam, Input]:
+    """The held-out text and the examples that the targets need, and the tokenizer."""
+    tokenizer = input_of(run, "tokenizer")
+    vocabulary = Vocabulary.read(tokenizer.file(TOKENIZER, scratch))
+    sequence = config.score.sequence
+    if sequence == "auto":
+        raise ConfigError("config.score.sequence", "is auto", "give a number: the training's train.sequence")
+    text = examples = None
+    if any(target.text for target in config.targets.values()) or "baselines" in run.outputs:
+        tokens = input_of(run, "tokens")
+        check_tokens(tokens, tokenizer, vocabulary)
+        text = read_held_out(tokens, vocabulary, scratch, config.score.max_tokens)
+    if any(target.labels for target in config.targets.values()):
+        examples = read_examples(input_of(run, "labels"), tokenizer, config.score, sequence, scratch)
+    return Exam(
+        sequence=sequence, prompt=config.score.sample, vocabulary=vocabulary, text=text, examples=examples
+    ), tokenizer
+
+
+def read_examples(labels: Input, tokenizer: Input, score: Score, sequence: int, scratch: Path) -> Examples:
+    """The first `score.max_examples` test examples of a fixed order."""
+    return Examples(
+        labels,
+        tokenizer.file(TOKENIZER, scratch),
+        scratch,
+        sequence=sequence,
+        num_examples=min(score.max_examples, int(labels.record.summary["test"])),
+        seed=EXAMPLES_SEED,
+        split="test",
+    )
+
+
+def check_tokens(tokens: Input, tokenizer: Input, vocabulary: Vocabulary) -> None:
+    """Refuse tokens that another tokenizer made."""
+    made_by = tokens.record.parents.get("tokenizer", tokenizer.record.fingerprint)
+    size = int(tokens.record.summary["vocab"])
+    if size != vocabulary.size or made_by != tokenizer.record.fingerprint:
+        raise ConfigError(
+            "run.inputs.tokens",
+            f"made by tokenizer {made_by[:8]} of {size} tokens, but the tokenizer given is"
+            f" {tokenizer.record.fingerprint[:8]} of {vocabulary.size}",
+            "give the tokenizer that encoded them",
+        )
+
+
+def check_tokenizer(
+    model: Input, tokenizer: Input, vocabulary: Vocabulary, scratch: Path, place: str
+) -> None:
+    """Refuse a model of another tokenizer, even of the same size: ids would mean other text."""
+    if TOKENIZER not in model.names():
+        return
+    if (own := model.entry(TOKENIZER).sha256) != (given := tokenizer.entry(TOKENIZER).sha256):
+        size = Vocabulary.read(model.file(TOKENIZER, scratch)).size
+        raise ConfigError(
+            place,
+            f"its tokenizer {own[:8]} has {size} tokens, the given {given[:8]} has {vocabulary.size}",
+            "give the tokenizer that the model was trained with, or train the model anew with this one",
+        )
+
+
+def check_model(spec: Any, exam: Exam, place: str) -> None:
+    """Refuse a model that cannot read the exam's windows."""
+    check_vocabulary(exam.vocabulary, spec, place)
+    room = num_positions(spec)
+    if room is not None and room < exam.sequence:
+        raise ConfigError(
+            place,
+            f"has {room} learned positions, the windows have {exam.sequence} tokens",
+            f"score.sequence={room} would fit",
+        )
+
+
+def score(network: Any, exam: Exam, target: Target, progress: Progress, place: str) -> dict[str, Any]:
+    """The scores of one model, as its scores.json has them."""
+    result: dict[str, Any] = {"sequence": exam.sequence}
+    if target.text and exam.text is not None:
+        vocab, text = exam.vocabulary.size, exam.text
+        nats = text_nats(network, text, sequence=exam.sequence, vocab=vocab, advance=progress.advance)
+        if not math.isfinite(nats):
+            raise DataError(f"{place}: its loss is {nats}; its weights are damaged or its training diverged")
+        result |= {
+            "loss": nats / len(text.tokens_N),
+            "bits_per_byte": nats / math.log(2) / text.num_bytes,
+            "sample": exam.prompt + Speaker(network, exam.vocabulary).text(exam.prompt, SAMPLE),
+        } | counts(text)
+    if target.labels and exam.examples is not None:
+        choices = choose(network, exam.examples, advance=progress.advance)
+        result |= {
+            "accuracy": sum(choices.correct) / len(choices.correct),
+            "accuracy_normalised": sum(choices.correct_normalised) / len(choices.correct),
+            "correct": choices.correct,
+            "majority": majority(exam.examples),
+            "examples": len(choices.correct),
+        }
+    return result
+
+
+def counts(text: HeldOutText) -> dict[str, int]:
+    return {"tokens": len(text.tokens_N), "bytes": text.num_bytes, "documents": len(text.ends_D)}
+
+
+def baselines(text: HeldOutText, vocabulary: Vocabulary, tokens: Input, scratch: Path) -> dict[str, Any]:
+    """What needs no model, in bits per byte; the trigram, too, pays ln V for first tokens."""
+    raw = vocabulary.bytes_of(text.tokens_N)
+    dtype = token_dtype(vocabulary.size)
+    train_N = np.fromfile(tokens.file("train.bin", scratch), dtype=dtype, count=TRIGRAM_TOKENS)
+    trigram = trigram_bits(
+        train_N, text.tokens_N, vocab=vocabulary.size, end=vocabulary.end_id, num_bytes=text.num_bytes
+    )
+    first = len(text.ends_D) * math.log2(vocabulary.size) / text.num_bytes
+    return {
+        "gzip": gzip_bits(raw),
+        "xz": xz_bits(raw),
+        "trigram": trigram + first,
+        "trigram_tokens": len(train_N),
+    } | counts(text)
+
+
+def publish(run: RunFile, key: str, scores: dict[str, Any]) -> dict[str, Any]:
+    """Write scores.json and the body of output `key`; the summary is the scores without `correct`."""
+    output = output_of(run, key)
+    output.add_json(SCORES, scores)
+    summary = {name: value for name, value in scores.items() if name != "correct"}
+    output.close(summary)
+    return summary
+
+
+def main(run: RunFile) -> None:
+    os.environ["RAYON_NUM_THREADS"] = (
+        "1"  # read by the tokenizer's thread pool when it starts; there is little to encode
+    )
+    say(sys.stdout, {"done": evaluate(run, sys.stdout)})
+
+
+if __name__ == "__main__":
+    sys.exit(run_verb("evaluate", sys.argv[1:], main))

@@ -1,0 +1,188 @@
+"""Follows a flow run from outside and writes it into MLflow, on a thread of its own: whatever MLflow does, training goes on.
+
+Nothing here waits for MLflow but `close`, `register` and, briefly, the addresses. What could not be written is in the store all the
+same: the next run that meets the artifact writes it.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.spec.error import AtelierError
+from engine.spec.record import Record
+from engine.storage import join
+from infra.store import Store
+from infra.tracking_page import Links
+from infra.tracking_run import About, Followed, TaskHandle
+from infra.tracking_worker import Job, Worker
+
+if TYPE_CHECKING:
+    from infra.tracking_models import Models
+    from infra.tracking_scribe import Curve, Scribe
+
+ADDRESS_S = 8.0
+CLOSE_S = 30.0
+REGISTER_S = 120.0
+
+
+class Tracker:
+    """One flow run as MLflow shows it."""
+
+    def __init__(
+        self, uri: str, store: Store, *, flow: str, command: str, run_id: str, config: dict[str, Any], sweep: str = "",
+        tags: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Start at once and return at once. `run_id` is ours: the same one again goes on with the same MLflow run.
+
+        `tags` go on every run and model; one called `<word>.url` becomes a link called <word> on the pages.
+        """
+        self.uri = uri
+        self._store = store
+        self._about = About(flow=flow, command=command, run_id=run_id, config=config, sweep=sweep, tags=dict(tags or {}))
+        self._scribe: Scribe | None = None
+        self._models: Models | None = None
+        self._handles: list[TaskHandle] = []
+        self._followings: list[Following] = []
+        self._worker = Worker(self._connect)
+        self._begun = self._worker.put("the flow's run", lambda backend: self.scribe.begin())
+
+    def _connect(self) -> Any:
+        from infra.tracking_mlflow import Backend  # here, on the thread: MLflow takes 2 s to import, and planning does without it
+        from infra.tracking_models import Models  # as above
+        from infra.tracking_scribe import Scribe  # as above
+
+        backend = Backend(self.uri, join(self._store.root, "mlartifacts"))
+        self._scribe = Scribe(backend, self._store, self._about)
+        self._models = Models(self._scribe, self._store)
+        return backend
+
+    @property
+    def scribe(self) -> "Scribe":
+        assert self._scribe is not None  # jobs run only after _connect
+        return self._scribe
+
+    @property
+    def models(self) -> "Models":
+        assert self._models is not None  # as above
+        return self._models
+
+    @property
+    def mlflow_run(self) -> str:
+        """The id of the flow's MLflow run; '' when MLflow does not answer within a few seconds."""
+        self._begun.done.wait(ADDRESS_S)
+        return self._scribe.flow_run if self._scribe else ""
+
+    @property
+    def trouble(self) -> str:
+        """Why writing is late just now; '' when it is not."""
+        return self._worker.trouble
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the tracker's thread has worked."""
+        return self._worker.busy_s
+
+    def urls(self) -> dict[str, str]:
+        """'flow', 'compare' -> address on the MLflow server; empty when it is a database without one, or away."""
+        links = Links(self.uri.rstrip("/") if self.uri.startswith("http") else "")
+        if not links.page or not self.mlflow_run:
+            return {}
+        return {"flow": links.run(self.scribe.experiment, self.mlflow_run), "compare": links.compare(self.scribe.experiment)}
+
+    def start_task(self, name: str, task: str) -> TaskHandle:
+        """A run of its own, under the flow's, for a task. `name` is the node's, unique in the flow run."""
+        handle = TaskHandle(name, task)
+        self._handles.append(handle)
+        self._worker.put(f"task {name}", lambda backend: self.scribe.begin_task(handle))
+        return handle
+
+    def end_task(self, handle: TaskHandle, status: str, summary: Mapping[str, Any] | None = None) -> None:
+        """`status`: FINISHED, FAILED or KILLED (reused counts as finished). Numbers of `summary` become metrics, texts tags."""
+        values = dict(summary or {})
+        self._handles = [one for one in self._handles if one is not handle]
+        self._worker.put(f"the end of task {handle.name}", lambda backend: self.scribe.end_task(handle, status, values))
+
+    def follow(self, task: TaskHandle | None, trajectories: Sequence[Followed]) -> "Following":
+        """Read along with the trainings of a gang until `stop`; their curves appear every two seconds."""
+        following = Following(self, task, trajectories)
+        self._followings.append(following)
+        return following
+
+    def record(self, record: Record, task: TaskHandle | None = None) -> None:
+        """An artifact was published or reused."""
+        self._worker.put(f"{record.kind} {record.name}", lambda backend: self.models.record(record, task))
+
+    def register(self, record: Record, *, aliases: Sequence[str] = ()) -> str:
+        """Make a registered version of a model and wait for it; its address. Raises AtelierError when MLflow stays away."""
+        job = self._worker.put(f"registering {record.name}", lambda backend: self.models.register(record, list(aliases)))
+        return str(self._wait(job, f"{record.name} was not registered"))
+
+    def _wait(self, job: Job, what: str) -> Any:
+        job.done.wait(REGISTER_S)
+        if job.error or not job.done.is_set():
+            why = job.error or self.trouble or f"no answer within {REGISTER_S:.0f} s"
+            raise AtelierError(f"{what}: {why} ({self.uri}); run the same command again when MLflow is back")
+        return job.result
+
+    def report(self, record: Record | None, markdown: str, paths: Sequence[Path | str]) -> None:
+        """Show a report on the flow's page: `markdown` as its description, the files as artifacts."""
+        files = [str(path) for path in paths]
+        self._worker.put("the report", lambda backend: self.scribe.report(record, markdown, files))
+
+    def close(self, status: str = "FINISHED", timeout_s: float = CLOSE_S) -> list[str]:
+        """End the flow's run and catch up, for `timeout_s` at most; what could not be written, as text."""
+        for following in self._followings:
+            following.stop(status)
+        for handle in self._handles:
+            self.end_task(handle, status)
+        self._worker.put("the end of the flow's run", lambda backend: self.scribe.end(status))
+        return self._worker.close(timeout_s)
+
+    def regularly(self, label: str, action: Any) -> None:
+        self._worker.regularly(label, action)
+
+    def no_longer(self, label: str) -> None:
+        self._worker.no_longer(label)
+
+    def put(self, label: str, action: Any) -> None:
+        self._worker.put(label, action)
+
+
+class Following:
+    """The curves of one gang."""
+
+    def __init__(self, tracker: Tracker, task: TaskHandle | None, trajectories: Sequence[Followed]) -> None:
+        self._tracker, self._task, self._trajectories = tracker, task, tuple(trajectories)
+        self._curves: list[list[Curve]] = []
+        self._label = f"curves {id(self)}"
+        self._is_stopped = False
+        tracker.put("the curves", lambda backend: self._begin())
+        tracker.regularly(self._label, lambda backend: self._poll())
+
+    def _begin(self) -> None:
+        from infra.tracking_scribe import Curve  # here, on the thread: it imports MLflow
+
+        if not self._curves:
+            self._curves = [[Curve(self._tracker.scribe, f, i, self._task) for i in range(len(f.segments))] for f in self._trajectories]
+
+    def _poll(self) -> None:
+        for chain in self._curves:
+            for curve in chain:
+                curve.poll()
+
+    def stop(self, status: str = "FINISHED") -> None:
+        """The gang has ended: send the rest, note the kept checkpoints, end the runs. Returns at once."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self._tracker.no_longer(self._label)
+        for number, followed in enumerate(self._trajectories):
+            for place in range(len(followed.segments)):
+                self._tracker.put(f"the curve of {followed.role}", lambda backend, n=number, p=place: self._finish(n, p, status))
+
+    def _finish(self, number: int, place: int, status: str) -> None:
+        """A trunk that training has left behind is finished, however its branch ended."""
+        chain = self._curves[number]
+        is_left = any(later.reader.has_own() for later in chain[place + 1 :])
+        chain[place].finish("FINISHED" if is_left else status)
+        self._tracker.models.checkpoints(chain[place])

@@ -1,0 +1,82 @@
+"""A registered version that stands alone: weights and tokenizer by copy, the engine's code and the predictor beside them, no pickle."""
+
+import os
+import shutil
+import tempfile
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+from mlflow.exceptions import MlflowException
+from mlflow.models import Model
+from mlflow.models.signature import ModelSignature
+from mlflow.pyfunc import save_model  # type: ignore[reportPrivateImportUsage]  # the documented name
+from mlflow.types import DataType, ParamSchema, ParamSpec
+
+from engine.artifact import Input
+from engine.spec.record import Record
+from engine.storage import is_local, local_path
+from infra.code import PROJECT, versions
+from infra.predictor import DEFAULTS
+from infra.store import RECORD, Store
+from infra.tracking_mlflow import Backend
+
+EXTERNAL = "mlflow.model.isExternal"
+NEEDED = ("torch", "numpy", "pydantic", "safetensors", "tokenizers", "fsspec")
+
+
+def registered_name(name: str) -> str:
+    return name.replace("/", "-").replace(":", "-")
+
+
+def new_version(
+    backend: Backend, store: Store, record: Record, *, name: str, model_id: str, run_id: str, tags: dict[str, str]
+) -> str:
+    """Put the model's files into MLflow and make a version of `name`, unless there is one of this fingerprint; its number."""
+    client = backend.client
+    with suppress(MlflowException):
+        client.create_registered_model(name)  # there already, or the search below tells what is wrong
+    found = client.search_model_versions(f"name = '{name}' AND tags.`atelier.fingerprint` = '{record.fingerprint}'")
+    if found:
+        return str(found[0].version)
+    base = local_path(store.root) if is_local(store.root) else None
+    with tempfile.TemporaryDirectory(prefix=".tmp-version-", dir=base) as folder:
+        saved = save(record, store, Path(folder), model_id)
+        client.log_model_artifacts(model_id, str(saved))
+    with suppress(MlflowException):
+        client.delete_logged_model_tag(model_id, EXTERNAL)
+    version = client.create_model_version(
+        name, source=f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id, await_creation_for=0
+    )  # fmt: skip
+    return str(version.version)
+
+
+def save(record: Record, store: Store, folder: Path, model_id: str) -> Path:
+    """A folder that `mlflow.pyfunc.load_model` reads: the weights are hard links where the file system has them."""
+    stage, saved = folder / "stage", folder / "saved"
+    (stage / "model").mkdir(parents=True)
+    (stage / "model" / RECORD).write_text(record.text())
+    shutil.copytree(Path(PROJECT) / "engine", stage / "code" / "engine", ignore=shutil.ignore_patterns("__pycache__"))
+    defaults = {"max_tokens": DataType.long, "temperature": DataType.double, "top_p": DataType.double, "seed": DataType.long}
+    parameters = ParamSchema([ParamSpec(key, kind, DEFAULTS[key]) for key, kind in defaults.items()])
+    have = versions()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice to give an input example, which would have to run the model
+        save_model(
+            str(saved), python_model=str(Path(PROJECT) / "infra" / "predictor.py"),
+            artifacts={"model": str(stage / "model"), "code": str(stage / "code")}, signature=ModelSignature(params=parameters),
+            pip_requirements=[f"{lib}=={have[lib]}" if lib in have else lib for lib in NEEDED], mlflow_model=Model(model_id=model_id),
+        )  # fmt: skip
+    source = Input(url=store.address(record.kind, record.fingerprint), record=record)
+    for entry in record.files:
+        target = saved / "artifacts" / "model" / entry.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _put(source.file(entry.path, folder / "fetched"), target)
+    return saved
+
+
+def _put(path: Path, target: Path) -> None:
+    try:
+        os.link(path, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(path, target)

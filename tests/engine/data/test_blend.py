@@ -1,0 +1,145 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.data.blend import BLOCK, Blend, shares
+from engine.data.permute import Permutation
+from engine.spec.error import ConfigError
+
+
+class Numbers:
+    """A data set whose sample i is the number `offset + i`, repeated `length` times."""
+
+    def __init__(self, size, length=4, offset=0):
+        self.size, self.length, self.offset = size, length, offset
+
+    def __len__(self):
+        return self.size
+
+    def batch(self, indices):
+        rows = np.repeat(np.asarray(indices, dtype=np.int64)[:, None] + self.offset, self.length, axis=1)
+        names = ("tokens_BT", "positions_BT", "documents_BT", "labels_BT")
+        return {name: rows.copy() for name in names}
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**62))
+def test_a_permutation_holds_every_number_once(size, seed):
+    assert sorted(Permutation(size, seed, "x")(np.arange(size)).tolist()) == list(range(size))
+
+
+@given(st.integers(1, 2**40), st.integers(0, 2**62), st.data())
+def test_a_place_has_the_same_number_whatever_is_asked_with_it(size, seed, data):
+    places = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20))
+    order = Permutation(size, seed, "x")
+    together = order(np.array(places))
+    assert ((together >= 0) & (together < size)).all()
+    assert together.tolist() == [int(order(np.array([place]))[0]) for place in places]
+
+
+def test_permutations_of_different_keys_look_unrelated():
+    size = 5000
+    orders = [Permutation(size, seed, name)(np.arange(size)) for seed, name in ((1, "a"), (2, "a"), (1, "b"))]
+    orders.append(np.arange(size))
+    for n, one in enumerate(orders):
+        for other in orders[:n]:
+            assert (one == other).sum() < 10
+            assert abs(np.corrcoef(one, other)[0, 1]) < 0.06
+
+
+def test_neighbours_are_torn_apart():
+    size = 4096
+    steps = np.abs(np.diff(Permutation(size, 7, "x")(np.arange(size))))
+    assert abs(steps.mean() / (size / 3) - 1) < 0.05
+
+
+blends = st.builds(
+    lambda sizes, weights, seed: Blend([(Numbers(s), w) for s, w in zip(sizes, weights, strict=False)], seed),
+    st.lists(st.integers(1, 50), min_size=3, max_size=3),
+    st.lists(st.floats(0.01, 10), min_size=1, max_size=3),
+    st.integers(0, 2**31),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(blends, st.integers(0, 100_000), st.lists(st.integers(1, 60), min_size=1, max_size=8))
+def test_any_way_of_cutting_the_stream_gives_the_same_stream(blend, first, counts):
+    whole = blend.samples(first, sum(counts))
+    parts, at = [], first
+    for count in counts:
+        parts += blend.samples(at, count)
+        at += count
+    assert parts == whole
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 300), st.integers(0, 2**31), st.integers(0, 100))
+def test_every_sample_comes_once_an_epoch(size, seed, epoch):
+    blend = Blend([(Numbers(size), 1.0)], seed)
+    assert sorted(sample for _, sample in blend.samples(epoch * size, size)) == list(range(size))
+
+
+def test_epochs_differ_in_their_order():
+    blend = Blend([(Numbers(500), 1.0)], 4)
+    one, two = blend.samples(0, 500), blend.samples(500, 500)
+    assert sum(a == b for a, b in zip(one, two, strict=True)) < 10
+
+
+def test_each_set_of_a_blend_gives_every_sample_once_an_epoch_also_across_blocks():
+    sizes = (1000, 700, 33)
+    blend = Blend([(Numbers(size), weight) for size, weight in zip(sizes, (3.0, 1.0, 0.2), strict=True)], 5)
+    drawn = blend.samples(0, BLOCK * 2 + 100)
+    for n, size in enumerate(sizes):
+        mine = [sample for owner, sample in drawn if owner == n]
+        assert len(mine) > size
+        for epoch in range(len(mine) // size):
+            assert sorted(mine[epoch * size : (epoch + 1) * size]) == list(range(size))
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
+def test_shares_fill_a_block_within_one_sample_of_the_weights_and_none_is_left_out(weights):
+    counts = np.array(shares(weights))
+    exact = np.array(weights) / sum(weights) * BLOCK
+    assert counts.sum() == BLOCK and counts.min() >= 1
+    small = exact < 1
+    assert (np.abs(counts - exact)[~small] <= 1 + small.sum()).all()
+
+
+def test_every_block_holds_exactly_the_shares():
+    blend = Blend([(Numbers(1000), 0.5), (Numbers(10), 0.3), (Numbers(7), 0.2)], 3)
+    for block in (0, 1, 77):
+        owners = [owner for owner, _ in blend.samples(block * BLOCK, BLOCK)]
+        assert np.bincount(owners).tolist() == shares([0.5, 0.3, 0.2]) == [2048, 1229, 819]
+
+
+def test_another_seed_is_another_order():
+    streams = [(Numbers(1000), 1.0), (Numbers(1000), 1.0)]
+    one, other = Blend(streams, 1).samples(0, 1000), Blend(streams, 2).samples(0, 1000)
+    assert sum(a == b for a, b in zip(one, other, strict=True)) < 20
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 20_000), st.integers(1, 4))
+def test_data_parallel_ranks_together_get_the_batch_of_one(first, ranks):
+    blend = Blend([(Numbers(30), 2.0), (Numbers(9, length=3, offset=1000), 1.0)], 11)
+    whole = blend.batch(first, 4 * ranks)
+    parts = [blend.batch(first + 4 * rank, 4) for rank in range(ranks)]
+    for name, values in whole.items():
+        assert (np.concatenate([part[name] for part in parts]) == values).all()
+
+
+def test_rows_of_shorter_sets_are_padded_and_not_scored():
+    blend = Blend([(Numbers(30), 1.0), (Numbers(9, length=2, offset=1000), 1.0)], 11)
+    batch = blend.batch(0, 64)
+    for row, (owner, sample) in enumerate(blend.samples(0, 64)):
+        value = sample + 1000 * owner
+        tail = [value, value] if owner == 0 else None
+        assert batch["tokens_BT"][row].tolist() == [value, value, *(tail or [0, 0])]
+        assert batch["labels_BT"][row].tolist() == [value, value, *(tail or [-100, -100])]
+        assert batch["documents_BT"][row].tolist() == [value, value, *(tail or [-1, -1])]
+
+
+def test_streams_without_samples_or_weight_are_refused():
+    for streams in ([], [(Numbers(0), 1.0)], [(Numbers(3), 0.0)]):
+        with pytest.raises(ConfigError, match="each with a sample or more and a weight above 0"):
+            Blend(streams, 1)

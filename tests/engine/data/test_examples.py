@@ -1,0 +1,120 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.data.examples import Examples
+from engine.data.vocabulary import Vocabulary
+from engine.data.windows import Windows
+from engine.spec.data import Labels
+from engine.spec.error import ConfigError, DataError
+
+
+@pytest.fixture
+def made(workshop, poems, tmp_path):
+    """(labels, tokenizer file): 60 examples of three options, one of several tokens."""
+    path = tmp_path / "labels.jsonl"
+    names = (" red", " green", " ultramarine blue")
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": f"{'sea ' * (n % 7)}poem {n}:", "completion": names[n % 3]}) + "\n"
+            for n in range(60)
+        )
+    )
+    labels = workshop.labels(Labels(source=str(path)))
+    tokenizer = Path(workshop.tokenizer(workshop.corpus(poems)).url) / "tokenizer.json"
+    return labels, tokenizer
+
+
+def _examples(made, tmp_path, **options):
+    return Examples(*made, tmp_path, **({"sequence": 64} | options))
+
+
+def test_only_completion_and_end_token_are_scored(made, tmp_path, workshop):
+    examples, vocabulary = _examples(made, tmp_path), Vocabulary.read(made[1])
+    batch = examples.batch(range(len(examples)))
+    by_prompt = {line["prompt"]: line["completion"] for line in workshop.lines(made[0], "train.jsonl")}
+    for row in range(len(examples)):
+        labels, tokens = batch["labels_BT"][row], batch["tokens_BT"][row]
+        scored = labels[labels != -100].tolist()
+        real = batch["documents_BT"][row] == 0
+        prompt = vocabulary.decode(tokens[: int(np.argmax(labels != -100)) + 1].tolist())
+        assert scored[-1] == vocabulary.end_id
+        assert vocabulary.decode(scored) == by_prompt[prompt]
+        assert (tokens[real][1:] == labels[real][:-1])[labels[real][:-1] != -100].all()
+        assert batch["positions_BT"][row][real].tolist() == list(range(real.sum()))
+        assert set(batch["documents_BT"][row][~real]) <= {-1} and set(labels[~real]) <= {-100}
+
+
+def test_a_draw_depends_on_seed_and_draw_alone_and_a_larger_draw_holds_the_smaller(made, tmp_path):
+    def drawn(**options):
+        return set(_examples(made, tmp_path, **options).examples)
+
+    first = drawn(num_examples=12, draw=0)
+    assert len(first) == 12
+    assert first == drawn(num_examples=12, draw=0)
+    assert first != drawn(num_examples=12, draw=1)
+    assert first != drawn(num_examples=12, draw=0, seed=2)
+    assert first < drawn(num_examples=20, draw=0) < drawn()
+
+
+def test_all_batches_of_a_draw_have_one_length_whoever_is_in_them(made, tmp_path):
+    examples = _examples(made, tmp_path)
+    whole = examples.batch(range(len(examples)))
+    assert whole["tokens_BT"].shape == (len(examples), examples.length)
+    assert (examples.batch([3])["tokens_BT"] == whole["tokens_BT"][3:4]).all()
+    assert (whole["documents_BT"] == 0).sum(axis=1).max() == examples.length
+
+
+def test_a_prompt_too_long_loses_its_beginning_in_training_and_scoring_alike(made, tmp_path):
+    full, short = _examples(made, tmp_path), _examples(made, tmp_path, sequence=24)
+    assert short.length <= 24 < full.length
+    for whole, cut in zip(full.examples, short.examples, strict=True):
+        assert whole.completion == cut.completion
+        assert whole.prompt[-len(cut.prompt) :] == cut.prompt
+    assert max(row.positions_T.max() for row in map(short.option_row, range(len(short)))) < 24
+    with pytest.raises(
+        ConfigError, match=r"sequence: 4 tokens leave no room for a prompt; options have up to"
+    ):
+        _examples(made, tmp_path, sequence=4)
+
+
+def test_more_examples_than_there_are_is_refused_with_the_numbers(made, tmp_path):
+    there = len(_examples(made, tmp_path))
+    with pytest.raises(DataError, match=f"{there + 1} train examples were asked for, there are {there}"):
+        _examples(made, tmp_path, num_examples=there + 1)
+
+
+def test_a_row_of_options_scores_for_each_option_what_a_row_of_its_own_would(made, tmp_path):
+    """Follow the contract's visibility by hand: branch b sees branch 0 and itself, earlier or same place."""
+    examples, vocabulary = _examples(made, tmp_path, split="test"), Vocabulary.read(made[1])
+    for index in range(len(examples)):
+        row, example = examples.option_row(index), examples.examples[index]
+        assert len(row.spans) == len(examples.options) == 3
+        for branch, (begin, end) in enumerate(row.spans, start=1):
+            option = [*vocabulary.encode(examples.options[branch - 1]), vocabulary.end_id]
+            assert row.labels_T[begin:end].tolist() == option
+            seen = (row.branches_T == 0) | (row.branches_T == branch)
+            assert row.tokens_T[seen].tolist() == [*example.prompt, *option[:-1]]
+            assert row.positions_T[seen].tolist() == list(range(seen.sum()))
+        assert row.labels_T[slice(*row.spans[row.answer])].tolist() == list(example.completion)
+        assert (row.labels_T[row.branches_T == 0] == -100).all()
+        assert set(row.documents_T) == {0}
+
+
+def test_a_batch_of_option_rows_is_padded_with_what_is_not_scored(made, tmp_path):
+    examples = _examples(made, tmp_path, split="test")
+    batch, rows = examples.option_batch([0, 1, 2])
+    for n, row in enumerate(rows):
+        size = len(row.tokens_T)
+        assert batch["branches_BT"][n, :size].tolist() == row.branches_T.tolist()
+        assert batch["tokens_BT"][n, :size].tolist() == row.tokens_T.tolist()
+        assert set(batch["labels_BT"][n, size:]) <= {-100} and set(batch["documents_BT"][n, size:]) <= {-1}
+    assert all(values.dtype == np.int64 for values in batch.values())
+
+
+def test_examples_have_the_keys_of_windows_so_that_both_can_share_a_batch(made, tmp_path, workshop, poems):
+    corpus = workshop.corpus(poems)
+    windows = Windows(workshop.tokens(corpus, workshop.tokenizer(corpus)), tmp_path, "train", 64)
+    assert set(windows.batch([0])) == set(_examples(made, tmp_path).batch([0]))

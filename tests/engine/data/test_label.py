@@ -1,0 +1,180 @@
+import json
+import re
+
+import pytest
+
+from engine.data.standard_library import docstrings
+from engine.spec.data import Labels
+from engine.spec.error import DataError
+from engine.spec.source_files import content_id, stdlib_files, stdlib_folder
+
+PACKAGES = ("asyncio/", "json/", "logging/", "email/", "os.py")
+
+
+@pytest.fixture(scope="module")
+def some_files():
+    prefix = f"{stdlib_folder()}/"
+    return [
+        [path, content_id(path)] for path in stdlib_files() if path.removeprefix(prefix).startswith(PACKAGES)
+    ]
+
+
+SOURCE = '''"""A module."""
+if True:
+    class Boat:
+        """A boat.
+
+        Second line.
+            Indented."""
+        try:
+            def row(self):
+                """Row."""
+                def inner():
+                    "Inner."
+        except ValueError:
+            pass
+        async def sail(self): "Sail."
+def steer(): """Steer."""
+def silent(): return """not a docstring"""
+'''
+
+
+def test_docstrings_know_whether_they_document_a_module_class_method_or_function():
+    found = [(d.text, d.kind) for d in docstrings(SOURCE, "x.py")]
+    assert found == [
+        ("A module.", "module"),
+        ("A boat.\n\nSecond line.\n    Indented.", "class"),
+        ("Row.", "method"),
+        ("Inner.", "function"),
+        ("Sail.", "method"),
+        ("Steer.", "function"),
+    ]
+    assert docstrings("print 'python 2'", "x.py") == []
+
+
+def test_package_examples_come_from_packages_of_several_files_and_every_package_is_in_both_splits(
+    workshop, some_files
+):
+    labels = workshop.labels(Labels(), some_files)
+    train, test = workshop.lines(labels, "train.jsonl"), workshop.lines(labels, "test.jsonl")
+    options = [
+        " asyncio",
+        " email",
+        " json",
+        " logging",
+    ]  # os is one file: it cannot be both learnt from and tested on
+    assert labels.record.summary["options"] == options
+    assert {e["completion"] for e in train} == {e["completion"] for e in test} == set(options)
+    assert all(
+        e["options"] == options and f" {e['group'].split('/')[0]}" == e["completion"] for e in train + test
+    )
+    counts = [sum(e["completion"] == option for e in test) for option in options]
+    assert labels.record.summary["majority"] == pytest.approx(max(counts) / len(test), abs=1e-6)
+
+
+def test_no_file_and_no_prompt_is_in_both_splits(workshop, some_files):
+    for task in ("package", "kind"):
+        labels = workshop.labels(Labels(task=task), some_files)
+        train, test = workshop.lines(labels, "train.jsonl"), workshop.lines(labels, "test.jsonl")
+        assert (labels.record.summary["train"], labels.record.summary["test"]) == (len(train), len(test))
+        assert not {e["group"] for e in train} & {e["group"] for e in test}
+        prompts = [e["prompt"] for e in train + test]
+        assert len(prompts) == len(set(prompts))
+
+
+def test_no_prompt_names_any_of_the_packages(workshop, some_files):
+    labels = workshop.labels(Labels(), some_files)
+    named = re.compile(r"\b(asyncio|email|json|logging)\b", re.IGNORECASE)
+    examples = workshop.lines(labels, "train.jsonl") + workshop.lines(labels, "test.jsonl")
+    assert not any(named.search(e["prompt"]) for e in examples)
+    assert any("***" in e["prompt"] for e in examples if e["completion"] == " json")
+
+
+def test_prompts_are_cut_and_end_with_the_question(workshop, some_files):
+    labels = workshop.labels(Labels(task="kind", max_chars=30), some_files)
+    examples = workshop.lines(labels, "train.jsonl")
+    assert all(
+        e["prompt"].endswith("\n\nKind:") and len(e["prompt"]) <= 30 + len("\n\nKind:") for e in examples
+    )
+    assert {e["completion"] for e in examples} == {" module", " class", " method", " function"}
+
+
+def _written(tmp_path, *lines):
+    path = tmp_path / "labels.jsonl"
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def test_prompts_and_completions_stand_as_given_and_text_and_label_are_joined_by_a_question(
+    workshop, tmp_path
+):
+    path = _written(
+        tmp_path,
+        {"prompt": "Good? Yes or no:", "completion": " yes"},
+        {"text": "A dull film. ", "label": "no"},
+        {"text": "A fine film.", "label": True},
+        {"text": "Three stars.", "label": 3, "group": "stars"},
+    )
+    labels = workshop.labels(Labels(source=str(path)))
+    examples = workshop.lines(labels, "train.jsonl") + workshop.lines(labels, "test.jsonl")
+    assert {(e["prompt"], e["completion"]) for e in examples} == {
+        ("Good? Yes or no:", " yes"),
+        ("A dull film.\n\nLabel:", " no"),
+        ("A fine film.\n\nLabel:", " true"),
+        ("Three stars.\n\nLabel:", " 3"),
+    }
+    assert labels.record.summary["options"] == [" 3", " no", " true", " yes"]
+    assert "stars" in {e["group"] for e in examples}
+
+
+def test_a_long_prompt_keeps_its_end_and_a_long_text_its_beginning(workshop, tmp_path):
+    path = _written(
+        tmp_path,
+        {"prompt": "x" * 50 + " sum is:", "completion": " a"},
+        {"text": "begin " + "y" * 50, "label": "b"},
+    )
+    labels = workshop.labels(Labels(source=str(path), max_chars=16))
+    examples = workshop.lines(labels, "train.jsonl") + workshop.lines(labels, "test.jsonl")
+    assert {e["prompt"] for e in examples} == {"xxxxxxxx sum is:", "begin yyyyyyyyyy\n\nLabel:"}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (
+            {"prompt": "x", "answer": "y"},
+            "field 'completion' (or 'label') is missing; fields there: answer, prompt",
+        ),
+        ({"completion": "y"}, "field 'prompt' (or 'text') is missing"),
+        ({"prompt": "x", "completion": None}, "field 'completion' is null, not text"),
+        ({"prompt": " ", "completion": "y"}, "field 'prompt' is empty"),
+        ({"prompt": "x", "completion": "y", "group": 3}, "field 'group' is a number, not text"),
+        ("{", "not JSON"),
+    ],
+)
+def test_a_broken_line_is_named_with_the_way_out_or_skipped_when_asked(workshop, tmp_path, line, problem):
+    good = [{"prompt": f"p{n}", "completion": f" {n % 2}"} for n in range(6)]
+    path = _written(tmp_path, *good, line)
+    with pytest.raises(DataError) as caught:
+        workshop.labels(Labels(source=str(path)))
+    assert str(caught.value).startswith(f"{path}:7: {problem}")
+    assert "labels.on_error=skip" in str(caught.value)
+    summary = workshop.labels(Labels(source=str(path), on_error="skip")).record.summary
+    assert (summary["train"] + summary["test"], summary["skipped"]) == (6, 1)
+
+
+def test_more_than_64_or_fewer_than_2_completions_are_refused_with_the_number(workshop, tmp_path):
+    many = _written(tmp_path, *({"prompt": f"p{n}", "completion": f"c{n}"} for n in range(65)))
+    with pytest.raises(DataError, match=r"65 distinct completions .* at most 64.*labels\.completion=<field>"):
+        workshop.labels(Labels(source=str(many)))
+    one = _written(tmp_path, *({"prompt": f"p{n}", "completion": "c"} for n in range(5)))
+    with pytest.raises(DataError, match="1 distinct completions; at least two are needed"):
+        workshop.labels(Labels(source=str(one)))
+
+
+def test_a_labels_file_that_changed_since_planning_is_refused(workshop, tmp_path):
+    path = _written(tmp_path, {"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"})
+    files = workshop.files(Labels(source=str(path)))
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(DataError, match="changed since"):
+        workshop.labels(Labels(source=str(path)), files)
