@@ -1,4 +1,6 @@
-"""What a gang knows of artifacts: read a verified input, write an output's files and its body. Publishing is not done here. Torch-free."""
+"""What a gang knows of artifacts: read a verified input, write an output's files and its body. Publishing is
+not done here. Torch-free.
+"""
 
 import hashlib
 import json
@@ -57,7 +59,9 @@ def open_input(url: str) -> Input:
 
 
 class Output:
-    """The files of one output: `add` each, then `close` with the summary; body.json is written last and lists the digests."""
+    """The files of one output: `add` each, then `close` with the summary; body.json is written last and lists
+    the digests.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -73,7 +77,9 @@ class Output:
         self._entries.append(FileEntry(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
 
     def add_json(self, name: str, document: Any) -> None:
-        self.add_bytes(name, (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
+        self.add_bytes(
+            name, (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        )
 
     def close(self, summary: dict[str, Any]) -> None:
         body = {"files": [entry.model_dump() for entry in self._entries], "summary": summary}

@@ -37,7 +37,7 @@ from engine.model.load import read_model
 from engine.parallel import start_gang
 from engine.process import input_of, output_of, run_verb
 from engine.sampling import num_positions
-from engine.scoring import HeldOutText, choose, majority, read_held_out, row_lengths, text_nats
+from engine.scoring import HeldOutText, choose, majority, num_places, read_held_out, row_lengths, text_nats
 from engine.speaker import TOKENIZER, Speaker, check_vocabulary
 from engine.spec.base import parse
 from engine.spec.data import Score
@@ -46,9 +46,10 @@ from engine.spec.run import RunFile
 from engine.spec.sampling import Sampling
 from engine.spec.scoring import Scoring, Target
 
-SCORES = "scores.json"
+SCORES, BASELINES = "scores.json", "baselines"
 SAMPLE = Sampling(max_tokens=120, temperature=0.8, top_p=1.0, seed=0)
 EXAMPLES_SEED = 0  # every model of every run is asked the same test examples
+UNCUT = 1 << 30
 TRIGRAM_TOKENS = 20_000_000  # of training text that the trigram learns from: its tables are in memory
 
 
@@ -56,7 +57,7 @@ TRIGRAM_TOKENS = 20_000_000  # of training text that the trigram learns from: it
 class Exam:
     """What every model of the run is asked."""
 
-    sequence: int
+    sequence: int | None  # tokens of context in text; None: no text is asked for
     prompt: str
     vocabulary: Vocabulary
     text: HeldOutText | None
@@ -69,55 +70,69 @@ class Exam:
 
 
 def evaluate(run: RunFile, stream: TextIO) -> dict[str, Any]:
-    """Do what the run file says; each body is written once its model is scored. Returns the summaries."""
+    """Do what the run file says; each body is written once its model is scored. Returns the summaries.
+
+    Only what has an output is scored: a target without one was scored before.
+    """
     config = parse(Scoring, run.config, "config")
+    targets = targets_of(run, config)
     scratch, progress = Path(run.scratch), Progress(stream)
     layout = run.layout.model_copy(update={"replicate": 1, "shard": 1, "threads": config.threads})
     gang = start_gang(layout)
-    exam, tokenizer = set_exam(run, config, scratch)
-    models = {key: input_of(run, f"model.{key}") for key in config.targets}
+    exam, tokenizer = set_exam(run, config.score, targets, scratch)
+    models = {key: input_of(run, f"model.{key}") for key in targets}
     for key, model in models.items():
         check_tokenizer(model, tokenizer, exam.vocabulary, scratch, f"model.{key}")
     summaries: dict[str, Any] = {}
-    if "baselines" in run.outputs and exam.text is not None:
+    if BASELINES in run.outputs and exam.text is not None:
         scores = baselines(exam.text, exam.vocabulary, input_of(run, "tokens"), scratch)
-        summaries["baselines"] = publish(run, "baselines", scores)
-    progress.start(sum(exam.num_tokens(target) for target in config.targets.values()), "tokens")
-    for key, target in config.targets.items():
+        summaries[BASELINES] = publish(run, BASELINES, scores)
+    progress.start(sum(exam.num_tokens(target) for target in targets.values()), "tokens")
+    for key, target in targets.items():
         network, spec = read_model(models[key], scratch, device=gang.device, dtype=torch.float32)
-        check_model(spec, exam, f"model.{key}")
+        check_model(spec, exam, target, f"model.{key}")
         summaries[key] = publish(run, key, score(network.eval(), exam, target, progress, f"model.{key}"))
         del network  # before the next one is read: two may not fit
     return summaries
 
 
-def set_exam(run: RunFile, config: Scoring, scratch: Path) -> tuple[Exam, Input]:
+def targets_of(run: RunFile, config: Scoring) -> dict[str, Target]:
+    """The targets that have an output."""
+    for key in run.outputs:
+        if key not in config.targets and key != BASELINES:
+            known = ", ".join(config.targets) or "none"
+            raise ConfigError("run.outputs", f"{key} is no target", f"there are: {known}, and {BASELINES}")
+    return {key: target for key, target in config.targets.items() if key in run.outputs}
+
+
+def set_exam(run: RunFile, asked: Score, targets: dict[str, Target], scratch: Path) -> tuple[Exam, Input]:
     """The held-out text and the examples that the targets need, and the tokenizer."""
     tokenizer = input_of(run, "tokenizer")
     vocabulary = Vocabulary.read(tokenizer.file(TOKENIZER, scratch))
-    sequence = config.score.sequence
-    if sequence == "auto":
-        raise ConfigError("config.score.sequence", "is auto", "give a number: the training's train.sequence")
+    sequence = None if asked.sequence == "auto" else asked.sequence
     text = examples = None
-    if any(target.text for target in config.targets.values()) or "baselines" in run.outputs:
+    if any(target.text for target in targets.values()) or BASELINES in run.outputs:
+        if sequence is None:
+            raise ConfigError(
+                "config.score.sequence", "is auto", "give a number: the training's train.sequence"
+            )
         tokens = input_of(run, "tokens")
         check_tokens(tokens, tokenizer, vocabulary)
-        text = read_held_out(tokens, vocabulary, scratch, config.score.max_tokens)
-    if any(target.labels for target in config.targets.values()):
-        examples = read_examples(input_of(run, "labels"), tokenizer, config.score, sequence, scratch)
-    return Exam(
-        sequence=sequence, prompt=config.score.sample, vocabulary=vocabulary, text=text, examples=examples
-    ), tokenizer
+        text = read_held_out(tokens, vocabulary, scratch, asked.max_tokens)
+    if any(target.labels for target in targets.values()):
+        examples = read_examples(input_of(run, "labels"), tokenizer, asked, scratch)
+    exam = Exam(sequence=sequence, prompt=asked.sample, vocabulary=vocabulary, text=text, examples=examples)
+    return exam, tokenizer
 
 
-def read_examples(labels: Input, tokenizer: Input, score: Score, sequence: int, scratch: Path) -> Examples:
-    """The first `score.max_examples` test examples of a fixed order."""
+def read_examples(labels: Input, tokenizer: Input, asked: Score, scratch: Path) -> Examples:
+    """The first `score.max_examples` test examples of a fixed order; score.sequence=auto cuts no prompt."""
     return Examples(
         labels,
         tokenizer.file(TOKENIZER, scratch),
         scratch,
-        sequence=sequence,
-        num_examples=min(score.max_examples, int(labels.record.summary["test"])),
+        sequence=UNCUT if asked.sequence == "auto" else asked.sequence,
+        num_examples=min(asked.max_examples, int(labels.record.summary["test"])),
         seed=EXAMPLES_SEED,
         split="test",
     )
@@ -151,27 +166,31 @@ def check_tokenizer(
         )
 
 
-def check_model(spec: Any, exam: Exam, place: str) -> None:
-    """Refuse a model that cannot read the exam's windows."""
+def check_model(spec: Any, exam: Exam, target: Target, place: str) -> None:
+    """Refuse a model of another vocabulary, or with too few positions for what it is asked."""
     check_vocabulary(exam.vocabulary, spec, place)
+    needed = exam.sequence if target.text and exam.sequence else 0
+    if target.labels and exam.examples is not None:
+        needed = max(needed, num_places(exam.examples))
     room = num_positions(spec)
-    if room is not None and room < exam.sequence:
+    if room is not None and room < needed:
         raise ConfigError(
             place,
-            f"has {room} learned positions, the windows have {exam.sequence} tokens",
+            f"has {room} learned positions, its rows have {needed} tokens",
             f"score.sequence={room} would fit",
         )
 
 
 def score(network: Any, exam: Exam, target: Target, progress: Progress, place: str) -> dict[str, Any]:
     """The scores of one model, as its scores.json has them."""
-    result: dict[str, Any] = {"sequence": exam.sequence}
-    if target.text and exam.text is not None:
+    result: dict[str, Any] = {}
+    if target.text and exam.text is not None and exam.sequence:
         vocab, text = exam.vocabulary.size, exam.text
         nats = text_nats(network, text, sequence=exam.sequence, vocab=vocab, advance=progress.advance)
         if not math.isfinite(nats):
             raise DataError(f"{place}: its loss is {nats}; its weights are damaged or its training diverged")
         result |= {
+            "sequence": exam.sequence,
             "loss": nats / len(text.tokens_N),
             "bits_per_byte": nats / math.log(2) / text.num_bytes,
             "sample": exam.prompt + Speaker(network, exam.vocabulary).text(exam.prompt, SAMPLE),

@@ -129,6 +129,12 @@ def row_lengths(examples: Examples) -> list[int]:
     return [len(example.prompt) + behind for example in examples.examples]
 
 
+def num_places(examples: Examples) -> int:
+    """Positions that the longest prompt with the longest option takes."""
+    behind = int(examples.option_row(0).positions_T.max()) + 1 - len(examples.examples[0].prompt)
+    return max(len(example.prompt) for example in examples.examples) + behind
+
+
 def choose(model: Any, examples: Examples, *, advance: Advance) -> Choices:
     """For each example the option of the highest sum of ln p over its tokens and the end token (of equals the
     first), all options behind one prompt in one row; and the option of the highest mean.

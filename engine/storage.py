@@ -1,6 +1,8 @@
-"""Files at any fsspec URL, with the few guarantees that artifacts need: atomic writes, exclusive creates, digests on read. Torch-free.
+"""Files at any fsspec URL, with the few guarantees that artifacts need: atomic writes, exclusive creates,
+digests on read. Torch-free.
 
-A URL without a protocol is a local path. Local commits are: write a temporary file, fsync, rename or link, fsync the folder.
+A URL without a protocol is a local path. Local commits are: write a temporary file, fsync, rename or link,
+fsync the folder.
 """
 
 import hashlib
@@ -33,7 +35,9 @@ def filesystem(url: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(url)
     except (ValueError, ImportError) as error:
-        raise ConfigError(url, f"no such kind of storage ({error})", "give a local folder or an fsspec URL") from None
+        raise ConfigError(
+            url, f"no such kind of storage ({error})", "give a local folder or an fsspec URL"
+        ) from None
 
 
 def is_local(url: str) -> bool:
@@ -87,7 +91,9 @@ def write_bytes(url: str, data: bytes) -> None:
 
 @contextmanager
 def writing(url: str) -> Iterator[IO[bytes]]:
-    """A binary file that appears at `url` whole, when the block ends without an error; on an error nothing appears."""
+    """A binary file that appears at `url` whole, when the block ends without an error; on an error nothing
+    appears.
+    """
     system, path = filesystem(url)
     if not isinstance(system, LocalFileSystem):
         system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
@@ -111,9 +117,11 @@ def writing(url: str) -> Iterator[IO[bytes]]:
 
 
 def create_exclusive(url: str, data: bytes) -> bool:
-    """Create `url` with `data` unless it exists: True for exactly one of any number of racers, and only whole content is ever seen.
+    """Create `url` with `data` unless it exists: True for exactly one of any number of racers, and only whole
+    content is ever seen.
 
-    Locally fsync then link(2) (fsspec's own exclusive mode is not). Memory: a lock in this process. Other stores are refused.
+    Locally fsync then link(2) (fsspec's own exclusive mode is not). Memory: a lock in this process. Other
+    stores are refused.
     """
     system, path = filesystem(url)
     if isinstance(system, MemoryFileSystem):
@@ -124,7 +132,9 @@ def create_exclusive(url: str, data: bytes) -> bool:
             system.pipe_file(path, data)
             return True
     if not isinstance(system, LocalFileSystem):
-        raise ConfigError(url, "this store has no exclusive create that Atelier knows", "use a local or shared POSIX folder")
+        raise ConfigError(
+            url, "this store has no exclusive create that Atelier knows", "use a local or shared POSIX folder"
+        )
     target = Path(path)
     make_folder(target.parent)
     descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)

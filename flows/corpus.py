@@ -26,4 +26,6 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
     corpora = {name: curate(name, source, data) for name, source in sources.items()}
     vocabulary = learn_tokenizer(corpora, tokenizer)
     tokens = {name: encode(name, corpora[name], vocabulary) for name in sources}
-    return Text(tokens=tokens, weights={name: source.weight for name, source in sources.items()}, tokenizer=vocabulary)
+    return Text(
+        tokens=tokens, weights={name: source.weight for name, source in sources.items()}, tokenizer=vocabulary
+    )

@@ -1,4 +1,5 @@
-"""distill: a teacher that teaches its students while it trains, all in one gang; scored, reported, registered.
+"""distill: a teacher that teaches its students while it trains, all in one gang; scored, reported,
+registered.
 
 atelier distill experiment=tiny roles.student_a.start=0.25
 """
@@ -15,12 +16,23 @@ from tasks.train import train as train_roles
 
 
 def distill(
-    roles: dict[str, Role], data: Data, tokenizer: Tokenizer, train: Train, parallel: Parallel, score: Score,
+    roles: dict[str, Role],
+    data: Data,
+    tokenizer: Tokenizer,
+    train: Train,
+    parallel: Parallel,
+    score: Score,
     companions: dict[str, Role] = {},  # noqa: B006 - read only; a typed default is what the form shows
-) -> None:  # fmt: skip
+) -> None:
     text = corpus(data, tokenizer)
     models = train_roles(
-        roles, settings=train, tokens=text.tokens, weights=text.weights, tokenizer=text.tokenizer, parallel=parallel, companions=companions
+        roles,
+        settings=train,
+        tokens=text.tokens,
+        weights=text.weights,
+        tokenizer=text.tokenizer,
+        parallel=parallel,
+        companions=companions,
     )
     scores = score_models(models, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer)
     report(models, scores, title="distill", teachers={name: role.teacher for name, role in roles.items()})

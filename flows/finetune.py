@@ -1,4 +1,5 @@
-"""finetune: a finished model on labelled examples, several draws, beside the same network from random weights.
+"""finetune: a finished model on labelled examples, several draws, beside the same network from random
+weights.
 
 atelier finetune init=student_a finetune.num_labels=256
 """
@@ -18,9 +19,17 @@ def finetune(init: str, finetune: Finetune, train: Train, parallel: Parallel, sc
     parent: Existing = existing_model(init, "init")
     examples = label(finetune.labels)
     tuned = finetune_model(
-        parent.reference, parent.spec, settings=finetune, train=train, labels=examples, tokenizer=parent.tokenizer, parallel=parallel
+        parent.reference,
+        parent.spec,
+        settings=finetune,
+        train=train,
+        labels=examples,
+        tokenizer=parent.tokenizer,
+        parallel=parallel,
     )
     named = {f"{parent.reference.name}/{key}": model for key, model in tuned.items()}
-    scores = score_models({}, named, settings=score, tokens=parent.tokens, tokenizer=parent.tokenizer, labels=examples)
+    scores = score_models(
+        {}, named, settings=score, tokens=parent.tokens, tokenizer=parent.tokenizer, labels=examples
+    )
     report(named, scores, title="finetune")
     register({f"{parent.reference.name}-{finetune.labels.task}": tuned["pretrained-0"]}, scores)

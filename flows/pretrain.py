@@ -16,15 +16,30 @@ from tasks.train import train as train_roles
 
 
 def pretrain(
-    model: Model, objective: dict[str, Objective], optim: Optim, data: Data, tokenizer: Tokenizer, train: Train, parallel: Parallel,
-    score: Score, name: str = "model",
-) -> None:  # fmt: skip
+    model: Model,
+    objective: dict[str, Objective],
+    optim: Optim,
+    data: Data,
+    tokenizer: Tokenizer,
+    train: Train,
+    parallel: Parallel,
+    score: Score,
+    name: str = "model",
+) -> None:
     text = corpus(data, tokenizer)
     role = Role(model=model, objective=objective, optim=optim)
     models = train_roles(
-        {"model": role}, settings=train, tokens=text.tokens, weights=text.weights, tokenizer=text.tokenizer, parallel=parallel,
-        labels={"model": name}, prefix="",
-    )  # fmt: skip
-    scores = score_models({name: models["model"]}, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer)
+        {"model": role},
+        settings=train,
+        tokens=text.tokens,
+        weights=text.weights,
+        tokenizer=text.tokenizer,
+        parallel=parallel,
+        labels={"model": name},
+        prefix="",
+    )
+    scores = score_models(
+        {name: models["model"]}, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer
+    )
     report({name: models["model"]}, scores, title="pretrain")
     register({name: models["model"]}, scores)

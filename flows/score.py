@@ -14,7 +14,11 @@ def score(models: list[str], score: Score) -> None:
     found = {name: existing_model(name, "models") for name in models}
     texts = {one.tokens.fingerprint for one in found.values()}
     if len(texts) > 1:
-        raise ConfigError("models", "they were trained on different tokens, so their held-out text differs", "score them one by one")
+        raise ConfigError(
+            "models",
+            "they were trained on different tokens, so their held-out text differs",
+            "score them one by one",
+        )
     first = next(iter(found.values()))
     settings = score if score.sequence != "auto" else score.model_copy(update={"sequence": first.sequence})
     references = {name: one.reference for name, one in found.items()}

@@ -1,4 +1,5 @@
-"""titan: corpus, tokenizer, tokens; a teacher with students online; each student fine-tuned; all scored beside same-seed controls.
+"""titan: corpus, tokenizer, tokens; a teacher with students online; each student fine-tuned; all scored
+beside same-seed controls.
 
 atelier titan experiment=laptop
 """
@@ -18,27 +19,58 @@ from tasks.train import train as train_roles
 
 
 def titan(
-    roles: dict[str, Role], data: Data, tokenizer: Tokenizer, train: Train, parallel: Parallel, finetune: Finetune, score: Score,
+    roles: dict[str, Role],
+    data: Data,
+    tokenizer: Tokenizer,
+    train: Train,
+    parallel: Parallel,
+    finetune: Finetune,
+    score: Score,
     companions: dict[str, Role] = {},  # noqa: B006 - read only; a typed default is what the form shows
-) -> None:  # fmt: skip
+) -> None:
     text = corpus(data, tokenizer)
     examples = label(finetune.labels)
-    feed = {"settings": train, "tokens": text.tokens, "weights": text.weights, "tokenizer": text.tokenizer, "parallel": parallel}
+    feed = {
+        "settings": train,
+        "tokens": text.tokens,
+        "weights": text.weights,
+        "tokenizer": text.tokenizer,
+        "parallel": parallel,
+    }
     models = train_roles(roles, **feed, companions=companions)
     students = {name: role for name, role in roles.items() if role.teacher}
-    controls = train_roles({control_of(n): alone(n, role) for n, role in students.items()}, **feed, name="train.controls")
+    controls = train_roles(
+        {control_of(n): alone(n, role) for n, role in students.items()}, **feed, name="train.controls"
+    )
     tuned = {
         f"{name}/{key}": model
         for name, role in students.items()
         for key, model in finetune_model(
-            models[name], role.model, settings=finetune, train=train, labels=examples, tokenizer=text.tokenizer, parallel=parallel
+            models[name],
+            role.model,
+            settings=finetune,
+            train=train,
+            labels=examples,
+            tokenizer=text.tokenizer,
+            parallel=parallel,
         ).items()
     }
     scores = score_models(
-        {**models, **controls}, tuned, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer, labels=examples
+        {**models, **controls},
+        tuned,
+        settings=score,
+        tokens=text.tokens["main"],
+        tokenizer=text.tokenizer,
+        labels=examples,
     )
     teachers = {name: role.teacher for name, role in roles.items()}
-    report({**models, **controls, **tuned}, scores, title="titan", teachers=teachers, controls={n: control_of(n) for n in students})
+    report(
+        {**models, **controls, **tuned},
+        scores,
+        title="titan",
+        teachers=teachers,
+        controls={n: control_of(n) for n in students},
+    )
     first = {f"{name}-{finetune.labels.task}": tuned[f"{name}/pretrained-0"] for name in students}
     register({**models, **controls, **first}, scores)
 
@@ -50,5 +82,11 @@ def control_of(name: str) -> str:
 def alone(name: str, student: Role) -> Role:
     """The same-seed control of a student: same network, seed and tokens, no teacher."""
     return student.model_copy(
-        update={"objective": {"lm": LM()}, "teacher": "", "gate": "open", "attach": "refuse", "seed_name": student.seed_name or name}
+        update={
+            "objective": {"lm": LM()},
+            "teacher": "",
+            "gate": "open",
+            "attach": "refuse",
+            "seed_name": student.seed_name or name,
+        }
     )

@@ -1,4 +1,6 @@
-"""Gather what a report shows: scores, intervals over paired draws, curves, samples, lineage; infra/report.py draws it."""
+"""Gather what a report shows: scores, intervals over paired draws, curves, samples, lineage; infra/report.py
+draws it.
+"""
 
 import json
 import math
@@ -17,8 +19,38 @@ from infra.report import ReportContent, write_report
 from infra.store import Store
 
 # Two-sided 95 % quantiles of Student's t for 1..30 degrees of freedom.
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
-       2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
+T95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+    2.093,
+    2.086,
+    2.080,
+    2.074,
+    2.069,
+    2.064,
+    2.060,
+    2.056,
+    2.052,
+    2.048,
+    2.045,
+    2.042,
+)
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -41,20 +73,43 @@ def card_of(node: Node, house: House, payload: str) -> None:
 
 
 def gather(node: Node, store: Store, command: str) -> ReportContent:
-    models = {key.removeprefix("model."): store.find(*ref) for key, ref in node.inputs.items() if key.startswith("model.")}
-    scores = {key.removeprefix("scores."): _scores(store, *ref) for key, ref in node.inputs.items() if key.startswith("scores.")}
+    models = {
+        key.removeprefix("model."): store.find(*ref)
+        for key, ref in node.inputs.items()
+        if key.startswith("model.")
+    }
+    scores = {
+        key.removeprefix("scores."): _scores(store, *ref)
+        for key, ref in node.inputs.items()
+        if key.startswith("scores.")
+    }
     found = {key: record for key, record in models.items() if record is not None}
     teachers, controls = node.config["teachers"], node.config["controls"]
-    rows = [_text_row(key, found[key], scores[key], teachers, controls, scores) for key in found if "bits_per_byte" in scores.get(key, {})]
+    rows = [
+        _text_row(key, found[key], scores[key], teachers, controls, scores)
+        for key in found
+        if "bits_per_byte" in scores.get(key, {})
+    ]
     rows += _baseline_rows(scores.get("baselines", {}))
     rows += _tuned_rows(found, scores)
-    curves = {key: _curve(store, found[key]) for key in found if "bits_per_byte" in scores.get(key, {}) or len(found) == 1}
+    curves = {
+        key: _curve(store, found[key])
+        for key in found
+        if "bits_per_byte" in scores.get(key, {}) or len(found) == 1
+    }
     samples = {key: str(score["sample"]) for key, score in scores.items() if score.get("sample")}
     focus = next((key for key in teachers if key in found), next(iter(found)))
     return ReportContent(
-        title=node.config["title"], command=command, rows=rows, curves=curves, samples=samples, graph=lineage(store, found[focus].fingerprint),
-        notes=_notes(rows), controls={v: k for k, v in controls.items()}, starts={k: int(found[k].summary.get("started_at", 0)) for k in found},
-    )  # fmt: skip
+        title=node.config["title"],
+        command=command,
+        rows=rows,
+        curves=curves,
+        samples=samples,
+        graph=lineage(store, found[focus].fingerprint),
+        notes=_notes(rows),
+        controls={v: k for k, v in controls.items()},
+        starts={k: int(found[k].summary.get("started_at", 0)) for k in found},
+    )
 
 
 def _scores(store: Store, kind: str, fingerprint: str) -> dict[str, Any]:
@@ -66,14 +121,32 @@ def _scores(store: Store, kind: str, fingerprint: str) -> dict[str, Any]:
 
 
 def _text_row(
-    key: str, record: Record, score: dict[str, Any], teachers: dict[str, str], controls: dict[str, str], scores: dict[str, Any]
-) -> dict[str, Any]:  # fmt: skip
+    key: str,
+    record: Record,
+    score: dict[str, Any],
+    teachers: dict[str, str],
+    controls: dict[str, str],
+    scores: dict[str, Any],
+) -> dict[str, Any]:
     is_control = key in controls.values()
-    kind = "control" if is_control else "student" if key in teachers else "teacher" if key in teachers.values() else "model"
+    kind = (
+        "control"
+        if is_control
+        else "student"
+        if key in teachers
+        else "teacher"
+        if key in teachers.values()
+        else "model"
+    )
     row: dict[str, Any] = {
-        "name": key, "kind": kind, "fingerprint": record.fingerprint, "params": record.summary.get("params"),
-        "tokens": record.summary.get("tokens"), "bits_per_byte": score["bits_per_byte"], "loss": score["loss"],
-    }  # fmt: skip
+        "name": key,
+        "kind": kind,
+        "fingerprint": record.fingerprint,
+        "params": record.summary.get("params"),
+        "tokens": record.summary.get("tokens"),
+        "bits_per_byte": score["bits_per_byte"],
+        "loss": score["loss"],
+    }
     if key in controls and "loss" in scores.get(controls[key], {}):
         row["delta"] = score["loss"] - scores[controls[key]]["loss"]
     return row
@@ -81,11 +154,17 @@ def _text_row(
 
 def _baseline_rows(baselines: dict[str, Any]) -> list[dict[str, Any]]:
     named = {"gzip": "gzip -9", "xz": "xz -9e", "trigram": "interpolated trigram"}
-    return [{"name": named[key], "kind": "baseline", "bits_per_byte": baselines[key]} for key in named if key in baselines]
+    return [
+        {"name": named[key], "kind": "baseline", "bits_per_byte": baselines[key]}
+        for key in named
+        if key in baselines
+    ]
 
 
 def _tuned_rows(found: dict[str, Record], scores: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a student: accuracy over its draws, and the paired difference to the same network from scratch."""
+    """One row a student: accuracy over its draws, and the paired difference to the same network from
+    scratch.
+    """
     by_model: dict[str, dict[str, dict[int, float]]] = {}
     majority: float | None = None
     for key in found:
@@ -98,14 +177,27 @@ def _tuned_rows(found: dict[str, Record], scores: dict[str, Any]) -> list[dict[s
     for base, kinds in by_model.items():
         mean, half = interval(list(kinds["pretrained"].values()))
         row: dict[str, Any] = {
-            "name": f"{base} fine-tuned", "kind": "finetuned", "accuracy": mean, "accuracy_interval": half, "draws": len(kinds["pretrained"])
+            "name": f"{base} fine-tuned",
+            "kind": "finetuned",
+            "accuracy": mean,
+            "accuracy_interval": half,
+            "draws": len(kinds["pretrained"]),
         }
         if "scratch" in kinds:
             scratch, scratch_half = interval(list(kinds["scratch"].values()))
-            gain, gain_half = interval([kinds["pretrained"][d] - kinds["scratch"][d] for d in kinds["pretrained"]])
+            gain, gain_half = interval(
+                [kinds["pretrained"][d] - kinds["scratch"][d] for d in kinds["pretrained"]]
+            )
             row |= {"accuracy_delta": gain, "accuracy_delta_interval": gain_half}
             rows.append(row)
-            rows.append({"name": f"{base} from scratch", "kind": "scratch", "accuracy": scratch, "accuracy_interval": scratch_half})
+            rows.append(
+                {
+                    "name": f"{base} from scratch",
+                    "kind": "scratch",
+                    "accuracy": scratch,
+                    "accuracy_interval": scratch_half,
+                }
+            )
         else:
             rows.append(row)
     if majority is not None:
@@ -133,10 +225,13 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         if "delta" in row:
             better = "below" if row["delta"] < 0 else "NOT below"
-            notes.append(f"{row['name']} is {abs(row['delta']):.3f} nats per token {better} its same-seed control")
+            notes.append(
+                f"{row['name']} is {abs(row['delta']):.3f} nats per token {better} its same-seed control"
+            )
         if "accuracy_delta" in row:
             notes.append(
-                f"{row['name']}: {row['accuracy_delta']:+.3f} +- {row['accuracy_delta_interval']:.3f} accuracy against the same network from"
-                f" scratch, paired over {row['draws']} draws (95 % t-interval)"
+                f"{row['name']}: {row['accuracy_delta']:+.3f} +- {row['accuracy_delta_interval']:.3f}"
+                f" accuracy against the same network from scratch, paired over {row['draws']} draws (95 %"
+                " t-interval)"
             )
     return notes

@@ -1,4 +1,6 @@
-"""Which code made an artifact: commit, uncommitted changes, library versions, a digest of the engine's sources."""
+"""Which code made an artifact: commit, uncommitted changes, library versions, a digest of the engine's
+sources.
+"""
 
 import hashlib
 import platform
@@ -14,7 +16,9 @@ LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "prefect", "mlflow",
 
 def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            ["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, timeout=20
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

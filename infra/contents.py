@@ -1,4 +1,6 @@
-"""Identity of input from outside: sorted (path, sha256); remote objects by etag or checksum and size. Cached by size, times and inode."""
+"""Identity of input from outside: sorted (path, sha256); remote objects by etag or checksum and size. Cached
+by size, times and inode.
+"""
 
 import hashlib
 import json

@@ -1,6 +1,8 @@
-"""Nodes of a DAG and references between them. A task fingerprints itself and declares a node; one context variable decides what follows.
+"""Nodes of a DAG and references between them. A task fingerprints itself and declares a node; one context
+variable decides what follows.
 
-While a plan is drawn the scheduler only writes the node down; in a run it also submits it. So what is planned is what runs.
+While a plan is drawn the scheduler only writes the node down; in a run it also submits it. So what is planned
+is what runs.
 """
 
 from contextvars import ContextVar
@@ -13,7 +15,9 @@ from engine.spec.record import identify
 
 @dataclass(frozen=True)
 class Reference:
-    """One artifact of a node, finished or not: what the next task needs to know of it. `future` is the scheduler's."""
+    """One artifact of a node, finished or not: what the next task needs to know of it. `future` is the
+    scheduler's.
+    """
 
     kind: str
     fingerprint: str
@@ -30,7 +34,9 @@ class Product(Spec):
     version: int
     identity: dict[str, Any]
     parents: dict[str, str]
-    detail: dict[str, Any] = {}  # what a plan compares when the identity alone does not tell (a model's trajectory)
+    detail: dict[
+        str, Any
+    ] = {}  # what a plan compares when the identity alone does not tell (a model's trajectory)
     detail_parents: dict[str, str] = {}
     origin: dict[str, str] = {}  # first part of an identity key -> the configuration key it comes from
 
@@ -45,7 +51,9 @@ class Node(Spec):
     name: str
     task: str
     products: dict[str, Product]
-    inputs: dict[str, tuple[str, str]] = {}  # role -> (kind, fingerprint) of an artifact that must be finished before
+    inputs: dict[
+        str, tuple[str, str]
+    ] = {}  # role -> (kind, fingerprint) of an artifact that must be finished before
     config: dict[str, Any] = {}
     layout: dict[str, Any] = {}
     ranks: int = 1
@@ -78,7 +86,13 @@ def declare(node: Node, after: list[Reference]) -> dict[str, Reference]:
     node = node.model_copy(update={"waits": waits})
     future = _scheduler.get().declare(node, after)
     return {
-        key: Reference(kind=product.kind, fingerprint=product.fingerprint, name=product.name, node=node.name, future=future)
+        key: Reference(
+            kind=product.kind,
+            fingerprint=product.fingerprint,
+            name=product.name,
+            node=node.name,
+            future=future,
+        )
         for key, product in node.products.items()
     }
 

@@ -1,4 +1,6 @@
-"""A finished model as a starting point: found by name, alias or fingerprint, with its network, tokens and tokenizer."""
+"""A finished model as a starting point: found by name, alias or fingerprint, with its network, tokens and
+tokenizer.
+"""
 
 import json
 from contextvars import ContextVar
@@ -40,16 +42,28 @@ def existing_model(word: str, place: str) -> Existing:
     entry = next(file for file in record.files if file.path.endswith("/config.json"))
     document = json.loads(read_bytes(join(store.address("model", record.fingerprint), entry.path)))
     model = document.get("model", document)
-    spec = spec_class("model", model["kind"]).model_validate(model | {"vocab": "auto"})  # as a configuration says it
+    spec = spec_class("model", model["kind"]).model_validate(
+        model | {"vocab": "auto"}
+    )  # as a configuration says it
     tokens = next((fp for role, fp in record.parents.items() if role.startswith("tokens.")), "")
     if not tokens and "init" in record.parents:  # a fine-tuned model: its text is its parent's
         parent = existing_model(record.parents["init"], place)
-        return Existing(reference=_reference(record), spec=spec, tokens=parent.tokens, tokenizer=parent.tokenizer, sequence=parent.sequence)
+        return Existing(
+            reference=_reference(record),
+            spec=spec,
+            tokens=parent.tokens,
+            tokenizer=parent.tokenizer,
+            sequence=parent.sequence,
+        )
     return Existing(
-        reference=_reference(record), spec=spec, tokens=Reference(kind="tokens", fingerprint=tokens, name="tokens", node=""),
-        tokenizer=Reference(kind="tokenizer", fingerprint=record.parents["tokenizer"], name="tokenizer", node=""),
+        reference=_reference(record),
+        spec=spec,
+        tokens=Reference(kind="tokens", fingerprint=tokens, name="tokens", node=""),
+        tokenizer=Reference(
+            kind="tokenizer", fingerprint=record.parents["tokenizer"], name="tokenizer", node=""
+        ),
         sequence=int(read_birth(store, record.parents["trajectory"]).identity["sequence"]),
-    )  # fmt: skip
+    )
 
 
 def _reference(record: Record) -> Reference:

@@ -1,9 +1,11 @@
-"""The guard of a gang: `python -m infra.guard guard.json`, started by exec under the process that runs a task.
+"""The guard of a gang: `python -m infra.guard guard.json`, started by exec under the process that runs a
+task.
 
-It takes over the leases with new fences, starts the ranks, renews the leases, and ends with the gang: when its parent dies (its standard
-input ends) or asks (SIGTERM) it tells the ranks to checkpoint and stop, and kills what is left after the grace time. When the gang has
-finished it publishes the records. Ranks notice its death by the pipe they hold. Standard output carries JSON lines for the parent;
-the ranks' own output goes to files.
+It takes over the leases with new fences, starts the ranks, renews the leases, and ends with the gang: when
+its parent dies (its standard input ends) or asks (SIGTERM) it tells the ranks to checkpoint and stop, and
+kills what is left after the grace time. When the gang has finished it publishes the records. Ranks notice its
+death by the pipe they hold. Standard output carries JSON lines for the parent; the ranks' own output goes to
+files.
 """
 
 import json
@@ -23,8 +25,24 @@ from infra.lease import Holder, Lease, LeaseLost, Renewal, take
 from infra.store import Store, has_body, read_body
 
 GRACE_S = 30.0
-PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV", "PYTHONPATH",
-          "PYTHONWARNINGS", "PYTHONHASHSEED", "COLUMNS", "NCCL_SOCKET_IFNAME", "CC", "CXX")  # fmt: skip
+PASSED = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "PYTHONWARNINGS",
+    "PYTHONHASHSEED",
+    "COLUMNS",
+    "NCCL_SOCKET_IFNAME",
+    "CC",
+    "CXX",
+)
 
 
 class Guard:
@@ -73,16 +91,29 @@ class Guard:
             env = {k: os.environ[k] for k in PASSED if k in os.environ}
             env |= self.orders.get("env", {})
             env |= {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "ATELIER_GUARD_FD": str(read_end),
-                "ATELIER_RENDEZVOUS": f"file://{self.scratch}/rendezvous", "PYTHONUNBUFFERED": "1",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(count),
+                "ATELIER_GUARD_FD": str(read_end),
+                "ATELIER_RENDEZVOUS": f"file://{self.scratch}/rendezvous",
+                "PYTHONUNBUFFERED": "1",
                 "OMP_NUM_THREADS": str(self.orders.get("threads", 1)),
-            }  # fmt: skip
-            with open(self.scratch / f"rank{rank}.out", "wb") as out, open(self.scratch / f"rank{rank}.err", "wb") as err:
+            }
+            with (
+                open(self.scratch / f"rank{rank}.out", "wb") as out,
+                open(self.scratch / f"rank{rank}.err", "wb") as err,
+            ):
                 command = [sys.executable, "-m", self.orders["module"], str(self.scratch / "run.json")]
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, pass_fds=(read_end,), start_new_session=True,
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env=env,
+                    pass_fds=(read_end,),
+                    start_new_session=True,
                     cwd=self.orders["cwd"],
-                )  # fmt: skip
+                )
             self.ranks.append(process)
         os.close(read_end)
         say({"pids": [process.pid for process in self.ranks], "guard": os.getpid()})
@@ -127,9 +158,15 @@ class Guard:
             files, summary = read_body(order["payload"])
             draft = Record.model_validate(order["draft"])
             provenance = draft.provenance | {"ended": time.time()}
-            provenance["device_seconds"] = round((provenance["ended"] - provenance.get("started", time.time())) * self.orders["ranks"], 1)
-            draft = draft.model_copy(update={"files": files, "summary": summary | draft.summary, "provenance": provenance})
-            record = self.store.publish(draft, self.holder, fence=fences.get(self.store.address(draft.kind, draft.fingerprint), 0))
+            provenance["device_seconds"] = round(
+                (provenance["ended"] - provenance.get("started", time.time())) * self.orders["ranks"], 1
+            )
+            draft = draft.model_copy(
+                update={"files": files, "summary": summary | draft.summary, "provenance": provenance}
+            )
+            record = self.store.publish(
+                draft, self.holder, fence=fences.get(self.store.address(draft.kind, draft.fingerprint), 0)
+            )
             say({"published": key, "kind": record.kind, "fingerprint": record.fingerprint})
 
 

@@ -1,4 +1,6 @@
-"""What a task's `run` works with: the store, slots, the tracker, who asked; and the two ways to make artifacts: by a gang, or here."""
+"""What a task's `run` works with: the store, slots, the tracker, who asked; and the two ways to make
+artifacts: by a gang, or here.
+"""
 
 import itertools
 import threading
@@ -47,7 +49,9 @@ class House:
     def record(self, kind: str, fingerprint: str) -> Record:
         found = self.store.find(kind, fingerprint)
         if found is None:
-            raise RuntimeError(f"{kind} {fingerprint[:16]} is not finished, though a task that needs it was started")
+            raise RuntimeError(
+                f"{kind} {fingerprint[:16]} is not finished, though a task that needs it was started"
+            )
         return found
 
     def vocab(self, node: Node) -> int:
@@ -59,14 +63,26 @@ class House:
         return {role: self.store.address(kind, fp) for role, (kind, fp) in node.inputs.items()}
 
     def provenance(self, node: Node) -> dict[str, Any]:
-        about = {"started": time.time(), "flow": self.flow, "run": self.run_id, "command": self.command, "task": node.task}
+        about = {
+            "started": time.time(),
+            "flow": self.flow,
+            "run": self.run_id,
+            "command": self.command,
+            "task": node.task,
+        }
         return code_provenance() | about | self.links | {"layouts": [node.layout] if node.layout else []}
 
     def draft(self, node: Node, product: Product, summary: dict[str, Any] | None = None) -> Record:
         return Record(
-            kind=product.kind, name=product.name, fingerprint=product.fingerprint, version=product.version, identity=product.identity,
-            parents=product.parents, summary=summary or {}, provenance=self.provenance(node),
-        )  # fmt: skip
+            kind=product.kind,
+            name=product.name,
+            fingerprint=product.fingerprint,
+            version=product.version,
+            identity=product.identity,
+            parents=product.parents,
+            summary=summary or {},
+            provenance=self.provenance(node),
+        )
 
     def say(self, node: Node, **message: Any) -> None:
         self.listener(node.name, message)
@@ -88,8 +104,11 @@ class House:
         with ExitStack() as stack:
             for address in sorted(addresses):
                 lease = take(
-                    address, Holder.me(node.name), stopped=self.stop, on_wait=lambda text: self.say(node, waiting=text)
-                )  # fmt: skip
+                    address,
+                    Holder.me(node.name),
+                    stopped=self.stop,
+                    on_wait=lambda text: self.say(node, waiting=text),
+                )
                 if lease is not None:
                     stack.callback(lease.release)
                     held.append(lease)
@@ -98,42 +117,92 @@ class House:
             yield held
 
     def gang(
-        self, node: Node, module: str, *, config: Callable[[dict[str, int]], dict[str, Any]], outputs: dict[str, Product],
-        addresses: list[str] | None = None, inputs: dict[str, str] | None = None, ranks: int = 1, threads: int = 1,
-        layout: dict[str, Any] | None = None, seed: int = 1, on_message: Callable[[dict[str, Any]], None] | None = None,
-    ) -> None:  # fmt: skip
-        """Lease, slots, guard and ranks, records. `config` gets the fences of the leased addresses; `addresses` defaults to the outputs'."""
-        targets = addresses if addresses is not None else [self.store.address(p.kind, p.fingerprint) for p in outputs.values()]
+        self,
+        node: Node,
+        module: str,
+        *,
+        config: Callable[[dict[str, int]], dict[str, Any]],
+        outputs: dict[str, Product],
+        addresses: list[str] | None = None,
+        inputs: dict[str, str] | None = None,
+        ranks: int = 1,
+        threads: int = 1,
+        layout: dict[str, Any] | None = None,
+        seed: int = 1,
+        on_message: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Lease, slots, guard and ranks, records. `config` gets the fences of the leased addresses;
+        `addresses` defaults to the outputs'.
+        """
+        targets = (
+            addresses
+            if addresses is not None
+            else [self.store.address(p.kind, p.fingerprint) for p in outputs.values()]
+        )
         with self.leases(node, targets) as held:
             outputs = {key: p for key, p in outputs.items() if self.store.find(p.kind, p.fingerprint) is None}
             if not outputs:
                 return
             with self.slots.claim(ranks, self.stop):
                 self.say(node, state="running")
-                orders = self._orders(node, module, config, outputs, held, inputs, ranks, threads, layout, seed)
-                start_gang(orders, lambda message: (on_message or (lambda m: self.say(node, **m)))(message), self.stop)
+                orders = self._orders(
+                    node, module, config, outputs, held, inputs, ranks, threads, layout, seed
+                )
+                start_gang(
+                    orders,
+                    lambda message: (on_message or (lambda m: self.say(node, **m)))(message),
+                    self.stop,
+                )
 
     def _orders(
-        self, node: Node, module: str, config: Callable[[dict[str, int]], dict[str, Any]], outputs: dict[str, Product],
-        held: list[Lease], inputs: dict[str, str] | None, ranks: int, threads: int, layout: dict[str, Any] | None, seed: int,
-    ) -> Orders:  # fmt: skip
+        self,
+        node: Node,
+        module: str,
+        config: Callable[[dict[str, int]], dict[str, Any]],
+        outputs: dict[str, Product],
+        held: list[Lease],
+        inputs: dict[str, str] | None,
+        ranks: int,
+        threads: int,
+        layout: dict[str, Any] | None,
+        seed: int,
+    ) -> Orders:
         scratch = self.scratch / f"{next(self._numbers):03d}-{node.name.replace('/', '-')}"
         payloads = {key: self.store.new_payload(p.kind, p.fingerprint) for key, p in outputs.items()}
         fences = {lease.log.address: lease.fence + 1 for lease in held}  # the guard's, once it has taken over
         run = {
-            "schema": 1, "task": node.task, "version": next(iter(node.products.values())).version, "config": config(fences),
-            "inputs": inputs if inputs is not None else self.urls(node), "outputs": payloads, "scratch": str(scratch / "work"),
-            "layout": layout or {}, "seed": seed, "ids": {"flow": self.run_id, "task": node.name},
-        }  # fmt: skip
+            "schema": 1,
+            "task": node.task,
+            "version": next(iter(node.products.values())).version,
+            "config": config(fences),
+            "inputs": inputs if inputs is not None else self.urls(node),
+            "outputs": payloads,
+            "scratch": str(scratch / "work"),
+            "layout": layout or {},
+            "seed": seed,
+            "ids": {"flow": self.run_id, "task": node.name},
+        }
         (scratch / "work").mkdir(parents=True, exist_ok=True)
         return Orders(
-            name=node.name, module=module, run=run, root=self.store.root, scratch=scratch, ranks=ranks, threads=threads,
-            leases={lease.log.address: lease.fence for lease in held}, env=compile_cache(self.store.root),
-            outputs={key: {"payload": payloads[key], "draft": self.draft(node, p).dump()} for key, p in outputs.items()},
-        )  # fmt: skip
+            name=node.name,
+            module=module,
+            run=run,
+            root=self.store.root,
+            scratch=scratch,
+            ranks=ranks,
+            threads=threads,
+            leases={lease.log.address: lease.fence for lease in held},
+            env=compile_cache(self.store.root),
+            outputs={
+                key: {"payload": payloads[key], "draft": self.draft(node, p).dump()}
+                for key, p in outputs.items()
+            },
+        )
 
     def here(self, node: Node, key: str, build: Callable[[str], None]) -> Record:
-        """Make one product in this process: `build(payload_url)` writes files and body with engine.artifact.Output."""
+        """Make one product in this process: `build(payload_url)` writes files and body with
+        engine.artifact.Output.
+        """
         product = node.products[key]
         address = self.store.address(product.kind, product.fingerprint)
         with self.leases(node, [address]) as held:

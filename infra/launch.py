@@ -1,4 +1,6 @@
-"""Start a gang here under its guard and follow it: progress, errors, the end. The way to other machines begins here as well."""
+"""Start a gang here under its guard and follow it: progress, errors, the end. The way to other machines
+begins here as well.
+"""
 
 import json
 import os
@@ -36,18 +38,28 @@ class Orders:
 
 
 def start_gang(orders: Orders, on_message: Callable[[dict[str, Any]], None], stop: threading.Event) -> None:
-    """Run the gang to its end and its records. Messages of rank 0 (progress, warnings) and of the guard go to `on_message`.
+    """Run the gang to its end and its records. Messages of rank 0 (progress, warnings) and of the guard go to
+    `on_message`.
 
-    Raises StoppedError when `stop` is set (the gang has checkpointed then), DataError or AtelierError with the gang's own words.
+    Raises StoppedError when `stop` is set (the gang has checkpointed then), DataError or AtelierError with
+    the gang's own words.
     """
     orders.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
     (orders.scratch / "run.json").write_text(json.dumps(orders.run, indent=1))
-    document = {k: v for k, v in vars(orders).items() if k not in ("run", "scratch")} | {"scratch": str(orders.scratch), "cwd": PROJECT}
+    document = {k: v for k, v in vars(orders).items() if k not in ("run", "scratch")} | {
+        "scratch": str(orders.scratch),
+        "cwd": PROJECT,
+    }
     (orders.scratch / "guard.json").write_text(json.dumps(document, indent=1))
-    guard = subprocess.Popen(
-        [sys.executable, "-m", "infra.guard", str(orders.scratch / "guard.json")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=open(orders.scratch / "guard.err", "wb"), cwd=PROJECT, start_new_session=True,
-    )  # fmt: skip
+    with open(orders.scratch / "guard.err", "wb") as err:
+        guard = subprocess.Popen(
+            [sys.executable, "-m", "infra.guard", str(orders.scratch / "guard.json")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            cwd=PROJECT,
+            start_new_session=True,
+        )
     problems: list[dict[str, Any]] = []
 
     def hear(message: dict[str, Any]) -> None:
@@ -97,7 +109,9 @@ def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: b
         if text:
             lines += [f"--- {path.name}", *text.splitlines()[-TAIL:]]
     reason = f"signal {code - 128}" if code > 128 else f"exit code {code}"
-    raise AtelierError("\n".join([f"{orders.name}: the gang ended with {reason}; its files are in {orders.scratch}", *lines]))
+    raise AtelierError(
+        "\n".join([f"{orders.name}: the gang ended with {reason}; its files are in {orders.scratch}", *lines])
+    )
 
 
 def _listen(guard: subprocess.Popen[bytes], hear: Callable[[dict[str, Any]], None]) -> None:

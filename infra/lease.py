@@ -1,7 +1,9 @@
-"""Who may write: an append-only log per address, one exclusive create an entry. The entry's number is the fence.
+"""Who may write: an append-only log per address, one exclusive create an entry. The entry's number is the
+fence.
 
-`take` and `release` hand the right to write around; `publish` ends it: the first one published wins, for good. A holder proves life by
-a counter file; whoever waits judges its silence by a clock of its own, so no clock jump steals a lease.
+`take` and `release` hand the right to write around; `publish` ends it: the first one published wins, for
+good. A holder proves life by a counter file; whoever waits judges its silence by a clock of its own, so no
+clock jump steals a lease.
 """
 
 import json
@@ -37,10 +39,14 @@ class Holder:
     @staticmethod
     def me(what: str = "") -> "Holder":
         pid = os.getpid()
-        return Holder(host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid) or "", what=what)
+        return Holder(
+            host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid) or "", what=what
+        )
 
     def is_gone(self) -> bool:
-        """True when this holder was a process of this very host and is no more; False when alive or not to be known from here."""
+        """True when this holder was a process of this very host and is no more; False when alive or not to be
+        known from here.
+        """
         if self.host != socket.gethostname() or self.boot != _boot():
             return False
         return _started(self.pid) != self.started
@@ -90,11 +96,15 @@ class Log:
         self.folder = join(address, "log")
 
     def numbers(self) -> list[int]:
-        return sorted(int(name[:6]) for name in names(self.folder) if name.endswith(".json") and name[:6].isdigit())
+        return sorted(
+            int(name[:6]) for name in names(self.folder) if name.endswith(".json") and name[:6].isdigit()
+        )
 
     def entry(self, number: int) -> Entry:
         document = json.loads(read_bytes(join(self.folder, f"{number:06d}.json")))
-        return Entry(number=number, act=document["act"], holder=document["holder"], record=document.get("record"))
+        return Entry(
+            number=number, act=document["act"], holder=document["holder"], record=document.get("record")
+        )
 
     def last(self) -> Entry | None:
         numbers = self.numbers()
@@ -105,7 +115,9 @@ class Log:
         document: dict[str, Any] = {"act": act, "holder": vars(holder), "time": time.time()}
         if record is not None:
             document["record"] = record
-        return create_exclusive(join(self.folder, f"{number:06d}.json"), json.dumps(document, sort_keys=True).encode())
+        return create_exclusive(
+            join(self.folder, f"{number:06d}.json"), json.dumps(document, sort_keys=True).encode()
+        )
 
     def beat(self, fence: int) -> str:
         try:
@@ -151,7 +163,8 @@ def take(
     on_wait: Callable[[str], None] = lambda message: None,
     stopped: threading.Event | None = None,
 ) -> Lease | None:
-    """Take the lease of `address`, waiting while another holder lives; None when the artifact got published meanwhile.
+    """Take the lease of `address`, waiting while another holder lives; None when the artifact got published
+    meanwhile.
 
     `handover` is the fence of a lease that its holder hands to this process.
     """
@@ -184,7 +197,9 @@ def take(
 
 
 class Renewal:
-    """Renews leases in the background; `lost` is set when one could not be renewed in time or was taken over."""
+    """Renews leases in the background; `lost` is set when one could not be renewed in time or was taken
+    over.
+    """
 
     def __init__(self, leases: list[Lease], every_s: float = BEAT_S) -> None:
         self.leases, self.every_s = leases, every_s

@@ -3,7 +3,7 @@
 import graphlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,8 +15,8 @@ from engine.storage import join, names, read_bytes
 from infra.store import SHORT, Store
 from infra.trajectory import BIRTH
 
-NUMBERS = ("documents", "tokens", "bytes", "vocab", "params", "loss", "eval_loss", "bits_per_byte", "accuracy")
-KEPT_LABELS = ("teacher", "init", "trunk")
+NUMBERS = ("eval_loss", "loss", "bits_per_byte", "accuracy", "documents", "params", "tokens", "bytes", "vocab")
+ENDS = ("scores", "report", "registration")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,18 @@ class Graph:
 
     def children(self, fingerprint: str) -> list[Edge]:
         return [edge for edge in self.edges if edge.parent == fingerprint]
+
+    def without_shortcuts(self) -> "Graph":
+        """For the eye: a tokenizer that comes with the tokens, and data that comes with the model that was scored on it, are left out."""
+        nexts: dict[str, list[str]] = {}
+        for edge in self.edges:
+            nexts.setdefault(edge.parent, []).append(edge.child)
+
+        def is_plain(edge: Edge) -> bool:
+            may_go = edge.label == "tokenizer" or self.nodes[edge.child].kind in ENDS
+            return not may_go or edge.child not in _walk(nexts, [child for child in nexts[edge.parent] if child != edge.child])
+
+        return replace(self, edges=tuple(edge for edge in self.edges if is_plain(edge)))
 
     def order(self) -> list[str]:
         """Every node after its parents."""
@@ -159,7 +171,7 @@ def graph_of(index: Index, word: str) -> Graph:
     focus = drawing.find(word)
     wanted = {focus} | _reach(focus, drawing.edges, up=True) | _reach(focus, drawing.edges, up=False)
     edges = [edge for edge in drawing.edges if edge.parent in wanted and edge.child in wanted]
-    return Graph(focus=focus, nodes={fp: drawing.nodes[fp] for fp in sorted(wanted)}, edges=tuple(_without_shortcuts(edges)))
+    return Graph(focus=focus, nodes={fp: drawing.nodes[fp] for fp in sorted(wanted)}, edges=tuple(edges))
 
 
 class _Drawing:
@@ -217,6 +229,9 @@ class _Drawing:
             if len(matches) == 1 and not any(fp.startswith(word) for fp in self.index.records):
                 model = self.index.model_of(matches[0])
                 return model.fingerprint if model is not None else matches[0]
+        models = [r for r in self.index.records.values() if r.kind == "model" and r.name == word.split("@")[0]]
+        if models:
+            return max(models, key=lambda r: r.provenance.get("ended", 0)).fingerprint
         try:
             return self.index.store.resolve(word).fingerprint
         except AtelierError as error:
@@ -279,15 +294,3 @@ def _walk(nexts: dict[str, list[str]], first: list[str]) -> set[str]:
                 found.add(fp)
                 waiting.append(fp)
     return found
-
-
-def _without_shortcuts(edges: list[Edge]) -> list[Edge]:
-    """Leave out what a longer way says already (the tokenizer of a model is that of its tokens), but never a teacher, init or trunk."""
-    nexts: dict[str, list[str]] = {}
-    for edge in edges:
-        nexts.setdefault(edge.parent, []).append(edge.child)
-
-    def is_shortcut(edge: Edge) -> bool:
-        return edge.child in _walk(nexts, [child for child in nexts[edge.parent] if child != edge.child])
-
-    return [edge for edge in edges if edge.label.split(" ")[0] in KEPT_LABELS or not is_shortcut(edge)]

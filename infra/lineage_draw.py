@@ -26,7 +26,7 @@ BOX_W, BOX_H, GAP_X, GAP_Y, MARGIN = 196, 58, 118, 26, 18
 
 def numbers_of(node: Node) -> str:
     """The few numbers worth showing beside a name."""
-    words = [f"step {node.step:,}"] if node.step else []
+    words = [f"step {node.step:,}"] if node.step and node.kind in ("model", "trajectory") else []
     names = {"eval_loss": "held-out loss", "bits_per_byte": "bits/byte"}
     for key, value in node.numbers.items():
         if key == "loss" and "eval_loss" in node.numbers:
@@ -47,6 +47,7 @@ def _short(value: float) -> str:
 
 def to_tree(graph: Graph) -> Tree:
     """For rich: ancestors, the thing itself, descendants. What stands on the page already is not spread out again."""
+    graph = graph.without_shortcuts()
     tree = Tree("", hide_root=True, guide_style="dim")
     seen: set[str] = set()
     if graph.parents(graph.focus):
@@ -60,11 +61,11 @@ def to_tree(graph: Graph) -> Tree:
 
 
 def _branch(graph: Graph, fp: str, tree: Tree, seen: set[str], *, up: bool) -> None:
-    for edge in graph.parents(fp) if up else graph.children(fp):
+    place = {other: number for number, other in enumerate(graph.order())}
+    for edge in sorted(graph.parents(fp) if up else graph.children(fp), key=lambda e: place[e.parent if up else e.child]):
         other = edge.parent if up else edge.child
         again = other in seen
-        label = edge.label if up else f"as {edge.label}" if fp == graph.focus or graph.nodes[other].kind == "model" else ""
-        twig = tree.add(_line(graph.nodes[other], label, again=again))
+        twig = tree.add(_line(graph.nodes[other], f"{edge.label}: " if up else f"{edge.label} → ", again=again))
         if not again:
             seen.add(other)
             _branch(graph, other, twig, seen, up=up)
@@ -73,7 +74,7 @@ def _branch(graph: Graph, fp: str, tree: Tree, seen: set[str], *, up: bool) -> N
 def _line(node: Node, label: str, *, bold: bool = False, again: bool = False) -> Text:
     text = Text()
     if label:
-        text.append(f"{label}: ", style="cyan" if label.split(" ")[-1] != "teacher" and "teacher" not in label else "bold yellow")
+        text.append(label, style="bold yellow" if label.startswith("teacher") else "cyan")
     text.append(node.name, style="bold" if bold else "")
     text.append(f"  {node.kind} {node.short}", style="dim")
     if again:
@@ -91,6 +92,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
 
 def to_mermaid(graph: Graph) -> str:
     """A Mermaid flowchart, as GitHub and Prefect draw it."""
+    graph = graph.without_shortcuts()
     order = graph.order()
     name = {fp: f"n{number}" for number, fp in enumerate(order)}
     lines = ["flowchart LR"]
@@ -124,18 +126,18 @@ def layers_of(graph: Graph) -> dict[str, int]:
     return layer
 
 
-Path = list[tuple[int, str]]  # (column, place) an edge runs through; a place is a node or a gap kept free for the edge
+Route = list[tuple[int, str]]  # the (column, place)s an edge runs through; a place is a node or a gap kept free for the edge
 
 
-def _lay_out(graph: Graph) -> tuple[list[list[str]], list[tuple[Any, Path]]]:
+def _lay_out(graph: Graph) -> tuple[list[list[str]], list[tuple[Any, Route]]]:
     """Columns of places, ordered so that edges cross little, and each edge's way through them."""
     layer = layers_of(graph)
     columns: list[list[str]] = [[] for _ in range(max(layer.values()) + 1)]
     for fp in graph.order():
         columns[layer[fp]].append(fp)
-    routes: list[tuple[Any, Path]] = []
+    routes: list[tuple[Any, Route]] = []
     for number, edge in enumerate(graph.edges):
-        route: Path = [(layer[edge.parent], edge.parent)]
+        route: Route = [(layer[edge.parent], edge.parent)]
         for column in range(layer[edge.parent] + 1, layer[edge.child]):
             gap = f"gap {number} {column}"
             columns[column].append(gap)
@@ -169,6 +171,7 @@ def _by_middle(column: list[str], other: list[str], beside: int, neighbours: dic
 
 def to_svg(graph: Graph) -> str:
     """A picture that stands alone; follows the reader's light or dark setting."""
+    graph = graph.without_shortcuts()
     columns, routes = _lay_out(graph)
     slot = {True: BOX_H + GAP_Y, False: 34}  # a gap needs less room than a box
     heights = [sum(slot[place in graph.nodes] for place in column) for column in columns]

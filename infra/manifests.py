@@ -1,4 +1,6 @@
-"""Runs leave a small manifest each: `{root}/runs/<id>.json`. Plans are compared with them; `atelier runs` lists them."""
+"""Runs leave a small manifest each: `{root}/runs/<id>.json`. Plans are compared with them; `atelier runs`
+lists them.
+"""
 
 import json
 from typing import Any
@@ -12,7 +14,9 @@ FOLDER = "runs"
 
 
 def write_manifest(store: Store, manifest: dict[str, Any]) -> None:
-    write_bytes(join(store.root, FOLDER, f"{manifest['id']}.json"), json.dumps(manifest, sort_keys=True).encode())
+    write_bytes(
+        join(store.root, FOLDER, f"{manifest['id']}.json"), json.dumps(manifest, sort_keys=True).encode()
+    )
 
 
 def manifests(store: Store) -> list[dict[str, Any]]:
@@ -30,11 +34,16 @@ def described(node: Node) -> list[dict[str, Any]]:
     """The node's products as a manifest keeps them."""
     return [
         {
-            "name": row_name(node, key), "task": node.task, "kind": product.kind, "fingerprint": product.fingerprint,
-            "identity": comparable(product), "parents": parents_of(product), "model": product.name,
+            "name": row_name(node, key),
+            "task": node.task,
+            "kind": product.kind,
+            "fingerprint": product.fingerprint,
+            "identity": comparable(product),
+            "parents": parents_of(product),
+            "model": product.name,
         }
         for key, product in node.products.items()
-    ]  # fmt: skip
+    ]
 
 
 def row_name(node: Node, key: str) -> str:
@@ -53,7 +62,11 @@ def comparable(product: Product) -> dict[str, Any]:
 
 
 def parents_of(product: Product) -> dict[str, str]:
-    return {key: fp for key, fp in {**product.parents, **product.detail_parents}.items() if key not in ("trajectory", "trunk")}
+    return {
+        key: fp
+        for key, fp in {**product.parents, **product.detail_parents}.items()
+        if key not in ("trajectory", "trunk")
+    }
 
 
 def nearest_run(store: Store, flow: str, config: dict[str, Any]) -> dict[str, Any] | None:
@@ -64,7 +77,11 @@ def nearest_run(store: Store, flow: str, config: dict[str, Any]) -> dict[str, An
         if manifest.get("flow") != flow or manifest.get("status") != "finished":
             continue
         theirs = flatten(manifest["config"])
-        differing = sum(1 for key in wanted.keys() | theirs.keys() if canonical(wanted.get(key)) != canonical(theirs.get(key)))
+        differing = sum(
+            1
+            for key in wanted.keys() | theirs.keys()
+            if canonical(wanted.get(key)) != canonical(theirs.get(key))
+        )
         if fewest is None or differing <= fewest:
             best, fewest = manifest, differing
     return best

@@ -101,6 +101,8 @@ class Child:
 class Predictor(PythonModel):
     """Text for prompts. The child starts with the first prompt and lives as long as this object."""
 
+    _skip_type_hint_validation = True  # MLflow's word for: no advice at every load to name one input type; there are four
+
     def __init__(self) -> None:
         self._child: Child | None = None
         self._one_at_a_time = threading.Lock()

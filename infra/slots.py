@@ -17,7 +17,9 @@ class Slots:
 
     @contextmanager
     def claim(self, count: int, stop: threading.Event) -> Iterator[None]:
-        """Hold `count` slots (at most all there are) while the block runs; StoppedError when `stop` is set in the wait."""
+        """Hold `count` slots (at most all there are) while the block runs; StoppedError when `stop` is set in
+        the wait.
+        """
         count, ticket = min(count, self.total), object()
         with self._changed:
             self._queue.append(ticket)

@@ -1,4 +1,6 @@
-"""Artifacts in a store: `{root}/{kind}/{fingerprint[:16]}/`, found by fingerprint, published once, never changed."""
+"""Artifacts in a store: `{root}/{kind}/{fingerprint[:16]}/`, found by fingerprint, published once, never
+changed.
+"""
 
 import json
 import os
@@ -33,7 +35,9 @@ class Store:
         return join(self.address(kind, fingerprint), f"payload-{uuid.uuid4().hex[:8]}")
 
     def find(self, kind: str, fingerprint: str) -> Record | None:
-        """The record of a finished artifact, or None. Completes a publication that was cut off between log and copy."""
+        """The record of a finished artifact, or None. Completes a publication that was cut off between log
+        and copy.
+        """
         address = self.address(kind, fingerprint)
         place = join(address, RECORD)
         try:
@@ -45,7 +49,9 @@ class Store:
             if record is None:
                 raise
         if record.fingerprint != fingerprint and len(fingerprint) > SHORT:
-            raise DamageError(f"{place}: is the record of {record.fingerprint[:SHORT]}, not of {fingerprint[:SHORT]}")
+            raise DamageError(
+                f"{place}: is the record of {record.fingerprint[:SHORT]}, not of {fingerprint[:SHORT]}"
+            )
         return record
 
     def _complete(self, address: str) -> Record | None:
@@ -59,10 +65,14 @@ class Store:
         return None
 
     def publish(self, draft: Record, holder: Holder, fence: int = 0) -> Record:
-        """Make `draft` exist, or return the one that was published first. With `fence`, only while that lease is the newest entry."""
+        """Make `draft` exist, or return the one that was published first. With `fence`, only while that lease
+        is the newest entry.
+        """
         record = draft.sealed()
         if identify(record.kind, record.version, record.identity, record.parents) != record.fingerprint:
-            raise AtelierError(f"{record.kind} {record.name}: the fingerprint does not follow from identity and parents")
+            raise AtelierError(
+                f"{record.kind} {record.name}: the fingerprint does not follow from identity and parents"
+            )
         address = self.address(record.kind, record.fingerprint)
         log = Log(address)
         while True:
@@ -89,7 +99,9 @@ class Store:
                     yield record
 
     def resolve(self, word: str, kind: str | None = None) -> Record:
-        """The artifact meant by a fingerprint (4 or more digits of it), a name or an alias `name@alias`; of equal names the newest."""
+        """The artifact meant by a fingerprint (4 or more digits of it), a name or an alias `name@alias`; of
+        equal names the newest.
+        """
         found = list(self.records(kind))
         if re.fullmatch(r"[0-9a-f]{4,64}", word):
             matches = [r for r in found if r.fingerprint.startswith(word)]
@@ -103,7 +115,10 @@ class Store:
             return max(named, key=lambda r: r.provenance.get("ended", 0))
         near = nearest(name, {r.name for r in found})
         what = kind or "artifact"
-        raise AtelierError(f"no {what} called {word!r} in {self.root}" + (f"; did you mean {near}?" if near else "; `atelier models` lists them"))
+        raise AtelierError(
+            f"no {what} called {word!r} in {self.root}"
+            + (f"; did you mean {near}?" if near else "; `atelier models` lists them")
+        )
 
     def check(self, record: Record) -> list[str]:
         """Compare every file with its digest; the damages as text."""
@@ -120,7 +135,10 @@ def read_body(payload_url: str) -> tuple[tuple[FileEntry, ...], dict[str, Any]]:
     """Files (paths relative to the artifact) and summary that a gang left in `payload_url`."""
     body = json.loads(read_bytes(join(payload_url, BODY)))
     folder = payload_url.rstrip("/").rsplit("/", 1)[-1]
-    return tuple(FileEntry(**{**entry, "path": f"{folder}/{entry['path']}"}) for entry in body["files"]), body["summary"]
+    return (
+        tuple(FileEntry(**{**entry, "path": f"{folder}/{entry['path']}"}) for entry in body["files"]),
+        body["summary"],
+    )
 
 
 def has_body(payload_url: str) -> bool:

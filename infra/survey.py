@@ -1,4 +1,6 @@
-"""Look at the store before a gang starts: which roles still need training, who teaches them, from which step, and who comes too late."""
+"""Look at the store before a gang starts: which roles still need training, who teaches them, from which step,
+and who comes too late.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -46,10 +48,11 @@ class Refusal:
 
     def __str__(self) -> str:
         return (
-            f"roles.{self.student}: its teacher is already at step {self.teacher_at}, past the start at step {self.start}; "
-            f"attach=replay trains {self.teacher} again from step {self.replay_from} ({self.end - self.replay_from} steps of the teacher), "
-            f"attach=frozen learns from the finished {self.teacher} ({self.end - self.start} forward passes, another identity); "
-            f"set roles.{self.student}.attach=replay or roles.{self.student}.attach=frozen"
+            f"roles.{self.student}: its teacher is already at step {self.teacher_at}, past the start at step"
+            f" {self.start}; attach=replay trains {self.teacher} again from step {self.replay_from}"
+            f" ({self.end - self.replay_from} steps of the teacher), attach=frozen learns from the finished"
+            f" {self.teacher} ({self.end - self.start} forward passes, another identity); set"
+            f" roles.{self.student}.attach=replay or roles.{self.student}.attach=frozen"
         )
 
 
@@ -62,18 +65,23 @@ class Survey:
     refusals: tuple[Refusal, ...] = ()
 
 
-def survey(roles: Mapping[str, Role], parts: Mapping[str, list[Part]], products: Mapping[str, Product], store: Store) -> Survey:
+def survey(
+    roles: Mapping[str, Role], parts: Mapping[str, list[Part]], products: Mapping[str, Product], store: Store
+) -> Survey:
     """What a gang of `roles` has to do, given what the store holds of their trajectories and models."""
     found = {
         name: Situation(
-            parts=parts[name], standing=standing(store, parts[name]),
+            parts=parts[name],
+            standing=standing(store, parts[name]),
             is_finished=store.find(products[name].kind, products[name].fingerprint) is not None,
         )
         for name in roles
-    }  # fmt: skip
+    }
     order = in_teaching_order(roles)
     needed = _needed(roles, found)
-    chosen = {name: replace(found[name], mode=_mode(name, roles, needed, found)) for name in order if name in needed}
+    chosen = {
+        name: replace(found[name], mode=_mode(name, roles, needed, found)) for name in order if name in needed
+    }
     refusals = tuple(r for name in chosen if (r := _refusal(name, roles, found)) is not None)
     return Survey(situations=chosen, from_step=_resume_step(roles, chosen), refusals=refusals)
 
@@ -108,15 +116,23 @@ def _refusal(name: str, roles: Mapping[str, Role], found: Mapping[str, Situation
     if at <= student.standing.start:
         return None
     return Refusal(
-        student=name, teacher=role.teacher, start=student.standing.start, teacher_at=at,
-        replay_from=teacher.standing.before(student.standing.start), end=student.standing.end,
-    )  # fmt: skip
+        student=name,
+        teacher=role.teacher,
+        start=student.standing.start,
+        teacher_at=at,
+        replay_from=teacher.standing.before(student.standing.start),
+        end=student.standing.end,
+    )
 
 
 def _resume_step(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> int:
-    """The newest step that every moving role has, or that lies before its start. A trained role without students binds nobody."""
+    """The newest step that every moving role has, or that lies before its start. A trained role without
+    students binds nobody.
+    """
     teachers = {roles[name].teacher for name, s in chosen.items() if not s.has_trained}
-    moving = {n: s for n, s in chosen.items() if s.mode != "frozen" and not (s.has_trained and n not in teachers)}
+    moving = {
+        n: s for n, s in chosen.items() if s.mode != "frozen" and not (s.has_trained and n not in teachers)
+    }
     candidates = {0} | {step for s in moving.values() for step in s.standing.steps}
 
     def fits(step: int) -> bool:
@@ -128,22 +144,36 @@ def _resume_step(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> 
 
 
 def members(
-    found: Survey, roles: Mapping[str, Role], products: Mapping[str, Product], store: Store, fences: Mapping[str, int], vocab: int
+    found: Survey,
+    roles: Mapping[str, Role],
+    products: Mapping[str, Product],
+    store: Store,
+    fences: Mapping[str, int],
+    vocab: int,
 ) -> dict[str, Member]:
-    """The gang's members for run.json, models with the tokenizer's `vocab`. `fences` (address -> fence) number the metric segments."""
+    """The gang's members for run.json, models with the tokenizer's `vocab`. `fences` (address -> fence)
+    number the metric segments.
+    """
     result = {}
     for name, situation in found.situations.items():
         finished = store.find(products[name].kind, products[name].fingerprint)
         digest = ""
         if situation.mode == "replay" and finished is not None:
             digest = next(f.sha256 for f in finished.files if f.path.endswith("/model.safetensors"))
-        stretch = tuple(s.model_copy(update={"attempt": fences.get(s.url, 1)}) for s in segments(store, situation.parts))
+        stretch = tuple(
+            s.model_copy(update={"attempt": fences.get(s.url, 1)}) for s in segments(store, situation.parts)
+        )
         is_init = "init" in situation.parts[0].parents
-        role = roles[name].model_copy(update={"model": roles[name].model.resolved(vocab)})  # type: ignore[attr-defined]
+        # type: ignore[attr-defined]
+        role = roles[name].model_copy(update={"model": roles[name].model.resolved(vocab)})
         result[name] = Member(
-            role=role, mode=situation.mode, segments=stretch, digest=digest, output="" if situation.is_finished else name,
+            role=role,
+            mode=situation.mode,
+            segments=stretch,
+            digest=digest,
+            output="" if situation.is_finished else name,
             init=f"frozen.{name}" if situation.mode == "frozen" else f"init.{name}" if is_init else "",
-        )  # fmt: skip
+        )
     return result
 
 
@@ -156,5 +186,3 @@ def lease_addresses(found: Survey, store: Store) -> list[str]:
         for part in situation.parts
         if part.end > found.from_step or situation.has_trained
     ]
-
-

@@ -46,8 +46,12 @@ def open_tracker(settings: dict[str, str], store: Store, **about: Any) -> Any:
     if kind == "none":
         return NoTracker()
     if kind == "mlflow":
-        from infra.tracking_flow import FlowTracker  # mlflow's modules: not for plans, help and trackerless runs
+        from infra.tracking_flow import (
+            FlowTracker,
+        )  # mlflow's modules: not for plans, help and trackerless runs
 
         return FlowTracker(settings.get("uri", ""), store, **about)
     near = nearest(kind, ["mlflow", "none"])
-    raise ConfigError("tracker.kind", f"no tracker {kind!r}", f"did you mean {near}?" if near else "there are: mlflow, none")
+    raise ConfigError(
+        "tracker.kind", f"no tracker {kind!r}", f"did you mean {near}?" if near else "there are: mlflow, none"
+    )

@@ -45,9 +45,9 @@ def new_version(
         client.log_model_artifacts(model_id, str(saved))
     with suppress(MlflowException):
         client.delete_logged_model_tag(model_id, EXTERNAL)
-    version = client.create_model_version(
-        name, source=f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id, await_creation_for=0
-    )  # fmt: skip
+    # a server resolves models:/ itself; without one MLflow would look in the process's default database instead of this one
+    source = f"models:/{model_id}" if backend.page else client.get_logged_model(model_id).artifact_location
+    version = client.create_model_version(name, source, run_id=run_id, tags=tags, model_id=model_id, await_creation_for=0)
     return str(version.version)
 
 

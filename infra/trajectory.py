@@ -1,4 +1,6 @@
-"""What the store holds of trajectories: their birth records and checkpoints; and from where a training would go on."""
+"""What the store holds of trajectories: their birth records and checkpoints; and from where a training would
+go on.
+"""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +17,9 @@ STEP = re.compile(r"step-(\d{8})")
 
 def checkpoint_steps(address: str) -> list[int]:
     """Steps of the committed checkpoints under a trajectory, sorted; their content is not looked at."""
-    return sorted(int(match.group(1)) for name in names(join(address, "checkpoints")) if (match := STEP.fullmatch(name)))
+    return sorted(
+        int(match.group(1)) for name in names(join(address, "checkpoints")) if (match := STEP.fullmatch(name))
+    )
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,23 @@ def standing(store: Store, parts: list[Part]) -> Standing:
     steps: set[int] = set()
     for part in parts:
         found = checkpoint_steps(store.address("trajectory", part.fingerprint))
-        steps |= {step for step in found if part.start < step <= part.end or (step == part.start and part is parts[0])}
+        steps |= {
+            step
+            for step in found
+            if part.start < step <= part.end or (step == part.start and part is parts[0])
+        }
     return Standing(steps=tuple(sorted(steps)), start=parts[0].start, end=parts[-1].end)
 
 
 def segments(store: Store, parts: list[Part]) -> tuple[Segment, ...]:
     return tuple(
-        Segment(fingerprint=p.fingerprint, url=store.address("trajectory", p.fingerprint), start=p.start, end=p.end) for p in parts
+        Segment(
+            fingerprint=p.fingerprint,
+            url=store.address("trajectory", p.fingerprint),
+            start=p.start,
+            end=p.end,
+        )
+        for p in parts
     )
 
 
@@ -61,7 +75,12 @@ def give_birth(store: Store, name: str, part: Part, provenance: dict[str, object
     if exists(place):
         return
     record = Record(
-        kind="trajectory", name=name, fingerprint=part.fingerprint, version=VERSION, identity=part.identity, parents=part.parents,
+        kind="trajectory",
+        name=name,
+        fingerprint=part.fingerprint,
+        version=VERSION,
+        identity=part.identity,
+        parents=part.parents,
         provenance=dict(provenance),
-    )  # fmt: skip
+    )
     create_exclusive(place, record.sealed().text().encode())

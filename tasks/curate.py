@@ -18,16 +18,35 @@ def curate(name: str, source: Source, data: Data) -> Reference:
     content: dict[str, Any] = identity_of(files)
     if is_stdlib(source.source):
         content["python"] = sys.version
-    identity = {"source": {k: v for k, v in source.as_identity().items() if k in ("field", "on_error")}, "held_out": data.held_out}
+    identity = {
+        "source": {k: v for k, v in source.as_identity().items() if k in ("field", "on_error")},
+        "held_out": data.held_out,
+    }
     prefix = "data." if name == "main" else f"data.blend.{name}."
     product = Product(
-        kind="corpus", name=name, version=VERSION, identity=identity | content, parents={},
-        origin={"files": f"{prefix}source", "content": f"{prefix}source", "python": "python", "source": prefix.rstrip("."), "held_out": "data.held_out"},
-    )  # fmt: skip
+        kind="corpus",
+        name=name,
+        version=VERSION,
+        identity=identity | content,
+        parents={},
+        origin={
+            "files": f"{prefix}source",
+            "content": f"{prefix}source",
+            "python": "python",
+            "source": prefix.rstrip("."),
+            "held_out": "data.held_out",
+        },
+    )
     node = Node(
-        name="curate" if name == "main" else f"curate-{name}", task="curate", products={"corpus": product},
-        config={"source": source.model_dump(mode="json"), "held_out": data.held_out, "files": [list(f) for f in files]},
-    )  # fmt: skip
+        name="curate" if name == "main" else f"curate-{name}",
+        task="curate",
+        products={"corpus": product},
+        config={
+            "source": source.model_dump(mode="json"),
+            "held_out": data.held_out,
+            "files": [list(f) for f in files],
+        },
+    )
     return declare(node, [])["corpus"]
 
 

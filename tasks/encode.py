@@ -1,4 +1,6 @@
-"""encode: a corpus as memory-mapped tokens, documents kept apart, the held-out ones in a file of their own."""
+"""encode: a corpus as memory-mapped tokens, documents kept apart, the held-out ones in a file of their
+own.
+"""
 
 from infra.dag import Node, Product, Reference, declare, input_of
 from infra.house import House
@@ -8,13 +10,18 @@ VERSION = 1
 
 def encode(name: str, corpus: Reference, tokenizer: Reference) -> Reference:
     product = Product(
-        kind="tokens", name=name, version=VERSION, identity={},
+        kind="tokens",
+        name=name,
+        version=VERSION,
+        identity={},
         parents={"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint},
-    )  # fmt: skip
+    )
     node = Node(
-        name="encode" if name == "main" else f"encode-{name}", task="encode", products={"tokens": product},
+        name="encode" if name == "main" else f"encode-{name}",
+        task="encode",
+        products={"tokens": product},
         inputs={"corpus": input_of(corpus), "tokenizer": input_of(tokenizer)},
-    )  # fmt: skip
+    )
     return declare(node, [corpus, tokenizer])["tokens"]
 
 

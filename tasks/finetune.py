@@ -1,4 +1,6 @@
-"""finetune: a model on small random draws of labelled examples; beside it the same network from random weights on the same draws."""
+"""finetune: a model on small random draws of labelled examples; beside it the same network from random
+weights on the same draws.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,24 +25,49 @@ ROLE = "model"
 
 
 def finetune(
-    model: Reference, spec: Spec, *, settings: Finetune, train: Train, labels: Reference, tokenizer: Reference, parallel: Parallel
+    model: Reference,
+    spec: Spec,
+    *,
+    settings: Finetune,
+    train: Train,
+    labels: Reference,
+    tokenizer: Reference,
+    parallel: Parallel,
 ) -> dict[str, Reference]:
-    """Models by key `pretrained-<draw>` and `scratch-<draw>`; all of them train in one process, one after another."""
+    """Models by key `pretrained-<draw>` and `scratch-<draw>`; all of them train in one process, one after
+    another.
+    """
     one = parallel.model_copy(update={"replicate": 1, "shard": 1})
     tuning = train.model_copy(
         update={
-            "steps": max(1, settings.epochs * settings.num_labels // settings.batch), "tokens": 0, "global_batch": settings.batch,
-            "micro_batch": "auto", "sequence": settings.sequence, "keep": 0, "checkpoint_every": 10**9,
+            "steps": max(1, settings.epochs * settings.num_labels // settings.batch),
+            "tokens": 0,
+            "global_batch": settings.batch,
+            "micro_batch": "auto",
+            "sequence": settings.sequence,
+            "keep": 0,
+            "checkpoint_every": 10**9,
         }
-    )  # fmt: skip
+    )
     config = {
-        "train": tuning.model_dump(mode="json"), "name": model.name, "num_labels": settings.num_labels,
+        "train": tuning.model_dump(mode="json"),
+        "name": model.name,
+        "num_labels": settings.num_labels,
         "roles": {key: _role(key, spec, settings).model_dump(mode="json") for key in _keys(settings)},
-    }  # fmt: skip
+    }
     inputs = {"labels": input_of(labels), "tokenizer": input_of(tokenizer), "init": input_of(model)}
-    node = Node(name=f"finetune.{model.name}", task="finetune", products={}, inputs=inputs, config=config, layout=one.model_dump(mode="json"))
+    node = Node(
+        name=f"finetune.{model.name}",
+        task="finetune",
+        products={},
+        inputs=inputs,
+        config=config,
+        layout=one.model_dump(mode="json"),
+    )
     feeds = {key: feed_of(node, key) for key in config["roles"]}
-    products = {key: _product(f"{model.name}/{key}", parts, feeds[key]) for key, parts in unpack(node)[2].items()}
+    products = {
+        key: _product(f"{model.name}/{key}", parts, feeds[key]) for key, parts in unpack(node)[2].items()
+    }
     return declare(node.model_copy(update={"products": products}), [model, labels, tokenizer])
 
 
@@ -52,14 +79,21 @@ def _keys(settings: Finetune) -> list[str]:
 def _role(key: str, spec: Spec, settings: Finetune) -> Role:
     is_scratch = key.startswith("scratch")
     return Role(
-        model=spec, objective={"lm": LM()}, optim=settings.optim, init="" if is_scratch else "init",
-        trainable=Role.model_fields["trainable"].default if is_scratch else settings.trainable, seed_name=key if is_scratch else "tuned",
-    )  # fmt: skip
+        model=spec,
+        objective={"lm": LM()},
+        optim=settings.optim,
+        init="" if is_scratch else "init",
+        trainable=Role.model_fields["trainable"].default if is_scratch else settings.trainable,
+        seed_name=key if is_scratch else "tuned",
+    )
 
 
 def feed_of(node: Node, key: str) -> Feed:
     parents = {role: fp for role, (_, fp) in node.inputs.items() if role != "init"}
-    return Feed(parents=parents, identity={"num_labels": node.config["num_labels"], "draw": int(key.rsplit("-", 1)[1])})
+    return Feed(
+        parents=parents,
+        identity={"num_labels": node.config["num_labels"], "draw": int(key.rsplit("-", 1)[1])},
+    )
 
 
 def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Part]]]:
@@ -75,15 +109,28 @@ def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Part]]]:
 
 def _product(name: str, parts: list[Part], feed: Feed) -> Product:
     product = model_product(name, parts, feed, "finetune.")
-    moved = {"num_labels": "finetune.num_labels", "draw": "finetune.draws", "horizon": "finetune.epochs", "step": "finetune.epochs"}
-    moved |= {"global_batch": "finetune.batch", "sequence": "finetune.sequence", "model": "model", "seed": "train.seed"}
+    moved = {
+        "num_labels": "finetune.num_labels",
+        "draw": "finetune.draws",
+        "horizon": "finetune.epochs",
+        "step": "finetune.epochs",
+    }
+    moved |= {
+        "global_batch": "finetune.batch",
+        "sequence": "finetune.sequence",
+        "model": "model",
+        "seed": "train.seed",
+    }
     return product.model_copy(update={"origin": product.origin | moved})
 
 
 def look(node: Node, store: Store) -> dict[str, Survey]:
     """By product key what has to be done; finished ones are left out."""
     roles, _, parts = unpack(node)
-    found = {key: survey({ROLE: roles[key]}, {ROLE: parts[key]}, {ROLE: node.products[key]}, store) for key in roles}
+    found = {
+        key: survey({ROLE: roles[key]}, {ROLE: parts[key]}, {ROLE: node.products[key]}, store)
+        for key in roles
+    }
     return {key: one for key, one in found.items() if one.situations}
 
 
@@ -99,14 +146,30 @@ def run(node: Node, house: House) -> None:
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
         trainings = []
         for key, one in look(node, house.store).items():
-            [member] = members(one, {ROLE: roles[key]}, {ROLE: node.products[key]}, house.store, fences, house.vocab(node)).values()
+            [member] = members(
+                one, {ROLE: roles[key]}, {ROLE: node.products[key]}, house.store, fences, house.vocab(node)
+            ).values()
             member = member.model_copy(update={"output": key, "init": "init" if roles[key].init else ""})
-            stream = Stream(input="labels", kind="examples", num_examples=node.config["num_labels"], draw=feed_of(node, key).identity["draw"])
-            trainings.append(Training(members={ROLE: member}, streams=(stream,), train=settings).model_dump(mode="json"))
+            stream = Stream(
+                input="labels",
+                kind="examples",
+                num_examples=node.config["num_labels"],
+                draw=feed_of(node, key).identity["draw"],
+            )
+            trainings.append(
+                Training(members={ROLE: member}, streams=(stream,), train=settings).model_dump(mode="json")
+            )
         return {"trainings": trainings}
 
     addresses = [address for one in found.values() for address in lease_addresses(one, house.store)]
     house.gang(
-        node, "engine.train", config=config, outputs={key: node.products[key] for key in found}, addresses=addresses,
-        ranks=1, threads=int(node.layout["threads"]), layout=node.layout, seed=settings.seed,
-    )  # fmt: skip
+        node,
+        "engine.train",
+        config=config,
+        outputs={key: node.products[key] for key in found},
+        addresses=addresses,
+        ranks=1,
+        threads=int(node.layout["threads"]),
+        layout=node.layout,
+        seed=settings.seed,
+    )

@@ -19,11 +19,21 @@ def label(labels: Labels) -> Reference:
     if is_stdlib(labels.source):
         identity["python"] = sys.version
     product = Product(
-        kind="labels", name=labels.task if is_stdlib(labels.source) else "labels", version=VERSION, identity=identity, parents={},
-        origin={key: f"finetune.labels.{'source' if key in ('files', 'content') else key}" for key in identity if key != "python"},
-    )  # fmt: skip
+        kind="labels",
+        name=labels.task if is_stdlib(labels.source) else "labels",
+        version=VERSION,
+        identity=identity,
+        parents={},
+        origin={
+            key: f"finetune.labels.{'source' if key in ('files', 'content') else key}"
+            for key in identity
+            if key != "python"
+        },
+    )
     config = {"labels": labels.model_dump(mode="json"), "files": [list(f) for f in files]}
-    return declare(Node(name="label", task="label", products={"labels": product}, config=config), [])["labels"]
+    return declare(Node(name="label", task="label", products={"labels": product}, config=config), [])[
+        "labels"
+    ]
 
 
 def run(node: Node, house: House) -> None:

@@ -1,4 +1,6 @@
-"""learn_tokenizer: a byte-level BPE vocabulary from the training documents of all corpora, or a given tokenizer.json."""
+"""learn_tokenizer: a byte-level BPE vocabulary from the training documents of all corpora, or a given
+tokenizer.json.
+"""
 
 from engine.spec.data import Tokenizer
 from infra.contents import contents_of
@@ -18,13 +20,20 @@ def learn_tokenizer(corpora: dict[str, Reference], tokenizer: Tokenizer) -> Refe
         parents = {f"corpus.{name}": corpus.fingerprint for name, corpus in corpora.items()}
         inputs = {f"corpus_{i}": input_of(corpus) for i, corpus in enumerate(corpora.values())}
     product = Product(
-        kind="tokenizer", name="tokenizer", version=VERSION, identity=identity, parents=parents,
+        kind="tokenizer",
+        name="tokenizer",
+        version=VERSION,
+        identity=identity,
+        parents=parents,
         origin={"vocab": "tokenizer.vocab", "sha256": "tokenizer.load"},
-    )  # fmt: skip
+    )
     node = Node(
-        name="learn_tokenizer", task="learn_tokenizer", products={"tokenizer": product}, inputs=inputs,
+        name="learn_tokenizer",
+        task="learn_tokenizer",
+        products={"tokenizer": product},
+        inputs=inputs,
         config={"tokenizer": tokenizer.model_dump(mode="json")},
-    )  # fmt: skip
+    )
     return declare(node, [] if tokenizer.load else list(corpora.values()))["tokenizer"]
 
 

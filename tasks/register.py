@@ -13,16 +13,33 @@ ALIASES = ("latest",)
 def register(models: Mapping[str, Reference], scores: Mapping[str, Reference]) -> Reference:
     """Register each model under its key; the record says which versions they became."""
     parents = {f"model.{key}": model.fingerprint for key, model in models.items()}
-    product = Product(kind="registration", name="registration", version=VERSION, identity={"aliases": list(ALIASES)}, parents=parents)
-    inputs = {f"model.{key}": input_of(model) for key, model in models.items()} | {f"scores.{key}": input_of(s) for key, s in scores.items()}
-    node = Node(name="register", task="register", products={"registration": product}, inputs=inputs, config={"names": list(models)})
+    product = Product(
+        kind="registration",
+        name="registration",
+        version=VERSION,
+        identity={"aliases": list(ALIASES)},
+        parents=parents,
+    )
+    inputs = {f"model.{key}": input_of(model) for key, model in models.items()} | {
+        f"scores.{key}": input_of(s) for key, s in scores.items()
+    }
+    node = Node(
+        name="register",
+        task="register",
+        products={"registration": product},
+        inputs=inputs,
+        config={"names": list(models)},
+    )
     return declare(node, [*models.values(), *scores.values()])["registration"]
 
 
 def run(node: Node, house: House) -> None:
     def build(payload: str) -> None:
         output = Output(payload)
-        versions = {key: house.register(key, *node.inputs[f"model.{key}"], aliases=list(ALIASES)) for key in node.config["names"]}
+        versions = {
+            key: house.register(key, *node.inputs[f"model.{key}"], aliases=list(ALIASES))
+            for key in node.config["names"]
+        }
         output.add_json("versions.json", versions)
         output.close({"models": len(versions)})
 

@@ -1,4 +1,6 @@
-"""report: the card of a run: table, loss curves, samples, lineage and the command that made it, as one artifact."""
+"""report: the card of a run: table, loss curves, samples, lineage and the command that made it, as one
+artifact.
+"""
 
 from collections.abc import Mapping
 
@@ -10,14 +12,26 @@ VERSION = 1
 
 
 def report(
-    models: Mapping[str, Reference], scores: Mapping[str, Reference], *, title: str, teachers: Mapping[str, str] | None = None,
+    models: Mapping[str, Reference],
+    scores: Mapping[str, Reference],
+    *,
+    title: str,
+    teachers: Mapping[str, str] | None = None,
     controls: Mapping[str, str] | None = None,
-) -> Reference:  # fmt: skip
+) -> Reference:
     """The report of `models` and their `scores`; `teachers` and `controls` say who is compared with whom."""
-    shape = {"title": title, "teachers": {k: v for k, v in (teachers or {}).items() if v}, "controls": dict(controls or {})}
-    parents = {f"model.{key}": model.fingerprint for key, model in models.items()} | {f"scores.{key}": s.fingerprint for key, s in scores.items()}
+    shape = {
+        "title": title,
+        "teachers": {k: v for k, v in (teachers or {}).items() if v},
+        "controls": dict(controls or {}),
+    }
+    parents = {f"model.{key}": model.fingerprint for key, model in models.items()} | {
+        f"scores.{key}": s.fingerprint for key, s in scores.items()
+    }
     product = Product(kind="report", name=title, version=VERSION, identity=shape, parents=parents)
-    inputs = {f"model.{key}": input_of(model) for key, model in models.items()} | {f"scores.{key}": input_of(s) for key, s in scores.items()}
+    inputs = {f"model.{key}": input_of(model) for key, model in models.items()} | {
+        f"scores.{key}": input_of(s) for key, s in scores.items()
+    }
     node = Node(name="report", task="report", products={"report": product}, inputs=inputs, config=shape)
     return declare(node, [*models.values(), *scores.values()])["report"]
 

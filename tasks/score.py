@@ -1,4 +1,6 @@
-"""score: held-out bits per byte of models, and accuracy of options by likelihood; gzip, xz and a trigram beside them."""
+"""score: held-out bits per byte of models, and accuracy of options by likelihood; gzip, xz and a trigram
+beside them.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,46 +13,82 @@ VERSION = 1
 
 
 def score(
-    text: Mapping[str, Reference], labelled: Mapping[str, Reference], *, settings: Score, tokens: Reference, tokenizer: Reference,
-    labels: Reference | None = None, threads: int = 1, name: str = "score",
-) -> dict[str, Reference]:  # fmt: skip
-    """Scores of every model by its key: those in `text` on held-out text, those in `labelled` on the labels' test examples."""
+    text: Mapping[str, Reference],
+    labelled: Mapping[str, Reference],
+    *,
+    settings: Score,
+    tokens: Reference,
+    tokenizer: Reference,
+    labels: Reference | None = None,
+    threads: int = 1,
+    name: str = "score",
+) -> dict[str, Reference]:
+    """Scores of every model by its key: those in `text` on held-out text, those in `labelled` on the labels'
+    test examples.
+    """
     models = {**text, **labelled}
-    products = {key: _product(key, model, settings, key in text, tokens, labels if key in labelled else None) for key, model in models.items()}
+    products = {
+        key: _product(key, model, settings, key in text, tokens, labels if key in labelled else None)
+        for key, model in models.items()
+    }
     if settings.baselines and text:
         products["baselines"] = Product(
-            kind="scores", name="baselines", version=VERSION, identity={"max_tokens": settings.max_tokens},
-            parents={"tokens": tokens.fingerprint}, origin={"max_tokens": "score.max_tokens"},
-        )  # fmt: skip
+            kind="scores",
+            name="baselines",
+            version=VERSION,
+            identity={"max_tokens": settings.max_tokens},
+            parents={"tokens": tokens.fingerprint},
+            origin={"max_tokens": "score.max_tokens"},
+        )
     inputs = {f"model.{key}": input_of(model) for key, model in models.items()}
-    inputs |= {"tokens": input_of(tokens), "tokenizer": input_of(tokenizer)} | ({"labels": input_of(labels)} if labels else {})
+    inputs |= {"tokens": input_of(tokens), "tokenizer": input_of(tokenizer)} | (
+        {"labels": input_of(labels)} if labels else {}
+    )
     config = {
-        "score": settings.model_dump(mode="json"), "threads": threads,
+        "score": settings.model_dump(mode="json"),
+        "threads": threads,
         "targets": {key: {"text": key in text, "labels": key in labelled} for key in models},
-    }  # fmt: skip
+    }
     node = Node(name=name, task="score", products=products, inputs=inputs, config=config)
     return declare(node, [*models.values(), tokens, *([labels] if labels else [])])
 
 
-def _product(key: str, model: Reference, settings: Score, is_text: bool, tokens: Reference, labels: Reference | None) -> Product:
+def _product(
+    key: str, model: Reference, settings: Score, is_text: bool, tokens: Reference, labels: Reference | None
+) -> Product:
     identity: dict[str, Any] = {}
     parents = {"model": model.fingerprint}
     if is_text:
-        identity |= {"max_tokens": settings.max_tokens, "sequence": settings.sequence, "sample": settings.sample}
+        identity |= {
+            "max_tokens": settings.max_tokens,
+            "sequence": settings.sequence,
+            "sample": settings.sample,
+        }
         parents["tokens"] = tokens.fingerprint
     if labels is not None:
         identity |= {"max_examples": settings.max_examples}
         parents["labels"] = labels.fingerprint
     origin = {field: f"score.{field}" for field in identity}
-    return Product(kind="scores", name=f"{key} scores", version=VERSION, identity=identity, parents=parents, origin=origin)
+    return Product(
+        kind="scores",
+        name=f"{key} scores",
+        version=VERSION,
+        identity=identity,
+        parents=parents,
+        origin=origin,
+    )
 
 
 def run(node: Node, house: House) -> None:
     missing = house.missing(node)
 
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
-        return node.config | {"targets": {key: target for key, target in node.config["targets"].items() if key in missing}}
+        return node.config | {
+            "targets": {key: target for key, target in node.config["targets"].items() if key in missing}
+        }
 
     wanted = {f"model.{key}" for key in missing} | {"tokens", "tokenizer", "labels"}
     inputs = {role: url for role, url in house.urls(node).items() if role in wanted}
-    house.gang(node, "engine.evaluate", config=config, outputs=missing, inputs=inputs, threads=node.config["threads"])
+    house.gang(
+        node, "engine.evaluate", config=config, outputs=missing, inputs=inputs, threads=node.config["threads"]
+    )

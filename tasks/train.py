@@ -1,4 +1,6 @@
-"""train: one gang trains one or several roles on the same batches; a teacher teaches its students in the same pass."""
+"""train: one gang trains one or several roles on the same batches; a teacher teaches its students in the same
+pass.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,28 +21,47 @@ VERSION = 1
 
 
 def train(
-    roles: Mapping[str, Role], *, settings: Train, tokens: Mapping[str, Reference], weights: Mapping[str, float], tokenizer: Reference,
-    parallel: Parallel, name: str = "train", labels: Mapping[str, str] | None = None, inits: Mapping[str, Reference] | None = None,
-    prefix: str = "roles.", companions: Mapping[str, Role] | None = None,
-) -> dict[str, Reference]:  # fmt: skip
-    """A model for each role. `labels` gives the models other names than their roles'; `prefix` is where roles stand in the
-    configuration ('' for a flow with one model); `companions` are roles of other sweep points that learn from the same teacher."""
+    roles: Mapping[str, Role],
+    *,
+    settings: Train,
+    tokens: Mapping[str, Reference],
+    weights: Mapping[str, float],
+    tokenizer: Reference,
+    parallel: Parallel,
+    name: str = "train",
+    labels: Mapping[str, str] | None = None,
+    inits: Mapping[str, Reference] | None = None,
+    prefix: str = "roles.",
+    companions: Mapping[str, Role] | None = None,
+) -> dict[str, Reference]:
+    """A model for each role. `labels` gives the models other names than their roles'; `prefix` is where roles
+    stand in the configuration ('' for a flow with one model); `companions` are roles of other sweep points
+    that learn from the same teacher.
+    """
     parallel.check_batch(settings.global_batch, settings.micro_batch)
     everybody = {**roles, **(companions or {})}
-    inputs = {f"tokens.{key}": input_of(reference) for key, reference in tokens.items()} | {"tokenizer": input_of(tokenizer)}
+    inputs = {f"tokens.{key}": input_of(reference) for key, reference in tokens.items()} | {
+        "tokenizer": input_of(tokenizer)
+    }
     inputs |= {f"init.{role}": input_of(reference) for role, reference in (inits or {}).items()}
     config = {
-        "roles": {key: role.model_dump(mode="json") for key, role in everybody.items()}, "train": settings.model_dump(mode="json"),
+        "roles": {key: role.model_dump(mode="json") for key, role in everybody.items()},
+        "train": settings.model_dump(mode="json"),
         "weights": dict(weights),
-    }  # fmt: skip
+    }
     node = Node(name=name, task="train", products={}, inputs=inputs, config=config)
     node = node.model_copy(update={"layout": parallel.model_dump(mode="json"), "ranks": parallel.ranks})
     _, _, parts = unpack(node)
     feed = feed_of(node)
     products = {
-        role: model_product((labels or {}).get(role, role), parts[role], feed, f"{prefix}{role}." if prefix else "") for role in everybody
+        role: model_product(
+            (labels or {}).get(role, role), parts[role], feed, f"{prefix}{role}." if prefix else ""
+        )
+        for role in everybody
     }
-    made = declare(node.model_copy(update={"products": products}), [*tokens.values(), tokenizer, *(inits or {}).values()])
+    made = declare(
+        node.model_copy(update={"products": products}), [*tokens.values(), tokenizer, *(inits or {}).values()]
+    )
     return {role: made[role] for role in roles}
 
 
@@ -49,14 +70,19 @@ def feed_of(node: Node) -> Feed:
     parents = {role: fp for role, (_, fp) in node.inputs.items() if not role.startswith("init.")}
     weights: dict[str, float] = node.config["weights"]
     total = sum(weights.values())
-    return Feed(parents=parents, identity={"weights": {k: w / total for k, w in weights.items()}} if len(weights) > 1 else {})
+    return Feed(
+        parents=parents,
+        identity={"weights": {k: w / total for k, w in weights.items()}} if len(weights) > 1 else {},
+    )
 
 
 def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Part]]]:
     """Roles, settings and segments that the node's configuration stands for."""
     roles = {key: Role.model_validate(value) for key, value in node.config["roles"].items()}
     settings = Train.model_validate(node.config["train"])
-    inits = {role.removeprefix("init."): fp for role, (_, fp) in node.inputs.items() if role.startswith("init.")}
+    inits = {
+        role.removeprefix("init."): fp for role, (_, fp) in node.inputs.items() if role.startswith("init.")
+    }
     return roles, settings, parts_of(roles, settings, feed_of(node), inits)
 
 
@@ -65,10 +91,15 @@ def model_product(name: str, parts: list[Part], feed: Feed, prefix: str) -> Prod
     last = parts[-1]
     kept = {key: fp for key, fp in {**parts[0].parents, **last.parents}.items() if key in ("teacher", "init")}
     return Product(
-        kind="model", name=name, version=VERSION, identity={"step": last.end}, parents={"trajectory": last.fingerprint, **feed.parents, **kept},
-        origin=origins(prefix) | {"step": "train.steps", "weights": "data"}, detail=last.identity,
+        kind="model",
+        name=name,
+        version=VERSION,
+        identity={"step": last.end},
+        parents={"trajectory": last.fingerprint, **feed.parents, **kept},
+        origin=origins(prefix) | {"step": "train.steps", "weights": "data"},
+        detail=last.identity,
         detail_parents={key: fp for key, fp in last.parents.items() if key != "trunk"},
-    )  # fmt: skip
+    )
 
 
 def look(node: Node, store: Store) -> Survey:
@@ -89,9 +120,17 @@ def run(node: Node, house: House) -> None:
             give_birth(house.store, node.products[role].name, part, house.provenance(node))
 
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
-        now = look(node, house.store)  # again: somebody may have finished a part while we waited for the lease
-        streams = tuple(Stream(input=f"tokens.{key}", weight=weight) for key, weight in node.config["weights"].items())
-        training = Training(members=members(now, roles, node.products, house.store, fences, house.vocab(node)), streams=streams, train=settings)
+        now = look(
+            node, house.store
+        )  # again: somebody may have finished a part while we waited for the lease
+        streams = tuple(
+            Stream(input=f"tokens.{key}", weight=weight) for key, weight in node.config["weights"].items()
+        )
+        training = Training(
+            members=members(now, roles, node.products, house.store, fences, house.vocab(node)),
+            streams=streams,
+            train=settings,
+        )
         return {"trainings": [training.model_dump(mode="json")]}
 
     inputs = house.urls(node) | {
@@ -102,6 +141,14 @@ def run(node: Node, house: House) -> None:
     missing = {role: node.products[role] for role, s in found.situations.items() if not s.is_finished}
     with house.following(node, {role: parts[role] for role in missing}):
         house.gang(
-            node, "engine.train", config=config, outputs=missing, addresses=lease_addresses(found, house.store), inputs=inputs,
-            ranks=node.ranks, threads=int(node.layout["threads"]), layout=node.layout, seed=settings.seed,
-        )  # fmt: skip
+            node,
+            "engine.train",
+            config=config,
+            outputs=missing,
+            addresses=lease_addresses(found, house.store),
+            inputs=inputs,
+            ranks=node.ranks,
+            threads=int(node.layout["threads"]),
+            layout=node.layout,
+            seed=settings.seed,
+        )

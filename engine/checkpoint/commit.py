@@ -80,6 +80,8 @@ class Commit:
             if self.attempt in name:
                 with suppress(OSError):
                     remove(join(self.url, name))
+        if not names(self.url):
+            remove(self.url)
 
     def _replace(self, manifest: Manifest, place: Path, target: Path) -> None:
         for entry in manifest.files:

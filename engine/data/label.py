@@ -94,31 +94,22 @@ def _from_docstrings(labels: Labels, files: Files, reader: Reader) -> tuple[list
         if package_of(name) in packages
     ]
     splits: dict[str, str] = {}
-    for (
-        package
-    ) in packages:  # each on its own, so that every package has files to learn from and files to be tested on
+    for package in packages:  # each on its own, so that every one is in both splits
         splits |= split_of((name for _, name, p in answers if p == package), labels.held_out, "labels.source")
     return _examples(answers, "Package", labels.max_chars), splits
 
 
 def _docstrings(files: Files, reader: Reader) -> Iterator[tuple[str, str, str]]:
-    """(docstring, file, kind): the first of each text, files in order of their hash so that no package is
-    favoured.
-    """
-    texts: set[str] = set()
+    """(docstring, file, kind), files in the order of their hash, so that no package is the first to have a text."""
     for path, expected in sorted(files, key=lambda entry: fraction(stdlib_name(entry[0]))):
         name = stdlib_name(path)
         source = decode_source(reader.whole(path, expected), path)
         for found in standard_library.docstrings(source, path) if name != TOPICS else []:
-            if found.text not in texts:
-                texts.add(found.text)
-                yield found.text, name, found.kind
+            yield found.text, name, found.kind
 
 
 def package_of(name: str) -> str:
-    """The top-level package or module of a standard library file: asyncio/tasks.py -> asyncio, os.py ->
-    os.
-    """
+    """The top-level package or module of a standard library file: asyncio/tasks.py -> asyncio."""
     return PurePosixPath(name).parts[0].removesuffix(".py")
 
 
@@ -138,7 +129,7 @@ def _largest_packages(found: list[tuple[str, str, str]]) -> list[str]:
 
 
 def _examples(answers: list[tuple[str, str, str]], question: str, max_chars: int) -> list[Example]:
-    """Prompts cut to `max_chars`; texts that masking and cutting made equal are kept once."""
+    """Prompts cut to `max_chars`; of equal ones the first is kept."""
     result: dict[str, Example] = {}
     for text, name, answer in answers:
         prompt = f"{text[:max_chars].strip()}\n\n{question}:"

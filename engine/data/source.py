@@ -134,6 +134,8 @@ def documents(source: Source, files: Files, reader: Reader) -> Iterator[Document
     """Every document of the source, in the order of the files; empty ones are left out."""
     if is_stdlib(source.source):
         yield from _stdlib_documents(files, reader)
+        if source.source == "stdlib":  # not when only some packages are wanted
+            yield from _builtin_documents()
         return
     names = short_names(path for path, _ in files)
     for path, expected in files:
@@ -190,6 +192,9 @@ def _stdlib_documents(files: Files, reader: Reader) -> Iterator[Document]:
                 yield Document(id=group, text=body, group=group, kind="topic")
         elif text.strip():
             yield Document(id=name, text=text, group=name, kind="source")
+
+
+def _builtin_documents() -> Iterator[Document]:
     for module, body in standard_library.builtin_docs():
         yield Document(id=f"builtin:{module}", text=body, group=f"builtin:{module}", kind="builtin")
 

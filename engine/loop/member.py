@@ -102,7 +102,8 @@ class Member:
 
     def look(self, batch: dict[str, Tensor]) -> Tensor:
         """Sum of the next-token losses of a held-out batch; touches neither weights nor generators."""
-        with torch.no_grad(), arithmetic(self.precision, self.gang.device):
+        eagerly = torch.compiler.set_stance("force_eager")  # a look is too short to compile a second graph for
+        with torch.no_grad(), eagerly, arithmetic(self.precision, self.gang.device):
             result: Forward = self.root(batch, {"lm": (LM(), 1.0)}, None)
         return result.sums["lm"]
 

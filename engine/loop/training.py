@@ -210,9 +210,9 @@ class Loop:
         return timing
 
     def _look_if_due(self, member: Member, outcome: Outcome) -> None:
-        step, every = member.step, self.train.eval_every
-        is_due = step % every == 0 if every else self._is_due(step)
-        if self.held_out.is_empty or not (is_due or step == member.end):
+        # never where only another role has a checkpoint: no role's metric values depend on who else is in the gang
+        every = self.train.eval_every or self.train.checkpoint_every
+        if self.held_out.is_empty or (member.step % every and member.step != member.end):
             return
         outcome.eval_loss = member.last["eval/loss"] = self.held_out.loss(member)
 

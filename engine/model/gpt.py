@@ -1,12 +1,13 @@
 """The decoder of engine/spec/model/gpt.py as plain modules that know nothing of parallelism.
 
-B rows, T tokens, S tokens seen (cache included), D hidden, H query heads, K key/value heads, E head width, F ffn, V vocab
+B rows, T tokens, S tokens seen (those in the cache included), D hidden, H query heads, K key/value heads,
+E head width, V vocabulary
 """
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.model.output import Output
@@ -14,13 +15,14 @@ from engine.model.precision import compute_dtype
 from engine.spec.error import ConfigError
 from engine.spec.model.gpt import GPT
 
-
 ROWS = 256  # queries a step of attention with an additive mask
 
 
 @dataclass
 class Seen:
-    """The keys and values of one block for the tokens that were seen, in buffers [B, K, max_len, E]; the first `length` are filled."""
+    """One block's keys and values of the tokens seen, in buffers [B, K, max_len, E] of which `length` are
+    filled.
+    """
 
     keys: Tensor
     values: Tensor
@@ -37,7 +39,9 @@ class Seen:
 
 @dataclass
 class Cache:
-    """What decoding keeps of the tokens that were seen: keys and values of each block, and document and branch for the mask."""
+    """What decoding keeps of the tokens seen: each block's keys and values; document and branch, for the
+    mask.
+    """
 
     blocks: list[Seen]
     documents_BS: Tensor
@@ -48,7 +52,9 @@ class Cache:
         """Note T new tokens; returns documents and branches of all S tokens seen, the new ones included."""
         end, room = self.length + documents_BT.shape[1], self.documents_BS.shape[1]
         if end > room:
-            raise ConfigError("cache", f"{end} tokens do not fit in {room}", "make the cache with a larger max_len")
+            raise ConfigError(
+                "cache", f"{end} tokens do not fit in {room}", "make the cache with a larger max_len"
+            )
         self.documents_BS[:, self.length : end] = documents_BT
         self.branches_BS[:, self.length : end] = 0 if branches_BT is None else branches_BT
         self.length = end
@@ -56,7 +62,12 @@ class Cache:
 
 
 def attention_mask(documents_BS: Tensor, branches_BS: Tensor | None, num_new: int) -> Tensor:
-    """[B, 1, T, S] bool, True where one of the last `num_new` = T tokens may look: not later, same document, shared or own branch."""
+    """[B, 1, T, S] bool: where the last `num_new` = T tokens may look: not later, same document, shared or
+    own branch.
+
+    A branch of 0 is shared: a prompt that every option behind it sees, while the options do not see each
+    other.
+    """
     num_seen = documents_BS.shape[1]
     begin = num_seen - num_new
     may = documents_BS[:, begin:, None] == documents_BS[:, None, :]
@@ -72,8 +83,11 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attend(query_BHTE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, mask_B1TS: Tensor) -> Tensor:
-    """Attention [B, H, T, E] of the last T of S tokens. A bool mask goes to torch's kernels; an additive one means plain products:
-    twice as fast as torch's kernel for bf16 on a CPU, and rows of queries skip the keys that are all later than they."""
+    """Attention [B, H, T, E] of the last T of S tokens.
+
+    A bool mask goes to torch's kernels. An additive one means plain products, ROWS queries at a time without
+    the keys that are later than all of them: twice as fast as torch's kernel for bf16 on a CPU.
+    """
     groups = query_BHTE.shape[1] // key_BKSE.shape[1]
     if mask_B1TS.dtype == torch.bool:
         return F.scaled_dot_product_attention(
@@ -94,7 +108,10 @@ def attend(query_BHTE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, mask_B1TS: 
 
 
 def rope_angles(positions_BT: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Tensor:
-    """cos and sin [2, B, T, 1, E/2] of RoPE (2104.09864), from the positions: no buffer that a meta build would leave empty."""
+    """cos and sin [2, B, T, 1, E/2] of RoPE (2104.09864).
+
+    Computed from the positions each time: a meta build would leave a buffer empty.
+    """
     steps = torch.arange(0, head_dim, 2, dtype=dtype, device=positions_BT.device)
     angles = positions_BT.to(dtype)[:, :, None, None] * (1.0 / theta ** (steps / head_dim))
     return torch.stack((angles.cos(), angles.sin()))
@@ -126,7 +143,11 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, rope: Tensor | None, mask: Tensor, seen: Seen | None) -> Tensor:
         heads = (*x_BTD.shape[:2], -1, self.head_dim)
-        query, key, value = self.query(x_BTD).view(heads), self.key(x_BTD).view(heads), self.value(x_BTD).view(heads)
+        query, key, value = (
+            self.query(x_BTD).view(heads),
+            self.key(x_BTD).view(heads),
+            self.value(x_BTD).view(heads),
+        )
         if rope is not None:
             query, key = rotate(query, rope), rotate(key, rope)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -161,7 +182,9 @@ class GELU(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then x + mlp(norm x); tensors in, tensor out, so that it can be compiled and sharded alone."""
+    """x + attention(norm x), then that + mlp(norm of that). Can be compiled and sharded alone: tensors in,
+    tensor out.
+    """
 
     def __init__(self, spec: GPT) -> None:
         super().__init__()
@@ -198,7 +221,10 @@ class Decoder(nn.Module):
         return self.embed.weight if self.spec.tied else self.head.weight
 
     def initial(self, name: str) -> tuple[str, float]:
-        """How the weight `name` begins: ("normal", std), ("ones", 0) or ("zeros", 0). Residual outputs are 1/sqrt(2 L) smaller (GPT-2)."""
+        """How the weight `name` begins: ("normal", std), ("ones", 0) or ("zeros", 0).
+
+        What is added to the residual stream begins 1/sqrt(2 L) smaller, as in GPT-2.
+        """
         owner, leaf = name.rsplit(".", 1)
         if owner.rsplit(".", 1)[-1].startswith("norm"):
             return ("ones" if leaf == "weight" else "zeros"), 0.0
@@ -237,5 +263,5 @@ class Decoder(nn.Module):
 
 
 def build(spec: GPT) -> Decoder:
-    """The network on the current default device, with weights as torch left them: `engine.model.load.initialise` sets them."""
+    """The network on the default device; `engine.model.load.initialise` sets its weights."""
     return Decoder(spec)

@@ -27,14 +27,17 @@ def build(spec: Spec) -> nn.Module:
 
 
 def initialise(model: nn.Module, *, seed: int, name: str) -> None:
-    """Set every weight from its own generator (seed, name, weight name): the same whatever the order, the layout and the device.
+    """Set every weight from its own generator (seed, name, weight name): the same in any order, layout and
+    device.
 
-    Drawn on the CPU in fp32, so that an fp64 model starts from the same numbers. Of a sharded weight each rank draws the
-    whole and keeps its part; nothing is sent. The model says by `initial(weight name)` how each begins.
+    Drawn on the CPU in fp32, so that an fp64 model starts from the same numbers. Of a sharded weight each
+    rank draws the whole and keeps its part; nothing is sent. The model says by `initial(weight name)` how
+    each begins.
     """
     for weight_name, weight in model.named_parameters():
         plain_name = weight_name.replace(COMPILED, "")
-        full = _draw(weight.shape, *cast(Any, model).initial(plain_name), seed_of(seed, name, plain_name))
+        rule, std = cast(Any, model).initial(plain_name)
+        full = _draw(weight.shape, rule, std, seed_of(seed, name, plain_name))
         with torch.no_grad():
             weight.copy_(_placed_like(full, weight))
 
@@ -44,7 +47,9 @@ def _draw(shape: torch.Size, rule: str, std: float, seed: int) -> Tensor:
         return torch.ones(shape, device="cpu")
     if rule == "zeros":
         return torch.zeros(shape, device="cpu")
-    return torch.empty(shape, device="cpu").normal_(0.0, std, generator=torch.Generator("cpu").manual_seed(seed))
+    return torch.empty(shape, device="cpu").normal_(
+        0.0, std, generator=torch.Generator("cpu").manual_seed(seed)
+    )
 
 
 def _placed_like(full: Tensor, weight: Tensor) -> Tensor:
@@ -52,13 +57,19 @@ def _placed_like(full: Tensor, weight: Tensor) -> Tensor:
         return full
     mesh = weight.device_mesh
     full = full.to(device=mesh.device_type, dtype=weight.dtype)
-    return distribute_tensor(full, mesh, weight.placements, src_data_rank=None)  # None: every rank has the whole, nothing is sent
+    return distribute_tensor(
+        full, mesh, weight.placements, src_data_rank=None
+    )  # None: every rank has the whole, nothing is sent
 
 
 def read_model(
     source: Input, scratch: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, Any]:
-    """The model of an artifact and its spec; bytes are compared with their digests before they are parsed. dtype None = as stored."""
+    """The model of an artifact, and its spec; dtype None = as stored.
+
+    Bytes are compared with their digests before they are parsed (DamageError); weights that do not fit the
+    config are a DataError.
+    """
     config = source.json(CONFIG, scratch)
     try:
         kind = spec_class("model", str(config.get("kind", "")))
@@ -69,14 +80,19 @@ def read_model(
     _check_names(state, spec, f"{source.url}/{WEIGHTS}")
     with torch.device("meta"):
         model = build(spec)
-    model.load_state_dict({name: weight.to(dtype or weight.dtype) for name, weight in state.items()}, assign=True)
+    model.load_state_dict(
+        {name: weight.to(dtype or weight.dtype) for name, weight in state.items()}, assign=True
+    )
     return model, spec
 
 
 def model_files(state: Mapping[str, Tensor], spec: Spec) -> dict[str, bytes]:
-    """The files of a model artifact; the same weights and spec give the same bytes. `state` has whole tensors by plain names."""
+    """The files of a model artifact, the same bytes for the same weights and spec. `state`: whole tensors by
+    name.
+    """
     plain = {
-        name.replace(COMPILED, ""): weight.detach().to("cpu", copy=False).contiguous() for name, weight in state.items()
+        name.replace(COMPILED, ""): weight.detach().to("cpu", copy=False).contiguous()
+        for name, weight in state.items()
     }
     _check_names(plain, spec, "model")
     config = json.loads(canonical(cast(Any, spec).arguments()))

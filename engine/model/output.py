@@ -8,12 +8,14 @@ from torch.utils import _pytree
 
 @dataclass(frozen=True)
 class Output:
-    """`hidden` [B, T, D] after the final norm (the head is separate); `aux` scalars a model adds to the objective; `taps` inner states."""
+    """`hidden` [B, T, D] after the final norm; `aux`: scalars that join the objective; `taps`: inner states
+    by name.
+    """
 
     hidden: Tensor
     aux: dict[str, Tensor] = field(default_factory=dict)
     taps: dict[str, Tensor] = field(default_factory=dict)
 
 
-# FSDP finds the tensors of an output by its tree, to hang its backward hooks on; an unregistered dataclass is one opaque leaf
+# FSDP hangs its backward hooks on the tensors in an output's tree; a dataclass is one leaf until registered
 _pytree.register_dataclass(Output)

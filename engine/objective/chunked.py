@@ -1,8 +1,10 @@
-"""The head and any mix of token objectives, a chunk of tokens at a time: the logits of a whole batch never exist.
+"""The head and any mix of token objectives, a chunk of tokens at a time; a whole batch's logits never exist.
 
-B rows, T tokens, N scored tokens, C tokens of a chunk, D hidden, V vocabulary
+B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K objectives, D hidden, V vocabulary
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +18,49 @@ from engine.spec.error import ConfigError
 from engine.spec.objective.lm import LM
 
 UNSCORED = -100
-CPU_LOGITS = 1 << 21  # fp32 logits of a chunk that still fit in a core's share of the cache
-GPU_LOGITS = 1 << 27
+MIN_CHUNK = 256  # below it the additions to the head's gradient, V x D a chunk, cost more than the chunk
+CPU_LOGITS = 1 << 21  # logits of a chunk: 8 MB in fp32, measured fastest for a vocabulary of 4096
+GPU_LOGITS = 1 << 26
 
 Mix = dict[str, tuple[Spec, float]]
+TokenLoss = Callable[[Spec, Tensor, Tensor, Tensor | None], Tensor]
+TokenGradient = Callable[[Spec, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class TeacherSide:
-    """The teacher's hidden states [B, T, D'] for the same tokens, and its head [V, D']; no gradient flows there."""
+    """The teacher's hidden states [B, T, D'] of the same tokens and its head [V, D']; no gradient flows
+    there.
+    """
 
     hidden_BTD: Tensor
     head_weight_VD: Tensor
+
+
+@dataclass(frozen=True)
+class Term:
+    """One objective of a mix: its loss for a chunk's logits, and that with its gradient. Not trained = only
+    logged.
+    """
+
+    spec: Spec
+    loss: TokenLoss
+    gradient: TokenGradient
+    is_trained: bool
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be computed, besides the two tensors that gradients flow to."""
+
+    labels_M: Tensor
+    terms: tuple[Term, ...]
+    shares_K: Tensor
+    teacher: TeacherSide | None
+    chunk: int
+    compute: torch.dtype
+    compiled: bool
+    is_training: bool
 
 
 def objective_sums(
@@ -37,85 +70,104 @@ def objective_sums(
     mix: Mix,
     teacher: TeacherSide | None = None,
     chunk: int | None = None,
+    *,
+    compiled: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Sum over the scored tokens (label not -100) of sum_k share_k objective_k, and each objective's own sum, in nats.
+    """Sum over the scored tokens (label not -100) of sum_k share_k objective_k; and each objective's own sum;
+    in nats.
 
-    The total is differentiable, once, with respect to hidden states and head. The sums are detached; "lm", the cross-entropy, is always among
-    them. The mix maps a name to (spec, share). Products are computed in autocast's type, everything after the logits in fp32 (fp64 for fp64).
-    `chunk` tokens are computed at once; None = as many as suit the device. A KL is computed only where labels are scored.
+    The mix maps a name to (spec, share). The total is differentiable, once, with respect to hidden states and
+    head. The sums are detached; "lm", the cross-entropy, is always among them. Products are computed in
+    autocast's type, all that follows the logits in fp32 (fp64 for fp64). Tokens that are not scored cost
+    nothing. `chunk` tokens are computed at once; None = as many as suit device and vocabulary. `compiled`
+    fuses what follows the logits (torch.compile).
     """
     _check(hidden_BTD, head_weight_VD, labels_BT, mix, teacher)
-    rows_N = (labels_BT.flatten() != UNSCORED).nonzero()[:, 0]
+    compute = compute_dtype(head_weight_VD)
+    terms = {name: _term(spec, True) for name, (spec, _) in mix.items()}
+    terms.setdefault("lm", _term(LM(weight=1.0), False))
+    shares = [share for _, share in mix.values()]
     work = _Work(
-        rows_N=rows_N,
-        labels_N=labels_BT.flatten()[rows_N],
-        mix=mix,
+        labels_M=labels_BT.flatten(),
+        terms=tuple(terms.values()),
+        shares_K=torch.tensor(shares, dtype=_exact(compute), device=hidden_BTD.device),
         teacher=teacher,
         chunk=chunk or _chunk_for(head_weight_VD),
-        compute=compute_dtype(head_weight_VD),
-        backward=torch.is_grad_enabled(),
+        compute=compute,
+        compiled=compiled,
+        is_training=torch.is_grad_enabled(),
     )
-    total, *sums = _ChunkedObjective.apply(hidden_BTD.flatten(0, 1), head_weight_VD, work)
-    return total, dict(zip(work.names, sums, strict=True))
+    total, sums_K = _ChunkedObjective.apply(hidden_BTD.flatten(0, 1), head_weight_VD, work)
+    return total, dict(zip(terms, sums_K.unbind(), strict=True))
 
 
-def _check(hidden_BTD: Tensor, head_weight_VD: Tensor, labels_BT: Tensor, mix: Mix, teacher: TeacherSide | None) -> None:
+def _check(
+    hidden_BTD: Tensor, head_weight_VD: Tensor, labels_BT: Tensor, mix: Mix, teacher: TeacherSide | None
+) -> None:
     if hidden_BTD.shape[:2] != labels_BT.shape:
-        raise ConfigError("objective", f"labels {tuple(labels_BT.shape)} do not fit hidden states {tuple(hidden_BTD.shape)}")
+        sizes = f"labels {tuple(labels_BT.shape)} do not fit hidden states {tuple(hidden_BTD.shape)}"
+        raise ConfigError("objective", sizes, "a label for every token; -100 where it is not scored")
     if not mix:
         raise ConfigError("objective", "is empty", "objective=lm is next-token prediction")
+    if "lm" in mix and not isinstance(mix["lm"][0], LM):
+        raise ConfigError("objective.lm", "is not of kind lm", "this name is kept for the cross-entropy")
     if teacher is not None and teacher.head_weight_VD.shape[0] != head_weight_VD.shape[0]:
         sizes = f"{teacher.head_weight_VD.shape[0]} tokens, the student's {head_weight_VD.shape[0]}"
-        raise ConfigError("objective", f"the teacher's vocabulary has {sizes}", "give both the same tokenizer")
+        raise ConfigError(
+            "objective", f"the teacher's vocabulary has {sizes}", "give both the same tokenizer"
+        )
+
+
+def _term(spec: Spec, is_trained: bool) -> Term:
+    terms = terms_of(spec.kind)  # type: ignore[attr-defined]
+    loss: TokenLoss = terms.token_loss
+    gradient: TokenGradient = getattr(terms, "token_gradient", functools.partial(derived_gradient, loss))
+    return Term(spec, loss, gradient, is_trained)
+
+
+def derived_gradient(
+    loss: TokenLoss, spec: Spec, logits_CV: Tensor, labels_C: Tensor, teacher_CV: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Loss [C] and gradient [C, V] of an objective that has no closed form."""
+
+    def total(leaf_CV: Tensor) -> tuple[Tensor, Tensor]:
+        loss_C = loss(spec, leaf_CV, labels_C, teacher_CV)
+        return loss_C.sum(), loss_C
+
+    gradient_CV, loss_C = torch.func.grad(total, has_aux=True)(logits_CV)
+    return loss_C, gradient_CV
 
 
 def _chunk_for(head_weight_VD: Tensor) -> int:
     room = CPU_LOGITS if head_weight_VD.device.type == "cpu" else GPU_LOGITS
-    return max(64, room // head_weight_VD.shape[0])
+    return max(MIN_CHUNK, room // head_weight_VD.shape[0])
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What is to be computed, besides the two tensors that gradients flow to."""
-
-    rows_N: Tensor
-    labels_N: Tensor
-    mix: Mix
-    teacher: TeacherSide | None
-    chunk: int
-    compute: torch.dtype
-    backward: bool
-
-    @property
-    def names(self) -> list[str]:
-        return [*self.mix, *([] if "lm" in self.mix else ["lm"])]
-
-    def terms(self) -> list[tuple[Spec, float]]:
-        """Spec and share of every name; the cross-entropy that is only logged has share 0."""
-        return [self.mix.get(name, (LM(), 0.0)) for name in self.names]
+def _exact(compute: torch.dtype) -> torch.dtype:
+    return torch.float64 if compute == torch.float64 else torch.float32
 
 
 class _ChunkedObjective(torch.autograd.Function):
-    """Computes the gradients with the sums, chunk by chunk, for an upstream gradient of 1; backward only scales them."""
+    """Computes the gradients with the sums, chunk by chunk, as if upstream's were 1; backward only scales
+    them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden_MD: Tensor, head_weight_VD: Tensor, work: _Work) -> tuple[Tensor, ...]:
-        wants_hidden, wants_head = (work.backward and wants for wants in ctx.needs_input_grad[:2])
+    def forward(ctx: Any, hidden_MD: Tensor, head_weight_VD: Tensor, work: _Work) -> tuple[Tensor, Tensor]:
+        wants_hidden, wants_head = (work.is_training and wants for wants in ctx.needs_input_grad[:2])
         with torch.autocast(hidden_MD.device.type, enabled=False):
-            sums, hidden_grad, head_grad = _all_chunks(hidden_MD, head_weight_VD, work, wants_hidden, wants_head)
-        ctx.gradients = (hidden_grad, head_grad)
-        shares = torch.tensor([share for _, share in work.terms()], dtype=sums.dtype, device=sums.device)
-        total = (sums * shares).sum()
-        each = sums.unbind()
-        ctx.mark_non_differentiable(*each)
-        return total, *each
+            sums_K, *ctx.gradients = _all_chunks(hidden_MD, head_weight_VD, work, wants_hidden, wants_head)
+        ctx.mark_non_differentiable(sums_K)
+        return (sums_K[: len(work.shares_K)] * work.shares_K).sum(), sums_K
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            raise RuntimeError("objective_sums: backward ran twice; its gradients are scaled in place, call objective_sums again")
-        hidden_grad, head_grad = (g if g is None else g.mul_(upstream[0].to(g.dtype)) for g in ctx.gradients)
+            raise RuntimeError(
+                "objective_sums: its gradients were given away by an earlier backward; call it again"
+            )
+        hidden_grad, head_grad = (None if g is None else g.mul_(upstream.to(g.dtype)) for g in ctx.gradients)
         ctx.gradients = None
         return hidden_grad, head_grad, None
 
@@ -128,59 +180,67 @@ def _all_chunks(
     teacher_VD = None if work.teacher is None else work.teacher.head_weight_VD.detach().to(work.compute)
     hidden_grad = torch.zeros_like(hidden_MD) if wants_hidden else None
     head_grad = torch.zeros_like(head_weight_VD) if wants_head else None
-    sums = torch.zeros(len(work.names), dtype=_exact(work.compute), device=hidden_MD.device)
-    for rows_C, labels_C in zip(work.rows_N.split(work.chunk), work.labels_N.split(work.chunk), strict=True):
+    sums_K = work.shares_K.new_zeros(len(work.terms))
+    chunk_terms = _compiled_terms() if work.compiled else _chunk_terms
+    for rows_C in _pieces(work):
         hidden_CD = hidden_MD.detach().index_select(0, rows_C).to(work.compute)
-        logits_CV = (hidden_CD @ head_VD.t()).to(_exact(work.compute))
-        teacher_CV = None
+        logits_CV, teacher_CV = hidden_CD @ head_VD.t(), None
         if work.teacher is not None and teacher_VD is not None:
-            seen_CD = work.teacher.hidden_BTD.detach().flatten(0, 1).index_select(0, rows_C).to(work.compute)
-            teacher_CV = (seen_CD @ teacher_VD.t()).to(_exact(work.compute))
-        losses, gradient_CV = _chunk_terms(work, logits_CV, labels_C, teacher_CV, wants_hidden or wants_head)
-        sums += torch.stack([loss_C.sum() for loss_C in losses])
-        if gradient_CV is None:
-            continue
-        gradient_CV = gradient_CV.to(work.compute)
-        if hidden_grad is not None:
+            taught_CD = work.teacher.hidden_BTD.detach().flatten(0, 1).index_select(0, rows_C)
+            teacher_CV = taught_CD.to(work.compute) @ teacher_VD.t()
+        labels_C = work.labels_M.index_select(0, rows_C)
+        if work.compiled:
+            _allow_any_length(logits_CV, teacher_CV, labels_C)
+        chunk_sums_K, gradient_CV = chunk_terms(
+            work.terms, work.shares_K, logits_CV, labels_C, teacher_CV, wants_hidden or wants_head
+        )
+        sums_K += chunk_sums_K
+        if hidden_grad is not None and gradient_CV is not None:
             hidden_grad.index_copy_(0, rows_C, (gradient_CV @ head_VD).to(hidden_grad.dtype))
-        if head_grad is not None:
+        if head_grad is not None and gradient_CV is not None:
             head_grad += gradient_CV.t() @ hidden_CD
-    return sums, hidden_grad, head_grad
+    return sums_K, hidden_grad, head_grad
 
 
-def _exact(compute: torch.dtype) -> torch.dtype:
-    return torch.float64 if compute == torch.float64 else torch.float32
+def _pieces(work: _Work) -> tuple[Tensor, ...]:
+    """The scored tokens' row numbers in as few pieces of at most `chunk` as possible, nearly equally long."""
+    rows_N = (work.labels_M != UNSCORED).nonzero()[:, 0]
+    return rows_N.tensor_split(-(-len(rows_N) // work.chunk)) if len(rows_N) else ()
 
 
 def _chunk_terms(
-    work: _Work, logits_CV: Tensor, labels_C: Tensor, teacher_CV: Tensor | None, wants_gradient: bool
-) -> tuple[list[Tensor], Tensor | None]:
-    """Each objective's loss [C], and the gradient of their shared sum with respect to the logits."""
-    losses: list[Tensor] = []
+    terms: tuple[Term, ...],
+    shares_K: Tensor,
+    logits_CV: Tensor,
+    labels_C: Tensor,
+    teacher_CV: Tensor | None,
+    wants_gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Each objective's sum [K], and the shared total's gradient with respect to the logits, in the logits'
+    type.
+    """
+    exact_CV = logits_CV.to(shares_K.dtype)
+    taught_CV = None if teacher_CV is None else teacher_CV.to(shares_K.dtype)
+    sums: list[Tensor] = []
     total_CV: Tensor | None = None
-    for spec, share in work.terms():
-        terms = terms_of(spec.kind)  # type: ignore[attr-defined]
-        if not (wants_gradient and share):
-            losses.append(terms.token_loss(spec, logits_CV, labels_C, teacher_CV))
+    for k, term in enumerate(terms):
+        if not (wants_gradient and term.is_trained):
+            sums.append(term.loss(term.spec, exact_CV, labels_C, taught_CV).sum())
             continue
-        loss_C, gradient_CV = getattr(terms, "token_gradient", _Autograd(terms))(spec, logits_CV, labels_C, teacher_CV)
-        losses.append(loss_C)
-        gradient_CV = gradient_CV if share == 1.0 else gradient_CV.mul_(share)
+        loss_C, gradient_CV = term.gradient(term.spec, exact_CV, labels_C, taught_CV)
+        sums.append(loss_C.sum())
+        gradient_CV.mul_(shares_K[k])
         total_CV = gradient_CV if total_CV is None else total_CV.add_(gradient_CV)
-    return losses, total_CV
+    return torch.stack(sums), None if total_CV is None else total_CV.to(logits_CV.dtype)
 
 
-@dataclass(frozen=True)
-class _Autograd:
-    """Loss and gradient of an objective that has no closed form."""
+@functools.cache
+def _compiled_terms() -> Callable[..., tuple[Tensor, Tensor | None]]:
+    return torch.compile(_chunk_terms)
 
-    terms: Any
 
-    def __call__(
-        self, spec: Spec, logits_CV: Tensor, labels_C: Tensor, teacher_CV: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            leaf_CV = logits_CV.detach().requires_grad_()
-            loss_C = self.terms.token_loss(spec, leaf_CV, labels_C, teacher_CV)
-            (gradient_CV,) = torch.autograd.grad(loss_C.sum(), leaf_CV)
-        return loss_C.detach(), gradient_CV
+def _allow_any_length(*tensors: Tensor | None) -> None:
+    """Compile once for chunks of every length: the number of scored tokens changes from batch to batch."""
+    for tensor in tensors:
+        if tensor is not None:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)

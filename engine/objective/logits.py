@@ -1,4 +1,7 @@
-"""Distillation on logits: T^2 KL(softmax(teacher/T) || softmax(student/T)) of each token (1503.02531). N scored tokens, V vocabulary."""
+"""Distillation on logits: T^2 KL(softmax(teacher/T) || softmax(student/T)) of each token (1503.02531).
+
+N scored tokens, V vocabulary; p is the teacher's distribution at temperature T, q the student's
+"""
 
 from torch import Tensor
 
@@ -7,24 +10,23 @@ from engine.spec.objective.logits import Logits
 
 
 def token_loss(spec: Logits, logits_NV: Tensor, labels_N: Tensor, teacher_logits_NV: Tensor | None) -> Tensor:
-    """T^2 sum_v p_v (log p_v - log q_v) [N], nats; p the teacher's distribution at temperature T, q the student's."""
-    log_q_NV = (logits_NV / spec.temperature).log_softmax(1)
-    log_p_NV = (_needed(teacher_logits_NV) / spec.temperature).log_softmax(1)
+    """T^2 sum_v p_v (log p_v - log q_v) [N], nats."""
+    log_q_NV, log_p_NV = _softened(spec, logits_NV), _softened(spec, teacher_logits_NV)
     return spec.temperature**2 * (log_p_NV.exp() * (log_p_NV - log_q_NV)).sum(1)
 
 
 def token_gradient(
     spec: Logits, logits_NV: Tensor, labels_N: Tensor, teacher_logits_NV: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """`token_loss` [N] and its gradient T (q - p) [N, V], in fewer passes over the logits than autograd."""
-    log_q_NV = (logits_NV / spec.temperature).log_softmax(1)
-    log_p_NV = (_needed(teacher_logits_NV) / spec.temperature).log_softmax(1)
+    """`token_loss` [N] and its gradient T (q - p) [N, V]; compiles into few passes."""
+    log_q_NV, log_p_NV = _softened(spec, logits_NV), _softened(spec, teacher_logits_NV)
     p_NV = log_p_NV.exp()
     loss_N = spec.temperature**2 * log_p_NV.sub_(log_q_NV).mul_(p_NV).sum(1)
     return loss_N, log_q_NV.exp_().sub_(p_NV).mul_(spec.temperature)
 
 
-def _needed(teacher_logits_NV: Tensor | None) -> Tensor:
-    if teacher_logits_NV is None:
+def _softened(spec: Logits, logits_NV: Tensor | None) -> Tensor:
+    """log softmax(logits / T); a division less where T is 1."""
+    if logits_NV is None:
         raise ConfigError("objective.logits", "has no teacher", "set teacher=<role>")
-    return teacher_logits_NV
+    return (logits_NV if spec.temperature == 1.0 else logits_NV / spec.temperature).log_softmax(1)

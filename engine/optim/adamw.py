@@ -9,7 +9,9 @@ from engine.spec.optim.adamw import AdamW
 
 
 def build(spec: AdamW, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
-    """One optimiser with two groups, `decay` (dim >= 2) and `rest`, each in the order of the names' first appearance; frozen weights are left out."""
+    """Two groups, matrices with decay and the rest without, each in the order given; frozen weights are left
+    out.
+    """
     chosen = list({id(p): p for _, p in named_parameters if p.requires_grad}.values())
     groups = [
         {"params": [p for p in chosen if p.dim() >= 2], "weight_decay": spec.weight_decay},

@@ -1,4 +1,6 @@
-"""`python -m engine.plan --row row.json --json`: the estimate of one bare row {"model", "parallel", "train", "pool"}."""
+"""`python -m engine.plan --row row.json --json`: the estimate of one bare row {"model", "parallel", "train",
+"pool"}.
+"""
 
 import argparse
 import json
@@ -16,14 +18,26 @@ from engine.spec.train import Train
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.plan", description=__doc__)
-    parser.add_argument("--row", required=True, help='a JSON file: {"model": {...}, "parallel": {...}, "train": {...}, "pool": {...}}')
+    parser.add_argument(
+        "--row",
+        required=True,
+        help='a JSON file: {"model": {...}, "parallel": {...}, "train": {...}, "pool": {...}}',
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     chosen = parser.parse_args()
     try:
         row = json.loads(Path(chosen.row).read_text())
         pool = parse(Pool, row.get("pool", {}), "pool")
         parallel = parse(Parallel, {"shard": 1, "threads": 1} | row.get("parallel", {}), "parallel")
-        role = parse(Role, {"model": row.get("model", {}), "objective": {"lm": {"kind": "lm"}}, "optim": {"kind": "adamw", "lr": 1e-3}}, "row")
+        role = parse(
+            Role,
+            {
+                "model": row.get("model", {}),
+                "objective": {"lm": {"kind": "lm"}},
+                "optim": {"kind": "adamw", "lr": 1e-3},
+            },
+            "row",
+        )
         answer = estimate(role, parse(Train, row.get("train", {}), "train"), parallel, pool, vocab=0).row()
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -31,7 +45,11 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(f"--row {chosen.row}: {error}; give a readable JSON file", file=sys.stderr)
         return 2
-    print(json.dumps(answer) if chosen.json else "\n".join(f"{key:>14} {value}" for key, value in answer.items()))
+    print(
+        json.dumps(answer)
+        if chosen.json
+        else "\n".join(f"{key:>14} {value}" for key, value in answer.items())
+    )
     return 0
 
 

@@ -1,8 +1,10 @@
-"""First-order arithmetic of a training: parameters, FLOPs, memory of the fullest rank, time of a step. Torch-free.
+"""First-order arithmetic of a training: parameters, FLOPs, memory of the fullest rank, time of a step.
+Torch-free.
 
-Sources: FLOPs per token as PaLM (2204.02311, appendix B); states 16 bytes a parameter with fp32 master weights and AdamW, split over
-the shard axis as ZeRO-3 (1910.02054, section 5); activations per layer s b h (34 + 5 a s / h) / 2 bytes without recomputation and with
-flash attention the second term falls away (2205.05198, equation 1).
+Sources: FLOPs per token as PaLM (2204.02311, appendix B); states 16 bytes a parameter with fp32 master
+weights and AdamW, split over the shard axis as ZeRO-3 (1910.02054, section 5); activations per layer s b h
+(34 + 5 a s / h) / 2 bytes without recomputation and with flash attention the second term falls away
+(2205.05198, equation 1).
 """
 
 from dataclasses import dataclass
@@ -28,11 +30,17 @@ class Estimate:
     device_hours: float
 
     def row(self) -> dict[str, Any]:
-        return {key: round(value, 6) if isinstance(value, float) else value for key, value in vars(self).items()}
+        return {
+            key: round(value, 6) if isinstance(value, float) else value for key, value in vars(self).items()
+        }
 
 
-def estimate(role: Role, train: Train, parallel: Parallel, pool: Pool, vocab: int, steps: int | None = None) -> Estimate:
-    """What `steps` (default all from the role's start) of training one role cost on `parallel.ranks` devices of `pool`."""
+def estimate(
+    role: Role, train: Train, parallel: Parallel, pool: Pool, vocab: int, steps: int | None = None
+) -> Estimate:
+    """What `steps` (default all from the role's start) of training one role cost on `parallel.ranks` devices
+    of `pool`.
+    """
     model: Any = role.model
     if model.vocab == "auto":
         model = model.resolved(vocab)
@@ -49,6 +57,11 @@ def estimate(role: Role, train: Train, parallel: Parallel, pool: Pool, vocab: in
     logits = 4 * 1024 * model.tokens * 3
     memory = (STATE_BYTES * params / shard + activations + logits) / 1e9
     return Estimate(
-        params=params, flops=step_flops * steps, memory_gb=memory, step_s=step_s, tokens_per_s=tokens / step_s, mfu=EFFICIENCY,
+        params=params,
+        flops=step_flops * steps,
+        memory_gb=memory,
+        step_s=step_s,
+        tokens_per_s=tokens / step_s,
+        mfu=EFFICIENCY,
         device_hours=step_s * steps * parallel.ranks / 3600,
-    )  # fmt: skip
+    )

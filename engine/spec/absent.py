@@ -1,23 +1,53 @@
-"""What a field's absence from identity has always meant: class -> field -> value. Committed, tested, only ever added to.
+"""What a field's absence from identity has always meant: class -> field -> value. Committed, tested, only
+ever added to.
 
-A field with its value from this table is left out of identity, so a new field invalidates nothing, and a default that moves later
-changes nothing that was made before: the table keeps the old meaning.
+A field with its value from this table is left out of identity, so a new field invalidates nothing, and a
+default that moves later changes nothing that was made before: the table keeps the old meaning.
 """
 
 from typing import Any
 
 ABSENT: dict[str, dict[str, Any]] = {
     "GPT": {
-        "num_kv_heads": "auto", "ffn": "auto", "mlp": "swiglu", "positions": "rope", "max_positions": 2048, "rope_theta": 10000.0,
-        "norm": "rms", "norm_eps": 1e-5, "tied": True, "dropout": 0.0, "init_std": 0.02, "vocab": "auto",
+        "num_kv_heads": "auto",
+        "ffn": "auto",
+        "mlp": "swiglu",
+        "positions": "rope",
+        "max_positions": 2048,
+        "rope_theta": 10000.0,
+        "norm": "rms",
+        "norm_eps": 1e-5,
+        "tied": True,
+        "dropout": 0.0,
+        "init_std": 0.02,
+        "vocab": "auto",
     },
     "LM": {"weight": 1.0},
     "Logits": {"weight": 0.5, "temperature": 1.0},
     "AdamW": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0},
     "Schedule": {"warmup": 0, "floor": 0.0},
-    "Trainable": {"kind": "full", "rank": 8, "alpha": 16.0, "targets": ["query", "key", "value", "out", "gate", "up", "down"]},
-    "Role": {"init": "", "trainable": {}, "teacher": "", "start": 0, "gate": "open", "attach": "refuse", "seed_name": ""},
+    "Trainable": {
+        "kind": "full",
+        "rank": 8,
+        "alpha": 16.0,
+        "targets": ["query", "key", "value", "out", "gate", "up", "down"],
+    },
+    "Role": {
+        "init": "",
+        "trainable": {},
+        "teacher": "",
+        "start": 0,
+        "gate": "open",
+        "attach": "refuse",
+        "seed_name": "",
+    },
     "Train": {"precision": "bf16"},
     "Source": {"field": "text", "on_error": "stop"},
-    "Labels": {"task": "package", "prompt": "prompt", "completion": "completion", "on_error": "stop", "max_chars": 400},
+    "Labels": {
+        "task": "package",
+        "prompt": "prompt",
+        "completion": "completion",
+        "on_error": "stop",
+        "max_chars": 400,
+    },
 }

@@ -4,13 +4,16 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.spec.error import ConfigError
 
 SpecType = TypeVar("SpecType", bound="Spec")
+Count = Annotated[
+    int, Field(ge=1)
+]  # a whole number above 0, beside which a field may allow a word such as auto
 
 
 class Spec(BaseModel):
@@ -19,8 +22,12 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     def as_identity(self) -> dict[str, Any]:
-        """The fields that change the result: no layout, and no value equal to what the field's absence has always meant."""
-        from engine.spec.absent import ABSENT  # here: absent.py is data about the classes that this module defines
+        """The fields that change the result: no layout, and no value equal to what the field's absence has
+        always meant.
+        """
+        from engine.spec.absent import (
+            ABSENT,
+        )  # here: absent.py is data about the classes that this module defines
 
         absent = ABSENT.get(type(self).__name__, {})
         result: dict[str, Any] = {}
@@ -48,7 +55,9 @@ def identity_of(value: Any) -> Any:
 
 def canonical(document: Any) -> bytes:
     """JSON with one spelling: sorted keys, no spaces, UTF-8; refuses NaN."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(
+        document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
 
 
 def fingerprint(document: Any) -> str:
@@ -75,79 +84,54 @@ def flatten(document: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def parse(kind: type[SpecType], document: Any, place: str) -> SpecType:
-    """Validate `document` as `kind`; the first fault becomes a ConfigError with place, value, what is allowed and the nearest name."""
+    """Validate `document` as `kind`; the first fault becomes a ConfigError with place, value, what is allowed
+    and the nearest name.
+    """
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        raise explain(error, kind, place) from None
+        raise explain(error, kind, place, document) from None
 
 
-def explain(error: ValidationError, kind: type[BaseModel], place: str) -> ConfigError:
-    """A pydantic error as one readable line; unknown keys first, because they often cause the others."""
+def explain(error: ValidationError, kind: type[BaseModel], place: str, document: Any = None) -> ConfigError:
+    """A pydantic error as one readable line; unknown keys first, because they often cause the others.
+
+    With the faulty `document` the names below a part whose kind chooses the spec are known too.
+    """
+    from engine.spec.walk import Place  # here: walk.py is built on the specs of this module
+
     faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     fault = faults[0]
-    where = ".".join([place, *(str(part) for part in fault["loc"])]).strip(".")
+    here, is_field = Place("", kind, document), True
+    parts: list[str] = []
+    for part in fault["loc"]:
+        below = here.down(str(part)) if is_field else None
+        is_field = below is not None
+        here = below or here
+        if is_field or isinstance(part, int) or fault["type"] in ("extra_forbidden", "missing"):
+            parts.append(str(part))  # the rest names a union's arm, which no configuration has
+    where = ".".join([place, *parts]).strip(".")
     if fault["type"] == "extra_forbidden":
-        names = _fields_at(kind, fault["loc"][:-1])
+        names = [below.name.rsplit(".", 1)[-1] for below in here.below()]
         near = nearest(str(fault["loc"][-1]), names)
         advice = f"did you mean {near}? " if near else ""
         return ConfigError(where, "no such key", f"{advice}known here: {', '.join(sorted(names))}")
     if fault["type"] == "missing":
         return ConfigError(where, "a value is required", f"give {where}=<value>")
-    message = fault["msg"].removeprefix("Value error, ")
-    return ConfigError(where, f"{message[:1].lower()}{message[1:]} (given: {_short(fault['input'])})", _allowed(kind, fault))
+    if isinstance(fault["input"], Mapping):  # a rule over several keys names its numbers itself
+        return ConfigError(where or "configuration", _sentence(fault["msg"]))
+    if fault["type"] in ("model_type", "dict_type", "model_attributes_type"):
+        return ConfigError(
+            where, f"must be a section (given: {_short(fault['input'])})", f"give {where}.<key>=<value>"
+        )
+    return ConfigError(where, f"{_sentence(fault['msg'])} (given: {_short(fault['input'])})", here.about)
+
+
+def _sentence(message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    return f"{message[:1].lower()}{message[1:]}"
 
 
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _allowed(kind: type[BaseModel], fault: Any) -> str:
-    loc = [part for part in fault["loc"] if isinstance(part, str)]
-    if not loc:
-        return ""
-    owner = _model_at(kind, loc[:-1])
-    field = owner.model_fields.get(loc[-1]) if owner else None
-    return field.description or "" if field else ""
-
-
-def _model_at(kind: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel] | None:
-    """The spec class reached from `kind` along `loc`, through unions and containers."""
-    current: Any = kind
-    for part in loc:
-        current = _step(current, part)
-        if current is None:
-            return None
-    return _first_model(current)
-
-
-def _step(annotation: Any, part: Any) -> Any:
-    models = _models_in(annotation)
-    for model in models:
-        if isinstance(part, str) and part in model.model_fields:
-            return model.model_fields[part].annotation
-    arguments = getattr(annotation, "__args__", None)
-    if arguments:  # a dict's value, a list's item, or a union: the last argument that holds a model
-        return arguments[-1] if not models or all(m not in arguments for m in models) else annotation
-    return annotation if models else None
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [m for a in getattr(annotation, "__args__", ()) for m in _models_in(a)] if _is_union(annotation) else []
-
-
-def _is_union(annotation: Any) -> bool:
-    return getattr(annotation, "__origin__", None) is not dict and getattr(annotation, "__origin__", None) is not list
-
-
-def _first_model(annotation: Any) -> type[BaseModel] | None:
-    models = _models_in(annotation)
-    return models[0] if models else None
-
-
-def _fields_at(kind: type[BaseModel], loc: Iterable[Any]) -> list[str]:
-    model = _model_at(kind, loc)
-    return list(model.model_fields) if model else []

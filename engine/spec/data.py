@@ -4,21 +4,33 @@ from typing import Literal
 
 from pydantic import Field
 
-from engine.spec.base import Spec
+from engine.spec.base import Count, Spec
 from engine.spec.registry import Optim
 from engine.spec.role import Trainable
 
 
 class Source(Spec):
-    source: str = Field("stdlib", min_length=1, description="stdlib (this interpreter's standard library), or a path or fsspec glob of .txt or .jsonl files")
-    field: str = Field("text", min_length=1, description="the field of a .jsonl line that holds the text")
-    on_error: Literal["stop", "skip"] = Field("stop", description="at a broken line: stop, or skip and count it")
-    weight: float = Field(1.0, gt=0, description="share of the training samples; above 0")
+    source: str = Field(
+        default="stdlib",
+        min_length=1,
+        description=(
+            "stdlib (this interpreter's standard library), or a path or fsspec glob of .txt or .jsonl files"
+        ),
+    )
+    field: str = Field(
+        default="text", min_length=1, description="the field of a .jsonl line that holds the text"
+    )
+    on_error: Literal["stop", "skip"] = Field(
+        default="stop", description="at a broken line: stop, or skip and count it"
+    )
+    weight: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
 
 
 class Data(Source):
-    held_out: float = Field(0.05, gt=0, lt=0.5, description="share of documents held out, chosen by their hash")
-    blend: dict[str, Source] = Field({}, description="more sources by name, each with its weight")
+    held_out: float = Field(
+        default=0.05, gt=0, lt=0.5, description="share of documents held out, chosen by their hash"
+    )
+    blend: dict[str, Source] = Field(default={}, description="more sources by name, each with its weight")
 
     def sources(self) -> dict[str, Source]:
         """All sources by name; the first is `main`."""
@@ -28,37 +40,65 @@ class Data(Source):
 
 class Tokenizer(Spec):
     kind: Literal["bpe"] = "bpe"
-    vocab: int = Field(4096, ge=300, le=1_000_000, description="size of a byte-level BPE vocabulary, 300 or more")
-    load: str = Field("", description="a tokenizer.json to use instead of learning one; path or URL")
+    vocab: int = Field(
+        default=4096, ge=300, le=1_000_000, description="size of a byte-level BPE vocabulary, 300 or more"
+    )
+    load: str = Field(default="", description="a tokenizer.json to use instead of learning one; path or URL")
 
 
 class Labels(Spec):
     """Labelled examples: prompt and completion, the completion one of a few options."""
 
-    source: str = Field("stdlib", min_length=1, description="stdlib (docstrings and the package they come from), or a path or glob of .jsonl files")
-    task: Literal["package", "kind"] = Field("package", description="stdlib: tell a docstring's package, or whether it is a module's, class's, method's or function's")
-    prompt: str = Field("prompt", description="field of the prompt; `text` is tried next")
-    completion: str = Field("completion", description="field of the completion; `label` is tried next")
-    on_error: Literal["stop", "skip"] = Field("stop", description="at a broken line: stop, or skip and count it")
-    held_out: float = Field(0.3, gt=0, lt=0.9, description="share of examples kept for the test, chosen by the hash of the file they come from")
-    max_chars: int = Field(400, ge=16, description="a prompt is cut to this many characters")
+    source: str = Field(
+        default="stdlib",
+        min_length=1,
+        description="stdlib (docstrings and the package they come from), or a path or glob of .jsonl files",
+    )
+    task: Literal["package", "kind"] = Field(
+        default="package",
+        description=(
+            "stdlib: tell a docstring's package, or whether it is a module's, class's, method's or function's"
+        ),
+    )
+    prompt: str = Field(default="prompt", description="field of the prompt; `text` is tried next")
+    completion: str = Field(
+        default="completion", description="field of the completion; `label` is tried next"
+    )
+    on_error: Literal["stop", "skip"] = Field(
+        default="stop", description="at a broken line: stop, or skip and count it"
+    )
+    held_out: float = Field(
+        default=0.3,
+        gt=0,
+        lt=0.9,
+        description="share of examples kept for the test, chosen by the hash of the file they come from",
+    )
+    max_chars: int = Field(default=400, ge=16, description="a prompt is cut to this many characters")
 
 
 class Finetune(Spec):
-    labels: Labels = Field(Labels(), description="the labelled examples")
-    num_labels: int = Field(256, ge=2, description="training examples a draw")
-    draws: int = Field(5, ge=1, description="random draws of training examples; each is one fine-tuning")
-    epochs: int = Field(8, ge=1, description="passes over a draw")
-    batch: int = Field(16, ge=1, description="examples a step")
-    sequence: int = Field(128, ge=16, description="tokens of the longest example; prompts are cut on the left")
+    labels: Labels = Field(default=Labels(), description="the labelled examples")
+    num_labels: int = Field(default=256, ge=2, description="training examples a draw")
+    draws: int = Field(
+        default=5, ge=1, description="random draws of training examples; each is one fine-tuning"
+    )
+    epochs: int = Field(default=8, ge=1, description="passes over a draw")
+    batch: int = Field(default=16, ge=1, description="examples a step")
+    sequence: int = Field(
+        default=128, ge=16, description="tokens of the longest example; prompts are cut on the left"
+    )
     optim: Optim = Field(description="optimiser and schedule of the fine-tuning")
-    trainable: Trainable = Field(Trainable(), description="all weights, or LoRA")
-    scratch: bool = Field(True, description="also fine-tune the same network from random weights on every draw")
+    trainable: Trainable = Field(default=Trainable(), description="all weights, or LoRA")
+    scratch: bool = Field(
+        default=True, description="also fine-tune the same network from random weights on every draw"
+    )
 
 
 class Score(Spec):
-    max_tokens: int = Field(200_000, ge=256, description="held-out tokens that are scored")
-    max_examples: int = Field(600, ge=2, description="test examples that are scored")
-    sequence: int | Literal["auto"] = Field("auto", description="tokens of context; auto = the training's")
-    baselines: bool = Field(True, description="also gzip -9, xz and an interpolated trigram")
-    sample: str = Field("def ", description="prompt of the sample text")
+    max_tokens: int = Field(default=200_000, ge=256, description="held-out tokens that are scored")
+    max_examples: int = Field(default=600, ge=2, description="test examples that are scored")
+    sequence: Count | Literal["auto"] = Field(
+        default="auto", description="tokens of context; auto = the training's"
+    )
+    baselines: bool = Field(default=True, description="also gzip -9, xz and an interpolated trigram")
+    sample: str = Field(default="def ", description="prompt of the sample text")

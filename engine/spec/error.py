@@ -2,13 +2,17 @@
 
 
 class AtelierError(Exception):
-    """Something a person can act on; printed as one line, never as a traceback. `exit_code` is the process's."""
+    """Something a person can act on; printed as one line, never as a traceback. `exit_code` is the
+    process's.
+    """
 
     exit_code = 1
 
 
 class ConfigError(AtelierError):
-    """Bad input, known before anything runs. `place` is the configuration key or file, `problem` has the value, `way_out` what to do."""
+    """Bad input, known before anything runs. `place` is the configuration key or file, `problem` has the
+    value, `way_out` what to do.
+    """
 
     exit_code = 2
 

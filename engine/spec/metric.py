@@ -1,7 +1,8 @@
 """Metric segments: sealed files `metrics-<attempt>-<number>.jsonl`, a JSON object a line. Torch-free.
 
-A line is {"step", "role", "tokens", "values": {}, "timing": {}}; `values` is deterministic, `timing` is not. A later attempt starts
-from a checkpoint: whatever earlier attempts wrote at or after its first step is superseded.
+A line is {"step", "role", "tokens", "values": {}, "timing": {}}; `values` is deterministic, `timing` is not.
+A later attempt starts from a checkpoint: whatever earlier attempts wrote at or after its first step is
+superseded.
 """
 
 import json
@@ -26,7 +27,9 @@ def segment_name(attempt: int, number: int) -> str:
 
 
 def merge(segments: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Lines of all segments (name, text) of one trajectory as one curve: a step once, the latest attempt's."""
+    """Lines of all segments (name, text) of one trajectory as one curve: a step once, the latest
+    attempt's.
+    """
     by_step: dict[int, dict[str, Any]] = {}
     attempt_of = ""
     for name, text in sorted(segments):

@@ -4,16 +4,22 @@ from typing import Literal
 
 from pydantic import Field
 
-from engine.spec.base import Spec
+from engine.spec.base import Count, Spec
 
 
 class Pool(Spec):
-    name: str = Field("local", description="name of the pool")
-    gpu: str = Field("cpu", description="device type")
-    gpus: int = Field(0, ge=0, description="devices in all")
-    gpus_per_node: int = Field(0, ge=0, description="devices of one node")
-    memory_gb: float | Literal["auto"] = Field("auto", description="memory of one device (cpu: of the host), GB")
-    peak_tflops: float = Field(0.2, gt=0, description="dense bf16 peak of one device (cpu: of one core), TFLOP/s")
-    node_gbps: float = Field(10.0, gt=0, description="bandwidth inside a node, GB/s each way")
-    network_gbps: float = Field(1.0, gt=0, description="bandwidth between nodes, GB/s each way")
-    slots: int | Literal["auto"] = Field("auto", description="ranks that may run at once; auto = cores (cpu) or gpus")
+    name: str = Field(default="local", description="name of the pool")
+    gpu: str = Field(default="cpu", description="device type")
+    gpus: int = Field(default=0, ge=0, description="devices in all")
+    gpus_per_node: int = Field(default=0, ge=0, description="devices of one node")
+    memory_gb: float | Literal["auto"] = Field(
+        default="auto", description="memory of one device (cpu: of the host), GB"
+    )
+    peak_tflops: float = Field(
+        default=0.2, gt=0, description="dense bf16 peak of one device (cpu: of one core), TFLOP/s"
+    )
+    node_gbps: float = Field(default=10.0, gt=0, description="bandwidth inside a node, GB/s each way")
+    network_gbps: float = Field(default=1.0, gt=0, description="bandwidth between nodes, GB/s each way")
+    slots: Count | Literal["auto"] = Field(
+        default="auto", description="ranks that may run at once; auto = cores (cpu) or gpus"
+    )

@@ -1,4 +1,6 @@
-"""record.json: what makes an artifact exist. Written last; carries the digest of every file and of itself. Torch-free."""
+"""record.json: what makes an artifact exist. Written last; carries the digest of every file and of itself.
+Torch-free.
+"""
 
 import json
 from typing import Any
@@ -24,7 +26,7 @@ class FileEntry(Spec):
 
 
 class Record(Spec):
-    schema_: int = Field(SCHEMA, alias="schema")
+    schema_: int = Field(default=SCHEMA, alias="schema")
     kind: str
     name: str = Field(description="what people call it; not identity")
     fingerprint: str

@@ -1,7 +1,9 @@
-"""The folder is the registry: `kind: gpt` of group `model` is engine/spec/model/gpt.py, and a name can only pick a file of that folder."""
+"""The folder is the registry: `kind: gpt` of group `model` is engine/spec/model/gpt.py, and a name can only
+pick a file of that folder.
+"""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +26,11 @@ def spec_class(group: str, kind: str) -> type[Spec]:
         hint = f"did you mean {near}? " if near else ""
         raise ValueError(f"no {group} of kind {kind!r}; {hint}there are: {', '.join(kinds(group))}")
     module = importlib.import_module(f"engine.spec.{group}.{kind}")
-    found = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Spec) and v.__module__ == module.__name__]
+    found = [
+        v
+        for v in vars(module).values()
+        if isinstance(v, type) and issubclass(v, Spec) and v.__module__ == module.__name__
+    ]
     return next(v for v in found if "kind" in v.model_fields)
 
 
@@ -34,7 +40,15 @@ def _chooser(group: str) -> Callable[[Any], Any]:
             return value
         return spec_class(group, str(value.get("kind", ""))).model_validate(value)
 
+    choose.group = group  # type: ignore[attr-defined]
     return choose
+
+
+def group_of(metadata: Iterable[Any]) -> str:
+    """The group whose kinds a field of type Model, Objective or Optim chooses from, by the field's metadata;
+    '' for others.
+    """
+    return next((item.func.group for item in metadata if hasattr(getattr(item, "func", None), "group")), "")
 
 
 Model = Annotated[SerializeAsAny[Spec], BeforeValidator(_chooser("model"))]

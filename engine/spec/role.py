@@ -1,4 +1,6 @@
-"""A role: one model in a training, what it is trained on and from whom it learns. Roles are data, never classes."""
+"""A role: one model in a training, what it is trained on and from whom it learns. Roles are data, never
+classes.
+"""
 
 from typing import Literal
 
@@ -11,39 +13,64 @@ from engine.spec.registry import Model, Objective, Optim
 class Trainable(Spec):
     """Which weights move: all of them, or low-rank additions to chosen matrices (LoRA, 2106.09685)."""
 
-    kind: Literal["full", "lora"] = Field("full", description="full or lora")
-    rank: int = Field(8, ge=1, description="lora: inner width r")
-    alpha: float = Field(16.0, gt=0, description="lora: the addition is scaled by alpha / rank")
+    kind: Literal["full", "lora"] = Field(default="full", description="full or lora")
+    rank: int = Field(default=8, ge=1, description="lora: inner width r")
+    alpha: float = Field(default=16.0, gt=0, description="lora: the addition is scaled by alpha / rank")
     targets: tuple[str, ...] = Field(
-        ("query", "key", "value", "out", "gate", "up", "down"), min_length=1, description="lora: names of the matrices"
+        default=("query", "key", "value", "out", "gate", "up", "down"),
+        min_length=1,
+        description="lora: names of the matrices",
     )
 
 
 class Role(Spec):
     model: Model = Field(description="the network")
-    objective: dict[str, Objective] = Field(min_length=1, description="what is optimised, by name; weights are shares")
+    objective: dict[str, Objective] = Field(
+        min_length=1, description="what is optimised, by name; weights are shares"
+    )
     optim: Optim = Field(description="optimiser and learning-rate schedule")
-    init: str = Field("", description="a model (name, alias or fingerprint) to start from; empty = from the seed")
-    trainable: Trainable = Field(Trainable(), description="which weights move")
-    teacher: str = Field("", description="the role it learns from; empty = none")
+    init: str = Field(
+        default="", description="a model (name, alias or fingerprint) to start from; empty = from the seed"
+    )
+    trainable: Trainable = Field(default=Trainable(), description="which weights move")
+    teacher: str = Field(default="", description="the role it learns from; empty = none")
     start: int | float = Field(
-        0, ge=0, description="first step of training: a step, or a fraction of all steps below 1 (resolved to a step at compose)"
+        default=0,
+        ge=0,
+        description=(
+            "first step of training: a step, or a fraction of all steps below 1 (resolved to a step at"
+            " compose)"
+        ),
     )
     gate: float | Literal["open"] = Field(
-        "open", description="nats: distillation switches on for good when EMA(student loss - teacher loss) reaches it; open = from start"
+        default="open",
+        description=(
+            "nats: distillation switches on for good when EMA(student loss - teacher loss) reaches it; open ="
+            " from start"
+        ),
     )
     attach: Literal["refuse", "replay", "frozen"] = Field(
-        "refuse", description="when the teacher is already past `start`: refuse, replay the teacher, or learn from the finished one (frozen)"
+        default="refuse",
+        description=(
+            "when the teacher is already past `start`: refuse, replay the teacher, or learn from the finished"
+            " one (frozen)"
+        ),
     )
-    seed_name: str = Field("", description="names the initial weights; empty = the role's name; a same-seed control sets it")
+    seed_name: str = Field(
+        default="",
+        description="names the initial weights; empty = the role's name; a same-seed control sets it",
+    )
 
     @model_validator(mode="after")
     def _teacher_for_distillation(self) -> "Role":
-        needing = [name for name, objective in self.objective.items() if type(objective).needs_teacher]  # type: ignore[attr-defined]
+        # type: ignore[attr-defined]
+        needing = [name for name, objective in self.objective.items() if type(objective).needs_teacher]
         if needing and not self.teacher:
             raise ValueError(f"objective {needing[0]} needs a teacher; set teacher=<role>")
         if self.teacher and not needing:
-            raise ValueError(f"has teacher {self.teacher} but no objective that uses one; objective=distill has one")
+            raise ValueError(
+                f"has teacher {self.teacher} but no objective that uses one; objective=distill has one"
+            )
         if self.gate != "open" and not self.teacher:
             raise ValueError("a gate needs a teacher")
         return self

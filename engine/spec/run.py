@@ -1,4 +1,6 @@
-"""run.json: all that a gang gets. No environment, no database, no configuration library behind it. Torch-free."""
+"""run.json: all that a gang gets. No environment, no database, no configuration library behind it.
+Torch-free.
+"""
 
 from typing import Any, Literal
 
@@ -11,12 +13,17 @@ from engine.spec.train import Train
 
 
 class RunFile(Spec):
-    schema_: int = Field(1, alias="schema")
+    schema_: int = Field(default=1, alias="schema")
     task: str
     version: int
     config: dict[str, Any]
-    inputs: dict[str, str] = Field({}, description="role of the input -> URL of the artifact (its record.json is read and verified)")
-    outputs: dict[str, str] = Field({}, description="name of the output -> URL of the empty folder its files go to")
+    inputs: dict[str, str] = Field(
+        default={},
+        description="role of the input -> URL of the artifact (its record.json is read and verified)",
+    )
+    outputs: dict[str, str] = Field(
+        default={}, description="name of the output -> URL of the empty folder its files go to"
+    )
     scratch: str = Field(description="a local folder of this gang alone")
     layout: Parallel = Parallel()
     seed: int = 1
@@ -24,34 +31,49 @@ class RunFile(Spec):
 
 
 class Segment(Spec):
-    """A stretch of a role's training that belongs to one trajectory: steps start < s <= end are its checkpoints."""
+    """A stretch of a role's training that belongs to one trajectory: steps start < s <= end are its
+    checkpoints.
+    """
 
     fingerprint: str
     url: str = Field(description="the trajectory's address: checkpoints/ and metrics/ lie under it")
     start: int
     end: int
-    attempt: int = Field(1, description="numbers the metric segments; rises with every take of the trajectory's lease")
+    attempt: int = Field(
+        default=1, description="numbers the metric segments; rises with every take of the trajectory's lease"
+    )
 
 
 class Member(Spec):
-    """A role in a gang. `train` moves and is kept; `replay` moves, is not kept and must end in `digest`; `frozen` does not move."""
+    """A role in a gang. `train` moves and is kept; `replay` moves, is not kept and must end in `digest`;
+    `frozen` does not move.
+    """
 
     role: Role
     mode: Literal["train", "replay", "frozen"] = "train"
-    segments: tuple[Segment, ...] = Field((), description="in order; the last ends where the training ends")
-    init: str = Field("", description="key in `inputs` of the model to start from (for frozen: to be); empty = from the seed")
-    output: str = Field("", description="key in `outputs`; empty = nothing is published")
-    digest: str = Field("", description="replay: the sha256 that the finished model file must have again")
+    segments: tuple[Segment, ...] = Field(
+        default=(), description="in order; the last ends where the training ends"
+    )
+    init: str = Field(
+        default="",
+        description="key in `inputs` of the model to start from (for frozen: to be); empty = from the seed",
+    )
+    output: str = Field(default="", description="key in `outputs`; empty = nothing is published")
+    digest: str = Field(
+        default="", description="replay: the sha256 that the finished model file must have again"
+    )
 
 
 class Stream(Spec):
-    """One input of a blend: windows of packed documents, or labelled examples (loss on the completion only)."""
+    """One input of a blend: windows of packed documents, or labelled examples (loss on the completion
+    only).
+    """
 
     input: str = Field(description="key in `inputs`")
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0)
     kind: Literal["windows", "examples"] = "windows"
-    num_examples: int = Field(0, description="examples: how many are drawn; 0 = all")
-    draw: int = Field(0, description="examples: which draw")
+    num_examples: int = Field(default=0, description="examples: how many are drawn; 0 = all")
+    draw: int = Field(default=0, description="examples: which draw")
 
 
 class Training(Spec):
@@ -71,4 +93,8 @@ class Trainings(Spec):
     """The `config` of a run file of engine.train: trainings that one gang does one after another."""
 
     trainings: tuple[Training, ...] = Field(min_length=1)
-    peak_tflops: float = Field(0.0, ge=0, description="dense peak of one rank, TFLOP/s, for the utilisation (mfu); 0 = not known")
+    peak_tflops: float = Field(
+        default=0.0,
+        ge=0,
+        description="dense peak of one rank, TFLOP/s, for the utilisation (mfu); 0 = not known",
+    )

@@ -1,4 +1,6 @@
-"""Learning-rate schedules as pure functions of the step; they alone decide what depends on a training's end. Torch-free."""
+"""Learning-rate schedules as pure functions of the step; they alone decide what depends on a training's end.
+Torch-free.
+"""
 
 import math
 from typing import Any, Literal
@@ -9,12 +11,18 @@ from engine.spec.base import Spec
 
 
 class Schedule(Spec):
-    """`constant` and the stable part of `wsd` do not know where training ends; `cosine`, `linear` do from their first step."""
+    """`constant` and the stable part of `wsd` do not know where training ends; `cosine`, `linear` do from
+    their first step.
+    """
 
-    kind: Literal["constant", "linear", "cosine", "wsd"] = Field("wsd", description="constant, linear, cosine or wsd")
-    warmup: int = Field(0, ge=0, description="steps of linear warm-up from the role's first step")
-    decay: float = Field(0.2, gt=0, le=1, description="wsd: the share of all steps spent in the final decay")
-    floor: float = Field(0.0, ge=0, le=1, description="lr at the end, as a share of the peak")
+    kind: Literal["constant", "linear", "cosine", "wsd"] = Field(
+        default="wsd", description="constant, linear, cosine or wsd"
+    )
+    warmup: int = Field(default=0, ge=0, description="steps of linear warm-up from the role's first step")
+    decay: float = Field(
+        default=0.2, gt=0, le=1, description="wsd: the share of all steps spent in the final decay"
+    )
+    floor: float = Field(default=0.0, ge=0, le=1, description="lr at the end, as a share of the peak")
 
     @model_validator(mode="after")
     def _floor(self) -> "Schedule":
@@ -31,7 +39,9 @@ class Schedule(Spec):
         return start
 
     def factor(self, step: int, start: int, end: int) -> float:
-        """lr at `step` (start <= step < end) as a share of the peak. WSD decays linearly (2404.06395 section 4; 2405.18392)."""
+        """lr at `step` (start <= step < end) as a share of the peak. WSD decays linearly (2404.06395 section
+        4; 2405.18392).
+        """
         done = step - start
         warm = min(1.0, (done + 1) / (self.warmup + 1)) if self.warmup else 1.0
         if self.kind == "constant":
@@ -45,5 +55,7 @@ class Schedule(Spec):
         return warm * (self.floor + (1 - self.floor) * fall)
 
     def trunk(self) -> dict[str, Any]:
-        """Identity of the part that does not know the end: `constant` and a `wsd` trunk are the same thing."""
+        """Identity of the part that does not know the end: `constant` and a `wsd` trunk are the same
+        thing.
+        """
         return {"kind": "constant", **({"warmup": self.warmup} if self.warmup else {})}

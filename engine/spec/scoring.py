@@ -9,8 +9,8 @@ from engine.spec.data import Score
 class Target(Spec):
     """What one model is scored on."""
 
-    text: bool = Field(True, description="held-out text: loss, bits per byte and a sample")
-    labels: bool = Field(False, description="labelled test examples: accuracy")
+    text: bool = Field(default=True, description="held-out text: loss, bits per byte and a sample")
+    labels: bool = Field(default=False, description="labelled test examples: accuracy")
 
 
 class Scoring(Spec):
@@ -18,4 +18,4 @@ class Scoring(Spec):
 
     score: Score = Field(description="how much is scored, and in which context")
     targets: dict[str, Target] = Field(description="key of a model -> what it is scored on")
-    threads: int = Field(1, ge=1, description="CPU threads")
+    threads: int = Field(default=1, ge=1, description="CPU threads")

@@ -1,4 +1,6 @@
-"""Randomness by name: every generator is seeded by (seed, names...), so none depends on the order of calls. Torch-free."""
+"""Randomness by name: every generator is seeded by (seed, names...), so none depends on the order of calls.
+Torch-free.
+"""
 
 import hashlib
 

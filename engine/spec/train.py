@@ -4,23 +4,48 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from engine.spec.base import Spec
+from engine.spec.base import Count, Spec
 
 LAYOUT = {"layout": True}
 
 
 class Train(Spec):
-    steps: int = Field(0, ge=0, description="optimiser steps; or give tokens", json_schema_extra=LAYOUT)  # where it ends: schedules say when that matters
-    tokens: float = Field(0, ge=0, description="training tokens, rounded up to whole steps; or give steps", json_schema_extra=LAYOUT)
+    steps: int = Field(
+        default=0, ge=0, description="optimiser steps; or give tokens", json_schema_extra=LAYOUT
+    )  # where it ends: schedules say when that matters
+    tokens: float = Field(
+        default=0,
+        ge=0,
+        description="training tokens, rounded up to whole steps; or give steps",
+        json_schema_extra=LAYOUT,
+    )
     global_batch: int = Field(ge=1, description="sequences a step, over all ranks")
-    micro_batch: int | Literal["auto"] = Field("auto", description="sequences a rank computes at once", json_schema_extra=LAYOUT)
+    micro_batch: Count | Literal["auto"] = Field(
+        default="auto", description="sequences a rank computes at once", json_schema_extra=LAYOUT
+    )
     sequence: int = Field(ge=8, description="tokens a sequence")
-    precision: Literal["bf16", "fp32", "fp64"] = Field("bf16", description="of the arithmetic: bf16 (fp32 master weights), fp32 or fp64")
-    seed: int = Field(1, ge=0, description="of data order and initial weights")
-    checkpoint_every: int = Field(100, ge=1, description="steps between checkpoints", json_schema_extra=LAYOUT)
-    keep: int = Field(2, ge=0, description="checkpoints kept besides those at branch points; 0 = none once the model is finished", json_schema_extra=LAYOUT)
-    eval_every: int = Field(0, ge=0, description="steps between held-out losses in training; 0 = at checkpoints", json_schema_extra=LAYOUT)
-    eval_sequences: int = Field(32, ge=1, description="held-out sequences a look", json_schema_extra=LAYOUT)
+    precision: Literal["bf16", "fp32", "fp64"] = Field(
+        default="bf16", description="of the arithmetic: bf16 (fp32 master weights), fp32 or fp64"
+    )
+    seed: int = Field(default=1, ge=0, description="of data order and initial weights")
+    checkpoint_every: int = Field(
+        default=100, ge=1, description="steps between checkpoints", json_schema_extra=LAYOUT
+    )
+    keep: int = Field(
+        default=2,
+        ge=0,
+        description="checkpoints kept besides those at branch points; 0 = none once the model is finished",
+        json_schema_extra=LAYOUT,
+    )
+    eval_every: int = Field(
+        default=0,
+        ge=0,
+        description="steps between held-out losses in training; 0 = at checkpoints",
+        json_schema_extra=LAYOUT,
+    )
+    eval_sequences: int = Field(
+        default=32, ge=1, description="held-out sequences a look", json_schema_extra=LAYOUT
+    )
 
     @model_validator(mode="after")
     def _length(self) -> "Train":

@@ -1,7 +1,9 @@
-"""Which trajectories a training consists of, and what each one's identity is. Pure arithmetic on specs; torch-free.
+"""Which trajectories a training consists of, and what each one's identity is. Pure arithmetic on specs;
+torch-free.
 
-A role's training is cut into segments where something starts to depend on where training ends: at its own schedule's branch step and at
-its teacher's. What lies before a cut is a trunk that longer runs and other decays share.
+A role's training is cut into segments where something starts to depend on where training ends: at its own
+schedule's branch step and at its teacher's. What lies before a cut is a trunk that longer runs and other
+decays share.
 """
 
 from collections.abc import Mapping
@@ -33,7 +35,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Feed:
-    """What a training reads: its parents by role (`tokens.main`, `tokenizer` ...) and what of it is identity (weights, the draw)."""
+    """What a training reads: its parents by role (`tokens.main`, `tokenizer` ...) and what of it is identity
+    (weights, the draw).
+    """
 
     parents: dict[str, str]
     identity: dict[str, Any]
@@ -45,7 +49,10 @@ def in_teaching_order(roles: Mapping[str, Role], place: str = "roles") -> list[s
 
     def visit(name: str, path: tuple[str, ...]) -> None:
         if name in path:
-            raise ConfigError(f"{place}.{name}.teacher", f"the roles teach each other in a circle: {' -> '.join([*path, name])}")
+            raise ConfigError(
+                f"{place}.{name}.teacher",
+                f"the roles teach each other in a circle: {' -> '.join([*path, name])}",
+            )
         teacher = roles[name].teacher
         if teacher and teacher not in roles:
             near = nearest(teacher, roles)
@@ -80,11 +87,17 @@ def resolve_starts(roles: Mapping[str, Role], train: Train, place: str = "roles"
     return result
 
 
-def parts_of(roles: Mapping[str, Role], train: Train, feed: Feed, inits: Mapping[str, str]) -> dict[str, list[Part]]:
-    """The segments of every role, teachers first. `inits` holds fingerprints of the models that roles start from."""
+def parts_of(
+    roles: Mapping[str, Role], train: Train, feed: Feed, inits: Mapping[str, str]
+) -> dict[str, list[Part]]:
+    """The segments of every role, teachers first. `inits` holds fingerprints of the models that roles start
+    from.
+    """
     result: dict[str, list[Part]] = {}
     for name in in_teaching_order(roles):
-        result[name] = _parts(name, roles[name], train, feed, inits.get(name, ""), result.get(roles[name].teacher, []))
+        result[name] = _parts(
+            name, roles[name], train, feed, inits.get(name, ""), result.get(roles[name].teacher, [])
+        )
     return result
 
 
@@ -104,7 +117,9 @@ def _parts(name: str, role: Role, train: Train, feed: Feed, init: str, teaching:
         if init and not parts:
             parents["init"] = init
         if teaching:
-            parents["teacher"] = teaching[-1].fingerprint if frozen else _covering(teaching, begin).fingerprint
+            parents["teacher"] = (
+                teaching[-1].fingerprint if frozen else _covering(teaching, begin).fingerprint
+            )
         if parts:
             parents["trunk"] = parts[-1].fingerprint
             identity["trunk_step"] = begin
@@ -125,7 +140,8 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
         identity.pop("attach")
     identity["seed_name"] = role.seed_name or name
     if not knows_end:
-        identity["optim"] = identity["optim"] | {"schedule": role.optim.schedule.trunk()}  # type: ignore[attr-defined]
+        # type: ignore[attr-defined]
+        identity["optim"] = identity["optim"] | {"schedule": role.optim.schedule.trunk()}
     else:
         identity["horizon"] = [int(role.start), train.num_steps]
     if role.optim.schedule.kind == "constant":  # type: ignore[attr-defined]
@@ -134,7 +150,13 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
 
 
 def origins(prefix: str) -> dict[str, str]:
-    """First part of an identity key -> the configuration key that a person would change. `prefix` is e.g. 'roles.teacher.' or ''."""
+    """First part of an identity key -> the configuration key that a person would change. `prefix` is e.g.
+    'roles.teacher.' or ''.
+    """
     role = ("model", "objective", "optim", "trainable", "start", "gate", "attach", "seed_name")
     train = ("global_batch", "sequence", "precision", "seed")
-    return {key: f"{prefix}{key}" for key in role} | {key: f"train.{key}" for key in train} | {"horizon": "train.steps"}
+    return (
+        {key: f"{prefix}{key}" for key in role}
+        | {key: f"train.{key}" for key in train}
+        | {"horizon": "train.steps"}
+    )

@@ -1,4 +1,6 @@
-"""The flows there are: flows/<name>.py with a function of that name, and conf/<name>.yaml. The folder is the registry."""
+"""The flows there are: flows/<name>.py with a function of that name, and conf/<name>.yaml. The folder is the
+registry.
+"""
 
 import importlib
 import inspect
@@ -16,7 +18,11 @@ CONF = PROJECT / "conf"
 
 
 def flow_names() -> list[str]:
-    return sorted(path.stem for path in (PROJECT / "flows").glob("*.py") if (CONF / path.name).with_suffix(".yaml").is_file())
+    return sorted(
+        path.stem
+        for path in (PROJECT / "flows").glob("*.py")
+        if (CONF / path.name).with_suffix(".yaml").is_file()
+    )
 
 
 @cache
@@ -27,7 +33,9 @@ def body(name: str) -> Callable[..., Any]:
 
 @cache
 def parameters(name: str) -> type[Spec]:
-    """The flow's parameters as one spec, from the signature of its body: unknown keys and wrong types are refused there."""
+    """The flow's parameters as one spec, from the signature of its body: unknown keys and wrong types are
+    refused there.
+    """
     fields: dict[str, Any] = {}
     for key, parameter in inspect.signature(body(name)).parameters.items():
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
@@ -38,5 +46,3 @@ def parameters(name: str) -> type[Spec]:
 def description(name: str) -> str:
     """First line of the flow file's docstring, without importing it."""
     return (PROJECT / "flows" / f"{name}.py").read_text().split('"""', 2)[1].strip().splitlines()[0]
-
-

@@ -1,4 +1,6 @@
-"""From a command line to one plain, validated, frozen configuration: Hydra composes, the flow's spec validates."""
+"""From a command line to one plain, validated, frozen configuration: Hydra composes, the flow's spec
+validates.
+"""
 
 import re
 import threading
@@ -60,8 +62,13 @@ def compose(flow: str, overrides: list[str]) -> Frozen:
     arguments = parse(parameters(flow), given, "")
     arguments = _resolved(arguments, pool)
     return Frozen(
-        flow=flow, overrides=tuple(overrides), document=arguments.model_dump(mode="json"), arguments=arguments, pool=pool, tracker=tracker
-    )  # fmt: skip
+        flow=flow,
+        overrides=tuple(overrides),
+        document=arguments.model_dump(mode="json"),
+        arguments=arguments,
+        pool=pool,
+        tracker=tracker,
+    )
 
 
 def _hydra(flow: str, overrides: list[str]) -> dict[str, Any]:
@@ -77,20 +84,29 @@ def _hydra(flow: str, overrides: list[str]) -> dict[str, Any]:
         try:
             with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
                 composed = hydra_compose(flow, overrides)
-                return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+                # type: ignore[return-value]
+                return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         except (HydraException, OmegaConfBaseException) as error:
             raise _explained(error) from None
 
 
 def _prepared(text: str, flow: str, known: list[str]) -> str:
-    """One override for Hydra. Values are added where the yaml is silent, because the spec, which knows every key, judges them."""
+    """One override for Hydra. Values are added where the yaml is silent, because the spec, which knows every
+    key, judges them.
+    """
     match = KEY.match(text)
-    if not match or match["rest"] is None and match["mark"] != "~":
-        raise ConfigError(text, "is not an override", "write key=value, group=option, +group@roles.name=option or ~key")
+    if not match or (match["rest"] is None and match["mark"] != "~"):
+        raise ConfigError(
+            text, "is not an override", "write key=value, group=option, +group@roles.name=option or ~key"
+        )
     key, first = match["key"], match["key"].split(".")[0]
     is_group = "." not in key and (CONF / key.strip("/")).is_dir()
     if match["package"] and not is_group:
-        raise ConfigError(text, f"there is no group {key!r}", f"did you mean {nearest(key, groups()) or groups()[0]}? there are: {', '.join(groups())}")
+        raise ConfigError(
+            text,
+            f"there is no group {key!r}",
+            f"did you mean {nearest(key, groups()) or groups()[0]}? there are: {', '.join(groups())}",
+        )
     if is_group:
         _check_option(match, text)
         return text
@@ -104,16 +120,30 @@ def _prepared(text: str, flow: str, known: list[str]) -> str:
 def _check_option(match: re.Match[str], text: str) -> None:
     group, value = match["key"].strip("/"), (match["rest"] or "=")[1:]
     found = options(group)
-    if match["mark"] != "~" and value and value != "null" and value not in found and not value.startswith("["):
+    if (
+        match["mark"] != "~"
+        and value
+        and value != "null"
+        and value not in found
+        and not value.startswith("[")
+    ):
         near = nearest(value, found)
-        raise ConfigError(text, f"no option {value!r} in group {group}", (f"did you mean {near}? " if near else "") + f"there are: {', '.join(found)}")
+        raise ConfigError(
+            text,
+            f"no option {value!r} in group {group}",
+            (f"did you mean {near}? " if near else "") + f"there are: {', '.join(found)}",
+        )
 
 
 def _unknown(key: str, flow: str, known: list[str]) -> ConfigError:
     near = nearest(key, known)
     if (CONF / key).is_dir():
         return ConfigError(key, f"the flow {flow} has no {key}", f"it has: {', '.join(sorted(known))}")
-    return ConfigError(key, "no such key", (f"did you mean {near}? " if near else "") + f"known here: {', '.join(sorted(known))}")
+    return ConfigError(
+        key,
+        "no such key",
+        (f"did you mean {near}? " if near else "") + f"known here: {', '.join(sorted(known))}",
+    )
 
 
 def _explained(error: Exception) -> ConfigError:
@@ -136,9 +166,11 @@ def _check_roles(document: dict[str, Any], overrides: list[str]) -> None:
             others = [other for other in roles if other != name]
             near = nearest(name, others)
             raise ConfigError(
-                f"roles.{name}", "there is no such role",
-                (f"did you mean {near}? " if near else f"there are: {', '.join(others)}; ") + f"a new one is added by +role@roles.{name}=student",
-            )  # fmt: skip
+                f"roles.{name}",
+                "there is no such role",
+                (f"did you mean {near}? " if near else f"there are: {', '.join(others)}; ")
+                + f"a new one is added by +role@roles.{name}=student",
+            )
 
 
 def _resolved(arguments: Spec, pool: Pool) -> Spec:
@@ -154,5 +186,6 @@ def _resolved(arguments: Spec, pool: Pool) -> Spec:
         updates["roles"] = resolve_starts(roles, arguments.train)  # type: ignore[attr-defined]
     score = getattr(arguments, "score", None)
     if isinstance(score, Score) and score.sequence == "auto" and hasattr(arguments, "train"):
-        updates["score"] = score.model_copy(update={"sequence": arguments.train.sequence})  # type: ignore[attr-defined]
+        # type: ignore[attr-defined]
+        updates["score"] = score.model_copy(update={"sequence": arguments.train.sequence})
     return arguments.model_copy(update=updates)

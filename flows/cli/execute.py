@@ -1,4 +1,6 @@
-"""Run a flow here: its body inside a Prefect flow, each node a Prefect task, an embedded Prefect server unless one is configured."""
+"""Run a flow here: its body inside a Prefect flow, each node a Prefect task, an embedded Prefect server
+unless one is configured.
+"""
 
 import os
 import signal
@@ -28,12 +30,18 @@ from infra.store import Store
 from infra.tracking import open_tracker
 
 EMBEDDED = {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "true", "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120", "PREFECT_LOGGING_LEVEL": "CRITICAL", "PREFECT_CLI_PROMPT": "false",
-    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false", "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false", "PREFECT_SERVER_SERVICES_FOREMAN_ENABLED": "false",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "true",
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_CLI_PROMPT": "false",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_FOREMAN_ENABLED": "false",
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -71,7 +79,9 @@ class Submitting:
 
 
 def embed(root: str) -> None:
-    """Settings of the embedded server, before Prefect is imported; a server that the user configured is left alone."""
+    """Settings of the embedded server, before Prefect is imported; a server that the user configured is left
+    alone.
+    """
     for key, value in EMBEDDED.items():
         os.environ.setdefault(key, value)
     if "PREFECT_HOME" not in os.environ and is_local(root):
@@ -84,12 +94,32 @@ def run_flow(frozen: Frozen, store: Store, command: str, screen: Screen, sweep: 
     outcome = Outcome(run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
     slots = num_cores() if frozen.pool.slots == "auto" else frozen.pool.slots
     scratch = _scratch(store, outcome.run_id)
-    tracker = open_tracker(frozen.tracker, store, flow=frozen.flow, command=command, run_id=outcome.run_id, config=frozen.document, sweep=sweep)
+    tracker = open_tracker(
+        frozen.tracker,
+        store,
+        flow=frozen.flow,
+        command=command,
+        run_id=outcome.run_id,
+        config=frozen.document,
+        sweep=sweep,
+    )
     house = House(
-        store=store, slots=Slots(slots), scratch=scratch, run_id=outcome.run_id, flow=frozen.flow, command=command,
-        listener=screen.hear, tracker=tracker,
-    )  # fmt: skip
-    manifest = {"id": outcome.run_id, "flow": frozen.flow, "command": command, "config": frozen.document, "started": time.time()}
+        store=store,
+        slots=Slots(slots),
+        scratch=scratch,
+        run_id=outcome.run_id,
+        flow=frozen.flow,
+        command=command,
+        listener=screen.hear,
+        tracker=tracker,
+    )
+    manifest = {
+        "id": outcome.run_id,
+        "flow": frozen.flow,
+        "command": command,
+        "config": frozen.document,
+        "started": time.time(),
+    }
     manifest |= {"overrides": list(frozen.overrides), "sweep": sweep}
     with _stopping(house.stop, screen):
         try:
@@ -98,7 +128,13 @@ def run_flow(frozen: Frozen, store: Store, command: str, screen: Screen, sweep: 
             outcome.failure = outcome.failure or error
         except KeyboardInterrupt:
             outcome.failure = StoppedError("stopped")
-    status = "finished" if outcome.failure is None else "stopped" if isinstance(outcome.failure, StoppedError) else "failed"
+    status = (
+        "finished"
+        if outcome.failure is None
+        else "stopped"
+        if isinstance(outcome.failure, StoppedError)
+        else "failed"
+    )
     manifest |= {"ended": time.time(), "status": status, "states": outcome.states, "links": house.links}
     manifest["tasks"] = [row for node in outcome.nodes for row in described(node)]
     write_manifest(store, manifest)
@@ -116,7 +152,9 @@ def _scratch(store: Store, run_id: str) -> Path:
 
 @contextmanager
 def _stopping(stop: threading.Event, screen: Screen) -> Iterator[None]:
-    """SIGINT and SIGTERM ask all gangs to checkpoint; a second one ends this process (the guards then end theirs)."""
+    """SIGINT and SIGTERM ask all gangs to checkpoint; a second one ends this process (the guards then end
+    theirs).
+    """
 
     def on_signal(number: int, frame: object) -> None:
         if stop.is_set():
@@ -145,7 +183,12 @@ def _in_prefect(frozen: Frozen, house: House, outcome: Outcome, started: float) 
         named = node_task.with_options(name=node.task, task_run_name=node.name)
         return named.submit(node.model_dump(mode="json"), waits)
 
-    @prefect.flow(name=frozen.flow, flow_run_name=outcome.run_id, task_runner=ThreadPoolTaskRunner(max_workers=16), validate_parameters=False)
+    @prefect.flow(
+        name=frozen.flow,
+        flow_run_name=outcome.run_id,
+        task_runner=ThreadPoolTaskRunner(max_workers=16),
+        validate_parameters=False,
+    )
     def dag(config: dict[str, Any]) -> None:
         from prefect.runtime import flow_run  # known only inside a run
 
@@ -175,7 +218,9 @@ def _wait_for(scheduler: Submitting, outcome: Outcome) -> None:
     for node, future in zip(scheduler.nodes, scheduler.futures, strict=True):
         future.wait()
         outcome.states.setdefault(node.name, "skipped")
-    errors = [(node.name, outcome.errors[node.name]) for node in scheduler.nodes if node.name in outcome.errors]
+    errors = [
+        (node.name, outcome.errors[node.name]) for node in scheduler.nodes if node.name in outcome.errors
+    ]
     errors.sort(key=lambda pair: isinstance(pair[1], StoppedError))
     if errors:
         outcome.failed, outcome.failure = errors[0]

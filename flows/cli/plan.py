@@ -1,4 +1,6 @@
-"""Draw the DAG without running it: the flow's own body, each task fingerprinting itself; reuse or run, and why."""
+"""Draw the DAG without running it: the flow's own body, each task fingerprinting itself; reuse or run, and
+why.
+"""
 
 import contextvars
 from dataclasses import dataclass, field
@@ -42,11 +44,21 @@ class Plan:
     def document(self) -> dict[str, Any]:
         running = [row for row in self.rows if row["state"] != "reuse"]
         totals = {
-            "tasks": len(self.nodes), "artifacts": len(self.rows), "reuse": len(self.rows) - len(running), "run": len(running),
-            "flops": sum(row["flops"] for row in running), "device_hours": round(sum(row["device_hours"] for row in running), 6),
+            "tasks": len(self.nodes),
+            "artifacts": len(self.rows),
+            "reuse": len(self.rows) - len(running),
+            "run": len(running),
+            "flops": sum(row["flops"] for row in running),
+            "device_hours": round(sum(row["device_hours"] for row in running), 6),
             "memory_gb": max((row["memory_gb"] for row in running), default=0.0),
-        }  # fmt: skip
-        return {"flow": self.flow, "tasks": self.rows, "totals": totals, "refused": self.refusals, "notes": self.notes}
+        }
+        return {
+            "flow": self.flow,
+            "tasks": self.rows,
+            "totals": totals,
+            "refused": self.refusals,
+            "notes": self.notes,
+        }
 
 
 def draw_nodes(frozen: Frozen, store: Store) -> list[Node]:
@@ -75,7 +87,11 @@ def draw(frozen: Frozen, store: Store) -> Plan:
         refusals += standing["refusals"]
         for key, product in node.products.items():
             record = store.find(product.kind, product.fingerprint)
-            if record is not None and node.task in ("train", "finetune") and record.provenance.get("engine") not in (None, engine_digest()):
+            if (
+                record is not None
+                and node.task in ("train", "finetune")
+                and record.provenance.get("engine") not in (None, engine_digest())
+            ):
                 notes.append(row_name(node, key))
             rows.append(_row(node, key, product, record is not None, standing, known, frozen, vocab))
     if notes:
@@ -88,33 +104,67 @@ def _standing(node: Node, store: Store) -> dict[str, Any]:
     if node.task != "train":
         return {"from": 0, "refusals": [], "refused": set()}
     found = train_task.look(node, store)
-    return {"from": found.from_step, "refusals": [str(r) for r in found.refusals], "refused": {r.student for r in found.refusals}}
+    return {
+        "from": found.from_step,
+        "refusals": [str(r) for r in found.refusals],
+        "refused": {r.student for r in found.refusals},
+    }
 
 
 def _row(
-    node: Node, key: str, product: Product, is_done: bool, standing: dict[str, Any], known: dict[str, Any], frozen: Frozen, vocab: int
-) -> dict[str, Any]:  # fmt: skip
+    node: Node,
+    key: str,
+    product: Product,
+    is_done: bool,
+    standing: dict[str, Any],
+    known: dict[str, Any],
+    frozen: Frozen,
+    vocab: int,
+) -> dict[str, Any]:
     state = "reuse" if is_done else "refused" if key in standing["refused"] else "run"
     row: dict[str, Any] = {
-        "name": row_name(node, key), "task": node.task, "kind": product.kind, "fingerprint": product.fingerprint, "state": state,
-        "reasons": [] if is_done else _reasons(row_name(node, key), product, known), "from_step": 0 if is_done else standing["from"],
-        "params": 0, "flops": 0.0, "memory_gb": 0.0, "step_s": 0.0, "tokens_per_s": 0.0, "mfu": 0.0, "device_hours": 0.0, "layout": node.layout,
-    }  # fmt: skip
+        "name": row_name(node, key),
+        "task": node.task,
+        "kind": product.kind,
+        "fingerprint": product.fingerprint,
+        "state": state,
+        "reasons": [] if is_done else _reasons(row_name(node, key), product, known),
+        "from_step": 0 if is_done else standing["from"],
+        "params": 0,
+        "flops": 0.0,
+        "memory_gb": 0.0,
+        "step_s": 0.0,
+        "tokens_per_s": 0.0,
+        "mfu": 0.0,
+        "device_hours": 0.0,
+        "layout": node.layout,
+    }
     if node.task in ("train", "finetune") and vocab:
-        role, settings = Role.model_validate(node.config["roles"][key]), Train.model_validate(node.config["train"])
+        role, settings = (
+            Role.model_validate(node.config["roles"][key]),
+            Train.model_validate(node.config["train"]),
+        )
         steps = max(0, settings.num_steps - max(int(role.start), row["from_step"]))
-        row |= estimate(role, settings, Parallel.model_validate(node.layout), frozen.pool, vocab, 0 if is_done else steps).row()
+        row |= estimate(
+            role, settings, Parallel.model_validate(node.layout), frozen.pool, vocab, 0 if is_done else steps
+        ).row()
     return row
 
 
 def _reasons(name: str, product: Product, known: dict[str, Any]) -> list[dict[str, Any]]:
-    """Which keys and which parents differ from the nearest finished run; {"new": true} when it had no such task."""
+    """Which keys and which parents differ from the nearest finished run; {"new": true} when it had no such
+    task.
+    """
     before = known.get(name)
     if before is None:
         return [{"new": True}]
     ours, theirs = comparable(product), before["identity"]
-    changed = [key for key in sorted({*ours, *theirs}) if canonical(ours.get(key)) != canonical(theirs.get(key))]
-    reasons: list[dict[str, Any]] = [{"key": key, "old": theirs.get(key), "new": ours.get(key)} for key in changed]
+    changed = [
+        key for key in sorted({*ours, *theirs}) if canonical(ours.get(key)) != canonical(theirs.get(key))
+    ]
+    reasons: list[dict[str, Any]] = [
+        {"key": key, "old": theirs.get(key), "new": ours.get(key)} for key in changed
+    ]
     parents, old = parents_of(product), before["parents"]
     reasons += [{"parent": role} for role in sorted({*parents, *old}) if parents.get(role) != old.get(role)]
     return reasons or [{"lost": True}]

@@ -2,7 +2,6 @@
 
 import sys
 
-
 from engine.spec.error import ConfigError
 from flows.cli.compose import Frozen, compose
 from flows.cli.execute import Outcome, run_flow
@@ -24,7 +23,10 @@ def run_point(frozen: Frozen, command: str, sweep: str = "") -> int:
         raise ConfigError("plan", "; ".join(plan.refusals))
     with Screen() as screen:
         totals = plan.document()["totals"]
-        screen.line(f"{frozen.flow}: {totals['tasks']} tasks, {totals['reuse']} artifacts to reuse, {totals['run']} to make  (store {store.root})")
+        screen.line(
+            f"{frozen.flow}: {totals['tasks']} tasks, {totals['reuse']} artifacts to reuse, {totals['run']}"
+            f" to make  (store {store.root})"
+        )
         outcome = run_flow(frozen, store, command, screen, sweep)
     return _ended(frozen, outcome, store)
 
@@ -33,10 +35,9 @@ def _ended(frozen: Frozen, outcome: Outcome, store: Store) -> int:
     if outcome.failure is not None:
         print(f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}", file=sys.stderr)
         print("finished tasks are kept; the same command goes on from there", file=sys.stderr)
-        return outcome.failure.exit_code if hasattr(outcome.failure, "exit_code") else 1  # type: ignore[union-attr]
+        # type: ignore[union-attr]
+        return outcome.failure.exit_code if hasattr(outcome.failure, "exit_code") else 1
     if outcome.nodes and len(outcome.reused) == len(outcome.nodes):
         print(f"nothing to do ({len(outcome.reused)} reused)")
     print(f"{outcome.total_s:.1f} s, of which Prefect's start {outcome.prefect_s:.1f} s")
     return 0
-
-

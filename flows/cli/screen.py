@@ -21,9 +21,14 @@ class Screen:
         self._spoke: dict[str, float] = {}
         self._began: dict[str, float] = {}
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[detail]}"),
-            TimeRemainingColumn(), console=self.console, transient=True,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
         self.is_live = self.console.is_terminal
 
     def __enter__(self) -> "Screen":
@@ -47,7 +52,7 @@ class Screen:
             self.line(f"  {node}: {message['waiting']}")
         elif "warning" in message:
             self.line(f"  [yellow]{node}: {message['warning']}[/]")
-        elif "resumed" in message and message["resumed"]:
+        elif message.get("resumed"):
             self.line(f"  {node}: goes on from step {message['resumed']}")
             for damage in message.get("damages", []):
                 self.line(f"  [yellow]{node}: damaged and passed over: {damage}[/]")
@@ -66,7 +71,12 @@ class Screen:
         if self.is_live and node in self._bars:
             self._progress.remove_task(self._bars.pop(node))
         took = f"{time.monotonic() - self._began[node]:.1f} s" if node in self._began else ""
-        mark = {"done": "[green]+[/]", "reused": "[dim]=[/]", "failed": "[red]x[/]", "stopped": "[yellow]-[/]"}.get(state, " ")
+        mark = {
+            "done": "[green]+[/]",
+            "reused": "[dim]=[/]",
+            "failed": "[red]x[/]",
+            "stopped": "[yellow]-[/]",
+        }.get(state, " ")
         detail = message.get("detail", "")
         self.line(f"{mark} {node:<28} {state:<8} {took:>9}  {detail}".rstrip())
 
@@ -75,14 +85,19 @@ class Screen:
         if self.is_live:
             if node not in self._bars:
                 self._bars[node] = self._progress.add_task(node, total=message["total"], detail="")
-            self._progress.update(self._bars[node], completed=message["progress"], total=message["total"], detail=detail)
+            self._progress.update(
+                self._bars[node], completed=message["progress"], total=message["total"], detail=detail
+            )
             return
         now = time.monotonic()
         if now - self._spoke.get(node, 0.0) >= EVERY_S:
             self._spoke[node] = now
             rate = message.get("rate") or 0
             left = f", {(message['total'] - message['progress']) / rate:.0f} s left" if rate else ""
-            self.line(f"  {node}: {message['progress']}/{message['total']} {message.get('unit', '')}{left}  {detail}".rstrip())
+            self.line(
+                f"  {node}: {message['progress']}/{message['total']} {message.get('unit', '')}{left} "
+                f" {detail}".rstrip()
+            )
 
 
 def _detail(message: dict[str, Any]) -> str:

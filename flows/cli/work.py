@@ -1,4 +1,6 @@
-"""Run one node wherever its flow runs: reuse what is finished, else call the task's `run`, and hear how it ended."""
+"""Run one node wherever its flow runs: reuse what is finished, else call the task's `run`, and hear how it
+ended.
+"""
 
 import importlib
 import traceback

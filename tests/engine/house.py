@@ -5,11 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from engine.loop.stop import StopRequest
+from engine.parallel import start_gang
 from engine.spec.metric import FOLDER, merge
 from engine.spec.model.gpt import GPT
 from engine.spec.objective.lm import LM
@@ -21,6 +24,7 @@ from engine.spec.role import Role
 from engine.spec.run import Member, RunFile, Segment, Stream, Training
 from engine.spec.schedule import Schedule
 from engine.spec.train import Train
+from engine.train import train as train_run
 
 VOCAB = 64
 ROOT = Path(__file__).parents[2]
@@ -60,8 +64,6 @@ def tokens(folder: Path, *, num_tokens: int = 20_000, seed: int = 0) -> str:
 
 
 def _npy(array: np.ndarray) -> bytes:
-    from io import BytesIO
-
     buffer = BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
@@ -127,8 +129,18 @@ class House:
             outputs=outputs, scratch=str(self.folder / f"scratch-{self._num_runs}"), layout=layout, **more,
         )  # fmt: skip
 
+    def train(self, *trainings: Training, stop: StopRequest | None = None, layout: Parallel = ONE) -> None:
+        """Train in this process."""
+        run = self.run_file(*trainings, layout=layout)
+        train_run(run, start_gang(layout), stop or StopRequest(Path(run.scratch)))
+
     def output(self, name: str) -> Path:
         return self.folder / "outputs" / name
+
+    def as_input(self, name: str) -> str:
+        """A published artifact of an output; its URL."""
+        files = {path.name: path.read_bytes() for path in self.output(name).iterdir() if path.name != "body.json"}
+        return artifact(self.folder / "artifacts" / name, "model", files)
 
     def weights(self, name: str) -> bytes:
         return (self.output(name) / "model.safetensors").read_bytes()

@@ -39,8 +39,8 @@ class Desk:
             ["body.json", *(f["path"] for f in body["files"])]
         )
         record = Record(
-            kind=output, name=name, fingerprint=identify(output, 1, {}, {}), version=1, identity={}, parents={},
-            files=tuple(body["files"]), summary=body["summary"],
+            kind=output, name=name, fingerprint=identify(output, 1, {}, {}), version=1, identity={},
+            parents={}, files=tuple(body["files"]), summary=body["summary"],
         )  # fmt: skip
         (target / "record.json").write_text(record.sealed().text())
         return str(target), body["files"]

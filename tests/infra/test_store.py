@@ -17,7 +17,15 @@ from infra.store import RECORD, Store, read_body
 def draft(name: str = "a", files: tuple[FileEntry, ...] = (), **identity: object) -> Record:
     parents = {"tokens": "f" * 64}
     fp = identify("model", 1, dict(identity), parents)
-    return Record(kind="model", name=name, fingerprint=fp, version=1, identity=dict(identity), parents=parents, files=files)
+    return Record(
+        kind="model",
+        name=name,
+        fingerprint=fp,
+        version=1,
+        identity=dict(identity),
+        parents=parents,
+        files=files,
+    )
 
 
 def test_nothing_exists_before_its_record_and_all_of_it_after(tmp_path: Path) -> None:
@@ -100,7 +108,9 @@ def test_a_living_holder_is_waited_for_and_a_dead_one_is_not(tmp_path: Path) -> 
     lease = take(address, Holder.me())  # the child is gone: no wait
     assert lease is not None and lease.fence == 2
     waits: list[str] = []
-    second = take(address, Holder.me(), expiry_s=0.5, on_wait=waits.append)  # this process lives, but is silent
+    second = take(
+        address, Holder.me(), expiry_s=0.5, on_wait=waits.append
+    )  # this process lives, but is silent
     assert second is not None and second.fence == 3 and len(waits) == 1
 
 

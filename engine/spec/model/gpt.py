@@ -1,4 +1,5 @@
-"""A decoder-only transformer: Llama-like by default (grouped-query attention, RoPE, SwiGLU, RMSNorm), GPT-2-like by spec.
+"""A decoder-only transformer: Llama-like by default (grouped-query attention, RoPE, SwiGLU, RMSNorm),
+GPT-2-like by spec.
 
 D hidden, H query heads, K key/value heads, E head_dim, F ffn, V vocab, P max_positions, L num_layers
 """
@@ -7,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from engine.spec.base import Spec
+from engine.spec.base import Count, Spec
 from engine.spec.error import ConfigError
 
 Auto = Literal["auto"]
@@ -18,29 +19,49 @@ class GPT(Spec):
     num_layers: int = Field(ge=1, le=1000, description="blocks")
     hidden: int = Field(ge=8, description="width D")
     num_heads: int = Field(ge=1, description="query heads; must divide hidden")
-    num_kv_heads: int | Auto = Field("auto", description="key/value heads, a divisor of num_heads; auto = num_heads")
-    ffn: int | Auto = Field("auto", description="inner width of the MLP; auto = 8/3 hidden (swiglu) or 4 hidden (gelu), to a multiple of 32")
-    mlp: Literal["swiglu", "gelu"] = Field("swiglu", description="swiglu or gelu")
-    positions: Literal["rope", "learned"] = Field("rope", description="rope or learned")
-    max_positions: int = Field(2048, ge=1, description="longest sequence of learned positions, tokens (unused by rope)")
-    rope_theta: float = Field(10000.0, gt=0, description="base of the rotary frequencies")
-    norm: Literal["rms", "layer"] = Field("rms", description="rms or layer")
-    norm_eps: float = Field(1e-5, gt=0, description="added to the variance")
-    tied: bool = Field(True, description="output head shares the embedding")
-    dropout: float = Field(0.0, ge=0, lt=1, description="probability, on the residual branches")
-    init_std: float = Field(0.02, gt=0, description="normal initialisation; residual outputs by 1/sqrt(2 L) of it")
-    vocab: int | Auto = Field("auto", description="tokens; auto = from the tokenizer, by hand only to plan on paper")
+    num_kv_heads: Count | Auto = Field(
+        default="auto", description="key/value heads, a divisor of num_heads; auto = num_heads"
+    )
+    ffn: Count | Auto = Field(
+        default="auto",
+        description=(
+            "inner width of the MLP; auto = 8/3 hidden (swiglu) or 4 hidden (gelu), to a multiple of 32"
+        ),
+    )
+    mlp: Literal["swiglu", "gelu"] = Field(default="swiglu", description="swiglu or gelu")
+    positions: Literal["rope", "learned"] = Field(default="rope", description="rope or learned")
+    max_positions: int = Field(
+        default=2048, ge=1, description="longest sequence of learned positions, tokens (unused by rope)"
+    )
+    rope_theta: float = Field(default=10000.0, gt=0, description="base of the rotary frequencies")
+    norm: Literal["rms", "layer"] = Field(default="rms", description="rms or layer")
+    norm_eps: float = Field(default=1e-5, gt=0, description="added to the variance")
+    tied: bool = Field(default=True, description="output head shares the embedding")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="probability, on the residual branches")
+    init_std: float = Field(
+        default=0.02, gt=0, description="normal initialisation; residual outputs by 1/sqrt(2 L) of it"
+    )
+    vocab: Count | Auto = Field(
+        default="auto", description="tokens; auto = from the tokenizer, by hand only to plan on paper"
+    )
 
     @model_validator(mode="after")
     def _divides(self) -> "GPT":
         if self.hidden % self.num_heads:
             fits = [h for h in range(1, self.hidden + 1) if self.hidden % h == 0 and self.hidden // h >= 8]
             near = min(fits, key=lambda h: abs(h - self.num_heads))
-            raise ValueError(f"hidden {self.hidden} is not divisible by num_heads {self.num_heads}; num_heads={near} would fit")
+            raise ValueError(
+                f"hidden {self.hidden} is not divisible by num_heads {self.num_heads}; num_heads={near}"
+                " would fit"
+            )
         if (self.hidden // self.num_heads) % 2 and self.positions == "rope":
-            raise ValueError(f"rope needs an even head width, hidden/num_heads = {self.hidden // self.num_heads}")
+            raise ValueError(
+                f"rope needs an even head width, hidden/num_heads = {self.hidden // self.num_heads}"
+            )
         if self.num_kv_heads != "auto" and self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}")
+            raise ValueError(
+                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}"
+            )
         return self
 
     @property
@@ -61,12 +82,16 @@ class GPT(Spec):
     def tokens(self) -> int:
         """V, the size of the vocabulary; an error while it is still 'auto'."""
         if self.vocab == "auto":
-            raise ConfigError("model.vocab", "is auto", "it comes from the tokenizer; give a number to plan on paper")
+            raise ConfigError(
+                "model.vocab", "is auto", "it comes from the tokenizer; give a number to plan on paper"
+            )
         return self.vocab
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every weight by its name in the plain module, with its shape. The head is `head.weight` unless tied."""
-        D, E, F = self.hidden, self.head_dim, self.inner  # noqa: N806
+        """Every weight by its name in the plain module, with its shape. The head is `head.weight` unless
+        tied.
+        """
+        D, E, F = self.hidden, self.head_dim, self.inner
         result: dict[str, tuple[int, ...]] = {"embed.weight": (self.tokens, D)}
         if self.positions == "learned":
             result["positions.weight"] = (self.max_positions, D)
@@ -101,17 +126,25 @@ class GPT(Spec):
         return total
 
     def flops_per_token(self, sequence: int) -> float:
-        """Forward and backward FLOPs of one token, causal attention counted in full: 3 x forward, 2 FLOPs a multiply-add
-        (PaLM, 2204.02311, appendix B: 6 N + 12 L D T, embedding look-up free, head counted)."""
-        D, E = self.hidden, self.head_dim  # noqa: N806
+        """Forward and backward FLOPs of one token, causal attention counted in full: 3 x forward, 2 FLOPs a
+        multiply-add (PaLM, 2204.02311, appendix B: 6 N + 12 L D T, embedding look-up free, head counted).
+        """
+        D, E = self.hidden, self.head_dim
         mlp = (3 if self.mlp == "swiglu" else 2) * D * self.inner
         attention = D * E * (2 * self.num_heads + 2 * self.kv_heads)
-        return 6.0 * (self.num_layers * (mlp + attention) + self.tokens * D) + 12.0 * self.num_layers * D * sequence
+        return (
+            6.0 * (self.num_layers * (mlp + attention) + self.tokens * D)
+            + 12.0 * self.num_layers * D * sequence
+        )
 
     def resolved(self, vocab: int) -> "GPT":
-        """The same model with its vocabulary filled in from the tokenizer; refuses another number given by hand."""
+        """The same model with its vocabulary filled in from the tokenizer; refuses another number given by
+        hand.
+        """
         if self.vocab not in ("auto", vocab):
-            raise ConfigError("model.vocab", f"is {self.vocab}, but the tokenizer has {vocab} tokens", "leave vocab=auto")
+            raise ConfigError(
+                "model.vocab", f"is {self.vocab}, but the tokenizer has {vocab} tokens", "leave vocab=auto"
+            )
         return self.model_copy(update={"vocab": vocab})
 
     def arguments(self) -> dict[str, Any]:

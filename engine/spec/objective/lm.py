@@ -11,4 +11,4 @@ class LM(Spec):
     needs_teacher: ClassVar[bool] = False
 
     kind: Literal["lm"] = "lm"
-    weight: float = Field(1.0, gt=0, description="share among the role's active objectives; above 0")
+    weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")

@@ -1,4 +1,6 @@
-"""Distillation on logits: T^2 KL(softmax(teacher/T) || softmax(student/T)), mean over tokens (Hinton et al., 1503.02531)."""
+"""Distillation on logits: T^2 KL(softmax(teacher/T) || softmax(student/T)), mean over tokens (Hinton et al.,
+1503.02531).
+"""
 
 from typing import ClassVar, Literal
 
@@ -11,5 +13,5 @@ class Logits(Spec):
     needs_teacher: ClassVar[bool] = True
 
     kind: Literal["logits"] = "logits"
-    weight: float = Field(0.5, gt=0, description="share among the role's active objectives; above 0")
-    temperature: float = Field(1.0, gt=0, description="softens both distributions; above 0")
+    weight: float = Field(default=0.5, gt=0, description="share among the role's active objectives; above 0")
+    temperature: float = Field(default=1.0, gt=0, description="softens both distributions; above 0")

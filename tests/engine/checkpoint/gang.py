@@ -141,7 +141,8 @@ def tensor_parallel(scene: Scene) -> dict[str, Any]:
         model = nn.Sequential(nn.Linear(12, 16, bias=False), nn.Linear(16, 12, bias=False))
         plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
         parallelize_module(model, scene.square["tensor"], plan)
-        return fully_shard(model, mesh=scene.square["data"])
+        fully_shard(model, mesh=scene.square["data"])
+        return model
 
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(12, 16, bias=False), nn.Linear(16, 12, bias=False))
@@ -197,7 +198,7 @@ def failures(scene: Scene) -> dict[str, Any]:
         return write(place, name, tensors)
 
     writer.write_tensors = full
-    result = {"disk full": raised(scene.save("failures", 2, state).wait)}
+    result: dict[str, Any] = {"disk full": raised(scene.save("failures", 2, state).wait)}
     writer.write_tensors = write
     odd = float("nan") if scene.rank == 2 else 0.5
     result["nan"] = raised(scene.save("failures", 3, state | {"loss": odd}).wait)

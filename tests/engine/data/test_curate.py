@@ -170,3 +170,10 @@ def test_the_standard_library_gives_source_topics_and_docs_of_built_in_modules_a
     assert 'The "assert" statement' in lines[f"{TOPICS}:assert"]["text"]
     assert "def len(obj, /)\n    Return the number of items" in lines["builtin:builtins"]["text"]
     assert not any(" at 0x" in line["text"] for line in lines.values() if line["id"].startswith("builtin:"))
+
+
+def test_some_packages_of_the_standard_library_are_their_files_and_nothing_else(workshop):
+    corpus = workshop.curate(Source(source="stdlib:json,os"))
+    assert set(corpus.record.summary["kinds"]) == {"source"}
+    groups = {line["group"].split("/")[0] for line in workshop.lines(corpus, "documents.jsonl")}
+    assert groups == {"json", "os.py"}

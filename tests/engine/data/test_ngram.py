@@ -54,13 +54,20 @@ def test_uniform_noise_costs_its_entropy_and_not_less():
 
 
 def test_the_weights_come_from_training_text_alone():
-    """What is held out changes the score only through the tokens themselves: two texts score as the sum of both."""
+    """Two held-out texts together score as both alone: what is held out moves no weight."""
     train, one, two = _stream(1, 100), _stream(2, 10), _stream(3, 7)
     both = trigram_bits(train, np.concatenate([one, two]), vocab=V, end=0, num_bytes=1)
     apart = [trigram_bits(train, part, vocab=V, end=0, num_bytes=1) for part in (one, two)]
-    assert both == pytest.approx(
-        sum(apart), rel=0.001
-    )  # two's first pair sees one's last word before the end token
+    assert both == pytest.approx(sum(apart), rel=0.001)
+
+
+def test_the_first_token_of_each_document_is_not_scored():
+    train = _stream(1, 50)
+    assert trigram_bits(train, np.array([3]), vocab=V, end=0, num_bytes=1) == 0
+    one, two = (
+        trigram_bits(train, np.array(ids), vocab=V, end=0, num_bytes=1) for ids in ([3, 0], [3, 0, 4])
+    )
+    assert one == two > 0
 
 
 def test_tokens_never_seen_and_tiny_training_texts_still_have_a_finite_score():

@@ -67,7 +67,8 @@ def test_learning_gives_the_same_bytes_whatever_the_threads(workshop, poems, tmp
     for n, threads in enumerate(("1", "1", "2", "4")):
         run = {
             "schema": 1, "task": "learn_tokenizer", "version": 1, "config": {"tokenizer": {"vocab": 600}},
-            "inputs": {"corpus_0": corpus.url}, "outputs": {"tokenizer": str(tmp_path / f"t{n}")}, "scratch": str(tmp_path / "s"),
+            "inputs": {"corpus_0": corpus.url}, "outputs": {"tokenizer": str(tmp_path / f"t{n}")},
+            "scratch": str(tmp_path / "scratch"),
         }  # fmt: skip
         (tmp_path / "run.json").write_text(json.dumps(run))
         environment = dict(os.environ, RAYON_NUM_THREADS=threads, PYTHONHASHSEED=str(n))

@@ -26,6 +26,14 @@ def test_stdlib_lists_source_and_topics_but_no_tests_no_installed_packages_and_n
     assert not any("_sysconfigdata" in name or name.startswith("config-") for name in names)
 
 
+def test_some_packages_of_the_standard_library_can_be_named_and_a_wrong_name_is_told_the_nearest():
+    names = [path.removeprefix(f"{stdlib_folder()}/") for path in files_of(Source(source="stdlib:json, os"))]
+    assert "json/decoder.py" in names
+    assert {name.split("/")[0] for name in names} == {"json", "os.py"}
+    with pytest.raises(ConfigError, match=r"data\.source: .*no package 'asyncoi'; did you mean asyncio\?"):
+        files_of(Source(source="stdlib:asyncoi"))
+
+
 def test_a_glob_gives_sorted_absolute_paths_of_text_files(tmp_path, monkeypatch):
     for name in ("b.txt", "a.jsonl", "c.txt.gz", "d.csv"):
         (tmp_path / name).write_text("x")
@@ -97,5 +105,6 @@ def test_short_names_leave_out_the_folders_that_all_share():
 
 
 def test_listing_needs_neither_torch_nor_numpy_nor_tokenizers():
-    code = "import sys, engine.spec.source_files; print([m for m in ('torch', 'numpy', 'tokenizers') if m in sys.modules])"
+    heavy = "[m for m in ('torch', 'numpy', 'tokenizers') if m in sys.modules]"
+    code = f"import sys, engine.spec.source_files; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -1,0 +1,42 @@
+# Everything starts from a bare clone: `make demo`, `make test`. PYTHON picks the interpreter (3.11 or newer).
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+export PREFECT_SERVER_ANALYTICS_ENABLED = false
+export DO_NOT_TRACK = true
+export MLFLOW_DISABLE_TELEMETRY = true
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
+
+setup: $(VENV)/.installed  ## the virtual environment with everything in it
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup  ## a teacher and its students, end to end, in some minutes
+	$(BIN)/atelier titan experiment=laptop
+
+test: setup  ## all tests that need no root, no service and little patience (15 minutes on 2 cores)
+	$(BIN)/python -m pytest tests -m "not root and not service and not browser and not slow and not bench and not gpu"
+
+check: setup  ## format, lint, types, import rule (2 minutes)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+	$(BIN)/python -m pytest tests/engine/spec tests/infra -m "not slow and not service and not root" -x
+
+verify: setup  ## everything, root and strace included (an hour)
+	bash tests/verify.sh
+
+mutants: setup  ## break a promise on purpose, one at a time: each must turn its test red
+	$(BIN)/python tests/mutants/run.py
+
+bench: setup  ## timings and long comparisons; results in benchmarks/results
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+.PHONY: help setup demo test check verify mutants bench
+.DEFAULT_GOAL := help
