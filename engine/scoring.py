@@ -20,7 +20,7 @@ from engine.data.examples import Examples
 from engine.data.vocabulary import Vocabulary
 from engine.data.windows import NOT_SCORED, PADDING
 
-TOKENS_AT_ONCE = 4096
+TOKENS_AT_ONCE = 2048  # a forward pass; more is slower on a CPU
 LOGITS_AT_ONCE = 1 << 21  # fp32 logits that still fit in a core's share of the cache
 
 Batch = dict[str, Tensor]

@@ -23,6 +23,8 @@ from engine.spec.record import FileEntry
 
 BLOCK = 1 << 20
 TEMPORARY = ".tmp-"
+UMASK = os.umask(0o077)  # there is no other way to read it
+os.umask(UMASK)
 _memory_lock = threading.Lock()
 
 
@@ -102,7 +104,7 @@ def writing(url: str) -> Iterator[IO[bytes]]:
         return
     target = Path(path)
     make_folder(target.parent)
-    descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
+    descriptor, temporary = _temporary(target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -137,7 +139,7 @@ def create_exclusive(url: str, data: bytes) -> bool:
         )
     target = Path(path)
     make_folder(target.parent)
-    descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
+    descriptor, temporary = _temporary(target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -152,6 +154,13 @@ def create_exclusive(url: str, data: bytes) -> bool:
             os.unlink(temporary)
     sync_folder(target.parent)
     return True
+
+
+def _temporary(folder: Path) -> tuple[int, str]:
+    """A new file with the permissions that the umask asks for (mkstemp's own shut out the users of a shared store)."""
+    descriptor, name = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
+    os.fchmod(descriptor, 0o666 & ~UMASK)
+    return descriptor, name
 
 
 def make_folder(folder: Path) -> None:

@@ -21,10 +21,10 @@ COLOURS = {  # kind -> (light fill, light line, dark fill, dark line); told apar
     "registration": ("#e9f5ef", "#00795a", "#12302a", "#35c59a"),
     "run": ("#f3eef7", "#77519b", "#2b2136", "#b794d6"),
 }
-BOX_W, BOX_H, GAP_X, GAP_Y, MARGIN = 196, 58, 118, 26, 18
+BOX_W, BOX_H, GAP_X, GAP_Y, MARGIN = 210, 58, 132, 26, 18
 
 
-def numbers_of(node: Node) -> str:
+def numbers_of(node: Node, most: int = 3) -> str:
     """The few numbers worth showing beside a name."""
     words = [f"step {node.step:,}"] if node.step and node.kind in ("model", "trajectory") else []
     names = {"eval_loss": "held-out loss", "bits_per_byte": "bits/byte"}
@@ -32,7 +32,7 @@ def numbers_of(node: Node) -> str:
         if key == "loss" and "eval_loss" in node.numbers:
             continue
         words.append(f"{names.get(key, key)} {value:.3f}" if isinstance(value, float) else f"{_short(value)} {names.get(key, key)}")
-    return ", ".join(words[:3])
+    return ", ".join(words[:most])
 
 
 def _short(value: float) -> str:
@@ -189,7 +189,7 @@ def to_svg(graph: Graph) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
         f'role="img" aria-label="lineage of {html.escape(graph.nodes[graph.focus].name)}">',
         f"<style>{_style()}</style>",
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto">'
         '<path d="M0 0L8 4L0 8z" class="tip"/></marker></defs>',
     ]
     parts += [_edge(edge.label, [at[place] for _, place in route]) for edge, route in routes]
@@ -226,9 +226,9 @@ def _box(node: Node, place: tuple[float, float], is_focus: bool) -> str:
     return (
         f'<g class="{kind}{" focus" if is_focus else ""}"><title>{html.escape(title)}</title>'
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{BOX_W}" height="{BOX_H}" rx="8"/>'
-        f'<text class="name" x="{x + 10:.0f}" y="{y + 20:.0f}">{html.escape(_cut(node.name, 22))}</text>'
+        f'<text class="name" x="{x + 10:.0f}" y="{y + 20:.0f}">{html.escape(_cut(node.name, 24))}</text>'
         f'<text class="small" x="{x + 10:.0f}" y="{y + 35:.0f}">{html.escape(node.kind)} {html.escape(node.short)}</text>'
-        f'<text class="small" x="{x + 10:.0f}" y="{y + 49:.0f}">{html.escape(_cut(numbers_of(node), 32))}</text></g>'
+        f'<text class="small" x="{x + 10:.0f}" y="{y + 49:.0f}">{html.escape(_cut(numbers_of(node, 2), 36))}</text></g>'
     )
 
 

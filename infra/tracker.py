@@ -89,6 +89,15 @@ class Tracker:
             return {}
         return {"flow": links.run(self.scribe.experiment, self.mlflow_run), "compare": links.compare(self.scribe.experiment)}
 
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Tags of the flow's run that were not known when it began."""
+        values = dict(tags)
+        self._worker.put("tags", lambda backend: backend.tag(self.scribe.flow_run, values))
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """More tags for the flow's run and for everything that is written from now on."""
+        self._worker.put("tags", lambda backend: self.scribe.tag(dict(tags)))
+
     def start_task(self, name: str, task: str) -> TaskHandle:
         """A run of its own, under the flow's, for a task. `name` is the node's, unique in the flow run."""
         handle = TaskHandle(name, task)
@@ -112,9 +121,13 @@ class Tracker:
         """An artifact was published or reused."""
         self._worker.put(f"{record.kind} {record.name}", lambda backend: self.models.record(record, task))
 
-    def register(self, record: Record, *, aliases: Sequence[str] = ()) -> str:
-        """Make a registered version of a model and wait for it; its address. Raises AtelierError when MLflow stays away."""
-        job = self._worker.put(f"registering {record.name}", lambda backend: self.models.register(record, list(aliases)))
+    def register(self, record: Record, *, name: str = "", aliases: Sequence[str] = ()) -> str:
+        """Make a version of the registered model `name` (default: the record's) and wait for it; its address.
+
+        Raises AtelierError when MLflow stays away.
+        """
+        chosen = name or record.name
+        job = self._worker.put(f"registering {chosen}", lambda backend: self.models.register(record, chosen, list(aliases)))
         return str(self._wait(job, f"{record.name} was not registered"))
 
     def _wait(self, job: Job, what: str) -> Any:

@@ -37,8 +37,12 @@ class NoTracker:
         """Make a model findable under `name`; returns where."""
         return ""
 
-    def close(self, status: str) -> None:
-        """The flow ended with finished, failed or stopped."""
+    def report(self, record: Record, markdown: str, paths: list[str]) -> None:
+        """Show the report of a run on its page."""
+
+    def close(self, status: str) -> list[str]:
+        """The flow ended with finished, failed or stopped; returns what could not be written."""
+        return []
 
 
 def open_tracker(settings: dict[str, str], store: Store, **about: Any) -> Any:

@@ -228,13 +228,13 @@ class Models:
         if known.get("version"):
             self.backend.describe_version(known["name"], known["version"], text)
 
-    def register(self, record: Record, aliases: list[str]) -> str:
-        """A version of the registered model `record.name` that `mlflow.pyfunc.load_model` loads; its address."""
+    def register(self, record: Record, chosen: str, aliases: list[str]) -> str:
+        """A version of the registered model `chosen` that `mlflow.pyfunc.load_model` loads; its address."""
         if record.kind != "model":
             raise AtelierError(f"{record.kind} {record.name} cannot be registered: only models can")
         known = self.model(record)
-        name = registered_name(record.name)
-        if "version" not in known:
+        name = registered_name(chosen)
+        if known.get("name") != name:
             self.backend.picture(known["run"], to_svg(graph_of(self.index(record), record.fingerprint)))
             tags = {key: value for key, value in self.tags(record).items() if key != EXTERNAL and value}
             tags |= {"atelier.model": known["model"], "atelier.teacher_label": teacher_label(record) if record.parents.get("teacher") else ""}

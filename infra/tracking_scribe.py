@@ -13,7 +13,7 @@ from infra.lease import Holder
 from infra.lineage import read_birth
 from infra.store import SHORT, Store
 from infra.tracking_curve import Reader, points
-from infra.tracking_mlflow import Backend, Data, Point
+from infra.tracking_mlflow import DIGEST, Backend, Data, Point
 from infra.tracking_page import Links
 from infra.tracking_run import About, Followed, TaskHandle
 
@@ -98,6 +98,10 @@ class Scribe:
             dead |= more
         for run_id in dead:
             self.backend.end_run(run_id, "KILLED")
+
+    def tag(self, tags: dict[str, str]) -> None:
+        self.about.tags.update(tags)
+        self.backend.tag(self.flow_run, tags)
 
     def begin_task(self, handle: TaskHandle) -> None:
         tags = {"atelier.run": self.about.run_id, "atelier.kind": "task", "atelier.node": handle.name}
@@ -244,10 +248,10 @@ class Curve:
         self.run_id = scribe.backend.new_run(self.experiment, name, tags, started)
         self.is_open = True
         scribe.backend.params(self.run_id, flat(followed.params) or flat(birth.identity if birth else {}))
-        data = [Data(name, name.split(".")[0], fp, "training", "") for name, fp in followed.inputs.items()]
-        there = {d.digest for d in data}
-        derived = scribe.training_data(birth.parents if birth else {}) + scribe.teacher_data(birth, followed.teacher)
-        scribe.backend.inputs(self.run_id, data + [d for d in derived if d.digest not in there])
+        data = scribe.training_data(followed.inputs | (birth.parents if birth else {})) + scribe.teacher_data(birth, followed.teacher)
+        there = {one.digest for one in data}
+        others = {name: fp for name, fp in followed.inputs.items() if fp[:DIGEST] not in there}
+        scribe.backend.inputs(self.run_id, data + [Data(name, "artifact", fp, "training", "") for name, fp in others.items()])
         scribe.known.put("trajectory", self.fingerprint, run=self.run_id, experiment=self.experiment)
 
     def _tags(self, before: str = "") -> dict[str, str]:

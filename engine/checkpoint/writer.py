@@ -146,7 +146,7 @@ class _Save:
         except BaseException:
             if self.commit is not None:
                 with suppress(OSError):  # the error that led here is the one to tell
-                    pass
+                    self.commit.discard()
             raise
         finally:
             self.copies.clear()

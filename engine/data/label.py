@@ -100,7 +100,7 @@ def _from_docstrings(labels: Labels, files: Files, reader: Reader) -> tuple[list
 
 
 def _docstrings(files: Files, reader: Reader) -> Iterator[tuple[str, str, str]]:
-    """(docstring, file, kind), files in the order of their hash, so that no package is the first to have a text."""
+    """(docstring, file, kind), files by their hash, so that no package is always first to have a text."""
     for path, expected in sorted(files, key=lambda entry: fraction(stdlib_name(entry[0]))):
         name = stdlib_name(path)
         source = decode_source(reader.whole(path, expected), path)

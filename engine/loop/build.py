@@ -47,6 +47,7 @@ def build_member(name: str, spec: MemberSpec, *, train: Train, house: House) -> 
     member.is_compiled = is_compiled
     if spec.mode != "frozen":
         member.optimizer = build_optimizer(spec.role.optim, model.named_parameters())
+        member.prime_optimizer()
     return member
 
 

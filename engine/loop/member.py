@@ -175,13 +175,15 @@ class Member:
         self.step = self.stored_step = step
 
     def prime_optimizer(self) -> None:
-        """Make the optimiser's states exist, so that a checkpoint can fill them: one step with no gradient and no rate."""
+        """Make the optimiser's states exist as they are before the first step, all zero, so that checkpoints always have the same names."""
         optimizer = self.moving_optimizer
         for weight in self.trainable().values():
             weight.grad = torch.zeros_like(weight)
         set_lr(optimizer, 0.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        for state in optimizer.state.values():
+            torch._foreach_zero_([value for value in state.values() if isinstance(value, Tensor)])
 
 
 def end_of(spec: MemberSpec) -> int:

@@ -64,7 +64,6 @@ class Saver:
     def restore(self, member: Member, step: int) -> None:
         """Put `member` where its checkpoint of `step` is."""
         segment = member.segment(step)
-        member.prime_optimizer()
         state = member.state()
         place = address(checkpoints(segment), step)
         values = load(place, state, step=step, trajectory=segment.fingerprint, gang=self._gang.aside)

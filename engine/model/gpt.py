@@ -253,6 +253,7 @@ class Decoder(nn.Module):
         x_BTD = self.embed(batch["tokens_BT"])
         rope = None
         if self.spec.positions == "learned":
+            self._check_length(documents_BS.shape[1])
             x_BTD = x_BTD + self.positions(batch["positions_BT"])
         else:
             exact = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
@@ -260,6 +261,14 @@ class Decoder(nn.Module):
         for layer, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, rope, mask, None if cache is None else cache.blocks[layer])
         return Output(hidden=self.norm(x_BTD))
+
+    def _check_length(self, num_tokens: int) -> None:
+        most = self.spec.max_positions
+        if num_tokens > most:
+            way_out = f"max_positions={num_tokens} or positions=rope has room"
+            raise ConfigError(
+                "model.max_positions", f"{num_tokens} tokens a row, but {most} positions", way_out
+            )
 
 
 def build(spec: GPT) -> Decoder:

@@ -37,12 +37,13 @@ def initialise(model: nn.Module, *, seed: int, name: str) -> None:
     for weight_name, weight in model.named_parameters():
         plain_name = weight_name.replace(COMPILED, "")
         rule, std = cast(Any, model).initial(plain_name)
-        full = _draw(weight.shape, rule, std, seed_of(seed, name, plain_name))
+        full = draw(weight.shape, rule, std, seed_of(seed, name, plain_name))
         with torch.no_grad():
             weight.copy_(_placed_like(full, weight))
 
 
-def _draw(shape: torch.Size, rule: str, std: float, seed: int) -> Tensor:
+def draw(shape: torch.Size, rule: str, std: float, seed: int) -> Tensor:
+    """A new fp32 weight on the CPU: "normal" with `std`, "ones" or "zeros"."""
     if rule == "ones":
         return torch.ones(shape, device="cpu")
     if rule == "zeros":

@@ -4,7 +4,7 @@ B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K objectives, D
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ MIN_CHUNK = 256  # below it the additions to the head's gradient, V x D a chunk,
 CPU_LOGITS = 1 << 21  # logits of a chunk: 8 MB in fp32, measured fastest for a vocabulary of 4096
 GPU_LOGITS = 1 << 26
 
-Mix = dict[str, tuple[Spec, float]]
+Mix = Mapping[str, tuple[Spec, float]]
 TokenLoss = Callable[[Spec, Tensor, Tensor, Tensor | None], Tensor]
 TokenGradient = Callable[[Spec, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 

@@ -9,7 +9,7 @@ from engine.spec.registry import kinds
 
 
 def terms_of(kind: str) -> Any:
-    """An objective's module: `token_loss`, and `token_gradient` where a closed form is faster than autograd."""
+    """An objective's module: `token_loss`, and `token_gradient` where it has a closed form."""
     known = kinds("objective")
     if kind not in known:
         near = nearest(kind, known)

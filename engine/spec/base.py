@@ -1,14 +1,13 @@
 """What every spec is: frozen, keyword-only, no unknown keys; and how it becomes identity. Torch-free."""
 
-import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from engine.spec.error import ConfigError
+from engine.spec.error import ConfigError, nearest
 
 SpecType = TypeVar("SpecType", bound="Spec")
 Count = Annotated[
@@ -63,12 +62,6 @@ def canonical(document: Any) -> bytes:
 def fingerprint(document: Any) -> str:
     """64 hex digits: sha256 of the canonical JSON."""
     return hashlib.sha256(canonical(document)).hexdigest()
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known name most like `word`, or '' when none is near."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return found[0] if found else ""
 
 
 def flatten(document: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The errors a user sees: what is wrong, where, and the way out. Torch-free."""
+"""The errors a user sees: what is wrong, where, and the way out. Torch-free, and light: typing errors are answered from here."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class AtelierError(Exception):
@@ -33,3 +36,9 @@ class DamageError(AtelierError):
 
 class StoppedError(AtelierError):
     """Stopped on request (Ctrl-C, SIGTERM); everything finished is kept."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known name most like `word`, or '' when none is near."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return found[0] if found else ""

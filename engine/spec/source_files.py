@@ -73,8 +73,8 @@ def stdlib_folder() -> Path:
 
 
 def stdlib_files(packages: str = "") -> list[str]:
-    """The .py files of the running interpreter's standard library, sorted by their path in it; of all
-    packages and modules, or of those that `packages` lists with commas.
+    """The .py files of the running interpreter's standard library, sorted by their path in it; all of them,
+    or those of the packages and modules that `packages` lists with commas.
     """
     root, found = stdlib_folder(), []
     for folder, folders, names in os.walk(root):

@@ -21,7 +21,9 @@ ENTRY = re.compile(r"^(?P<override>override )?(optional )?/?(?P<group>[\w/]+)(@(
 
 def flow_names() -> list[str]:
     """Flows there are: flows/<name>.py with conf/<name>.yaml beside it."""
-    return sorted(path.stem for path in (PROJECT / "flows").glob("*.py") if (CONF / f"{path.stem}.yaml").is_file())
+    return sorted(
+        path.stem for path in (PROJECT / "flows").glob("*.py") if (CONF / f"{path.stem}.yaml").is_file()
+    )
 
 
 def groups() -> list[str]:
@@ -34,9 +36,12 @@ def options(group: str) -> list[str]:
 
 def flow_text(name: str) -> tuple[str, str]:
     """(what it does, an example command) of a flow, from the docstring of its file."""
-    lines = (PROJECT / "flows" / f"{name}.py").read_text().split('"""', 2)[1].strip().splitlines()
-    example = next((line.strip() for line in lines[1:] if line.startswith("atelier ")), f"atelier {name}")
-    return lines[0].removeprefix(f"{name}: "), example
+    text = (PROJECT / "flows" / f"{name}.py").read_text().split('"""', 2)[1].strip()
+    about = " ".join(text.split("\n\n")[0].split())
+    example = next(
+        (line.strip() for line in text.splitlines() if line.startswith("atelier ")), f"atelier {name}"
+    )
+    return about.removeprefix(f"{name}: ").removesuffix("."), example
 
 
 def option_text(group: str, option: str) -> tuple[str, str]:
@@ -151,9 +156,13 @@ def parameters(flow: str) -> dict[str, Any]:
     found = {}
     for number, argument in enumerate(body.args.args):
         default = body.args.defaults[number - first_default] if number >= first_default else None
-        if not isinstance(default, ast.Dict):  # a mapping that is empty by default is filled by sweeps, not by people
+        if not isinstance(
+            default, ast.Dict
+        ):  # a mapping that is empty by default is filled by sweeps, not by people
             found[argument.arg] = _type_of(argument.annotation, known)
-    return found | {key: getattr(importlib.import_module(module), name) for key, (module, name) in SETTINGS.items()}
+    return found | {
+        key: getattr(importlib.import_module(module), name) for key, (module, name) in SETTINGS.items()
+    }
 
 
 def _type_of(node: ast.expr | None, known: dict[str, Any]) -> Any:

@@ -54,8 +54,13 @@ class Outcome:
     errors: dict[str, Exception] = field(default_factory=dict)
     failure: Exception | None = None
     failed: str = ""
+    untracked: list[str] = field(default_factory=list)
     prefect_s: float = 0.0
     total_s: float = 0.0
+
+    @property
+    def is_stopped(self) -> bool:
+        return isinstance(self.failure, StoppedError)
 
     @property
     def reused(self) -> list[str]:
@@ -138,7 +143,7 @@ def run_flow(frozen: Frozen, store: Store, command: str, screen: Screen, sweep: 
     manifest |= {"ended": time.time(), "status": status, "states": outcome.states, "links": house.links}
     manifest["tasks"] = [row for node in outcome.nodes for row in described(node)]
     write_manifest(store, manifest)
-    tracker.close(status)
+    outcome.untracked = tracker.close(status)
     outcome.total_s = time.monotonic() - started
     return outcome
 

@@ -1,21 +1,28 @@
 """The command line: `atelier <flow> ...` runs a flow, `atelier <command> ...` looks at things."""
 
+import importlib
 import os
 import shlex
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
+
+from engine.spec.error import AtelierError, ConfigError, DamageError, nearest
+from flows.cli import catalog, help, hydra_flags, syntax
+from flows.cli.overrides import check_overrides
+
+FLAGS = ("--help", "--version", "--completion", "--hydra-help")
+SWEEP = ("-m", "--multirun")
+REMOVE = "; `atelier gc --damaged` offers to remove it, the next run makes it again"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Dispatch; every user's error becomes one line on stderr and exit code 2 (bad input) or 1 (a task failed)."""
-    from flows.cli.run import run_command
-
-    from engine.spec.error import AtelierError
-
+    """Dispatch; a user's error becomes one line on stderr and exit code 2 (bad input) or 1 (a task failed)."""
     try:
-        return run_command(list(arguments), "atelier " + shlex.join(arguments))
+        return _dispatch(list(arguments))
     except AtelierError as error:
-        print(error, file=sys.stderr)
+        print(f"{error}{REMOVE if isinstance(error, DamageError) else ''}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -23,3 +30,69 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        print(f"{error.filename or 'atelier'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except Exception as error:  # a fault of ours: keep the trace, show one line
+        with tempfile.NamedTemporaryFile("w", prefix="atelier-", suffix=".trace", delete=False) as file:
+            traceback.print_exc(file=file)
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"atelier: {text} (a fault of Atelier's own; trace: {file.name})", file=sys.stderr)
+        return 1
+
+
+def _dispatch(arguments: list[str]) -> int:
+    """Help, completion and typo answers import nothing heavy; branches that need more import it themselves."""
+    first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if first == "help":
+        first, rest = (rest[0], ["--help"]) if rest else ("--help", [])
+    asks_help = any(word in ("-h", "--help") for word in rest)
+    if first in ("-h", "--help"):
+        print(help.overview())
+    elif first == "--version":
+        print(help.version())
+    elif first in ("--completion", "--complete"):
+        from flows.cli import complete  # here: only the Tab key needs it
+
+        print(complete.script(rest) if first == "--completion" else "\n".join(complete.candidates(*rest)))
+    elif first == "--hydra-help":
+        return hydra_flags.answer(catalog.flow_names()[0], arguments)
+    elif first in syntax.COMMANDS:
+        command = syntax.COMMANDS[first]
+        if asks_help:
+            print(help.of_command(command))
+            return 0
+        options = syntax.parse_words(command, rest)
+        return importlib.import_module(f"flows.cli.commands.{first}").run(options)
+    elif first in catalog.flow_names():
+        if asks_help:
+            from flows.cli.help_flow import of_flow  # pydantic: 0.1 s that the other helps do without
+
+            print(of_flow(first, tuple(rest)))
+            return 0
+        return _flow(first, rest, arguments)
+    else:
+        known = [*catalog.flow_names(), *syntax.COMMANDS]
+        is_flag = first.startswith("-")
+        raise syntax.unknown_option("atelier", first, list(FLAGS)) if is_flag else _no_such(first, known)
+    return 0
+
+
+def _flow(flow: str, words: list[str], arguments: list[str]) -> int:
+    if hydra_flags.is_asked(words):
+        return hydra_flags.answer(flow, words)
+    strange = [word for word in words if word.startswith("-") and word not in SWEEP]
+    if strange:
+        raise syntax.unknown_option(f"atelier {flow}", strange[0], [*SWEEP, *hydra_flags.ASKING])
+    check_overrides(words, is_sweep=any(word in SWEEP for word in words))
+    from flows.cli.root import check_root  # pydantic and fsspec: 0.2 s that no help waits for
+    from flows.cli.run import run_command
+
+    check_root(will_write=True)
+    return run_command(arguments, "atelier " + shlex.join(arguments))
+
+
+def _no_such(word: str, known: list[str]) -> ConfigError:
+    near = nearest(word, known)
+    way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(known)}"
+    return ConfigError("atelier", f"no flow or command {word!r}", way_out)

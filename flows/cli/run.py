@@ -1,22 +1,38 @@
-"""`atelier <flow> ...`: plan it, refuse what cannot work, run it, say what happened and what to type next."""
+"""`atelier <flow> ...`: plan it, refuse what cannot work, run it, say what came out and what to type next."""
 
+import shlex
 import sys
+import time
+import uuid
 
-from engine.spec.error import ConfigError
+from rich.console import Console
+
+from engine.spec.error import AtelierError, ConfigError
 from flows.cli.compose import Frozen, compose
 from flows.cli.execute import Outcome, run_flow
 from flows.cli.plan import draw
 from flows.cli.screen import Screen
+from flows.cli.sweep import compose_points
+from infra.dag import Node
 from infra.store import Store, default_root
+
+MULTIRUN = ("-m", "--multirun")
 
 
 def run_command(arguments: list[str], command: str) -> int:
-    flow, overrides = arguments[0], arguments[1:]
-    frozen = compose(flow, overrides)
-    return run_point(frozen, command)
+    """Run a flow, or with -m every point of a sweep; the exit code."""
+    flow, overrides = arguments[0], [a for a in arguments[1:] if a not in MULTIRUN]
+    if len(overrides) == len(arguments) - 1:
+        return run_point(compose(flow, overrides), command)
+    return run_sweep(compose_points(flow, overrides))
 
 
 def run_point(frozen: Frozen, command: str, sweep: str = "") -> int:
+    outcome, store = _run(frozen, command, sweep)
+    return _ended(frozen, outcome, store)
+
+
+def _run(frozen: Frozen, command: str, sweep: str) -> tuple[Outcome, Store]:
     store = Store(default_root())
     plan = draw(frozen, store)
     if plan.refusals:
@@ -24,20 +40,76 @@ def run_point(frozen: Frozen, command: str, sweep: str = "") -> int:
     with Screen() as screen:
         totals = plan.document()["totals"]
         screen.line(
-            f"{frozen.flow}: {totals['tasks']} tasks, {totals['reuse']} artifacts to reuse, {totals['run']}"
-            f" to make  (store {store.root})"
+            f"{frozen.flow}: {totals['tasks']} tasks, {totals['reuse']} artifacts to reuse, {totals['run']} to make "
+            f"  store {store.root}"
         )
-        outcome = run_flow(frozen, store, command, screen, sweep)
-    return _ended(frozen, outcome, store)
+        for note in plan.notes:
+            screen.line(f"note: {note}")
+        return run_flow(frozen, store, command, screen, sweep), store
 
 
-def _ended(frozen: Frozen, outcome: Outcome, store: Store) -> int:
+def run_sweep(points: list[Frozen]) -> int:
+    """Every point is a run; a failing one does not keep the others from running."""
+    sweep = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    failed: list[str] = []
+    for number, point in enumerate(points):
+        command = "atelier " + shlex.join([point.flow, *point.overrides])
+        print(f"[{number + 1}/{len(points)}] {command}")
+        try:
+            outcome, store = _run(point, command, sweep)
+        except AtelierError as error:
+            failed.append(f"{command}: {error}")
+            continue
+        if _ended(point, outcome, store, is_last=number == len(points) - 1):
+            failed.append(f"{command}: {outcome.failure}")
+        if outcome.is_stopped:
+            break
+    for text in failed:
+        print(text, file=sys.stderr)
+    print(f"sweep {sweep}: {len(points) - len(failed)} of {len(points)} points finished")
+    return 1 if failed else 0
+
+
+def _ended(frozen: Frozen, outcome: Outcome, store: Store, *, is_last: bool = True) -> int:
+    for text in outcome.untracked:
+        print(f"not in MLflow yet: {text}", file=sys.stderr)
     if outcome.failure is not None:
         print(f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}", file=sys.stderr)
-        print("finished tasks are kept; the same command goes on from there", file=sys.stderr)
-        # type: ignore[union-attr]
-        return outcome.failure.exit_code if hasattr(outcome.failure, "exit_code") else 1
+        print("what is finished is kept; the same command goes on from there", file=sys.stderr)
+        return getattr(outcome.failure, "exit_code", 1)
+    report = next((node for node in outcome.nodes if node.task == "report"), None)
+    if report is not None:
+        _show(report, store, frozen, is_last=is_last)
     if outcome.nodes and len(outcome.reused) == len(outcome.nodes):
         print(f"nothing to do ({len(outcome.reused)} reused)")
-    print(f"{outcome.total_s:.1f} s, of which Prefect's start {outcome.prefect_s:.1f} s")
+    print(f"{outcome.total_s:.1f} s: Prefect's start {outcome.prefect_s:.1f} s, ours {outcome.total_s - outcome.prefect_s:.1f} s")
     return 0
+
+
+def _show(report: Node, store: Store, frozen: Frozen, *, is_last: bool) -> None:
+    """The table, the lineage, where the report lies, and what to type next."""
+    from infra.card import gather  # draws on numbers that only a finished run has
+    from infra.lineage_draw import to_tree
+    from infra.report import terminal_table
+
+    content = gather(report, store, "")
+    console = Console(highlight=False)
+    console.print(terminal_table(content))
+    for note in content.notes:
+        console.print(f"  {note}")
+    if not is_last:
+        return
+    console.print(to_tree(content.graph))
+    product = report.products["report"]
+    record = store.find(product.kind, product.fingerprint)
+    if record is not None:
+        page = next((file.path for file in record.files if file.path.endswith(".html")), record.files[0].path)
+        console.print(f"report   {store.address('report', product.fingerprint)}/{page}", soft_wrap=True)
+    name = next(iter(content.samples), "")
+    if name:
+        console.print(f"next     atelier generate {name} --prompt 'def '", soft_wrap=True)
+        console.print(f"         atelier lineage {name}", soft_wrap=True)
+    console.print(f"         atelier plan {frozen.flow} {' '.join(frozen.overrides)} train.seed=2", soft_wrap=True)
+    uri = frozen.tracker.get("kind") == "mlflow" and not frozen.tracker.get("uri")
+    if uri:
+        console.print(f"         mlflow ui --backend-store-uri sqlite:///{store.root}/mlflow.db", soft_wrap=True)

@@ -13,6 +13,7 @@ import torch
 
 from engine.artifact import open_input
 from engine.data.examples import Examples
+from engine.data.windows import Windows
 from engine.evaluate import evaluate
 from engine.model.load import read_model
 from engine.scoring import choose, read_held_out, text_nats
@@ -75,8 +76,8 @@ def brute_force_nats(model, documents: list[list[int]], sequence: int) -> float:
     return total
 
 
-@pytest.mark.parametrize("sequence", [16, 50, 5000])
-@pytest.mark.parametrize("shape", [{}, {"positions": "learned", "max_positions": 5000}])
+@pytest.mark.parametrize("sequence", [16, 50, 1000])
+@pytest.mark.parametrize("shape", [{}, {"positions": "learned", "max_positions": 1000}])
 def test_bits_per_byte_are_those_of_every_token_computed_alone(study, sequence, shape):
     source = study.model(f"bits{len(shape)}", **shape)
     model, _ = read_model(source, study.scratch)
@@ -110,18 +111,34 @@ def test_documents_are_whole_as_far_as_they_go_and_a_long_first_one_is_cut(study
     assert text.num_bytes == len(study.vocabulary.bytes_of(ids)) > 0
 
 
+def test_windows_are_those_of_training_and_the_rest_is_padded(study):
+    text = read_held_out(study.tokens, study.vocabulary, study.scratch, 10_000)
+    training = Windows(study.tokens, study.scratch, "held_out", 16)
+    rows = {name: torch.cat([batch[name] for batch in text.batches(16)]) for name in next(text.batches(16))}
+    expected = training.batch(range(len(training)))
+    for name, values in expected.items():
+        found = rows[name][: len(training)].numpy()
+        if name == "documents_BT":
+            found = found - found[:, :1]
+        np.testing.assert_array_equal(found, values)
+    assert len(rows["tokens_BT"]) == len(training) + 1
+    assert int((rows["labels_BT"] != -100).sum()) == len(text.tokens_N) - len(text.ends_D)
+    is_padding = rows["documents_BT"] == -1
+    assert is_padding.any() and (rows["labels_BT"][is_padding] == -100).all()
+
+
 def test_a_document_says_nothing_about_the_next(study):
     model, _ = read_model(study.model(), study.scratch)
     text = read_held_out(study.tokens, study.vocabulary, study.scratch, 10_000)
     end = int(text.ends_D[0])
-    first = next(text.batches(16384))["labels_BT"][0]
+    first = next(text.batches(1024))["labels_BT"][0]
     assert first[end - 1] == -100 and first[end - 2] == study.vocabulary.end_id
 
     def nats_behind(tokens):
         changed = type(text)(tokens_N=tokens, ends_D=text.ends_D, num_bytes=1)
-        whole = text_nats(model, changed, sequence=16384, vocab=300, advance=lambda n: None)
+        whole = text_nats(model, changed, sequence=1024, vocab=300, advance=lambda n: None)
         alone = type(text)(tokens_N=tokens[:end], ends_D=text.ends_D[:1], num_bytes=1)
-        return whole - text_nats(model, alone, sequence=16384, vocab=300, advance=lambda n: None)
+        return whole - text_nats(model, alone, sequence=1024, vocab=300, advance=lambda n: None)
 
     other = np.concatenate([text.tokens_N[:end][::-1], text.tokens_N[end:]])
     assert nats_behind(other) == pytest.approx(nats_behind(text.tokens_N), rel=1e-9)
@@ -131,10 +148,10 @@ def test_options_in_one_row_score_as_one_by_one(study):
     source = study.model("chooser")
     model, _ = read_model(source, study.scratch)
     scores = scored(study, asked(study, 200, text=False), source)["one"]
+    tokenizer = study.file(study.tokenizer, "tokenizer.json")
     examples = Examples(
-        study.labels(), study.file(study.tokenizer, "tokenizer.json"), study.scratch, sequence=200, num_examples=40, seed=0,
-        split="test",
-    )  # fmt: skip
+        study.labels(), tokenizer, study.scratch, sequence=200, num_examples=40, seed=0, split="test"
+    )
     options = [[*study.vocabulary.encode(option), study.vocabulary.end_id] for option in OPTIONS]
     correct, normalised = [], []
     for example in examples.examples:

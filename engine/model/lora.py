@@ -1,0 +1,200 @@
+"""Low-rank additions to the matrices of a plain model (LoRA, 2106.09685), put in from outside; peft's file
+format.
+
+W' = W + alpha / rank B A. The weight keeps its name, `x.weight`, and is frozen; `x.lora_A.weight` [rank, in]
+and `x.lora_B.weight` [out, rank] beside it are trained.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.artifact import Input
+from engine.model.load import draw
+from engine.spec.base import nearest, parse
+from engine.spec.error import ConfigError, DataError
+from engine.spec.role import Trainable
+from engine.spec.seed import seed_of
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PREFIX = "base_model.model."  # peft's name for the model that it wraps
+INNER, OUTER = ".lora_A.weight", ".lora_B.weight"
+
+
+class LowRank(nn.Module):
+    """A linear layer whose weight is frozen, and its trained addition. B begins at 0: at first nothing is
+    changed.
+    """
+
+    def __init__(self, plain: nn.Linear, *, rank: int, alpha: float) -> None:
+        super().__init__()
+        kind: dict[str, Any] = {"device": plain.weight.device, "dtype": plain.weight.dtype, "bias": False}
+        self.weight = plain.weight
+        self.scale = alpha / rank
+        self.lora_A = nn.Linear(plain.in_features, rank, **kind)
+        self.lora_B = nn.Linear(rank, plain.out_features, **kind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight) + self.lora_B(self.lora_A(x)) * self.scale
+
+
+def apply(model: nn.Module, trainable: Trainable, *, seed: int, name: str) -> None:
+    """Freeze the model and put additions beside the target matrices of its blocks; nothing is done for
+    kind=full.
+
+    For a whole model that has its weights, before it is compiled or sharded. Every A is normal with variance
+    1/in, from its own generator. A target that no block has is a ConfigError, unless other models have one of
+    that name.
+    """
+    if trainable.kind == "full":
+        return
+    model.requires_grad_(False)
+    for path in _targets(model, trainable):
+        plain = model.get_submodule(path)
+        if not isinstance(plain, nn.Linear) or plain.bias is not None:
+            raise ConfigError("trainable.targets", f"{path} is not a plain matrix", "leave it out")
+        layer = LowRank(plain, rank=trainable.rank, alpha=trainable.alpha)
+        inner = layer.lora_A.weight
+        drawn = draw(inner.shape, "normal", plain.in_features**-0.5, seed_of(seed, name, path + INNER))
+        with torch.no_grad():
+            inner.copy_(drawn)
+            layer.lora_B.weight.zero_()
+        parent, leaf = path.rsplit(".", 1)
+        setattr(model.get_submodule(parent), leaf, layer)
+
+
+def _targets(model: nn.Module, trainable: Trainable) -> list[str]:
+    """The paths of the matrices that get an addition."""
+    paths = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and path.startswith("blocks.")
+    ]
+    leaves = {path.rsplit(".", 1)[-1] for path in paths}
+    for target in trainable.targets:
+        if target not in leaves and target not in Trainable().targets:
+            near = nearest(target, leaves)
+            hint = f"did you mean {near}? " if near else ""
+            raise ConfigError(
+                "trainable.targets",
+                f"no matrix is called {target!r}",
+                f"{hint}there are: {', '.join(sorted(leaves))}",
+            )
+    found = [path for path in paths if path.rsplit(".", 1)[-1] in trainable.targets]
+    if not found:
+        raise ConfigError(
+            "trainable.targets",
+            f"the model has none of {', '.join(trainable.targets)}",
+            f"there are: {', '.join(sorted(leaves))}",
+        )
+    return found
+
+
+def merge(model: nn.Module) -> None:
+    """Add every addition to its weight and make plain layers of them again; the weights become trainable."""
+    for path, layer in list(model.named_modules()):
+        if not isinstance(layer, LowRank):
+            continue
+        out_features, in_features = layer.weight.shape
+        plain = nn.Linear(in_features, out_features, bias=False, device="meta")
+        with torch.no_grad():
+            whole = layer.weight + _addition(layer.lora_A.weight, layer.lora_B.weight, layer.scale)
+        plain.weight = nn.Parameter(whole.to(layer.weight.dtype))
+        parent, leaf = path.rsplit(".", 1)
+        setattr(model.get_submodule(parent), leaf, plain)
+    model.requires_grad_(True)
+
+
+def merged_state(state: Mapping[str, Tensor], trainable: Trainable) -> dict[str, Tensor]:
+    """The weights of the plain model from those of a model with additions; they are left as they are for
+    kind=full.
+    """
+    scale = trainable.alpha / trainable.rank
+    result = {name: weight for name, weight in state.items() if not name.endswith((INNER, OUTER))}
+    for name in state:
+        if name.endswith(INNER):
+            path = name.removesuffix(INNER)
+            weight = result[f"{path}.weight"]
+            whole = weight.detach() + _addition(state[name].detach(), state[path + OUTER].detach(), scale)
+            result[f"{path}.weight"] = whole.to(weight.dtype)
+    return result
+
+
+def _addition(inner: Tensor, outer: Tensor, scale: float) -> Tensor:
+    """alpha / rank B A, in fp32 at least."""
+    exact = torch.promote_types(inner.dtype, torch.float32)
+    return (outer.to(exact) @ inner.to(exact)) * scale
+
+
+def adapter_files(state: Mapping[str, Tensor], trainable: Trainable, *, base: str) -> dict[str, bytes]:
+    """The additions alone as peft's two files; the same bytes for the same weights. `base` names the model
+    below.
+    """
+    chosen = {
+        PREFIX + n: w.detach().cpu().contiguous() for n, w in state.items() if n.endswith((INNER, OUTER))
+    }
+    if not chosen:
+        raise DataError("adapter: the model has no low-rank additions; train it with trainable=lora")
+    found = {name.rsplit(".", 3)[-3] for name in chosen}
+    config = {
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "lora_alpha": trainable.alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": trainable.rank,
+        "target_modules": [target for target in trainable.targets if target in found],
+        "task_type": None,
+    }
+    return {
+        WEIGHTS: safetensors.torch.save(chosen, {"format": "pt"}),
+        CONFIG: (json.dumps(config, indent=1, sort_keys=True) + "\n").encode(),
+    }
+
+
+def read_adapter(source: Input, scratch: Path) -> tuple[dict[str, Tensor], Trainable]:
+    """The additions of an artifact by plain names, and what they are; verified before they are parsed."""
+    place = f"{source.url}/{CONFIG}"
+    config = source.json(CONFIG, scratch)
+    if config.get("peft_type") != "LORA":
+        raise DataError(f"{place}: peft_type is {config.get('peft_type')!r}; only LORA is read")
+    foreign = [
+        key
+        for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save")
+        if config.get(key)
+    ]
+    if foreign:
+        raise DataError(f"{place}: {foreign[0]} is set; only plain LoRA is read")
+    chosen = {
+        "kind": "lora",
+        "rank": config.get("r"),
+        "alpha": config.get("lora_alpha"),
+        "targets": config.get("target_modules"),
+    }
+    trainable = parse(Trainable, chosen, place)
+    state = safetensors.torch.load_file(source.file(WEIGHTS, scratch))
+    return {name.removeprefix(PREFIX): weight for name, weight in state.items()}, trainable
+
+
+def attach(model: nn.Module, weights: Mapping[str, Tensor], trainable: Trainable) -> None:
+    """`apply`, then the additions that `read_adapter` returned; those that do not fit the model are a
+    DataError.
+    """
+    apply(model, trainable, seed=0, name="")
+    wanted = {name: weight for name, weight in model.named_parameters() if name.endswith((INNER, OUTER))}
+    faults = sorted(wanted.keys() ^ weights.keys())
+    faults += [name for name in wanted.keys() & weights.keys() if wanted[name].shape != weights[name].shape]
+    if faults:
+        raise DataError(f"adapter: does not fit the model at {faults[0]} ({len(faults)} differences in all)")
+    with torch.no_grad():
+        for name, weight in wanted.items():
+            weight.copy_(weights[name])

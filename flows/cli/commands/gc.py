@@ -1,0 +1,59 @@
+"""`atelier gc`: what nothing needs any more goes, after asking."""
+
+import sys
+from argparse import Namespace
+
+from engine.spec.error import ConfigError, nearest
+from flows.cli.root import check_root, open_store
+from flows.cli.table import amount, print_table
+from infra.garbage import Collector, Finding, discard
+
+
+def run(options: Namespace) -> int:
+    store = open_store()
+    collector = Collector(store, options.forget or ())
+    for run_id in collector.forget:
+        _check_run(run_id, collector)
+    found = collector.find(damaged=options.damaged)
+    _show(found, store.root)
+    if not found.waste or options.dry_run:
+        return 0
+    if not options.yes and not _agreed(found):
+        print("nothing was removed")
+        return 0
+    check_root(will_write=True)
+    gone = [one for one in found.waste if discard(one)]
+    for one in found.waste:
+        if one not in gone:
+            print(f"left alone: {one.what} was taken up meanwhile", file=sys.stderr)
+    print(f"removed {len(gone)} things, {amount(sum(one.bytes for one in gone))}B")
+    return 0
+
+
+def _check_run(run_id: str, collector: Collector) -> None:
+    if run_id not in collector.manifests:
+        near = nearest(run_id, collector.manifests)
+        raise ConfigError("--forget", f"no run {run_id!r}", f"did you mean {near}?" if near else "`atelier runs` lists them")
+    if run_id in collector.living:
+        raise ConfigError("--forget", f"run {run_id} is still going on", "stop it first")
+
+
+def _show(found: Finding, root: str) -> None:
+    if found.waste:
+        rows = [(f"{amount(one.bytes)}B", one.what, one.why) for one in found.waste]
+        print_table(("size", "what", "why"), rows, right=("size",), flexible="why")
+    for text in found.left:
+        print(f"left alone: {text}")
+    total = sum(one.bytes for one in found.waste)
+    print(f"{len(found.waste)} things, {amount(total)}B in {root}" if found.waste else f"nothing to remove in {root}")
+
+
+def _agreed(found: Finding) -> bool:
+    """Ask on the terminal; no answer (the end of the input) is a no."""
+    damaged = sum(one.is_damage for one in found.waste)
+    extra = f", {damaged} of them damaged" if damaged else ""
+    print(f"remove these {len(found.waste)} things{extra}? [y/N] ", end="", flush=True)
+    answer = sys.stdin.readline()
+    if not answer:
+        print()
+    return answer.strip().lower() in ("y", "yes")

@@ -1,0 +1,97 @@
+"""`atelier generate <model>`: the model speaks in a process of its own; here its words are printed as they come."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from engine.spec.base import parse
+from engine.spec.error import AtelierError, ConfigError
+from engine.spec.parallel import Parallel
+from engine.spec.sampling import Generation
+from flows.cli.catalog import PROJECT
+from flows.cli.root import open_store
+from infra.guard import PASSED
+from infra.machine import num_cores
+
+GRACE_S = 5.0
+INTERRUPTED = 130  # what a shell reports after Ctrl-C
+
+
+def run(options: Namespace) -> int:
+    store = open_store()
+    given = {key: getattr(options, key) for key in ("max_tokens", "temperature", "top_p", "seed")}
+    config = {key: value for key, value in given.items() if value is not None} | {"prompts": options.prompt or [""]}
+    try:
+        generation = parse(Generation, config, "")
+    except ConfigError as error:
+        raise ConfigError(f"--{error.place.replace('_', '-')}", error.problem, error.way_out) from None
+    try:
+        record = store.resolve(options.model, "model")
+    except AtelierError as error:
+        raise ConfigError("generate", str(error)) from None
+    with tempfile.TemporaryDirectory(prefix="atelier-generate-") as scratch:
+        document = {
+            "schema": 1, "task": "generate", "version": 1, "config": generation.model_dump(mode="json"),
+            "inputs": {"model": store.address("model", record.fingerprint)}, "scratch": scratch,
+            "layout": Parallel(threads=num_cores(), shard=1).model_dump(mode="json"),
+        }  # fmt: skip
+        place = Path(scratch) / "run.json"
+        place.write_text(json.dumps(document))
+        return _speak(place, generation.prompts)
+
+
+def _speak(place: Path, prompts: tuple[str, ...]) -> int:
+    """Start the engine and print what it says. It leads a session of its own: Ctrl-C reaches this process only, which ends it."""
+    env = {key: os.environ[key] for key in PASSED if key in os.environ} | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(num_cores())}
+    with open(place.with_name("err"), "wb") as err:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "engine.generate", str(place)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err,
+            env=env, cwd=PROJECT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        _print(child, prompts)
+        code = child.wait()
+    except KeyboardInterrupt:
+        print(flush=True)
+        return INTERRUPTED
+    finally:
+        _end(child)
+    if code:
+        last = place.with_name("err").read_text(errors="replace").strip().splitlines()[-1:]
+        raise AtelierError(f"generate: the engine ended with exit code {code}" + (f" ({last[0]})" if last else ""))
+    return 0
+
+
+def _print(child: subprocess.Popen[bytes], prompts: tuple[str, ...]) -> None:
+    assert child.stdout is not None
+    at = -1
+    for line in child.stdout:
+        message: dict[str, Any] = json.loads(line)
+        if "error" in message:
+            raise ConfigError("generate", message["error"]) if message.get("exit_code") == 2 else AtelierError(message["error"])
+        if "text" in message:
+            for number in range(at + 1, message["prompt"] + 1):
+                print(("\n\n" if number else "") + prompts[number], end="")
+            at = max(at, message["prompt"])
+            print(message["text"], end="", flush=True)
+        elif "done" in message:
+            print(flush=True)
+            done = message["done"]
+            print(f"{done['tokens']} tokens, {done['tokens_per_s']:.0f} a second", file=sys.stderr)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE_S)
+        child.kill()
+        child.wait()
+    if child.stdout is not None:
+        child.stdout.close()

@@ -1,0 +1,21 @@
+"""`atelier lineage <anything>`: ancestors and descendants, as a tree, JSON or a page."""
+
+from argparse import Namespace
+from pathlib import Path
+
+from engine.spec.error import ConfigError
+from flows.cli.root import open_store
+from infra.lineage import lineage
+from infra.lineage_draw import dumps, to_html, to_text
+
+
+def run(options: Namespace) -> int:
+    graph = lineage(open_store(), options.what)
+    if options.html:
+        page = Path(options.html)
+        try:
+            page.write_text(to_html(graph))
+        except OSError as error:
+            raise ConfigError("--html", f"{page} cannot be written ({(error.strerror or '').lower()})", "give a file in a folder that exists") from None
+    print(dumps(graph) if options.json else to_text(graph).rstrip())
+    return 0

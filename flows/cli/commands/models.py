@@ -1,0 +1,44 @@
+"""`atelier models`: the trained models of the store."""
+
+import json
+import time
+from argparse import Namespace
+from typing import Any
+
+from engine.spec.record import Record
+from flows.cli.root import open_store
+from flows.cli.table import amount, print_table
+
+
+def run(options: Namespace) -> int:
+    store = open_store()
+    found = sorted((described(record) for record in store.records("model")), key=lambda one: one["made"] or 0)
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    if not found:
+        print(f"no model in {store.root} yet; `atelier pretrain experiment=tiny` makes one")
+        return 0
+    columns = ("model", "fingerprint", "step", "params", "held-out loss", "teacher", "made", "run")
+    print_table(columns, [_cells(one) for one in found], right=("step", "params", "held-out loss"))
+    return 0
+
+
+def described(record: Record) -> dict[str, Any]:
+    """A model's record in the words of `atelier models`; losses are nats per token."""
+    summary = record.summary
+    return {
+        "name": record.name, "fingerprint": record.fingerprint, "step": summary.get("step", record.identity.get("step")),
+        "params": summary.get("params"), "loss": summary.get("loss"), "eval_loss": summary.get("eval_loss"),
+        "teacher": summary.get("teacher") or None, "teacher_steps": summary.get("teacher_steps"),
+        "made": record.provenance.get("ended"), "run": record.provenance.get("run"), "command": record.provenance.get("command"),
+    }  # fmt: skip
+
+
+def _cells(one: dict[str, Any]) -> tuple[str, ...]:
+    loss = one["eval_loss"]
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["made"])) if one["made"] else ""
+    steps = one["teacher_steps"]
+    teacher = f"{one['teacher']} @ {steps[0]}-{steps[1]}" if one["teacher"] and steps else one["teacher"] or ""
+    params = amount(one["params"]) if one["params"] else ""
+    return one["name"], one["fingerprint"][:8], str(one["step"] or ""), params, f"{loss:.4f}" if loss is not None else "", teacher, made, one["run"] or ""

@@ -1,0 +1,56 @@
+"""`atelier runs`: what ran, how it ended, what it made."""
+
+import json
+import time
+from argparse import Namespace
+from typing import Any
+
+from flows.cli.root import open_store
+from flows.cli.table import duration, print_table
+from infra.lease import Holder
+from infra.manifests import manifests
+
+LAST = 20
+SHOWN = 4
+
+
+def run(options: Namespace) -> int:
+    store = open_store()
+    found = [described(manifest) for manifest in manifests(store)]
+    found = found if options.all or options.json else found[-LAST:]
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    if not found:
+        print(f"no run in {store.root} yet; `atelier titan experiment=tiny` is a first one")
+        return 0
+    print_table(("when", "run", "flow", "status", "took", "made", "reused", "command"), [_cells(one) for one in found], right=("reused", "took"), flexible="made")
+    return 0
+
+
+def described(manifest: dict[str, Any]) -> dict[str, Any]:
+    """A manifest in the words of `atelier runs`. A run whose process is gone without an end has crashed."""
+    states: dict[str, str] = manifest.get("states", {})
+    status = manifest.get("status", "running")
+    holder = manifest.get("holder")
+    if status == "running" and holder and Holder(**holder).is_gone():
+        status = "crashed"
+    started = manifest.get("started", 0.0)
+    ended = manifest.get("ended")
+    return {
+        "id": manifest.get("id", ""), "flow": manifest.get("flow", ""), "status": status, "started": started, "ended": ended,
+        "took_s": round(ended - started, 1) if ended else None, "made": [name for name, state in states.items() if state == "done"],
+        "reused": [name for name, state in states.items() if state == "reused"],
+        "failed": [name for name, state in states.items() if state == "failed"], "sweep": manifest.get("sweep", ""),
+        "command": manifest.get("command", ""), "links": manifest.get("links", {}),
+    }  # fmt: skip
+
+
+def _cells(one: dict[str, Any]) -> tuple[str, ...]:
+    made = one["made"]
+    words = ", ".join(made[:SHOWN]) + (f" and {len(made) - SHOWN} more" if len(made) > SHOWN else "")
+    if one["failed"]:
+        words = f"{words + '; ' if words else ''}failed: {', '.join(one['failed'])}"
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["started"]))
+    took = duration(one["took_s"]) if one["took_s"] is not None else ""
+    return when, one["id"], one["flow"], one["status"], took, words or "-", str(len(one["reused"])), one["command"]

@@ -1,0 +1,59 @@
+"""Hydra's own flags, answered by Hydra itself: --cfg, --info, --hydra-help and what goes with them."""
+
+import sys
+
+from engine.spec.error import ConfigError
+from flows.cli.catalog import CONF
+
+ASKING = ("--cfg", "-c", "--info", "-i", "--hydra-help")
+BESIDE = (
+    "--resolve",
+    "--package",
+    "-p",
+    "--config-dir",
+    "-cd",
+    "--config-name",
+    "-cn",
+    "--config-path",
+    "-cp",
+    "--shell-completion",
+    "-sc",
+    "--run",
+    "-r",
+)
+
+
+def is_asked(words: list[str]) -> bool:
+    """Whether Hydra has to answer. A flag that only goes with such a question is refused alone."""
+    names = [word.split("=", 1)[0] for word in words]
+    if any(name in ASKING for name in names):
+        return True
+    alone = [name for name in names if name in BESIDE]
+    if alone:
+        raise ConfigError(
+            f"atelier {alone[0]}",
+            "goes with --cfg, --info or --hydra-help",
+            "a flow's own options are yaml files in conf/<group>/",
+        )
+    return False
+
+
+def answer(flow: str, words: list[str]) -> int:
+    """Hand the words to hydra.main over the flow's configuration; overrides as forgiving as in a run."""
+    import hydra  # 0.15 s: help and completion do without
+
+    from flows.cli.compose import _prepared as prepared
+    from flows.cli.compose import parameters
+
+    known = [*parameters(flow).model_fields, "pool", "tracker"]
+    ready = [
+        prepared(word, flow, known) if "=" in word and not word.startswith("-") else word for word in words
+    ]
+    before, sys.argv = sys.argv, [f"atelier {flow}", *ready]
+    try:
+        hydra.main(config_path=str(CONF), config_name=flow, version_base="1.3")(lambda config: None)()
+    except SystemExit as left:
+        return 2 if left.code else 0
+    finally:
+        sys.argv = before
+    return 0

@@ -1,0 +1,130 @@
+"""The loss picture of a report. Imports matplotlib; no window, no global state, so it may run on any thread."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito: told apart with any colour vision
+LEADER = "#1c1c1c"
+GREY = "#6b747b"
+
+
+def loss_png(
+    curves: Mapping[str, Sequence[Mapping[str, Any]]], *, controls: Mapping[str, str] | None = None, starts: Mapping[str, int] | None = None
+) -> bytes:
+    """Training loss (thin, smoothed), held-out loss (points), where students began; below it the students' distance to their controls."""
+    controls, starts = dict(controls or {}), dict(starts or {})
+    shown = {name: list(lines) for name, lines in curves.items() if lines}
+    gaps = {c: s for c, s in controls.items() if c in shown and s in shown and _gap(shown[s], shown[c])}
+    figure = Figure(figsize=(9.0, 6.6 if gaps else 5.0), dpi=150, layout="constrained")
+    if gaps:
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.25))
+    else:
+        top, bottom = figure.subplots(1, 1), None
+    colours = colours_of(list(shown), controls)
+    for name, lines in shown.items():
+        _draw(top, name, lines, colours[name], is_control=name in controls)
+    _mark_starts(top, starts, shown, colours, controls)
+    _crop(top, shown)
+    top.set_ylabel("loss (nats per token)")
+    lowest = bottom if bottom is not None else top
+    if bottom is not None:
+        _draw_gaps(bottom, gaps, shown, colours)
+    lowest.set_xlabel("step")
+    lowest.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    for axes in (top, *([bottom] if bottom is not None else [])):
+        axes.grid(color="#e4e7ea", linewidth=0.7)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    top.set_title("line: training, smoothed    dot: held-out    dashed: the same network without a teacher" if gaps else "", fontsize=9, color=GREY)
+    figure.legend(frameon=False, fontsize=10, loc="outside upper center", ncols=min(5, max(1, len(shown))))
+    target = io.BytesIO()
+    figure.savefig(target, format="png", facecolor="white")
+    return target.getvalue()
+
+
+def colours_of(names: Sequence[str], controls: Mapping[str, str]) -> dict[str, str]:
+    """Black for the first that is nobody's student or control, a colour for each other; a control has its student's."""
+    students = set(controls.values())
+    own = [name for name in names if name not in controls]
+    leader = next((name for name in own if name not in students), None) if len(own) > 1 else None
+    rest = [name for name in own if name != leader]
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(rest)}
+    if leader is not None:
+        colours[leader] = LEADER
+    return colours | {control: colours.get(student, GREY) for control, student in controls.items()}
+
+
+def _values(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    found = [(line["step"], line["values"][key]) for line in lines if line["values"].get(key) is not None]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def smooth(values: Sequence[float], span: float) -> list[float]:
+    """Exponential mean over about `span` values, unbiased at the beginning."""
+    keep, mean, weight, result = 1 - 1 / max(span, 1.0), 0.0, 0.0, []
+    for value in values:
+        mean = keep * mean + (1 - keep) * value
+        weight = keep * weight + (1 - keep)
+        result.append(mean / weight)
+    return result
+
+
+def _draw(axes: Axes, name: str, lines: Sequence[Mapping[str, Any]], colour: str, *, is_control: bool) -> None:
+    style = (0, (4, 2)) if is_control else "-"
+    steps, losses = _values(lines, "loss")
+    axes.plot(steps, smooth(losses, len(losses) / 50), color=colour, linestyle=style, linewidth=1.5, label=name)
+    steps, losses = _values(lines, "eval/loss")
+    axes.plot(
+        steps, losses, color=colour, linestyle="none", marker="o", markersize=4.5,
+        markerfacecolor="white" if is_control else colour, markeredgewidth=1.2,
+    )  # fmt: skip
+
+
+def _mark_starts(
+    axes: Axes, starts: Mapping[str, int], shown: Mapping[str, Any], colours: Mapping[str, str], controls: Mapping[str, str]
+) -> None:
+    """A dotted line where a student began to learn from its teacher; students that began together share one."""
+    together: dict[int, list[str]] = {}
+    for name, step in starts.items():
+        if step > 0 and name in shown and name not in controls:
+            together.setdefault(step, []).append(name)
+    for step, names in together.items():
+        axes.axvline(step, color=colours[names[0]] if len(names) == 1 else GREY, linestyle=":", linewidth=1.3)
+        text = f"{', '.join(names)} start{'s' if len(names) == 1 else ''} at {step}"
+        axes.annotate(
+            text, (step, 0.99), xycoords=("data", "axes fraction"), xytext=(-4, 0), textcoords="offset points", fontsize=9, rotation=90,
+            color=colours[names[0]] if len(names) == 1 else GREY, va="top", ha="right",
+        )  # fmt: skip
+
+
+def _crop(axes: Axes, shown: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Leave the first plunge out of the picture: the differences that matter come after it."""
+    low, high = [], []
+    for lines in shown.values():
+        _, losses = _values(lines, "loss")
+        _, looks = _values(lines, "eval/loss")
+        even = smooth(losses, len(losses) / 50) if losses else []
+        low += [min(even + looks)] if even or looks else []
+        high += [even[len(even) // 15]] if even else [max(looks)] if looks else []
+    if low and max(high) > min(low):
+        room = max(high) - min(low)
+        axes.set_ylim(min(low) - 0.06 * room, max(high) + 0.02 * room)
+
+
+def _gap(student: Sequence[Mapping[str, Any]], control: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """(step, held-out loss of the student minus the control's) where both were looked at."""
+    theirs = dict(zip(*_values(control, "eval/loss"), strict=True))
+    return [(s, v - theirs[s]) for s, v in zip(*_values(student, "eval/loss"), strict=True) if s in theirs]
+
+
+def _draw_gaps(axes: Axes, gaps: Mapping[str, str], shown: Mapping[str, Any], colours: Mapping[str, str]) -> None:
+    axes.axhline(0, color=GREY, linewidth=1.0)
+    for control, student in gaps.items():
+        points = _gap(shown[student], shown[control])
+        axes.plot([s for s, _ in points], [g for _, g in points], color=colours[student], marker="o", markersize=4, linewidth=1.5)
+    axes.set_ylabel("student − control\n(below 0: better)", fontsize=9)

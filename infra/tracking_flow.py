@@ -1,0 +1,90 @@
+"""The MLflow tracker in the words of a flow: nodes, roles and their segments, records."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from engine.spec.base import flatten
+from engine.spec.record import Record
+from engine.spec.trajectory import Part
+from engine.storage import join
+from infra.dag import Node
+from infra.manifests import comparable
+from infra.store import Store
+from infra.tracker import Tracker
+from infra.tracking_run import Followed, TaskHandle
+from infra.trajectory import segments
+
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+
+
+def tracking_uri(given: str, store: Store) -> str:
+    """The configured MLflow address, else $MLFLOW_TRACKING_URI, else a database in the store's folder."""
+    return given or os.environ.get("MLFLOW_TRACKING_URI", "") or f"sqlite:///{join(store.root, 'mlflow.db')}"
+
+
+class FlowTracker:
+    """One flow run and its tasks, trajectories and models in MLflow."""
+
+    def __init__(self, uri: str, store: Store, **about: Any) -> None:
+        self.store = store
+        self.tracker = Tracker(tracking_uri(uri, store), store, **about)
+        self._handles: dict[str, TaskHandle] = {}
+        self._flow_run = ""
+
+    @property
+    def urls(self) -> dict[str, str]:
+        return self.tracker.urls()
+
+    def link(self, **links: str) -> None:
+        """Other pages about this run, as tags."""
+        self.tracker.tag({f"atelier.{key}": value for key, value in links.items()})
+
+    def start_task(self, node: Node, is_reused: bool) -> TaskHandle | None:
+        if is_reused:
+            return None
+        self._handles[node.name] = self.tracker.start_task(node.name, node.task)
+        return self._handles[node.name]
+
+    def end_task(self, handle: TaskHandle | None, status: str) -> None:
+        if handle is not None:
+            self.tracker.end_task(handle, status)
+
+    @contextmanager
+    def following(self, node: Node, roles: dict[str, list[Part]]) -> Iterator[None]:
+        """The curves of the roles' trajectories while the block runs; their runs end as it ends."""
+        followed = [self._followed(node, role, parts) for role, parts in roles.items()]
+        following = self.tracker.follow(self._handles.get(node.name), followed)
+        try:
+            yield
+        except BaseException:
+            following.stop("KILLED")
+            raise
+        following.stop()
+
+    def _followed(self, node: Node, role: str, parts: list[Part]) -> Followed:
+        product = node.products[role]
+        params = {key: value for key, value in flatten(comparable(product)).items() if not key.startswith("horizon")}
+        teacher = str(node.config["roles"].get(role, {}).get("teacher", ""))
+        inputs = {name: fingerprint for name, (_, fingerprint) in node.inputs.items()}
+        return Followed(
+            segments=segments(self.store, parts),
+            role=role,
+            name=product.name,
+            params=params,
+            teacher=teacher,
+            inputs=inputs,
+        )
+
+    def record(self, record: Record) -> None:
+        self.tracker.record(record)
+
+    def register(self, name: str, record: Record, aliases: list[str]) -> str:
+        return self.tracker.register(record, aliases=aliases)
+
+    def report(self, record: Record, markdown: str, paths: list[str]) -> None:
+        self.tracker.report(record, markdown, paths)
+
+    def close(self, status: str) -> list[str]:
+        return self.tracker.close(STATUS[status])

@@ -1,0 +1,7 @@
+"""No test calls home."""
+
+import os
+
+os.environ.update(
+    MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true", PREFECT_SERVER_ANALYTICS_ENABLED="false", MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false"
+)  # fmt: skip

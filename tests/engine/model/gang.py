@@ -1,0 +1,35 @@
+"""One of two processes that initialise a model whose weights are sharded; run as a script by test_load.py."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from engine.model.load import build, initialise
+from engine.spec.model.gpt import GPT
+
+
+def main(meeting: str, rank: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    spec = GPT(num_layers=1, hidden=24, num_heads=2, vocab=33)
+    whole = build(spec)
+    initialise(whole, seed=5, name="role")
+    with torch.device("meta"):
+        sharded = build(spec)
+    fully_shard(sharded, mesh=mesh)
+    sharded.to_empty(device="cpu")
+    initialise(sharded, seed=5, name="role")
+    expected = dict(whole.named_parameters())
+    for name, weight in sharded.named_parameters():
+        if not isinstance(weight, DTensor) or not torch.equal(weight.full_tensor(), expected[name]):
+            sys.exit(f"{name} differs")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

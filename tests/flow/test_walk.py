@@ -1,0 +1,164 @@
+"""What a change of the configuration reruns, and what it does not: a walk through the life of an experiment."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from house import Atelier
+
+TINY = ("experiment=tiny", "tracker=none", "score.baselines=false")
+WALK = (*TINY, "train.steps=16", "train.checkpoint_every=4", "roles.student_a.start=8")
+STUDENT_B = ("+role@roles.student_b=student", "roles.student_b.start=8", "roles.student_b.optim.lr=1e-3")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("walk")
+
+
+@pytest.fixture
+def atelier(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Atelier]:
+    monkeypatch.setenv("ATELIER_ROOT", str(root))
+    monkeypatch.setenv("PREFECT_HOME", str(root / "prefect"))
+    yield Atelier(root, capsys)
+
+
+def test_the_first_run_makes_everything_and_the_second_starts_no_process(atelier: Atelier) -> None:
+    said = atelier("distill", *WALK)
+    assert said.code == 0, said.err
+    gangs = atelier.gangs()
+    assert gangs == ["curate", "learn_tokenizer", "encode", "train", "score"]
+    said = atelier("distill", *WALK)
+    assert said.code == 0, said.err
+    assert "nothing to do (7 reused)" in said.out
+    assert said.out.count(" reused ") == 7
+    assert atelier.gangs() == gangs
+
+
+def test_a_student_record_names_its_teacher_and_the_steps_it_learned_at(atelier: Atelier) -> None:
+    [student], [teacher] = atelier.records("model", "student_a"), atelier.records("model", "teacher")
+    assert student["parents"]["teacher"] == teacher["parents"]["trajectory"]
+    assert student["summary"]["teacher_steps"] == [8, 15]
+    assert student["summary"]["started_at"] == 8
+
+
+def test_a_changed_teacher_names_the_key_and_what_follows_from_it(atelier: Atelier) -> None:
+    plan = atelier.plan("distill", *WALK, "roles.teacher.model.num_layers=5")
+    states = {row["name"]: row["state"] for row in plan.rows}
+    assert {name for name, state in states.items() if state == "reuse"} == {
+        "curate",
+        "learn_tokenizer",
+        "encode",
+    }
+    reasons = {row["name"]: row["reasons"] for row in plan.rows}
+    assert reasons["train.teacher"] == [{"key": "roles.teacher.model.num_layers", "old": 4, "new": 5}]
+    assert reasons["train.student_a"] == [{"parent": "teacher"}]
+
+
+def test_a_changed_student_leaves_the_teacher_alone(atelier: Atelier) -> None:
+    states = atelier.states(
+        "distill", *WALK, "roles.student_a.optim.lr=5e-3", "roles.student_a.attach=replay"
+    )
+    assert states["train.teacher"] == "reuse" and states["train.student_a"] == "run"
+
+
+@pytest.mark.parametrize(
+    "change", ["parallel.shard=2", "train.checkpoint_every=5", "train.micro_batch=2", "pool.slots=4"]
+)
+def test_a_layout_invalidates_nothing(atelier: Atelier, change: str) -> None:
+    assert set(atelier.states("distill", *WALK, change).values()) == {"reuse"}
+
+
+def test_a_late_student_is_refused_with_the_costs_of_both_ways_out(atelier: Atelier) -> None:
+    gangs = atelier.gangs()
+    said = atelier("distill", *WALK, *STUDENT_B)
+    assert said.code == 2
+    assert (
+        "student_b" in said.err
+        and "replay" in said.err
+        and "frozen" in said.err
+        and "8 steps of the teacher" in said.err
+    )
+    assert atelier.gangs() == gangs
+
+
+def test_a_replayed_teacher_gives_its_digest_again_and_is_not_published_twice(atelier: Atelier) -> None:
+    before = atelier.records("model", "teacher")
+    said = atelier("distill", *WALK, *STUDENT_B, "roles.student_b.attach=replay")
+    assert said.code == 0, said.err
+    assert atelier.records("model", "teacher") == before
+    [student] = atelier.records("model", "student_b")
+    assert student["parents"]["teacher"] == before[0]["parents"]["trajectory"]
+    assert set(atelier.states("distill", *WALK, *STUDENT_B).values()) == {"reuse"}  # replay is not identity
+
+
+def test_a_frozen_teacher_makes_another_identity(atelier: Atelier) -> None:
+    args = (*WALK, *STUDENT_B, "roles.student_b.attach=frozen")
+    assert atelier.states("distill", *args)["train.student_b"] == "run"
+    said = atelier("distill", *args)
+    assert said.code == 0, said.err
+    assert len(atelier.records("model", "student_b")) == 2
+
+
+def test_a_longer_run_goes_on_from_the_trunk_of_its_wsd_schedule(atelier: Atelier) -> None:
+    longer = (*WALK, "train.steps=24")
+    rows = {row["name"]: row for row in atelier.plan("distill", *longer).rows}
+    assert rows["train.teacher"]["from_step"] == 12  # the decay of 16 steps began there
+    said = atelier("distill", *longer)
+    assert said.code == 0, said.err
+    assert "train: goes on from step 12" in said.out
+
+
+def test_a_longer_run_under_cosine_begins_again(atelier: Atelier) -> None:
+    cosine = (*TINY, "roles.student_a.start=4", "roles.teacher.optim.schedule.kind=cosine")
+    assert atelier("distill", *cosine, "train.steps=8", "train.checkpoint_every=4").code == 0
+    rows = {row["name"]: row for row in atelier.plan("distill", *cosine, "train.steps=12").rows}
+    assert rows["train.teacher"]["state"] == "run" and rows["train.teacher"]["from_step"] == 0
+
+
+def test_a_sweep_over_a_student_trains_its_teacher_once(atelier: Atelier) -> None:
+    seed = (*TINY, "train.steps=8", "train.checkpoint_every=4", "roles.student_a.start=4", "train.seed=7")
+    before = atelier.gangs().count("train")
+    said = atelier("distill", *seed, "-m", "roles.student_a.optim.lr=1e-3,2e-3,3e-3")
+    assert said.code == 0, said.err
+    assert "3 of 3 points finished" in said.out
+    assert atelier.gangs().count("train") == before + 1
+
+
+def test_a_control_is_the_same_thing_wherever_it_was_trained(atelier: Atelier) -> None:
+    """A role without a teacher has the same fingerprint beside a teacher, beside other controls, and alone."""
+    alone = {"objective": "lm", "teacher": "''", "start": "8", "seed_name": "student_a"}
+    controls = [f"roles.control.{key}={value}" for key, value in alone.items() if key != "objective"]
+    one = atelier.plan(
+        "distill", *WALK, "+role@roles.control=teacher", "model@roles.control.model=gpt_nano", *controls
+    )
+    ride = next(row["fingerprint"] for row in one.rows if row["name"] == "train.control")
+    two = atelier.plan(
+        "titan",
+        *WALK[:-1],
+        "roles.student_b.start=8",
+        "roles.student_a.start=8",
+        "roles.student_b.seed_name=student_a",
+    )
+    control = next(row["fingerprint"] for row in two.rows if row["name"] == "train.controls.student_b-alone")
+    assert ride == control
+
+
+def test_a_run_goes_on_under_another_layout(atelier: Atelier) -> None:
+    short = (*TINY, "optim.schedule.kind=constant", "train.checkpoint_every=4", "name=layouts")
+    assert atelier("pretrain", *short, "train.steps=8").code == 0
+    rows = {
+        row["name"]: row
+        for row in atelier.plan("pretrain", *short, "train.steps=12", "parallel.shard=2").rows
+    }
+    assert rows["train"]["from_step"] == 8
+    said = atelier("pretrain", *short, "train.steps=12", "parallel.shard=2")
+    assert said.code == 0, said.err
+    [model] = [record for record in atelier.records("model", "layouts") if record["identity"]["step"] == 12]
+    folder = atelier.root / "trajectory" / model["parents"]["trajectory"][:16] / "metrics"
+    by_attempt = {name.name.split("-")[1]: name for name in sorted(folder.iterdir())}
+    first = json.loads(by_attempt[max(by_attempt)].read_text().splitlines()[0])
+    assert len(by_attempt) == 2 and first["step"] == 9
