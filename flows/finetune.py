@@ -29,7 +29,12 @@ def finetune(init: str, finetune: Finetune, train: Train, parallel: Parallel, sc
     )
     named = {f"{parent.reference.name}/{key}": model for key, model in tuned.items()}
     scores = score_models(
-        {}, named, settings=score, tokens=parent.tokens, tokenizer=parent.tokenizer, labels=examples
+        {},
+        named,
+        settings=score.model_copy(update={"sequence": finetune.sequence}),
+        tokens=parent.tokens,
+        tokenizer=parent.tokenizer,
+        labels=examples,
     )
     report(named, scores, title="finetune")
     register({f"{parent.reference.name}-{finetune.labels.task}": tuned["pretrained-0"]}, scores)

@@ -55,14 +55,10 @@ def titan(
             parallel=parallel,
         ).items()
     }
-    scores = score_models(
-        {**models, **controls},
-        tuned,
-        settings=score,
-        tokens=text.tokens["main"],
-        tokenizer=text.tokenizer,
-        labels=examples,
-    )
+    held_out = {"tokens": text.tokens["main"], "tokenizer": text.tokenizer}
+    at_tuning = score.model_copy(update={"sequence": finetune.sequence})
+    scores = score_models({**models, **controls}, {}, settings=score, **held_out)
+    scores |= score_models({}, tuned, settings=at_tuning, **held_out, labels=examples, name="score.labels")
     teachers = {name: role.teacher for name, role in roles.items()}
     report(
         {**models, **controls, **tuned},

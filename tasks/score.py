@@ -66,7 +66,7 @@ def _product(
         }
         parents["tokens"] = tokens.fingerprint
     if labels is not None:
-        identity |= {"max_examples": settings.max_examples}
+        identity |= {"max_examples": settings.max_examples, "sequence": settings.sequence}
         parents["labels"] = labels.fingerprint
     origin = {field: f"score.{field}" for field in identity}
     return Product(

@@ -253,7 +253,8 @@ class Decoder(nn.Module):
         x_BTD = self.embed(batch["tokens_BT"])
         rope = None
         if self.spec.positions == "learned":
-            self._check_length(documents_BS.shape[1])
+            if "branches_BT" not in batch:  # options behind one prompt share positions: the row may be longer
+                self._check_length(documents_BS.shape[1])
             x_BTD = x_BTD + self.positions(batch["positions_BT"])
         else:
             exact = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32

@@ -58,7 +58,7 @@ def _line(place: Place, name: str) -> str:
     value: Any = place.value
     if value is None and place.field is not None and not place.field.is_required():
         value = place.field.default
-    now = "" if value in (None, "", {}, ()) else f" [{_written(value)}]"
+    now = "" if value in (None, "", {}, ()) else f" [{'required' if value == '???' else _written(value)}]"
     return row(name, f"{place.type_text():<14} {place.about}{now}", 42)
 
 

@@ -294,7 +294,7 @@ def test_blocks_compile_whole_and_once_for_all_layers() -> None:
     results = []
     for model in (plain, compiled):
         hidden = model(batch).hidden
-        hidden.square().mean().backward()
+        hidden.pow(3).sum().backward()  # a square's gradient is all but 0 behind a norm
         results.append((hidden, model.embed.weight.grad))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     for ours, theirs in zip(*results, strict=True):

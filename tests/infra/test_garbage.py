@@ -1,0 +1,197 @@
+"""gc removes what nothing needs, says why, and never touches what somebody needs or writes."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.artifact import Output
+from engine.spec.error import DamageError
+from engine.spec.record import Record, identify
+from engine.spec.trajectory import Part
+from engine.storage import join, write_bytes
+from infra.garbage import ATTEMPT_S, UNKNOWN_S, Collector, discard
+from infra.lease import Holder, take
+from infra.manifests import write_manifest
+from infra.store import Store, read_body
+from infra.trajectory import checkpoint_steps, give_birth
+
+LATER = time.time() + UNKNOWN_S + 60  # the collector's now: everything in the store is old by then
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def publish(store: Store, kind: str, name: str, run: str, parents: dict[str, str] | None = None, **identity: Any) -> Record:
+    parents = parents or {}
+    fp = identify(kind, 1, identity, parents)
+    payload = store.new_payload(kind, fp)
+    output = Output(payload)
+    output.add_bytes("data.bin", name.encode() * 100)
+    output.close({})
+    draft = Record(
+        kind=kind, name=name, fingerprint=fp, version=1, identity=identity, parents=parents, files=read_body(payload)[0],
+        provenance={"run": run},
+    )  # fmt: skip
+    return store.publish(draft, Holder.me())
+
+
+def manifest(store: Store, run: str, *records: Record, status: str = "finished", **more: Any) -> None:
+    tasks = [{"name": r.name, "kind": r.kind, "fingerprint": r.fingerprint, "parents": {}} for r in records]
+    write_manifest(store, {"id": run, "flow": "pretrain", "status": status, "tasks": tasks, "config": {}, **more})
+
+
+def trajectory(store: Store, name: str, run: str, steps: tuple[int, ...], parents: dict[str, str] | None = None, **identity: Any) -> str:
+    part = Part(start=0, end=steps[-1], identity={"seed_name": name} | identity, parents=parents or {})
+    give_birth(store, name, part, {"run": run})
+    for step in steps:
+        write_bytes(join(store.address("trajectory", part.fingerprint), "checkpoints", f"step-{step:08d}", "manifest.json"), b"{}" * 500)
+    return part.fingerprint
+
+
+def found(store: Store, **how: Any) -> dict[str, str]:
+    return {one.what: one.why for one in Collector(store, now=LATER, **how).find().waste}
+
+
+def gone_holder() -> dict[str, Any]:
+    return {**vars(Holder.me()), "pid": 2**22 + 1}
+
+
+def test_what_a_run_names_and_all_it_came_from_stays(store: Store) -> None:
+    corpus = publish(store, "corpus", "main", "run-1")
+    tokens = publish(store, "tokens", "main", "run-1", {"corpus": corpus.fingerprint})
+    manifest(store, "run-2", tokens)  # run-1 left no manifest; run-2 reused its tokens
+    assert found(store) == {}
+
+
+def test_what_no_run_names_goes_with_its_files_and_leaves_nothing_behind(store: Store) -> None:
+    kept = publish(store, "corpus", "kept", "run-1")
+    lost = publish(store, "corpus", "lost", "run-0", {}, other=1)
+    manifest(store, "run-1", kept)
+    [waste] = Collector(store, now=LATER).find().waste
+    assert waste.what.startswith("corpus lost") and "no run names it" in waste.why and waste.bytes > 400
+    assert discard(waste)
+    assert store.find("corpus", lost.fingerprint) is None
+    assert os.listdir(Path(store.root) / "corpus") == [kept.fingerprint[:16]]
+    assert store.check(kept) == []
+
+
+def test_a_forgotten_run_takes_with_it_what_only_it_needs(store: Store) -> None:
+    corpus = publish(store, "corpus", "shared", "run-1")
+    mine = publish(store, "tokens", "mine", "run-1", {"corpus": corpus.fingerprint})
+    other = publish(store, "tokens", "other", "run-2", {"corpus": corpus.fingerprint}, x=1)
+    manifest(store, "run-1", corpus, mine)
+    manifest(store, "run-2", other)
+    assert found(store) == {}
+    what = found(store, forget=["run-1"])
+    assert sorted(name.split(" ")[1] for name in what) == ["mine", "run-1"]
+
+
+def test_files_of_an_attempt_that_the_record_does_not_list_go_and_the_record_stays_whole(store: Store) -> None:
+    record = publish(store, "corpus", "main", "run-1")
+    manifest(store, "run-1", record)
+    stray = store.new_payload("corpus", record.fingerprint)
+    write_bytes(join(stray, "half.bin"), b"x" * 999)
+    [waste] = Collector(store, now=LATER).find().waste
+    assert waste.bytes == 999 and discard(waste)
+    assert not Path(stray).exists() and store.check(record) == []
+
+
+def test_an_unfinished_artifact_goes_only_when_it_is_old_and_nobody_writes_it(store: Store) -> None:
+    address = store.address("tokens", "ab" * 32)
+    write_bytes(join(address, "payload-00000000", "half.bin"), b"x")
+    assert Collector(store, now=time.time() + ATTEMPT_S / 2).find().waste == []
+    lease = take(address, Holder.me("encode"))
+    assert lease is not None
+    finding = Collector(store, now=LATER).find()
+    assert finding.waste == [] and "encode" in finding.left[0]
+    lease.release()
+    [waste] = Collector(store, now=LATER).find().waste
+    assert discard(waste) and not Path(address).exists()
+
+
+def test_what_is_taken_up_between_the_look_and_the_removal_stays(store: Store) -> None:
+    address = store.address("tokens", "ab" * 32)
+    write_bytes(join(address, "payload-00000000", "half.bin"), b"x")
+    [waste] = Collector(store, now=LATER).find().waste
+    lease = take(address, Holder.me("encode"))
+    assert lease is not None and not discard(waste)
+    assert Path(address, "payload-00000000", "half.bin").exists()
+
+
+def test_a_finished_training_keeps_its_newest_checkpoint_and_its_branch_points(store: Store) -> None:
+    trunk = trajectory(store, "teacher", "run-1", (8, 12, 16, 18))
+    branch = trajectory(store, "teacher", "run-1", (20, 24), {"trunk": trunk}, trunk_step=16)
+    model = publish(store, "model", "teacher", "run-1", {"trajectory": branch}, step=24)
+    address = store.address("trajectory", trunk)
+    write_bytes(join(address, "kept", "12"), b"")
+    manifest(store, "run-1", model)
+    for waste in Collector(store, now=LATER).find().waste:
+        assert discard(waste)
+    assert checkpoint_steps(address) == [12, 16, 18]
+    assert checkpoint_steps(store.address("trajectory", branch)) == [24]
+
+
+def test_a_stopped_training_keeps_every_checkpoint_as_long_as_its_run_is_known(store: Store) -> None:
+    tokens = publish(store, "tokens", "main", "run-0")
+    trajectory(store, "model", "run-1", (8, 16), {"tokens.main": tokens.fingerprint})
+    manifest(store, "run-1", status="stopped")
+    assert found(store) == {}
+    what = found(store, forget=["run-1"])
+    assert [name.split(" ")[0] for name in what] == ["tokens", "trajectory", "run"]
+
+
+def test_while_a_run_goes_on_no_artifact_goes_and_when_its_process_is_gone_its_scratch_does(store: Store) -> None:
+    publish(store, "corpus", "fresh", "run-1")
+    write_bytes(join(store.root, "scratch", "run-1", "000-curate", "run.json"), b"{}")
+    manifest(store, "run-1", status="running", holder=vars(Holder.me()))
+    finding = Collector(store, now=LATER).find()
+    assert finding.waste == [] and "run-1" in finding.left[0]
+    manifest(store, "run-1", status="running", holder=gone_holder())
+    assert sorted(name.split(" ")[0] for name in found(store)) == ["corpus", "scratch"]
+
+
+def test_a_run_without_a_manifest_counts_as_living_while_its_scratch_is_young(store: Store) -> None:
+    publish(store, "corpus", "fresh", "run-1")
+    write_bytes(join(store.root, "scratch", "run-1", "000-curate", "run.json"), b"{}")
+    assert Collector(store).find().waste == []
+    assert sorted(name.split(" ")[0] for name in found(store)) == ["corpus", "scratch"]
+
+
+def test_damage_is_looked_for_only_when_asked_and_its_removal_lets_the_artifact_be_made_again(store: Store) -> None:
+    record = publish(store, "corpus", "main", "run-1")
+    manifest(store, "run-1", record)
+    file = Path(store.address("corpus", record.fingerprint)) / record.files[0].path
+    file.write_bytes(b"y" + file.read_bytes()[1:])
+    assert found(store) == {}
+    [waste] = Collector(store, now=LATER).find(damaged=True).waste
+    assert waste.is_damage and "data.bin" in waste.why and "makes it again" in waste.why
+    assert discard(waste) and store.find("corpus", record.fingerprint) is None
+    assert publish(store, "corpus", "main", "run-2").fingerprint == record.fingerprint
+
+
+def test_a_record_that_cannot_be_read_is_damage_too(store: Store) -> None:
+    record = publish(store, "corpus", "main", "run-1")
+    manifest(store, "run-1", record)
+    address = Path(store.address("corpus", record.fingerprint))
+    for entry in (address / "log").iterdir():
+        entry.unlink()
+    (address / "record.json").write_text("{")
+    with pytest.raises(DamageError):
+        store.find("corpus", record.fingerprint)
+    assert found(store) == {}
+    [waste] = Collector(store, now=LATER).find(damaged=True).waste
+    assert discard(waste) and store.find("corpus", record.fingerprint) is None
+
+
+def test_a_removal_that_was_cut_off_is_finished_by_the_next(store: Store) -> None:
+    publish(store, "corpus", "main", "run-1")
+    write_bytes(join(store.root, "corpus", ".tmp-gc-00000000", "record.json"), b"{}")
+    manifest(store, "run-1", *store.records())
+    [waste] = Collector(store, now=LATER).find().waste
+    assert "cut off" in waste.why and discard(waste)
+    assert not (Path(store.root) / "corpus" / ".tmp-gc-00000000").exists()
