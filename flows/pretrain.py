@@ -3,6 +3,7 @@
 atelier pretrain model=gpt_nano train.steps=200
 """
 
+from engine.spec.base import parse
 from engine.spec.data import Data, Score, Tokenizer
 from engine.spec.parallel import Parallel
 from engine.spec.registry import Model, Objective, Optim
@@ -27,7 +28,7 @@ def pretrain(
     name: str = "model",
 ) -> None:
     text = corpus(data, tokenizer)
-    role = Role(model=model, objective=objective, optim=optim)
+    role = parse(Role, {"model": model, "objective": objective, "optim": optim}, "")
     models = train_roles(
         {"model": role},
         settings=train,

@@ -228,5 +228,3 @@ def _cell(head: str, text: str) -> str:
         return f"<td>{html.escape(text)}</td>"
     is_good = text.startswith("-") if head.startswith("loss") else text.startswith("+")
     return f'<td class={"good" if is_good else "bad"}>{html.escape(text.replace("-", "−"))}</td>'
-def terminal_table(content):
-    return "\n".join(str(r) for r in content.rows)

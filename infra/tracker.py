@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ADDRESS_S = 8.0
 CLOSE_S = 30.0
-REGISTER_S = 120.0
+REGISTER_S = 60.0
 
 
 class Tracker:
@@ -88,11 +88,6 @@ class Tracker:
         if not links.page or not self.mlflow_run:
             return {}
         return {"flow": links.run(self.scribe.experiment, self.mlflow_run), "compare": links.compare(self.scribe.experiment)}
-
-    def tag(self, tags: Mapping[str, str]) -> None:
-        """Tags of the flow's run that were not known when it began."""
-        values = dict(tags)
-        self._worker.put("tags", lambda backend: backend.tag(self.scribe.flow_run, values))
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """More tags for the flow's run and for everything that is written from now on."""

@@ -13,7 +13,6 @@ from infra.tracking_mlflow import Backend, Point
 from infra.tracking_page import model_page
 from infra.tracking_run import Followed, TaskHandle
 from infra.tracking_scribe import NOTE, Curve, Scribe, flat, is_number
-from infra.tracking_version import new_version, registered_name
 from infra.trajectory import checkpoint_steps
 
 EXTERNAL = "mlflow.model.isExternal"
@@ -233,7 +232,9 @@ class Models:
         if record.kind != "model":
             raise AtelierError(f"{record.kind} {record.name} cannot be registered: only models can")
         known = self.model(record)
-        name = registered_name(chosen)
+        from infra.tracking_version import new_version  # here: mlflow.pyfunc takes another second, and not every run registers
+
+        name = chosen.replace("/", "-").replace(":", "-")  # what MLflow refuses
         if known.get("name") != name:
             self.backend.picture(known["run"], to_svg(graph_of(self.index(record), record.fingerprint)))
             tags = {key: value for key, value in self.tags(record).items() if key != EXTERNAL and value}

@@ -7,26 +7,25 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from mlflow.exceptions import MlflowException
-from mlflow.models import Model
-from mlflow.models.signature import ModelSignature
-from mlflow.pyfunc import save_model  # type: ignore[reportPrivateImportUsage]  # the documented name
-from mlflow.types import DataType, ParamSchema, ParamSpec
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # advice of MLflow to itself
+    from mlflow.exceptions import MlflowException
+    from mlflow.models import Model
+    from mlflow.models.signature import ModelSignature
+    from mlflow.pyfunc import save_model  # type: ignore[reportPrivateImportUsage]  # the documented name
+    from mlflow.types import DataType, ParamSchema, ParamSpec
+
+    from infra.predictor import DEFAULTS
 
 from engine.artifact import Input
 from engine.spec.record import Record
 from engine.storage import is_local, local_path
 from infra.code import PROJECT, versions
-from infra.predictor import DEFAULTS
 from infra.store import RECORD, Store
 from infra.tracking_mlflow import Backend
 
 EXTERNAL = "mlflow.model.isExternal"
 NEEDED = ("torch", "numpy", "pydantic", "safetensors", "tokenizers", "fsspec")
-
-
-def registered_name(name: str) -> str:
-    return name.replace("/", "-").replace(":", "-")
 
 
 def new_version(

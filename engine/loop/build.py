@@ -12,6 +12,7 @@ from engine.artifact import Input
 from engine.loop.learner import Learner
 from engine.loop.member import Member, end_of
 from engine.model.load import build, initialise, read_model
+from engine.model.lora import apply as apply_lora
 from engine.optim.load import build as build_optimizer
 from engine.parallel import Gang, compile_blocks, compile_mode, shard, weight_dtype
 from engine.spec.error import ConfigError
@@ -35,6 +36,8 @@ def build_member(name: str, spec: MemberSpec, *, train: Train, house: House) -> 
     model = _initial_model(name, spec, train=train, house=house)
     if spec.mode == "frozen":
         model.requires_grad_(False)
+    else:
+        apply_lora(model, spec.role.trainable, seed=train.seed, name=spec.role.seed_name or name)
     root = Learner(model)
     flops = _flops(spec, train) / house.gang.world
     blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.artifact import Input, Output
 from engine.loop.member import Member
 from engine.model.load import WEIGHTS, model_files
+from engine.model.lora import adapter_files, merged_state
 from engine.parallel import whole
 from engine.spec.error import AtelierError
 
@@ -22,7 +23,16 @@ def finished_files(member: Member) -> dict[str, bytes]:
         full = whole(weight.detach())
         if member.gang.is_first:
             state[name] = full.cpu()
-    return model_files(state, member.role.model) if member.gang.is_first else {}
+    if not member.gang.is_first:
+        return {}
+    return model_files(merged_state(state, member.role.trainable), member.role.model) | _adapter(member, state)
+
+
+def _adapter(member: Member, state: dict[str, Tensor]) -> dict[str, bytes]:
+    """The trained additions alone, when the role was trained by low-rank additions."""
+    if member.role.trainable.kind != "lora":
+        return {}
+    return adapter_files(state, member.role.trainable, base=member.role.init)
 
 
 def check_digest(member: Member) -> None:

@@ -120,13 +120,7 @@ def _prepared(text: str, flow: str, known: list[str]) -> str:
 def _check_option(match: re.Match[str], text: str) -> None:
     group, value = match["key"].strip("/"), (match["rest"] or "=")[1:]
     found = options(group)
-    if (
-        match["mark"] != "~"
-        and value
-        and value != "null"
-        and value not in found
-        and not value.startswith("[")
-    ):
+    if match["mark"] != "~" and value not in found and not value.startswith("["):
         near = nearest(value, found)
         raise ConfigError(
             text,
@@ -152,10 +146,17 @@ def _explained(error: Exception) -> ConfigError:
     text = " ".join(lines[:2])
     missing = re.search(r"Missing mandatory value: (\S+)", text)
     if missing:
-        return ConfigError(missing[1], "a value is required", f"give {missing[1]}=<value>")
+        key = getattr(cause, "full_key", None) or missing[1]
+        return ConfigError(key, "a value is required", f"give {key}=<value>")
+    unreadable = getattr(error, "override", None)
+    if unreadable and "Ambiguous value" not in text:
+        reason = text.split(" See https")[0]
+        return ConfigError(
+            unreadable.lstrip("+"), f"cannot be read ({reason})", "quote special letters twice: 'key=\"a,b\"'"
+        )
     sweep = re.search(r"Ambiguous value for argument '([^']+)'", text)
     if sweep:
-        return ConfigError(sweep[1], "several values are a sweep", "add -m, or quote the value")
+        return ConfigError(sweep[1].lstrip("+").split("=")[0], "several values are a sweep", "add -m, or quote the value")
     return ConfigError("configuration", text, "`atelier list` shows what can be chosen")
 
 

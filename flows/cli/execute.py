@@ -18,6 +18,8 @@ from engine.spec.error import AtelierError, StoppedError
 from engine.storage import is_local, local_path
 from flows.cli.bodies import body
 from flows.cli.compose import Frozen
+from flows.cli.page import show_plan, show_report
+from flows.cli.plan import Plan
 from flows.cli.screen import Screen
 from flows.cli.work import work
 from infra.dag import Node, Reference, scheduling, stop_scheduling
@@ -93,7 +95,9 @@ def embed(root: str) -> None:
         os.environ["PREFECT_HOME"] = str(local_path(root) / "prefect")
 
 
-def run_flow(frozen: Frozen, store: Store, command: str, screen: Screen, sweep: str = "") -> Outcome:
+def run_flow(
+    frozen: Frozen, plan: Plan, store: Store, command: str, screen: Screen, sweep: str = ""
+) -> Outcome:
     """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop gangs at a checkpoint."""
     started = time.monotonic()
     outcome = Outcome(run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
@@ -128,7 +132,7 @@ def run_flow(frozen: Frozen, store: Store, command: str, screen: Screen, sweep: 
     manifest |= {"overrides": list(frozen.overrides), "sweep": sweep}
     with _stopping(house.stop, screen):
         try:
-            _in_prefect(frozen, house, outcome, started)
+            _in_prefect(frozen, plan, house, outcome, started)
         except StoppedError as error:
             outcome.failure = outcome.failure or error
         except KeyboardInterrupt:
@@ -175,7 +179,7 @@ def _stopping(stop: threading.Event, screen: Screen) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _in_prefect(frozen: Frozen, house: House, outcome: Outcome, started: float) -> None:
+def _in_prefect(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, started: float) -> None:
     embed(house.store.root)
     import prefect  # 1.5 s: plans, help and errors do without
     from prefect.task_runners import ThreadPoolTaskRunner
@@ -200,6 +204,7 @@ def _in_prefect(frozen: Frozen, house: House, outcome: Outcome, started: float) 
         outcome.prefect_s = time.monotonic() - started
         house.links["flow_run"] = str(flow_run.id)
         house.tracker.link(flow_run=str(flow_run.id))
+        show_plan(plan)
         scheduler = Submitting(submit)
         looking_in(house.store)
         token = scheduling(scheduler)
@@ -211,6 +216,7 @@ def _in_prefect(frozen: Frozen, house: House, outcome: Outcome, started: float) 
             _wait_for(scheduler, outcome)
         if outcome.failure is not None:
             raise outcome.failure
+        show_report(outcome.nodes, house)
 
     try:
         dag(frozen.document)

@@ -40,12 +40,12 @@ def _run(frozen: Frozen, command: str, sweep: str) -> tuple[Outcome, Store]:
     with Screen() as screen:
         totals = plan.document()["totals"]
         screen.line(
-            f"{frozen.flow}: {totals['tasks']} tasks, {totals['reuse']} artifacts to reuse, {totals['run']} to make "
-            f"  store {store.root}"
+            f"{frozen.flow}: {totals['tasks']} tasks, {totals['reuse']} artifacts to reuse, {totals['run']}"
+            f" to make   store {store.root}"
         )
         for note in plan.notes:
             screen.line(f"note: {note}")
-        return run_flow(frozen, store, command, screen, sweep), store
+        return run_flow(frozen, plan, store, command, screen, sweep), store
 
 
 def run_sweep(points: list[Frozen]) -> int:
@@ -82,7 +82,10 @@ def _ended(frozen: Frozen, outcome: Outcome, store: Store, *, is_last: bool = Tr
         _show(report, store, frozen, is_last=is_last)
     if outcome.nodes and len(outcome.reused) == len(outcome.nodes):
         print(f"nothing to do ({len(outcome.reused)} reused)")
-    print(f"{outcome.total_s:.1f} s: Prefect's start {outcome.prefect_s:.1f} s, ours {outcome.total_s - outcome.prefect_s:.1f} s")
+    print(
+        f"{outcome.total_s:.1f} s: Prefect's start {outcome.prefect_s:.1f} s, ours"
+        f" {outcome.total_s - outcome.prefect_s:.1f} s"
+    )
     return 0
 
 
@@ -109,7 +112,11 @@ def _show(report: Node, store: Store, frozen: Frozen, *, is_last: bool) -> None:
     if name:
         console.print(f"next     atelier generate {name} --prompt 'def '", soft_wrap=True)
         console.print(f"         atelier lineage {name}", soft_wrap=True)
-    console.print(f"         atelier plan {frozen.flow} {' '.join(frozen.overrides)} train.seed=2", soft_wrap=True)
+    console.print(
+        f"         atelier plan {frozen.flow} {' '.join(frozen.overrides)} train.seed=2", soft_wrap=True
+    )
     uri = frozen.tracker.get("kind") == "mlflow" and not frozen.tracker.get("uri")
     if uri:
-        console.print(f"         mlflow ui --backend-store-uri sqlite:///{store.root}/mlflow.db", soft_wrap=True)
+        console.print(
+            f"         mlflow ui --backend-store-uri sqlite:///{store.root}/mlflow.db", soft_wrap=True
+        )

@@ -69,19 +69,27 @@ def test_micro_batches_of_1_2_and_4_agree_to_1e_10_in_float64(tmp_path: Path) ->
             assert torch.allclose(weight, found[4][1][name], rtol=0, atol=1e-10)
 
 
-def stopped_and_again(house: House, make: Training, pause: float) -> int:
-    """Ask the training to stop after `pause` seconds, then run it again; returns how often it was stopped."""
-    for attempt in range(1, 20):
-        stop = StopRequest(house.folder)
-        timer = threading.Timer(pause, stop.ask)
-        timer.start()
+class AfterSteps(StopRequest):
+    """Asks to stop when the loop has looked so many times: once a step."""
+
+    def __init__(self, house: House, num_steps: int) -> None:
+        super().__init__(house.folder)
+        self._left = num_steps
+
+    @property
+    def is_asked(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+def stopped_and_again(house: House, make: Training, every: int) -> int:
+    """Stop the training after every so many steps and run it again, up to its end; returns how often it was stopped."""
+    for number in range(20):
         try:
-            house.train(make, stop=stop)
-            return attempt - 1
+            house.train(make, stop=AfterSteps(house, every))
+            return number
         except StoppedError:
             pass
-        finally:
-            timer.cancel()
     raise AssertionError("it does not get on")
 
 
@@ -89,7 +97,7 @@ def test_a_training_stopped_again_and_again_ends_with_the_bits_of_an_uninterrupt
     roles = {"teacher": role(shape=model(32, dropout=0.1)), "s": student(gate=0.02), "late": student(start=7)}
     how = train(24)
     house.train(house.training(roles, how))
-    assert stopped_and_again(other, other.training(roles, how), pause=0.7) >= 2
+    assert stopped_and_again(other, other.training(roles, how), every=5) == 4
     for name in roles:
         assert other.weights(name) == house.weights(name)
         assert other.curve(name) == house.curve(name)
@@ -158,7 +166,8 @@ def test_a_student_added_later_is_taught_by_a_replay_that_resumes(house: House, 
     digest = hashlib.sha256(house.weights("teacher")).hexdigest()
     replayed = house.member("teacher", spec, 16, mode="replay", output=False, digest=digest)
     again = house.training({"teacher": replayed, "s": student(start=4)}, how)
-    assert stopped_and_again(house, again, pause=0.5) >= 1
+    assert stopped_and_again(house, again, every=7) == 2
+    assert house.curve("s") == other.curve("s")
     assert house.weights("s") == other.weights("s")
 
 
@@ -190,8 +199,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(house: House, 
     assert first["resumed"] == 4 and file.name in first["damages"][0]
     other.train(other.training(roles, train(12)))
     for name in roles:
-        assert house.weights(name) == other.weights(name)
         assert values(house.curve(name)) == values(other.curve(name))
+        assert house.weights(name) == other.weights(name)
 
 
 def test_a_finished_role_that_nobody_needs_holds_nobody_back(house: House, capsys) -> None:

@@ -1,5 +1,6 @@
 """The command line: quick and light where a person waits, true to what Hydra and the store say."""
 
+import io
 import json
 import os
 import resource
@@ -280,7 +281,7 @@ def test_gc_asks_and_takes_no_answer_for_a_no(root: Path, capsys: pytest.Capture
     scratch.mkdir(parents=True)
     (scratch / "rank0.out").write_text("x" * 1000)
     write_manifest(store, {"id": "run-1", "status": "finished", "tasks": []})
-    monkeypatch.setattr("sys.stdin", open(os.devnull))
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     assert run(["gc"]) == 0
     out = capsys.readouterr().out
     assert "scratch of run run-1" in out and "1 k" in out and "[y/N]" in out and "nothing was removed" in out

@@ -158,9 +158,9 @@ def test_one_query_finds_students_corpora_checkpoints_and_scores(root: Path) -> 
     inputs = {(i.tags[0].value, i.dataset.source_type): i.dataset.digest for i in student.inputs.dataset_inputs}
     assert inputs[("training", "corpus")] == made["corpus"].fingerprint[:36]
     assert inputs[("training", "tokens")] == made["tokens"].fingerprint[:36]
-    [checkpoint] = models(root, "params.role = 'student_b' AND params.step = '200' AND tags.`atelier.kind` = 'checkpoint'")
-    assert {m.key: (m.value, m.step) for m in checkpoint.metrics or []} == {"checkpoint/eval_loss": (4.1 - 1.0 + 0.2, 200)}
-    assert checkpoint.tags["atelier.url"].endswith("checkpoints/step-00000200")
+    [checkpoint] = models(root, "params.role = 'student_b' AND params.step = '400' AND tags.`atelier.kind` = 'checkpoint'")
+    assert {m.key: (m.value, m.step) for m in checkpoint.metrics or []} == {"checkpoint/eval_loss": (pytest.approx(2.3), 400)}
+    assert checkpoint.tags["atelier.url"].endswith("checkpoints/step-00000400")
     [scored] = models(root, "metrics.`score/bits_per_byte` < 1.8 AND tags.`atelier.kind` = 'model'")
     assert scored.tags["atelier.fingerprint"] == made["student_a"].fingerprint
     [main] = models(root, "tags.`atelier.role` = 'teacher' AND tags.`atelier.kind` = 'model'")
@@ -210,25 +210,21 @@ def test_what_mlflow_knows_is_not_written_again_even_when_the_marks_are_lost(roo
     assert contents(root) == before
 
 
-def test_a_new_database_under_an_old_store_gets_curves_and_checkpoints_too(root: Path, empty_database: Path) -> None:
+def test_a_new_database_under_an_old_store_gets_curves_and_checkpoints_too(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     made = family(root)
     first = tracker(root)
     publish_all(first, made)
     assert first.close() == []
     before = contents(root)
-    shutil.copy(empty_database, root / "mlflow.db")
-    mlflow = MlflowClient(tracking_uri=f"sqlite:///{root}/other.db")  # another database by its own time of birth
-    mlflow.get_experiment("0")
-    tracked = Tracker(f"sqlite:///{root}/other.db", made.shelf.store, flow="demo", command="atelier", run_id="run-2", config={})
+    other = tmp_path_factory.mktemp("other")
+    tracked = Tracker(uri(other), made.shelf.store, flow="demo", command="atelier", run_id="run-2", config={})
     for record in made.records.values():
         tracked.record(record)
     assert tracked.close() == []
-    (root / "mlflow.db").unlink()
-    (root / "other.db").rename(root / "mlflow.db")
-    after = contents(root)
+    after = contents(other)
     assert {k: after[k] for k in ("runs", "models")} == {k: before[k] for k in ("runs", "models")}
-    [run] = runs(root, "tags.`atelier.role` = 'student_a' AND tags.`atelier.kind` = 'trajectory'")
-    assert run.info.status == "FINISHED" and len(steps(root, run, "loss")) == 250
+    [run] = runs(other, "tags.`atelier.role` = 'student_a' AND tags.`atelier.kind` = 'trajectory'")
+    assert run.info.status == "FINISHED" and steps(other, run, "eval/loss") == [150, 200, 250, 300, 350, 400]
 
 
 def test_a_checkpoint_that_was_removed_is_no_longer_found(root: Path) -> None:
@@ -280,24 +276,24 @@ def test_a_tracker_without_a_server_costs_nothing_and_says_what_is_missing(tmp_p
     assert "the curve of model" in problems[-1]
 
 
-def test_a_store_that_comes_back_gets_everything(root: Path) -> None:
+def test_a_store_that_comes_back_gets_everything(root: Path, empty_database: Path) -> None:
     shelf = Shelf(Store(str(root)))
     segment = shelf.trajectory("model", DATA)
     shelf.metrics(segment, range(1, 31))
-    away = root / "away.db"
-    (root / "mlflow.db").rename(away)
-    (root / "mlflow.db").mkdir()  # cannot be opened as a database
-    tracked = tracker(root)
+    place = root / "away"
+    place.write_text("a file where the database's folder should be")
+    tracked = Tracker(uri(place), shelf.store, flow="demo", command="atelier", run_id="run-1", config={})
     follow_once(tracked, segment)
     deadline = time.monotonic() + 30
     while not tracked.trouble and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert tracked.trouble
-    (root / "mlflow.db").rmdir()
-    away.rename(root / "mlflow.db")
+    assert "File exists" in tracked.trouble
+    place.unlink()
+    place.mkdir()
+    shutil.copy(empty_database, place / "mlflow.db")
     assert tracked.close() == []
-    [run] = runs(root, "tags.`atelier.kind` = 'trajectory'")
-    assert steps(root, run, "loss") == list(range(1, 31)) and run.info.status == "FINISHED"
+    [run] = runs(place, "tags.`atelier.kind` = 'trajectory'")
+    assert steps(place, run, "loss") == list(range(1, 31)) and run.info.status == "FINISHED"
 
 
 class Flaky:

@@ -1,0 +1,43 @@
+"""What every result carries: machine, versions, command, numbers; printed and kept in benchmarks/results."""
+
+import json
+import os
+import platform
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def about() -> dict[str, Any]:
+    cpu = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0] if names else cpu
+    found = {}
+    for library in ("torch", "prefect", "mlflow", "hydra-core", "numpy", "tokenizers"):
+        try:
+            found[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "versions": found,
+        "command": "python " + " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def keep(name: str, numbers: dict[str, Any]) -> None:
+    """Print the numbers with the machine and write results/<name>.json."""
+    RESULTS.mkdir(exist_ok=True)
+    document = {"benchmark": name, "machine": about(), "numbers": numbers}
+    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document, indent=1))

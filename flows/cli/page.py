@@ -1,0 +1,63 @@
+"""What the Prefect page of a run shows: the plan as a table, and at the end the report with its picture."""
+
+import base64
+from typing import Any
+
+from engine.storage import join, read_bytes
+from flows.cli.plan import Plan, text_of
+from infra.dag import Node
+from infra.house import House
+from infra.store import Store
+
+
+def show_plan(plan: Plan) -> None:
+    """The plan as a table artifact of the running Prefect flow."""
+    from prefect.artifacts import create_table_artifact  # Prefect is imported by then; plans alone do without
+
+    rows = [
+        {
+            "artifact": row["name"],
+            "kind": row["kind"],
+            "state": row["state"],
+            "why": "; ".join(text_of(reason) for reason in row["reasons"]),
+            "fingerprint": row["fingerprint"][:16],
+            "parameters": row["params"] or "",
+        }
+        for row in plan.rows
+    ]
+    totals = plan.document()["totals"]
+    create_table_artifact(
+        table=rows, key="plan", description=f"{totals['reuse']} artifacts to reuse, {totals['run']} to make"
+    )
+
+
+def show_report(nodes: list[Node], house: House) -> None:
+    """The report on the flow's Prefect page and in its MLflow run."""
+    from prefect.artifacts import create_markdown_artifact  # as above
+
+    found = report_files(nodes, house.store)
+    if found is None:
+        return
+    record, folder, paths = found
+    text = read_bytes(join(folder, paths["report.md"])).decode()
+    house.tracker.report(record, text, [join(folder, path) for path in paths.values()])
+    if "loss.png" in paths:
+        picture = base64.b64encode(read_bytes(join(folder, paths["loss.png"]))).decode()
+        text = text.replace("(loss.png)", f"(data:image/png;base64,{picture})")
+    text = text.replace("## Lineage\n\n![lineage](lineage.svg)", "")
+    create_markdown_artifact(
+        markdown=text, key="report", description=f"{record.name}: results, curves, samples"
+    )
+
+
+def report_files(nodes: list[Node], store: Store) -> tuple[Any, str, dict[str, str]] | None:
+    """The run's report: its record, its address and its files by name; None when the flow makes none."""
+    node = next((node for node in nodes if node.task == "report"), None)
+    if node is None:
+        return None
+    product = node.products["report"]
+    record = store.find(product.kind, product.fingerprint)
+    if record is None:
+        return None
+    paths = {file.path.rsplit("/", 1)[-1]: file.path for file in record.files}
+    return record, store.address(product.kind, product.fingerprint), paths
