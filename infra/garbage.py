@@ -1,7 +1,7 @@
-"""What nothing needs any more, and why: found by reading the store alone, removed in a way that a kill at any moment leaves no half artifact.
+"""What nothing needs any more, and why. A kill at any moment of its removal leaves no half artifact.
 
-Needed is what a run's manifest names, what a running flow has made, and all that these came from. While a run goes on, what it may
-be about to read is not known to the end: then only scratch and stray attempts go.
+Needed is what a run's manifest names, what a running flow has made, and all that these came from. While a run
+goes on, what it may be about to read is not known: then only scratch and stray attempts go.
 """
 
 import threading
@@ -23,13 +23,15 @@ from infra.store import RECORD, SHORT, Store
 from infra.trajectory import checkpoint_steps
 
 PAYLOAD = "payload-"
-UNKNOWN_S = 24 * 3600.0  # a run without a manifest may still be going on: it is left alone until its files are this old
+UNKNOWN_S = (
+    24 * 3600.0
+)  # a run without a manifest may still be going on: it is left alone until its files are this old
 ATTEMPT_S = 3600.0  # an unfinished write without a lease is left alone for this long
 
 
 @dataclass(frozen=True)
 class Waste:
-    """One thing that may go: a file or folder, why, and its size. `address` is the artifact to lock while a part of it goes."""
+    """One thing that may go, why, and its size. `address` is the artifact to lock meanwhile."""
 
     url: str
     what: str
@@ -63,7 +65,7 @@ class Collector:
         self.needed = self._needed()
 
     def find(self, *, damaged: bool = False) -> Finding:
-        """Everything that may go; with `damaged` also what differs from its digest (reads every byte of the store)."""
+        """Everything that may go; with `damaged` also what differs from its digest (reads every byte)."""
         if self.living:
             runs = ", ".join(sorted(self.living))
             self.left.append(f"artifacts and checkpoints, because a run goes on that may read them ({runs})")
@@ -112,7 +114,11 @@ class Collector:
     def _needed(self) -> set[str]:
         """Fingerprints of artifacts and trajectories that runs name, with everything they came from."""
         kept_runs = (set(self.manifests) - self.forget) | self.living
-        first = {task["fingerprint"] for run in kept_runs & set(self.manifests) for task in self.manifests[run].get("tasks", [])}
+        first = {
+            task["fingerprint"]
+            for run in kept_runs & set(self.manifests)
+            for task in self.manifests[run].get("tasks", [])
+        }
         everything = [*self.records.values(), *self.births.values()]
         first |= {one.fingerprint for one in everything if one.provenance.get("run") in self.living}
         finished = {r.parents.get("trajectory") for r in self.records.values() if r.kind == "model"}
@@ -121,7 +127,9 @@ class Collector:
         parents: dict[str, list[str]] = {}
         for one in everything:
             parents.setdefault(one.fingerprint, []).extend(one.parents.values())
-        for run in kept_runs & set(self.manifests):  # what a run names may be unfinished: then its manifest knows the parents
+        for run in kept_runs & set(
+            self.manifests
+        ):  # what a run names may be unfinished: then its manifest knows the parents
             for task in self.manifests[run].get("tasks", []):
                 parents.setdefault(task["fingerprint"], []).extend(task.get("parents", {}).values())
         needed, waiting = set(first), list(first)
@@ -143,9 +151,16 @@ class Collector:
                     continue
                 if record is None:
                     if self._age(address) > ATTEMPT_S:
-                        yield self._waste(address, f"{kind} {short[:8]}", "an attempt that was cut off", address)
+                        yield self._waste(
+                            address, f"{kind} {short[:8]}", "an attempt that was cut off", address
+                        )
                 elif record.fingerprint not in self.needed and not self.living:
-                    yield self._waste(address, f"{kind} {record.name} {short[:8]}", "no run names it, and nothing came of it", address)
+                    yield self._waste(
+                        address,
+                        f"{kind} {record.name} {short[:8]}",
+                        "no run names it, and nothing came of it",
+                        address,
+                    )
                 else:
                     yield from self._payloads(address, record)
 
@@ -154,11 +169,15 @@ class Collector:
         for name in names(address):
             if name.startswith(PAYLOAD) and name not in listed:
                 what = f"{record.kind} {record.name} {record.fingerprint[:8]}/{name}"
-                yield self._waste(join(address, name), what, "files of an attempt that its record does not list")
+                yield self._waste(
+                    join(address, name), what, "files of an attempt that its record does not list"
+                )
 
     def _trajectories(self) -> Iterator[Waste]:
         models = [record for record in self.records.values() if record.kind == "model"]
-        ends = {record.parents.get("trajectory", ""): int(record.identity.get("step", 0)) for record in models}
+        ends = {
+            record.parents.get("trajectory", ""): int(record.identity.get("step", 0)) for record in models
+        }
         trunks = {birth.parents["trunk"] for birth in self.births.values() if "trunk" in birth.parents}
         for short in self._folders("trajectory"):
             address = join(self.store.root, "trajectory", short)
@@ -180,21 +199,36 @@ class Collector:
         steps = checkpoint_steps(address)
         kept = {int(name) for name in names(join(address, "kept")) if name.isdigit()}
         fingerprint = self.births[address].fingerprint
-        kept |= {int(b.identity.get("trunk_step", 0)) for b in self.births.values() if b.parents.get("trunk") == fingerprint}
+        kept |= {
+            int(b.identity.get("trunk_step", 0))
+            for b in self.births.values()
+            if b.parents.get("trunk") == fingerprint
+        }
         for step in steps[:-1]:
             if step not in kept:
                 url = join(address, "checkpoints", f"step-{step:08d}")
-                yield self._waste(url, f"{what}, step {step}", "its model is finished; newer checkpoints and branch points stay", address)
+                yield self._waste(
+                    url,
+                    f"{what}, step {step}",
+                    "its model is finished; newer checkpoints and branch points stay",
+                    address,
+                )
 
     def _scratch(self) -> Iterator[Waste]:
         for run in names(join(self.store.root, "scratch")):
             if run not in self.living:
                 status = self.manifests.get(run, {}).get("status", "was cut off")
-                yield self._waste(join(self.store.root, "scratch", run), f"scratch of run {run}", f"the run has ended ({status})")
+                yield self._waste(
+                    join(self.store.root, "scratch", run),
+                    f"scratch of run {run}",
+                    f"the run has ended ({status})",
+                )
         if is_local(self.store.root):
             for path in sorted(local_path(self.store.root).glob(f"*/{TEMPORARY}*")):
                 if self.now - path.stat().st_mtime > ATTEMPT_S:
-                    yield self._waste(str(path), f"{path.parent.name}/{path.name}", "a write or a removal that was cut off")
+                    yield self._waste(
+                        str(path), f"{path.parent.name}/{path.name}", "a write or a removal that was cut off"
+                    )
 
     def _forgotten(self) -> Iterator[Waste]:
         for run in sorted(self.forget & set(self.manifests) - self.living):
@@ -211,7 +245,7 @@ class Collector:
             kind, short = address.rsplit("/", 2)[-2:]
             what = f"{kind} {record.name} {short[:8]}" if record else f"{kind} {short[:8]}"
             if not self._is_held(address, what):
-                why = f"DAMAGED: {damage.removeprefix(address).lstrip('/')}; the next run that needs it makes it again"
+                why = f"DAMAGED: {damage.removeprefix(address).lstrip('/')}; the next run makes it again"
                 yield self._waste(address, what, why, address, is_damage=True)
 
     def _waste(self, url: str, what: str, why: str, address: str = "", *, is_damage: bool = False) -> Waste:
@@ -241,7 +275,7 @@ def holder_of(address: str) -> Holder | None:
 
 
 def discard(waste: Waste) -> bool:
-    """Remove it; False when somebody has taken it up meanwhile. An address goes by one rename, so it is there or not, never half."""
+    """Remove it by one rename; False when somebody has taken it up meanwhile."""
     if not waste.address:
         remove(waste.url)
         return True

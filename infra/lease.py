@@ -3,7 +3,8 @@ fence.
 
 `take` and `release` hand the right to write around; `publish` ends it: the first one published wins, for
 good. A holder proves life by a counter file; whoever waits judges its silence by a clock of its own, so no
-clock jump steals a lease.
+clock jump steals a lease. The counter file also names the processes that write on its behalf: a dead holder is
+gone only when they are.
 """
 
 import json
@@ -11,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,11 @@ class Holder:
         """True when this holder was a process of this very host and is no more; False when alive or not to be
         known from here.
         """
-        if self.host != socket.gethostname() or self.boot != _boot():
-            return False
-        return _started(self.pid) != self.started
+        return self.is_here() and _started(self.pid) != self.started
+
+    def is_here(self) -> bool:
+        """True when it is or was a process of this very host, since its last start."""
+        return self.host == socket.gethostname() and self.boot == _boot()
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" + (f" ({self.what})" if self.what else "")
@@ -120,6 +123,7 @@ class Log:
         )
 
     def beat(self, fence: int) -> str:
+        """The holder's sign of life: a counter, and `pid:start` of each process that writes for it."""
         try:
             return read_bytes(join(self.folder, f"beat-{fence:06d}")).decode()
         except FileNotFoundError:
@@ -133,11 +137,18 @@ class Lease:
         self.log, self.fence, self.holder = log, fence, holder
         self._count = 0
         self._renewed = time.monotonic()
+        self._writers = ""
 
     def renew(self) -> None:
         self._count += 1
-        write_bytes(join(self.log.folder, f"beat-{self.fence:06d}"), str(self._count).encode())
+        sign = f"{self._count}{self._writers}"
+        write_bytes(join(self.log.folder, f"beat-{self.fence:06d}"), sign.encode())
         self._renewed = time.monotonic()
+
+    def name_writers(self, pids: Iterable[int]) -> None:
+        """Let `pids` write on this holder's behalf: should it die, nobody takes over while they live."""
+        self._writers = "".join(f" {pid}:{_started(pid) or ''}" for pid in pids)
+        self.renew()
 
     def is_expired(self, expiry_s: float = EXPIRY_S) -> bool:
         """True when it could not be renewed for so long that others may have judged it dead."""
@@ -181,7 +192,7 @@ def take(
             sign = f"{last.number} {log.beat(last.number)}"
             if sign != seen:
                 seen, since = sign, time.monotonic()
-            free = other.is_gone() or time.monotonic() - since > expiry_s
+            free = (other.is_gone() and not _have_writers(sign)) or time.monotonic() - since > expiry_s
             if not free and not told:
                 on_wait(f"{address} is being written by {other}; waiting for it (Ctrl-C leaves it running)")
                 told = True
@@ -194,6 +205,12 @@ def take(
             raise StoppedError("stopped while waiting for a lease")
         if stopped is None and not free:
             time.sleep(POLL_S)
+
+
+def _have_writers(sign: str) -> bool:
+    """Whether a process named in the beat of a holder of this host is still there."""
+    named = [word.split(":") for word in sign.split()[2:]]
+    return any(_started(int(pid)) == started for pid, started in named)
 
 
 class Renewal:

@@ -95,7 +95,7 @@ class Models:
             return experiment, run_id
         segments = trajectory_segments(self.store, trajectory, int(record.summary.get("step", 0)))
         followed = Followed(
-            segments=segments, role=self._role(record), teacher=str(record.summary.get("teacher", "")), name=self._role(record)
+            segments=segments, role=self._role(record), teacher=self._teacher(record), name=self._role(record)
         )  # fmt: skip
         curve = Curve(self.scribe, followed, len(segments) - 1, task)
         curve.poll()
@@ -105,6 +105,11 @@ class Models:
         self.checkpoints(curve)
         return curve.experiment, curve.run_id
 
+    def _teacher(self, record: Record) -> str:
+        """The teacher's name; '' without one."""
+        birth = read_birth(self.store, record.parents["teacher"]) if "teacher" in record.parents else None
+        return str(record.summary.get("teacher") or (birth.name if birth else ""))
+
     def _role(self, record: Record) -> str:
         return str(record.summary.get("role", record.name))
 
@@ -113,7 +118,7 @@ class Models:
         steps = record.summary.get("teacher_steps")
         return self.scribe.about.common() | {
             "atelier.kind": record.kind, "atelier.fingerprint": record.fingerprint, "atelier.role": self._role(record),
-            "atelier.trajectory": record.parents.get("trajectory", ""), "atelier.teacher": str(record.summary.get("teacher", "")),
+            "atelier.trajectory": record.parents.get("trajectory", ""), "atelier.teacher": self._teacher(record),
             "atelier.teacher_trajectory": record.parents.get("teacher", ""),
             "atelier.teacher_steps": f"{steps[0]}-{steps[1]}" if steps else "",
             "atelier.url": self.store.address(record.kind, record.fingerprint), EXTERNAL: "true",

@@ -38,16 +38,15 @@ def build_member(name: str, spec: MemberSpec, *, train: Train, house: House) -> 
         model.requires_grad_(False)
     else:
         apply_lora(model, spec.role.trainable, seed=train.seed, name=spec.role.seed_name or name)
-    root = Learner(model)
     flops = _flops(spec, train) / house.gang.world
-    blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
     is_compiled = compile_mode(house.layout, flops=flops, device=house.gang.device) == "block"
+    blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
     if is_compiled:
         compile_blocks(blocks)
+    root = Learner(model, is_compiled=is_compiled)
     shard(root, blocks, gang=house.gang, layout=house.layout, precision=train.precision)
     root.train(spec.mode != "frozen")
     member = Member(name, spec, root=root, gang=house.gang, precision=train.precision, seed=train.seed)
-    member.is_compiled = is_compiled
     if spec.mode != "frozen":
         member.optimizer = build_optimizer(spec.role.optim, model.named_parameters())
         member.prime_optimizer()

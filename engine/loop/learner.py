@@ -3,15 +3,11 @@
 B rows, T tokens, D hidden, V vocab
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from engine.objective.chunked import TeacherSide, objective_sums
-from engine.spec.base import Spec
-
-Mix = Mapping[str, tuple[Spec, float]]  # objective by name, with its share
+from engine.objective.chunked import Mix, TeacherSide, objective_sums
 
 
 class Forward(NamedTuple):
@@ -24,12 +20,13 @@ class Forward(NamedTuple):
 class Learner(nn.Module):
     """forward(batch) -> objectives, inside the root's forward: only there is a sharded head whole."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, is_compiled: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.is_compiled = model, is_compiled
 
     def forward(self, batch: dict[str, Tensor], mix: Mix, teacher: TeacherSide | None) -> Forward:
         hidden_BTD = self.model(batch).hidden
         head_weight_VD: Tensor = self.model.head_weight  # type: ignore[assignment]
-        total, sums = objective_sums(hidden_BTD, head_weight_VD, batch["labels_BT"], dict(mix), teacher)
+        labels_BT = batch["labels_BT"]
+        total, sums = objective_sums(hidden_BTD, head_weight_VD, labels_BT, mix, teacher, compiled=self.is_compiled)
         return Forward(total, sums, hidden_BTD.detach(), head_weight_VD.detach())

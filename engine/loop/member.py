@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.loop.gate import Gate
-from engine.loop.learner import Forward, Learner, Mix
-from engine.objective.chunked import TeacherSide
+from engine.loop.learner import Forward, Learner
+from engine.objective.chunked import Mix, TeacherSide
 from engine.optim.load import set_lr
 from engine.parallel import Gang, Precision, arithmetic
 from engine.spec.base import Spec
@@ -31,7 +31,6 @@ class Member:
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
         self.stored_step = -1  # the step of its newest checkpoint that this process read or began to write
-        self.is_compiled = False
         self.optimizer: torch.optim.Optimizer | None = None
         self.gate = Gate(spec.role.gate, self.start) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0

@@ -95,7 +95,7 @@ class Loop:
         self.held_out = HeldOut(windows, num_windows=self.train.eval_sequences, micro_batch=micro_batch, gang=self.gang)
         damages = {"damages": where.damages} if where.damages else {}
         self.report.say(resumed=self.begin, **damages)
-        compiled = [member.name for member in self.order if member.is_compiled]
+        compiled = [member.name for member in self.order if member.root.is_compiled]
         self.report.say(
             layout={
                 "ranks": self.gang.world,

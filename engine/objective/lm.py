@@ -19,6 +19,8 @@ def token_gradient(
     labels_N1 = labels_N[:, None]
     log_q_NV = logits_NV.log_softmax(1)
     loss_N = -log_q_NV.gather(1, labels_N1)[:, 0]
-    return loss_N, log_q_NV.exp_().scatter_add_(
-        1, labels_N1, torch.full_like(labels_N1, -1.0, dtype=log_q_NV.dtype)
-    )
+    if torch.compiler.is_compiling():
+        # no scatter: torch 2.13 loses it where it fuses this gradient with another objective's
+        is_label_NV = torch.arange(logits_NV.shape[1], device=logits_NV.device) == labels_N1
+        return loss_N, log_q_NV.exp() - is_label_NV.to(log_q_NV.dtype)
+    return loss_N, log_q_NV.exp_().scatter_add_(1, labels_N1, torch.full_like(loss_N, -1.0)[:, None])

@@ -19,6 +19,6 @@ def build(spec: Spec, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.o
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """The learning rate of the next step, for every group."""
+    """The learning rate of the next step, for every group in its own proportion."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("scale", 1.0)

@@ -25,6 +25,16 @@ ABSENT: dict[str, dict[str, Any]] = {
     "LM": {"weight": 1.0},
     "Logits": {"weight": 0.5, "temperature": 1.0},
     "AdamW": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0},
+    "Muon": {
+        "matrix_lr": 0.02,
+        "momentum": 0.95,
+        "iterations": 5,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "clip": 1.0,
+    },
     "Schedule": {"warmup": 0, "floor": 0.0},
     "Trainable": {
         "kind": "full",

@@ -1,4 +1,4 @@
-"""The errors a user sees: what is wrong, where, and the way out. Torch-free, and light: typing errors are answered from here."""
+"""The errors a user sees: what is wrong, where, and the way out. Imports nothing heavy."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What can be chosen, read from flows/ and conf/ as text: for help, completion and lists, which cannot wait for Hydra."""
+"""What can be chosen, read from flows/ and conf/ as text: help and completion cannot wait for Hydra."""
 
 import ast
 import importlib
@@ -69,7 +69,7 @@ class Choice:
 
 @dataclass
 class Shape:
-    """A flow's configuration as its defaults lists and yaml files give it, with the groups chosen in `words` of a command line."""
+    """A flow's configuration as defaults lists and yaml files give it, with the groups chosen in `words`."""
 
     flow: str
     words: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def merge(document: dict[str, Any], package: str, content: dict[str, Any]) -> No
 
 @cache
 def parameters(flow: str) -> dict[str, Any]:
-    """The flow's parameters and settings with their types, from its source: only the specs it names are imported."""
+    """The flow's parameters and settings with their types; only the specs that it names are imported."""
     tree = ast.parse((PROJECT / "flows" / f"{flow}.py").read_text())
     known: dict[str, Any] = dict(BUILTIN)
     for node in tree.body:
@@ -173,7 +173,7 @@ def _type_of(node: ast.expr | None, known: dict[str, Any]) -> Any:
 
 
 def used_choices(shape: Shape) -> Iterator[Choice]:
-    """The choices that say something to the flow: those placed where it has parameters, the settings, the experiment."""
+    """The choices that matter to the flow: those where it has parameters, the settings, the experiment."""
     wanted = {*parameters(shape.flow), "tracker"}
     for choice in shape.choices.values():
         if choice.package.split(".")[0] in wanted or not choice.package:

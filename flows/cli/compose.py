@@ -121,6 +121,8 @@ def _check_option(match: re.Match[str], text: str) -> None:
     group, value = match["key"].strip("/"), (match["rest"] or "=")[1:]
     found = options(group)
     if match["mark"] != "~" and value not in found and not value.startswith("["):
+        if set(value.split(",")) <= set(found):
+            raise ConfigError(match["key"], "several values are a sweep", "add -m")
         near = nearest(value, found)
         raise ConfigError(
             text,

@@ -21,6 +21,7 @@ from flows.cli.compose import Frozen
 from flows.cli.page import show_plan, show_report
 from flows.cli.plan import Plan
 from flows.cli.screen import Screen
+from flows.cli.server import Server, is_own, own_server
 from flows.cli.work import work
 from infra.dag import Node, Reference, scheduling, stop_scheduling
 from infra.existing import looking_in
@@ -85,14 +86,18 @@ class Submitting:
         return future
 
 
-def embed(root: str) -> None:
-    """Settings of the embedded server, before Prefect is imported; a server that the user configured is left
-    alone.
-    """
+def embed(root: str) -> Server | None:
+    """Settings and server for this process, before Prefect is imported; None when the user configured a server."""
     for key, value in EMBEDDED.items():
         os.environ.setdefault(key, value)
     if "PREFECT_HOME" not in os.environ and is_local(root):
         os.environ["PREFECT_HOME"] = str(local_path(root) / "prefect")
+    home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
+    if not is_own(os.environ.get("PREFECT_API_URL", "")) or (home / "profiles.toml").exists():
+        return None
+    server = own_server(home)
+    os.environ["PREFECT_API_URL"] = server.url
+    return server
 
 
 def run_flow(
@@ -130,7 +135,7 @@ def run_flow(
         "started": time.time(),
     }
     manifest |= {"overrides": list(frozen.overrides), "sweep": sweep}
-    with _stopping(house.stop, screen):
+    with _stopping(house.stop):
         try:
             _in_prefect(frozen, plan, house, outcome, started)
         except StoppedError as error:
@@ -160,9 +165,9 @@ def _scratch(store: Store, run_id: str) -> Path:
 
 
 @contextmanager
-def _stopping(stop: threading.Event, screen: Screen) -> Iterator[None]:
+def _stopping(stop: threading.Event) -> Iterator[None]:
     """SIGINT and SIGTERM ask all gangs to checkpoint; a second one ends this process (the guards then end
-    theirs).
+    theirs). May be nested: Prefect takes SIGTERM for itself while a flow runs.
     """
 
     def on_signal(number: int, frame: object) -> None:
@@ -180,7 +185,7 @@ def _stopping(stop: threading.Event, screen: Screen) -> Iterator[None]:
 
 
 def _in_prefect(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, started: float) -> None:
-    embed(house.store.root)
+    server = embed(house.store.root)
     import prefect  # 1.5 s: plans, help and errors do without
     from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -207,18 +212,21 @@ def _in_prefect(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, star
         show_plan(plan)
         scheduler = Submitting(submit)
         looking_in(house.store)
-        token = scheduling(scheduler)
-        try:
-            body(frozen.flow)(**frozen.call())
-        finally:
-            stop_scheduling(token)
-            outcome.nodes = scheduler.nodes
-            _wait_for(scheduler, outcome)
+        with _stopping(house.stop):
+            token = scheduling(scheduler)
+            try:
+                body(frozen.flow)(**frozen.call())
+            finally:
+                stop_scheduling(token)
+                outcome.nodes = scheduler.nodes
+                _wait_for(scheduler, outcome)
         if outcome.failure is not None:
             raise outcome.failure
         show_report(outcome.nodes, house)
 
     try:
+        if server is not None:
+            server.wait()
         dag(frozen.document)
     except AtelierError as error:
         outcome.failure = outcome.failure or error

@@ -19,14 +19,17 @@ def overview() -> str:
     flows = [row(name, catalog.flow_text(name)[0]) for name in catalog.flow_names()]
     commands = [row(command.name, command.about) for command in COMMANDS.values()]
     return "\n".join([
-        "Atelier: experiments with language models as DAGs of tasks. What is finished is reused; a student knows its teacher.", "",
-        "usage: atelier <flow> [group=option] [key=value] ...     run a flow; the same command again goes on where it stopped",
+        "Atelier: experiments with language models as DAGs of tasks. What is finished is reused.", "",
+        "usage: atelier <flow> [group=option] [key=value] ...   run a flow, or go on where it stopped",
         "       atelier <command> ...", "", "flows", *flows, "", "commands", *commands, "",
-        "examples", "  atelier titan experiment=tiny                          the whole DAG in under a minute",
+        "examples",
+        "  atelier titan experiment=tiny                          the whole DAG in under a minute",
         "  atelier plan pretrain model=gpt_mini train.steps=400   what would run, and why",
         "  atelier pretrain --help                                a flow's groups and keys", "", "options",
-        row("--completion bash|zsh", 'words for the Tab key: put  eval "$(atelier --completion bash)"  into ~/.bashrc (zsh: ~/.zshrc)'),
-        row("--hydra-help", "the flags of Hydra, which composes the configuration"), row("--version", "the version"), "", "environment",
+        row("--completion bash|zsh", "words for the Tab key: put  eval \"$(atelier --completion bash)\""),
+        row("", "into ~/.bashrc (or zsh, into ~/.zshrc)"),
+        row("--hydra-help", "the flags of Hydra, which composes the configuration"),
+        row("--version", "the version"), "", "environment",
         row("ATELIER_ROOT", "the store: a folder or an fsspec URL [./.atelier]"),
         row("MLFLOW_TRACKING_URI", "where runs are tracked [a database in the store]"),
         row("PREFECT_API_URL", "a Prefect server [one inside the run]"),

@@ -18,7 +18,7 @@ REMOVE = "; `atelier gc --damaged` offers to remove it, the next run makes it ag
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Dispatch; a user's error becomes one line on stderr and exit code 2 (bad input) or 1 (a task failed)."""
+    """Dispatch; a user's error becomes one line on stderr and exit code 2 (bad input) or 1 (failed)."""
     try:
         return _dispatch(list(arguments))
     except AtelierError as error:
@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    """Help, completion and typo answers import nothing heavy; branches that need more import it themselves."""
+    """Help, completion and typo answers import nothing heavy; the other branches import what they need."""
     first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if first == "help":
         first, rest = (rest[0], ["--help"]) if rest else ("--help", [])

@@ -10,8 +10,10 @@ HYDRA = re.compile(r"^[+~]*hydra(?=[./@=:]|$)")
 
 
 def check_overrides(overrides: Iterable[str], *, is_sweep: bool = False, from_form: bool = False) -> None:
-    """Refuse resolvers (`${oc.env:HOME}`; plain references such as `${train.seed}` are fine) and instantiation keys (`_target_`), and
-    overrides of Hydra itself outside a sweep that a person types."""
+    """Refuse resolvers (`${oc.env:HOME}`; a reference like `${train.seed}` is fine), `_target_` and its kin.
+
+    Hydra's own settings are for a sweep that a person types, not for a form.
+    """
     for text in overrides:
         if calls_resolver(text):
             raise ConfigError(

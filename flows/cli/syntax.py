@@ -1,4 +1,4 @@
-"""The commands beside the flows: what each takes. flows/cli/commands/<name>.py has its `run(options)`; this table needs none of them."""
+"""The commands beside the flows and what each takes. flows/cli/commands/<name>.py has its `run(options)`."""
 
 import argparse
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Word:
     many: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Command:
     name: str
     about: str
@@ -38,56 +38,76 @@ class Command:
 
     @property
     def usage(self) -> str:
-        words = [
-            f"<{w.name}>" if w.required else f"[{w.name}]" + (" ..." if w.many else "") for w in self.words
-        ]
+        dots = {True: " ...", False: ""}
+        words = [f"<{w.name}>" if w.required else f"[{w.name}]{dots[w.many]}" for w in self.words]
         options = [f"[{o.flag}{' ' + o.value if o.value else ''}]" for o in self.options]
         return " ".join(["atelier", self.name, *words, *options])
 
 
 JSON = Option("--json", "print JSON instead of a table")
-
-COMMANDS = {
-    command.name: command
-    for command in (
-        Command(
-            "plan", "show a flow's tasks before they run: reuse or run and why, memory, time", "atelier plan titan experiment=laptop train.steps=400",
-            (Word("flow", "the flow to plan", "flow", required=True), Word("overrides", "group=option and key=value, as for the flow", "override", many=True)),
-            (JSON,),
+TABLE = (
+    Command(
+        name="plan",
+        about="show a flow's tasks before they run: reuse or run and why, memory, time",
+        example="atelier plan titan experiment=laptop train.steps=400",
+        words=(
+            Word("flow", "the flow to plan", "flow", required=True),
+            Word("overrides", "group=option and key=value, as for the flow", "override", many=True),
         ),
-        Command(
-            "list", "show what can be chosen: groups, a group's options, or flows", "atelier list model",
-            (Word("group", "a group, or flows; empty = all groups", "group"),), (JSON,),
+        options=(JSON,),
+    ),
+    Command(
+        name="list",
+        about="show what can be chosen: groups, a group's options, or flows",
+        example="atelier list model",
+        words=(Word("group", "a group, or flows; empty = all groups", "group"),),
+        options=(JSON,),
+    ),
+    Command(
+        name="runs",
+        about="show what ran: when, how it ended, what it made and reused",
+        example="atelier runs",
+        options=(JSON, Option("--all", "all runs, not the last 20")),
+    ),
+    Command(
+        name="models",
+        about="show the trained models of the store",
+        example="atelier models --json",
+        options=(JSON,),
+    ),
+    Command(
+        name="lineage",
+        about="show where something comes from and what came of it",
+        example="atelier lineage student_a --html lineage.html",
+        words=(Word("what", "an artifact's name or fingerprint, or a run", "anything", required=True),),
+        options=(JSON, Option("--html", "also write the picture as one HTML file", "FILE")),
+    ),
+    Command(
+        name="generate",
+        about="let a trained model continue a text",
+        example="atelier generate student_a --prompt 'def main(' --max-tokens 80",
+        words=(Word("model", "a model's name, name@alias or fingerprint", "model", required=True),),
+        options=(
+            Option("--prompt", "the text to continue, or several; none = a new document", "TEXT", many=True),
+            Option("--max-tokens", "tokens drawn at most [128]", "N"),
+            Option("--temperature", "divides the logits; 0 = always the most probable token [0.8]", "T"),
+            Option("--top-p", "keeps the fewest tokens that together reach this share [1.0]", "P"),
+            Option("--seed", "of the draws; the same seed gives the same text [0]", "N"),
         ),
-        Command("runs", "show what ran: when, how it ended, what it made and reused", "atelier runs", (), (JSON, Option("--all", "all runs, not the last 20"))),
-        Command("models", "show the trained models of the store", "atelier models --json", (), (JSON,)),
-        Command(
-            "lineage", "show where something comes from and what came of it", "atelier lineage student_a --html lineage.html",
-            (Word("what", "a model, any artifact's name or fingerprint, or a run's id", "anything", required=True),),
-            (JSON, Option("--html", "also write the picture as one HTML file", "FILE")),
+    ),
+    Command(
+        name="gc",
+        about="remove what nothing needs any more, after asking",
+        example="atelier gc --dry-run",
+        options=(
+            Option("--dry-run", "only say what would go, and why"),
+            Option("--yes", "do not ask"),
+            Option("--damaged", "read every file; what differs from its digest goes too and is made again"),
+            Option("--forget", "as if this run had never been: what only it needs goes", "RUN", many=True),
         ),
-        Command(
-            "generate", "let a trained model continue a text", "atelier generate student_a --prompt 'def main(' --max-tokens 80",
-            (Word("model", "a model's name, name@alias or fingerprint", "model", required=True),),
-            (
-                Option("--prompt", "the text to continue; may be given several times; none = the beginning of a document", "TEXT", many=True),
-                Option("--max-tokens", "tokens drawn at most [128]", "N"),
-                Option("--temperature", "divides the logits; 0 = always the most probable token [0.8]", "T"),
-                Option("--top-p", "keeps the fewest tokens that together reach this share [1.0]", "P"),
-                Option("--seed", "of the draws; the same seed gives the same text [0]", "N"),
-            ),
-        ),
-        Command(
-            "gc", "remove what nothing needs any more, after asking", "atelier gc --dry-run", (),
-            (
-                Option("--dry-run", "only say what would go, and why"),
-                Option("--yes", "do not ask"),
-                Option("--damaged", "compare every file with its digest; damaged artifacts go too, so that the next run makes them again"),
-                Option("--forget", "treat this run as if it had never been: what only it needs goes too", "RUN", many=True),
-            ),
-        ),
-    )
-}  # fmt: skip
+    ),
+)
+COMMANDS = {command.name: command for command in TABLE}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,28 +119,20 @@ def parse_words(command: Command, words: list[str]) -> argparse.Namespace:
     """The command's words and options; what it does not know is a ConfigError with the nearest one."""
     parser = _Parser(prog=f"atelier {command.name}", add_help=False, allow_abbrev=False)
     for option in command.options:
-        how: dict[str, Any] = (
-            {"action": "append" if option.many else "store", "metavar": option.value}
-            if option.value
-            else {"action": "store_true"}
-        )
+        how: dict[str, Any] = {"action": "store_true"}
+        if option.value:
+            how = {"action": "append" if option.many else "store", "metavar": option.value}
         parser.add_argument(option.flag, **how)
     for word in command.words:
         parser.add_argument(word.name, nargs="*" if word.many else None if word.required else "?")
     found, strange = parser.parse_known_intermixed_args(words)
     if strange:
-        raise unknown_option(
-            f"atelier {command.name}", strange[0], [option.flag for option in command.options]
-        )
+        raise unknown_option(parser.prog, strange[0], [option.flag for option in command.options])
     return found
 
 
 def unknown_option(place: str, given: str, known: list[str]) -> ConfigError:
     near = nearest(given, known)
     what = "no option" if given.startswith("-") else "takes no word"
-    return ConfigError(
-        place,
-        f"{what} {given!r}",
-        (f"did you mean {near}? " if near else "")
-        + f"there are: {', '.join(dict.fromkeys([*known, '--help']))}",
-    )
+    there = f"there are: {', '.join(dict.fromkeys([*known, '--help']))}"
+    return ConfigError(place, f"{what} {given!r}", f"did you mean {near}? {there}" if near else there)

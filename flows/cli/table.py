@@ -7,16 +7,22 @@ from rich.table import Table
 from rich.text import Text
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), flexible: str = "") -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), flexible: str = ""
+) -> None:
     """`right` columns hold numbers; the `flexible` one folds when the terminal is narrow."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=10_000)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold" if console.is_terminal else "", show_edge=False)
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), header_style="bold" if console.is_terminal else "", show_edge=False
+    )
     numeric = set(right)
     for column in columns:
         is_flexible = column == flexible
-        table.add_column(column, justify="right" if column in numeric else "left", no_wrap=not is_flexible, overflow="fold")
+        table.add_column(
+            column, justify="right" if column in numeric else "left", no_wrap=not is_flexible, overflow="fold"
+        )
     for row in rows:
         table.add_row(*map(Text, row))  # Text: a cell's brackets are no markup
     with console.capture() as captured:

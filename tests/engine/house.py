@@ -159,7 +159,9 @@ class House:
         folder = self.folder / "trajectory" / name / "checkpoints"
         return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
 
-    def processes(self, run: RunFile, *, world: int = 1, environment: dict[str, str] | None = None) -> list[subprocess.Popen[str]]:
+    def processes(
+        self, run: RunFile, *, world: int = 1, environment: dict[str, str] | None = None, pass_fds: tuple[int, ...] = ()
+    ) -> list[subprocess.Popen[str]]:
         """Start the gang of a run file."""
         path = self.folder / f"run-{self._num_runs}.json"
         path.write_text(run.model_dump_json(by_alias=True))
@@ -167,7 +169,7 @@ class House:
         return [
             subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "engine.train", str(path)],
-                cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                cwd=ROOT, text=True, pass_fds=pass_fds, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": meeting, "OMP_NUM_THREADS": "1"} | (environment or {}),
             )
             for rank in range(world)

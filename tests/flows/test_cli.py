@@ -42,18 +42,25 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "store"
 
 
-def probe(names: tuple[str, ...], *arguments: str) -> tuple[subprocess.CompletedProcess[str], set[str], float]:
+def probe(
+    names: tuple[str, ...], *arguments: str
+) -> tuple[subprocess.CompletedProcess[str], set[str], float]:
     """A process of `atelier <arguments>`: what it said, which of `names` it loaded, its CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(names=names), *arguments], capture_output=True, text=True, cwd=PROJECT,
-    )  # fmt: skip
+        [sys.executable, "-c", PROBE.format(names=names), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     loaded = set(done.stderr.splitlines()[-1].split()[1:])
     return done, loaded, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-@pytest.mark.parametrize("words", ["", "--help", "plan --help", "titn", "--hlp", "--completion bash", "titan --hlp"])
+@pytest.mark.parametrize(
+    "words", ["", "--help", "plan --help", "titn", "--hlp", "--completion bash", "titan --hlp"]
+)
 def test_help_and_typing_errors_load_no_library_and_take_under_half_a_second(words: str) -> None:
     done, loaded, seconds = probe((*HEAVY, "pydantic", "rich", "fsspec"), *words.split())
     assert loaded == set()
@@ -61,8 +68,12 @@ def test_help_and_typing_errors_load_no_library_and_take_under_half_a_second(wor
     assert done.stdout or done.returncode == 2
 
 
-@pytest.mark.parametrize("words", [["titan", "--help"], ["--complete", "atelier titan roles.student_a.optim."]])
-def test_a_flows_help_and_completion_load_only_the_specs_and_take_under_half_a_second(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["titan", "--help"], ["--complete", "atelier titan roles.student_a.optim."]]
+)
+def test_a_flows_help_and_completion_load_only_the_specs_and_take_under_half_a_second(
+    words: list[str],
+) -> None:
     done, loaded, seconds = probe((*HEAVY, "rich", "fsspec"), *words)
     assert loaded == set() and seconds < 0.5 and "lr" in done.stdout
 
@@ -97,7 +108,9 @@ def test_a_flows_help_has_an_example_its_groups_and_a_meaning_for_every_key_of_a
     assert run([flow, "--help"]) == 0
     text = capsys.readouterr().out
     assert f"example: atelier {flow}" in text and "  pool " in text
-    keys = [line.split() for line in text.split("keys:")[1].split("options")[0].splitlines()[1:] if line.strip()]
+    keys = [
+        line.split() for line in text.split("keys:")[1].split("options")[0].splitlines()[1:] if line.strip()
+    ]
     dumb = [words[0] for words in keys if "." in words[0] and len(words) < 3]
     assert dumb == []
 
@@ -125,7 +138,17 @@ def test_kinds_of_conf_are_kinds_of_the_engine_and_every_option_says_what_it_is(
         for option in catalog.options(group):
             about, example = catalog.option_text(group, option)
             assert example, f"conf/{group}/{option}.yaml begins without a comment"
-            assert about or group in ("optim", "parallel", "pool", "score", "data", "finetune", "train", "role", "tracker")
+            assert about or group in (
+                "optim",
+                "parallel",
+                "pool",
+                "score",
+                "data",
+                "finetune",
+                "train",
+                "role",
+                "tracker",
+            )
     assert set(kinds("model")) >= {"gpt"}
 
 
@@ -142,9 +165,15 @@ def test_kinds_of_conf_are_kinds_of_the_engine_and_every_option_says_what_it_is(
         ("atelier plan --json titan experiment=t", {"experiment=tiny "}),
         ("atelier distill roles.st", {"roles.student_a."}),
         ("atelier distill roles.student_a.att", {"roles.student_a.attach="}),
-        ("atelier distill roles.student_a.attach=", {f"roles.student_a.attach={w} " for w in ("frozen", "refuse", "replay")}),
+        (
+            "atelier distill roles.student_a.attach=",
+            {f"roles.student_a.attach={w} " for w in ("frozen", "refuse", "replay")},
+        ),
         ("atelier distill +role@roles.new=", {"+role@roles.new=student ", "+role@roles.new=teacher "}),
-        ("atelier distill +role@roles.new=student roles.new.optim.schedule.k", {"roles.new.optim.schedule.kind="}),
+        (
+            "atelier distill +role@roles.new=student roles.new.optim.schedule.k",
+            {"roles.new.optim.schedule.kind="},
+        ),
         ("atelier distill roles.student_a.teacher=t", {"roles.student_a.teacher=teacher "}),
         ("atelier pretrain train.ste", {"train.steps="}),
         ("atelier pretrain objective.lm.w", {"objective.lm.weight="}),
@@ -152,7 +181,7 @@ def test_kinds_of_conf_are_kinds_of_the_engine_and_every_option_says_what_it_is(
         ("atelier generate m --te", {"--temperature "}),
         ("atelier pretrain no_such_", set()),
     ],
-)  # fmt: skip
+)
 def test_completion(line: str, expected: set[str]) -> None:
     assert set(candidates(line)) == expected
 
@@ -175,7 +204,8 @@ def test_bash_completes_behind_an_at_sign_and_an_equals_sign(root: Path, tmp_pat
     line = "atelier titan model@roles.student_a.model=gpt_m"
     script = f"""
         eval "$(atelier --completion bash)"
-        COMP_LINE={shlex.quote(line)} COMP_POINT={len(line)} COMP_WORDS=(atelier titan model @ roles.student_a.model = gpt_m) COMP_CWORD=6
+        COMP_LINE={shlex.quote(line)} COMP_POINT={len(line)} COMP_CWORD=6
+        COMP_WORDS=(atelier titan model @ roles.student_a.model = gpt_m)
         _atelier
         printf '<%s>' "${{COMPREPLY[@]}}"
         complete -p atelier
@@ -194,7 +224,9 @@ def test_a_script_is_offered_for_bash_and_zsh_only(capsys: pytest.CaptureFixture
 # plan
 
 
-def test_plan_shows_every_task_with_its_reason_and_what_it_costs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_every_task_with_its_reason_and_what_it_costs(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["plan", "distill", "experiment=tiny"]) == 0
     out, err = capsys.readouterr()
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
@@ -208,11 +240,25 @@ def test_plan_json_has_the_agreed_keys(root: Path, capsys: pytest.CaptureFixture
     assert run(["plan", "pretrain", "--json", "experiment=tiny"]) == 0
     document = json.loads(capsys.readouterr().out)
     keys = {
-        "name", "kind", "fingerprint", "state", "reasons", "from_step", "params", "flops", "memory_gb", "step_s", "tokens_per_s", "mfu",
-        "device_hours", "layout",
-    }  # fmt: skip
+        "name",
+        "kind",
+        "fingerprint",
+        "state",
+        "reasons",
+        "from_step",
+        "params",
+        "flops",
+        "memory_gb",
+        "step_s",
+        "tokens_per_s",
+        "mfu",
+        "device_hours",
+        "layout",
+    }
     assert all(keys <= set(row) for row in document["tasks"])
-    assert {row["state"] for row in document["tasks"]} == {"run"} and document["totals"]["run"] == len(document["tasks"])
+    assert {row["state"] for row in document["tasks"]} == {"run"} and document["totals"]["run"] == len(
+        document["tasks"]
+    )
 
 
 # list, runs, models, lineage
@@ -228,16 +274,30 @@ def test_list_shows_groups_then_options_then_flows(capsys: pytest.CaptureFixture
     assert "atelier score models=[teacher,student_a]" in capsys.readouterr().out  # brackets are no markup
 
 
-def test_runs_says_what_was_made_reused_and_which_run_crashed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_says_what_was_made_reused_and_which_run_crashed(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = Store(str(root))
     states = {"curate": "reused", "train": "done", "score": "failed"}
-    one = {"flow": "pretrain", "started": 10.0, "ended": 12.5, "states": states, "command": "atelier pretrain", "tasks": []}
+    one = {
+        "flow": "pretrain",
+        "started": 10.0,
+        "ended": 12.5,
+        "states": states,
+        "command": "atelier pretrain",
+        "tasks": [],
+    }
     write_manifest(store, {"id": "a", "status": "failed", **one})
     gone = vars(Holder.me()) | {"pid": 2**22 + 1}
     write_manifest(store, {"id": "b", "status": "running", "holder": gone, "flow": "titan", "started": 20.0})
     assert run(["runs", "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)
-    assert (first["made"], first["reused"], first["failed"], first["took_s"]) == (["train"], ["curate"], ["score"], 2.5)
+    assert (first["made"], first["reused"], first["failed"], first["took_s"]) == (
+        ["train"],
+        ["curate"],
+        ["score"],
+        2.5,
+    )
     assert second["status"] == "crashed"
     assert run(["runs"]) == 0
     assert "failed: score" in capsys.readouterr().out
@@ -249,7 +309,11 @@ def test_models_shows_loss_teacher_and_when(root: Path, capsys: pytest.CaptureFi
     made = shelf.model("student_a", segment, {}, step=400, teacher="teacher", teacher_steps=[200, 400])
     assert run(["models", "--json"]) == 0
     [model] = json.loads(capsys.readouterr().out)
-    assert (model["fingerprint"], model["eval_loss"], model["teacher_steps"]) == (made.fingerprint, 2.1, [200, 400])
+    assert (model["fingerprint"], model["eval_loss"], model["teacher_steps"]) == (
+        made.fingerprint,
+        2.1,
+        [200, 400],
+    )
     assert run(["models"]) == 0
     assert "teacher @ 200-400" in capsys.readouterr().out
 
@@ -260,7 +324,9 @@ def test_an_empty_store_says_what_to_do_first(root: Path, capsys: pytest.Capture
         assert "experiment=tiny" in capsys.readouterr().out
 
 
-def test_lineage_prints_ancestors_as_text_json_and_a_page(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lineage_prints_ancestors_as_text_json_and_a_page(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shelf = Shelf(Store(str(root)))
     corpus = shelf.publish("corpus", "main")
     tokens = shelf.publish("tokens", "words", {"corpus": corpus.fingerprint})
@@ -268,14 +334,18 @@ def test_lineage_prints_ancestors_as_text_json_and_a_page(root: Path, tmp_path: 
     assert corpus.fingerprint[:8] in capsys.readouterr().out
     page = tmp_path / "page.html"
     assert run(["lineage", tokens.fingerprint[:8], "--json", "--html", str(page)]) == 0
-    assert {corpus.fingerprint, tokens.fingerprint} <= set(str(json.loads(capsys.readouterr().out)).replace("'", " ").split())
+    assert {corpus.fingerprint, tokens.fingerprint} <= set(
+        str(json.loads(capsys.readouterr().out)).replace("'", " ").split()
+    )
     assert "words" in page.read_text()
 
 
 # gc
 
 
-def test_gc_asks_and_takes_no_answer_for_a_no(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_asks_and_takes_no_answer_for_a_no(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(str(root))
     scratch = root / "scratch" / "run-1"
     scratch.mkdir(parents=True)
@@ -293,7 +363,9 @@ def test_gc_asks_and_takes_no_answer_for_a_no(root: Path, capsys: pytest.Capture
 # Hydra's own flags
 
 
-def test_hydras_flags_answer_as_people_know_them(root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hydras_flags_answer_as_people_know_them(
+    root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["pretrain", "--cfg", "job", "--package", "model", "model.ffn=512"]) == 0
     assert capsys.readouterr().out.splitlines()[1:3] == ["kind: gpt", "num_layers: 2"]
@@ -316,15 +388,24 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("speaking")
     source = open_input(Study(folder / "study").model().url)
     shelf = Shelf(Store(str(folder / "store")))
-    shelf.publish("model", "parrot", files={name: source.file(name, folder).read_bytes() for name in source.names()}, step=0)
+    shelf.publish(
+        "model",
+        "parrot",
+        files={name: source.file(name, folder).read_bytes() for name in source.names()},
+        step=0,
+    )
     return folder / "store"
 
 
 def generating(root: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "flows", "generate", "parrot", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT,
+        [sys.executable, "-m", "flows", "generate", "parrot", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=PROJECT,
         env=os.environ | {"ATELIER_ROOT": str(root), "AWS_SECRET_ACCESS_KEY": "hush"},
-    )  # fmt: skip
+    )
 
 
 def test_generate_prints_the_prompt_its_continuation_and_the_speed(speaking: Path) -> None:
@@ -355,7 +436,12 @@ def test_two_gcs_at_once_remove_each_thing_once(root: Path) -> None:
     for number in range(30):
         Shelf(store).publish("corpus", f"c{number}", run="gone", number=number)
     start: list[subprocess.Popen[Any]] = [
-        subprocess.Popen([sys.executable, "-m", "flows", "gc", "--yes"], cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-m", "flows", "gc", "--yes"],
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         for _ in range(2)
     ]
     ended = [child.communicate(timeout=60) for child in start]

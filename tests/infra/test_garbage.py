@@ -26,7 +26,9 @@ def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "store"))
 
 
-def publish(store: Store, kind: str, name: str, run: str, parents: dict[str, str] | None = None, **identity: Any) -> Record:
+def publish(
+    store: Store, kind: str, name: str, run: str, parents: dict[str, str] | None = None, **identity: Any
+) -> Record:
     parents = parents or {}
     fp = identify(kind, 1, identity, parents)
     payload = store.new_payload(kind, fp)
@@ -34,22 +36,45 @@ def publish(store: Store, kind: str, name: str, run: str, parents: dict[str, str
     output.add_bytes("data.bin", name.encode() * 100)
     output.close({})
     draft = Record(
-        kind=kind, name=name, fingerprint=fp, version=1, identity=identity, parents=parents, files=read_body(payload)[0],
+        kind=kind,
+        name=name,
+        fingerprint=fp,
+        version=1,
+        identity=identity,
+        parents=parents,
+        files=read_body(payload)[0],
         provenance={"run": run},
-    )  # fmt: skip
+    )
     return store.publish(draft, Holder.me())
 
 
 def manifest(store: Store, run: str, *records: Record, status: str = "finished", **more: Any) -> None:
     tasks = [{"name": r.name, "kind": r.kind, "fingerprint": r.fingerprint, "parents": {}} for r in records]
-    write_manifest(store, {"id": run, "flow": "pretrain", "status": status, "tasks": tasks, "config": {}, **more})
+    write_manifest(
+        store, {"id": run, "flow": "pretrain", "status": status, "tasks": tasks, "config": {}, **more}
+    )
 
 
-def trajectory(store: Store, name: str, run: str, steps: tuple[int, ...], parents: dict[str, str] | None = None, **identity: Any) -> str:
+def trajectory(
+    store: Store,
+    name: str,
+    run: str,
+    steps: tuple[int, ...],
+    parents: dict[str, str] | None = None,
+    **identity: Any,
+) -> str:
     part = Part(start=0, end=steps[-1], identity={"seed_name": name} | identity, parents=parents or {})
     give_birth(store, name, part, {"run": run})
     for step in steps:
-        write_bytes(join(store.address("trajectory", part.fingerprint), "checkpoints", f"step-{step:08d}", "manifest.json"), b"{}" * 500)
+        write_bytes(
+            join(
+                store.address("trajectory", part.fingerprint),
+                "checkpoints",
+                f"step-{step:08d}",
+                "manifest.json",
+            ),
+            b"{}" * 500,
+        )
     return part.fingerprint
 
 
@@ -91,7 +116,9 @@ def test_a_forgotten_run_takes_with_it_what_only_it_needs(store: Store) -> None:
     assert sorted(name.split(" ")[1] for name in what) == ["mine", "run-1"]
 
 
-def test_files_of_an_attempt_that_the_record_does_not_list_go_and_the_record_stays_whole(store: Store) -> None:
+def test_files_of_an_attempt_that_the_record_does_not_list_go_and_the_record_stays_whole(
+    store: Store,
+) -> None:
     record = publish(store, "corpus", "main", "run-1")
     manifest(store, "run-1", record)
     stray = store.new_payload("corpus", record.fingerprint)
@@ -145,7 +172,9 @@ def test_a_stopped_training_keeps_every_checkpoint_as_long_as_its_run_is_known(s
     assert [name.split(" ")[0] for name in what] == ["tokens", "trajectory", "run"]
 
 
-def test_while_a_run_goes_on_no_artifact_goes_and_when_its_process_is_gone_its_scratch_does(store: Store) -> None:
+def test_while_a_run_goes_on_no_artifact_goes_and_when_its_process_is_gone_its_scratch_does(
+    store: Store,
+) -> None:
     publish(store, "corpus", "fresh", "run-1")
     write_bytes(join(store.root, "scratch", "run-1", "000-curate", "run.json"), b"{}")
     manifest(store, "run-1", status="running", holder=vars(Holder.me()))
@@ -162,7 +191,9 @@ def test_a_run_without_a_manifest_counts_as_living_while_its_scratch_is_young(st
     assert sorted(name.split(" ")[0] for name in found(store)) == ["corpus", "scratch"]
 
 
-def test_damage_is_looked_for_only_when_asked_and_its_removal_lets_the_artifact_be_made_again(store: Store) -> None:
+def test_damage_is_looked_for_only_when_asked_and_its_removal_lets_the_artifact_be_made_again(
+    store: Store,
+) -> None:
     record = publish(store, "corpus", "main", "run-1")
     manifest(store, "run-1", record)
     file = Path(store.address("corpus", record.fingerprint)) / record.files[0].path

@@ -33,7 +33,9 @@ def run(options: Namespace) -> int:
 def _check_run(run_id: str, collector: Collector) -> None:
     if run_id not in collector.manifests:
         near = nearest(run_id, collector.manifests)
-        raise ConfigError("--forget", f"no run {run_id!r}", f"did you mean {near}?" if near else "`atelier runs` lists them")
+        raise ConfigError(
+            "--forget", f"no run {run_id!r}", f"did you mean {near}?" if near else "`atelier runs` lists them"
+        )
     if run_id in collector.living:
         raise ConfigError("--forget", f"run {run_id} is still going on", "stop it first")
 
@@ -45,7 +47,11 @@ def _show(found: Finding, root: str) -> None:
     for text in found.left:
         print(f"left alone: {text}")
     total = sum(one.bytes for one in found.waste)
-    print(f"{len(found.waste)} things, {amount(total)}B in {root}" if found.waste else f"nothing to remove in {root}")
+    print(
+        f"{len(found.waste)} things, {amount(total)}B in {root}"
+        if found.waste
+        else f"nothing to remove in {root}"
+    )
 
 
 def _agreed(found: Finding) -> bool:

@@ -1,4 +1,4 @@
-"""`atelier generate <model>`: the model speaks in a process of its own; here its words are printed as they come."""
+"""`atelier generate <model>`: a process of its own speaks; its words are printed here as they come."""
 
 import json
 import os
@@ -26,7 +26,9 @@ INTERRUPTED = 130  # what a shell reports after Ctrl-C
 def run(options: Namespace) -> int:
     store = open_store()
     given = {key: getattr(options, key) for key in ("max_tokens", "temperature", "top_p", "seed")}
-    config = {key: value for key, value in given.items() if value is not None} | {"prompts": options.prompt or [""]}
+    config = {key: value for key, value in given.items() if value is not None} | {
+        "prompts": options.prompt or [""]
+    }
     try:
         generation = parse(Generation, config, "")
     except ConfigError as error:
@@ -37,23 +39,33 @@ def run(options: Namespace) -> int:
         raise ConfigError("generate", str(error)) from None
     with tempfile.TemporaryDirectory(prefix="atelier-generate-") as scratch:
         document = {
-            "schema": 1, "task": "generate", "version": 1, "config": generation.model_dump(mode="json"),
-            "inputs": {"model": store.address("model", record.fingerprint)}, "scratch": scratch,
+            "schema": 1,
+            "task": "generate",
+            "version": 1,
+            "config": generation.model_dump(mode="json"),
+            "inputs": {"model": store.address("model", record.fingerprint)},
+            "scratch": scratch,
             "layout": Parallel(threads=num_cores(), shard=1).model_dump(mode="json"),
-        }  # fmt: skip
+        }
         place = Path(scratch) / "run.json"
         place.write_text(json.dumps(document))
         return _speak(place, generation.prompts)
 
 
 def _speak(place: Path, prompts: tuple[str, ...]) -> int:
-    """Start the engine and print what it says. It leads a session of its own: Ctrl-C reaches this process only, which ends it."""
-    env = {key: os.environ[key] for key in PASSED if key in os.environ} | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(num_cores())}
+    """Start the engine and print what it says. It leads its own session: Ctrl-C reaches only us, and we end it."""
+    env = {key: os.environ[key] for key in PASSED if key in os.environ}
+    env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(num_cores())}
     with open(place.with_name("err"), "wb") as err:
         child = subprocess.Popen(
-            [sys.executable, "-m", "engine.generate", str(place)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err,
-            env=env, cwd=PROJECT, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "engine.generate", str(place)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            env=env,
+            cwd=PROJECT,
+            start_new_session=True,
+        )
     try:
         _print(child, prompts)
         code = child.wait()
@@ -64,7 +76,9 @@ def _speak(place: Path, prompts: tuple[str, ...]) -> int:
         _end(child)
     if code:
         last = place.with_name("err").read_text(errors="replace").strip().splitlines()[-1:]
-        raise AtelierError(f"generate: the engine ended with exit code {code}" + (f" ({last[0]})" if last else ""))
+        raise AtelierError(
+            f"generate: the engine ended with exit code {code}" + (f" ({last[0]})" if last else "")
+        )
     return 0
 
 
@@ -74,7 +88,11 @@ def _print(child: subprocess.Popen[bytes], prompts: tuple[str, ...]) -> None:
     for line in child.stdout:
         message: dict[str, Any] = json.loads(line)
         if "error" in message:
-            raise ConfigError("generate", message["error"]) if message.get("exit_code") == 2 else AtelierError(message["error"])
+            raise (
+                ConfigError("generate", message["error"])
+                if message.get("exit_code") == 2
+                else AtelierError(message["error"])
+            )
         if "text" in message:
             for number in range(at + 1, message["prompt"] + 1):
                 print(("\n\n" if number else "") + prompts[number], end="")

@@ -16,6 +16,10 @@ def run(options: Namespace) -> int:
         try:
             page.write_text(to_html(graph))
         except OSError as error:
-            raise ConfigError("--html", f"{page} cannot be written ({(error.strerror or '').lower()})", "give a file in a folder that exists") from None
+            raise ConfigError(
+                "--html",
+                f"{page} cannot be written ({(error.strerror or '').lower()})",
+                "give a file in a folder that exists",
+            ) from None
     print(dumps(graph) if options.json else to_text(graph).rstrip())
     return 0

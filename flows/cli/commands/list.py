@@ -32,7 +32,9 @@ def run(options: Namespace) -> int:
 
 def _texts(as_json: bool, texts: dict[str, tuple[str, str]], title: str) -> None:
     document = {name: {"about": about, "example": example} for name, (about, example) in texts.items()}
-    _print(as_json, document, (title, "what it is", "example"), [(name, *text) for name, text in texts.items()])
+    _print(
+        as_json, document, (title, "what it is", "example"), [(name, *text) for name, text in texts.items()]
+    )
 
 
 def _print(as_json: bool, document: object, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

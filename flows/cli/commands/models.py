@@ -28,17 +28,35 @@ def described(record: Record) -> dict[str, Any]:
     """A model's record in the words of `atelier models`; losses are nats per token."""
     summary = record.summary
     return {
-        "name": record.name, "fingerprint": record.fingerprint, "step": summary.get("step", record.identity.get("step")),
-        "params": summary.get("params"), "loss": summary.get("loss"), "eval_loss": summary.get("eval_loss"),
-        "teacher": summary.get("teacher") or None, "teacher_steps": summary.get("teacher_steps"),
-        "made": record.provenance.get("ended"), "run": record.provenance.get("run"), "command": record.provenance.get("command"),
-    }  # fmt: skip
+        "name": record.name,
+        "fingerprint": record.fingerprint,
+        "step": summary.get("step", record.identity.get("step")),
+        "params": summary.get("params"),
+        "loss": summary.get("loss"),
+        "eval_loss": summary.get("eval_loss"),
+        "teacher": summary.get("teacher") or None,
+        "teacher_steps": summary.get("teacher_steps"),
+        "made": record.provenance.get("ended"),
+        "run": record.provenance.get("run"),
+        "command": record.provenance.get("command"),
+    }
 
 
 def _cells(one: dict[str, Any]) -> tuple[str, ...]:
     loss = one["eval_loss"]
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["made"])) if one["made"] else ""
     steps = one["teacher_steps"]
-    teacher = f"{one['teacher']} @ {steps[0]}-{steps[1]}" if one["teacher"] and steps else one["teacher"] or ""
+    teacher = (
+        f"{one['teacher']} @ {steps[0]}-{steps[1]}" if one["teacher"] and steps else one["teacher"] or ""
+    )
     params = amount(one["params"]) if one["params"] else ""
-    return one["name"], one["fingerprint"][:8], str(one["step"] or ""), params, f"{loss:.4f}" if loss is not None else "", teacher, made, one["run"] or ""
+    return (
+        one["name"],
+        one["fingerprint"][:8],
+        str(one["step"] or ""),
+        params,
+        f"{loss:.4f}" if loss is not None else "",
+        teacher,
+        made,
+        one["run"] or "",
+    )

@@ -43,7 +43,10 @@ def _show(plan: Plan, totals: dict[str, Any]) -> None:
     print()
     hours = totals["device_hours"] * 3600
     cost = f", about {duration(hours)} of device time, {amount(totals['flops'])}FLOP" if hours else ""
-    print(f"{totals['tasks']} tasks, {totals['artifacts']} artifacts: {totals['reuse']} to reuse, {totals['run']} to make{cost}")
+    print(
+        f"{totals['tasks']} tasks, {totals['artifacts']} artifacts: "
+        f"{totals['reuse']} to reuse, {totals['run']} to make{cost}"
+    )
     for note in plan.notes:
         print(f"note: {note}")
 
@@ -53,10 +56,15 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     ranks = row["layout"].get("replicate", 1) * row["layout"].get("shard", 1) if is_costed else 1
     left = row["device_hours"] * 3600 / max(1, ranks)
     return (
-        row["name"], row["state"], _why(row), str(row["from_step"] or ""), amount(row["params"]) if is_costed else "",
-        f"{row['memory_gb']:.2f} GB" if is_costed else "", duration(row["step_s"]) if is_costed else "",
+        row["name"],
+        row["state"],
+        _why(row),
+        str(row["from_step"] or ""),
+        amount(row["params"]) if is_costed else "",
+        f"{row['memory_gb']:.2f} GB" if is_costed else "",
+        duration(row["step_s"]) if is_costed else "",
         duration(left) if is_costed and row["state"] != "reuse" else "",
-    )  # fmt: skip
+    )
 
 
 def _why(row: dict[str, Any]) -> str:

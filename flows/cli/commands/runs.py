@@ -24,7 +24,12 @@ def run(options: Namespace) -> int:
     if not found:
         print(f"no run in {store.root} yet; `atelier titan experiment=tiny` is a first one")
         return 0
-    print_table(("when", "run", "flow", "status", "took", "made", "reused", "command"), [_cells(one) for one in found], right=("reused", "took"), flexible="made")
+    print_table(
+        ("when", "run", "flow", "status", "took", "made", "reused", "command"),
+        [_cells(one) for one in found],
+        right=("reused", "took"),
+        flexible="made",
+    )
     return 0
 
 
@@ -38,12 +43,19 @@ def described(manifest: dict[str, Any]) -> dict[str, Any]:
     started = manifest.get("started", 0.0)
     ended = manifest.get("ended")
     return {
-        "id": manifest.get("id", ""), "flow": manifest.get("flow", ""), "status": status, "started": started, "ended": ended,
-        "took_s": round(ended - started, 1) if ended else None, "made": [name for name, state in states.items() if state == "done"],
+        "id": manifest.get("id", ""),
+        "flow": manifest.get("flow", ""),
+        "status": status,
+        "started": started,
+        "ended": ended,
+        "took_s": round(ended - started, 1) if ended else None,
+        "made": [name for name, state in states.items() if state == "done"],
         "reused": [name for name, state in states.items() if state == "reused"],
-        "failed": [name for name, state in states.items() if state == "failed"], "sweep": manifest.get("sweep", ""),
-        "command": manifest.get("command", ""), "links": manifest.get("links", {}),
-    }  # fmt: skip
+        "failed": [name for name, state in states.items() if state == "failed"],
+        "sweep": manifest.get("sweep", ""),
+        "command": manifest.get("command", ""),
+        "links": manifest.get("links", {}),
+    }
 
 
 def _cells(one: dict[str, Any]) -> tuple[str, ...]:
@@ -53,4 +65,13 @@ def _cells(one: dict[str, Any]) -> tuple[str, ...]:
         words = f"{words + '; ' if words else ''}failed: {', '.join(one['failed'])}"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["started"]))
     took = duration(one["took_s"]) if one["took_s"] is not None else ""
-    return when, one["id"], one["flow"], one["status"], took, words or "-", str(len(one["reused"])), one["command"]
+    return (
+        when,
+        one["id"],
+        one["flow"],
+        one["status"],
+        took,
+        words or "-",
+        str(len(one["reused"])),
+        one["command"],
+    )

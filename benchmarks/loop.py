@@ -1,0 +1,117 @@
+"""Tokens per CPU-second of engine.train against a bare hand-written PyTorch loop: same model, batch, precision, documents, compile.
+
+python benchmarks/loop.py [--repeats 3] [--steps 60] [--eager]      goal: at least 0.95 of the bare loop
+Each contender is a whole process; CPU-seconds of a long run minus those of a short one, so that start-up and compiling fall out.
+The order rotates; medians are compared.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+
+from machine import keep
+
+SHORT = 10
+TOKENS_A_STEP = 16 * 256
+
+
+def cpu_seconds(command: list[str], env: dict[str, str]) -> float:
+    """User and system time of a process and its children."""
+    process = subprocess.Popen(command, env=env, cwd=PROJECT, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return usage.ru_utime + usage.ru_stime
+
+
+def prepared(root: Path) -> dict[str, str]:
+    """URLs of tokens and tokenizer of the default corpus, made by the corpus flow."""
+    env = os.environ | {"ATELIER_ROOT": str(root)}
+    subprocess.run([sys.executable, "-m", "flows", "corpus", "tracker=none"], env=env, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
+    return {kind: str(next((root / kind).iterdir())) for kind in ("tokens", "tokenizer")}
+
+
+def run_file(folder: Path, inputs: dict[str, str], steps: int, compiled: bool, threads: int) -> Path:
+    """run.json of one role, the demo's teacher, that nobody resumes."""
+    model = {"kind": "gpt", "num_layers": 4, "hidden": 256, "num_heads": 4, "num_kv_heads": 2, "ffn": 704, "vocab": 4096}
+    role = {
+        "model": model,
+        "objective": {"lm": {"kind": "lm"}},
+        "optim": {"kind": "adamw", "lr": 2e-3, "schedule": {"kind": "constant"}},
+    }
+    segment = {"fingerprint": "0" * 64, "url": str(folder / "trajectory"), "start": 0, "end": steps}
+    train = {"steps": steps, "global_batch": 16, "sequence": 256, "checkpoint_every": 10**6, "keep": 0, "eval_every": 10**6}
+    training = {
+        "members": {"model": {"role": role, "segments": [segment]}},
+        "streams": [{"input": "tokens"}],
+        "train": train,
+    }
+    layout = {"shard": 1, "threads": threads, "compile": "block" if compiled else "none"}
+    run = {
+        "schema": 1, "task": "train", "version": 1, "config": {"trainings": [training]}, "inputs": inputs, "outputs": {},
+        "scratch": str(folder / "scratch"), "layout": layout,
+    }  # fmt: skip
+    (folder / "scratch").mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder / "run.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--store", type=Path, help="a store that has the default corpus; else it is made")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        inputs = prepared(chosen.store or root / "store")
+        env = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(root / "inductor"), "PYTHONPATH": str(PROJECT)}
+        tokens = next(Path(inputs["tokens"]).glob("payload-*"))
+        count = 0
+
+        def ours(steps: int) -> float:
+            nonlocal count
+            count += 1
+            path = run_file(root / f"run{count}", inputs, steps, not chosen.eager, 1)
+            return cpu_seconds([sys.executable, "-m", "engine.train", str(path)], env)
+
+        def bare(steps: int) -> float:
+            command = [sys.executable, "benchmarks/bare_loop.py", str(tokens), "--steps", str(steps)]
+            return cpu_seconds(command + ([] if chosen.eager else ["--compile"]), env)
+
+        contenders: dict[str, Any] = {"engine.train": ours, "bare loop": bare}
+        for contender in contenders.values():
+            contender(3)  # fills the compile cache
+        rates: dict[str, list[float]] = {name: [] for name in contenders}
+        names = list(contenders)
+        for i in range(chosen.repeats):
+            for name in names[i % 2 :] + names[: i % 2]:
+                spent = contenders[name](SHORT + chosen.steps) - contenders[name](SHORT)
+                rates[name].append(chosen.steps * TOKENS_A_STEP / spent)
+        medians = {name: round(statistics.median(found)) for name, found in rates.items()}
+        keep(
+            "loop",
+            {
+                "tokens_per_cpu_second": medians,
+                "all": {name: [round(x) for x in found] for name, found in rates.items()},
+                "ratio": round(medians["engine.train"] / medians["bare loop"], 3),
+                "goal": 0.95,
+                "compiled": not chosen.eager,
+                "threads": 1,
+            },
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Muon: the momentum of a matrix, orthogonalised by a Newton-Schulz iteration, is its update (2502.16982)."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.adamw import adamw
+
+from engine.spec.optim.muon import Muon
+
+# Quintic coefficients of K. Jordan's Muon: steep at zero, singular values end between about 0.7 and 1.2.
+A, B, C = 3.4445, -4.7750, 2.0315
+
+
+def build(spec: Muon, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
+    """Matrices inside blocks by Muon, the other matrices by AdamW with decay, vectors by AdamW without."""
+    chosen = list({id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values())
+    inside = [p for name, p in chosen if "blocks." in name and p.dim() == 2]
+    taken = {id(p) for p in inside}
+    outside = [p for _, p in chosen if p.dim() >= 2 and id(p) not in taken]
+    vectors = [p for _, p in chosen if p.dim() < 2]
+    scale = spec.matrix_lr / spec.lr
+    groups = [
+        {"params": inside, "is_muon": True, "scale": scale, "weight_decay": spec.weight_decay},
+        {"params": outside, "is_muon": False, "scale": 1.0, "weight_decay": spec.weight_decay},
+        {"params": vectors, "is_muon": False, "scale": 1.0, "weight_decay": 0.0},
+    ]
+    return MuonWithAdamW([group for group in groups if group["params"]], spec)
+
+
+def orthogonal(matrix_MN: Tensor, iterations: int) -> Tensor:
+    """About U V^T of the matrix's singular value decomposition, in bfloat16 for float32 input, else in its
+    own precision.
+    """
+    work = matrix_MN.bfloat16() if matrix_MN.dtype == torch.float32 else matrix_MN
+    is_tall = work.shape[0] > work.shape[1]
+    x = (work.T if is_tall else work).contiguous()  # one memory order: the same bits whatever the layout
+    x = x / (x.norm() + 1e-7)
+    for _ in range(iterations):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=B, alpha=C), x, beta=A)
+    return (x.T if is_tall else x).to(matrix_MN.dtype)
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """One optimiser with two rules, so that learning rates, states and checkpoints are kept in one place."""
+
+    def __init__(self, groups: list[dict[str, Any]], spec: Muon) -> None:
+        self.spec = spec
+        super().__init__(groups, {"lr": spec.lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            if group["is_muon"]:
+                for parameter in moved:
+                    self._step_matrix(parameter, group)
+            elif moved:
+                self._step_adamw(moved, group)
+
+    def _step_matrix(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state, grad = self.state[parameter], parameter.grad
+        assert grad is not None  # the caller chose those with one
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter)
+        state["momentum"].lerp_(grad, 1 - self.spec.momentum)
+        update = grad.lerp(state["momentum"], self.spec.momentum)
+        rows, columns = parameter.shape
+        # each rank orthogonalises the whole matrix: the same bits on all of them, and on one process alone
+        whole = update.full_tensor() if isinstance(update, DTensor) else update
+        turned = orthogonal(whole, self.spec.iterations)
+        if isinstance(parameter, DTensor):
+            turned = distribute_tensor(
+                turned, parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(turned, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+
+    def _step_adamw(self, moved: list[Tensor], group: dict[str, Any]) -> None:
+        for parameter in moved:
+            state = self.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        states = [self.state[parameter] for parameter in moved]
+        adamw(
+            moved,
+            [p.grad for p in moved if p.grad is not None],
+            [s["exp_avg"] for s in states],
+            [s["exp_avg_sq"] for s in states],
+            [],
+            [s["step"] for s in states],
+            fused=True,
+            amsgrad=False,
+            beta1=self.spec.beta1,
+            beta2=self.spec.beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=self.spec.eps,
+            maximize=False,
+        )

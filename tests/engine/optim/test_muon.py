@@ -1,0 +1,61 @@
+"""Muon moves matrices by an orthogonal update and everything else as AdamW does."""
+
+import torch
+
+from engine.optim.load import build, set_lr
+from engine.optim.muon import orthogonal
+from engine.spec.optim.adamw import AdamW
+from engine.spec.optim.muon import Muon
+
+
+def weights(dtype: torch.dtype = torch.float64) -> dict[str, torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = {"embed.weight": (20, 8), "blocks.0.mlp.up.weight": (12, 8), "norm.weight": (8,)}
+    found = {
+        n: torch.nn.Parameter(torch.randn(s, generator=generator, dtype=dtype)) for n, s in shapes.items()
+    }
+    for parameter in found.values():
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=dtype)
+    return found
+
+
+def test_the_update_has_singular_values_near_one() -> None:
+    matrix = torch.randn(24, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = torch.linalg.svdvals(orthogonal(matrix, 5))
+    assert values.min() > 0.5 and values.max() < 1.3
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    assert ((orthogonal(matrix, 5) * (u @ v)).sum() / 16) > 0.8  # it points where U V^T points
+
+
+def test_a_tall_and_a_wide_matrix_turn_alike() -> None:
+    matrix = torch.randn(24, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.equal(orthogonal(matrix.T.contiguous(), 5), orthogonal(matrix, 5).T)
+
+
+def test_embeddings_and_vectors_move_as_under_adamw() -> None:
+    ours, theirs = weights(), weights()
+    muon = build(Muon(lr=0.01), list(ours.items()))
+    adamw = build(AdamW(lr=0.01), list(theirs.items()))
+    for _ in range(3):
+        muon.step()
+        adamw.step()
+    for name in ("embed.weight", "norm.weight"):
+        assert torch.equal(ours[name], theirs[name])
+    assert not torch.equal(ours["blocks.0.mlp.up.weight"], theirs["blocks.0.mlp.up.weight"])
+
+
+def test_both_learning_rates_follow_the_schedule_in_proportion() -> None:
+    optimizer = build(Muon(lr=0.01, matrix_lr=0.02), list(weights().items()))
+    set_lr(optimizer, 0.005)
+    assert {group["is_muon"]: group["lr"] for group in optimizer.param_groups} == {True: 0.01, False: 0.005}
+
+
+def test_a_matrix_moves_by_its_rate_whatever_the_size_of_its_gradient() -> None:
+    moved = []
+    for size in (1.0, 1000.0):
+        parameters = weights()
+        before = parameters["blocks.0.mlp.up.weight"].detach().clone()
+        parameters["blocks.0.mlp.up.weight"].grad *= size  # type: ignore[operator]
+        build(Muon(lr=0.01, weight_decay=0.0), list(parameters.items())).step()
+        moved.append(parameters["blocks.0.mlp.up.weight"].detach() - before)
+    torch.testing.assert_close(moved[0], moved[1], rtol=1e-6, atol=1e-9)

@@ -1,0 +1,98 @@
+"""python -m engine.train as a process: what it needs, what it says, how it stops."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.house import ROOT, House, role, train
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def finish(process: subprocess.Popen[str]) -> list[dict]:
+    out, errors = process.communicate(timeout=120)
+    assert errors == ""
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def until_running(process: subprocess.Popen[str]) -> None:
+    """Wait for the first step."""
+    assert process.stdout is not None
+    while "progress" not in process.stdout.readline():
+        assert process.poll() is None
+
+
+def test_nothing_of_the_control_plane_is_imported() -> None:
+    forbidden = ("prefect", "mlflow", "hydra", "omegaconf", "flows", "tasks", "infra")
+    code = f"import sys, engine.train; print([name for name in sys.modules if name.split('.')[0] in {forbidden}])"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_it_says_where_it_begins_how_far_it_is_and_publishes(house: House) -> None:
+    (process,) = house.processes(house.run_file(house.training({"model": role()}, train(8))))
+    said = finish(process)
+    assert process.returncode == 0
+    assert said[0] == {"resumed": 0}
+    assert said[-1]["progress"] == said[-1]["total"] == 8
+    assert said[-1]["unit"] == "steps" and said[-1]["rate"] > 0 and set(said[-1]["loss"]) == {"model"}
+    assert house.summary("model")["step"] == 8
+
+
+def test_progress_counts_over_all_trainings_and_comes_at_most_twice_a_second(house: House) -> None:
+    trainings = [house.training({name: role()}, train(60, checkpoint_every=100)) for name in ("a", "b")]
+    began = time.monotonic()
+    (process,) = house.processes(house.run_file(*trainings))
+    said = [line for line in finish(process) if "progress" in line]
+    assert [line["progress"] for line in said] == sorted(line["progress"] for line in said)
+    assert said[-1]["progress"] == 120 and {line["total"] for line in said} == {120}
+    assert len(said) <= 2 * (time.monotonic() - began) + 4
+
+
+def test_a_bad_run_file_ends_with_one_line_and_exit_code_2(house: House) -> None:
+    run = house.run_file(house.training({"model": role()}, train(8)))
+    (process,) = house.processes(run.model_copy(update={"config": {"training": []}}))
+    (said,) = finish(process)
+    assert process.returncode == said["exit_code"] == 2
+    assert said["error"].startswith("config.training: no such key; did you mean trainings?")
+
+
+@pytest.mark.parametrize("way", ["SIGTERM", "SIGINT", "stop file", "death of the guard"])
+def test_asked_to_stop_it_leaves_a_checkpoint_exits_75_and_goes_on_when_run_again(house: House, way: str) -> None:
+    run = house.run_file(house.training({"model": role()}, train(4000, checkpoint_every=10**6, eval_every=10**6)))
+    theirs, ours = os.pipe()
+    os.set_inheritable(theirs, True)
+    (process,) = house.processes(run, environment={"ATELIER_GUARD_FD": str(theirs)}, pass_fds=(theirs,))
+    os.close(theirs)
+    until_running(process)
+    if way.startswith("SIG"):
+        process.send_signal(getattr(signal, way))
+    elif way == "stop file":
+        Path(run.scratch).mkdir(parents=True, exist_ok=True)
+        (Path(run.scratch) / "stop").touch()
+    else:
+        os.close(ours)
+    said = finish(process)
+    if way != "death of the guard":
+        os.close(ours)
+    assert process.returncode == 75
+    step = said[-1]["stopped"]
+    assert house.steps("model") == [step] and 0 < step < 4000
+    assert house.curve("model")[-1]["step"] == step
+
+
+def test_it_goes_on_when_nobody_reads_what_it_says(house: House) -> None:
+    (process,) = house.processes(house.run_file(house.training({"model": role()}, train(8))))
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert house.summary("model")["step"] == 8

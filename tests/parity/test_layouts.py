@@ -1,0 +1,122 @@
+"""A gang of two processes computes what one process computes. One gang serves all cases: its trainings run one after another."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from engine.spec.parallel import Parallel
+from engine.spec.run import Training
+from tests.engine.house import ONE, House, model, role, student, train
+
+STEPS = 10
+TEACHER = role(32, lr=1e-2)
+GATED = student(16, gate=0.1, lr=1e-3)
+
+
+def both(house: House, precision: str) -> Training:
+    """A teacher and two students, named after the precision."""
+    names = {name: f"{name}-{precision}" for name in ("teacher", "open", "gated", "learned")}
+    other = role(shape=model(16, positions="learned", norm="layer", mlp="gelu", tied=False, num_kv_heads=1), start=3)
+    roles = {
+        names["teacher"]: TEACHER,
+        names["open"]: student(16, start=2, teacher=names["teacher"]),
+        names["gated"]: GATED.model_copy(update={"teacher": names["teacher"]}),
+        names["learned"]: other,
+    }
+    return house.training(roles, train(STEPS, precision=precision))
+
+
+def half(house: House, name: str, steps: int) -> Training:
+    """A constant rate has no end in its identity: a longer training goes on where a shorter one ended."""
+    teacher = TEACHER.model_copy(update={"seed_name": "teacher"})
+    roles = {f"teacher-{name}": teacher, f"s-{name}": GATED.model_copy(update={"teacher": f"teacher-{name}", "seed_name": "s"})}
+    return house.training(roles, train(steps, precision="fp64"))
+
+
+@pytest.fixture(scope="session")
+def houses(tmp_path_factory: pytest.TempPathFactory) -> tuple[House, House]:
+    """(one process, two processes) after the same trainings; two crossings are begun in one layout and ended in the other."""
+    one, two = House(tmp_path_factory.mktemp("one")), House(tmp_path_factory.mktemp("two"))
+    one.train(both(one, "fp64"), both(one, "fp32"), half(one, "straight", STEPS))
+    two.train(half(two, "from-one", 5))
+    gang(two, both(two, "fp64"), both(two, "fp32"), half(two, "from-one", STEPS), half(two, "from-two", 5))
+    two.train(half(two, "from-two", STEPS))
+    return one, two
+
+
+def gang(house: House, *trainings: Training, layout: Parallel | None = None) -> list[dict]:
+    """Run a gang of two; what rank 0 said."""
+    layout = layout or Parallel(shard=2, threads=1, compile="none", device="cpu")
+    said = []
+    for process in house.processes(house.run_file(*trainings, layout=layout), world=2):
+        out, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        said += [json.loads(line) for line in out.splitlines()]
+    return said
+
+
+def worst(one: House, two: House, name: str, other: str = "", values: tuple[str, ...] = ("loss", "eval/loss", "grad_norm")) -> float:
+    """The largest difference of metric values between two curves."""
+    mine, others = one.curve(name), two.curve(other or name)
+    assert [line["step"] for line in mine] == [line["step"] for line in others]
+    assert [line["tokens"] for line in mine] == [line["tokens"] for line in others]
+    pairs = [(a["values"], b["values"]) for a, b in zip(mine, others, strict=True)]
+    return max(abs(a[key] - b[key]) for a, b in pairs for key in values if key in a)
+
+
+def worst_weight(one: House, two: House, name: str, other: str = "") -> float:
+    mine, others = load(one.weights(name)), load(two.weights(other or name))
+    return max((mine[key].double() - others[key].double()).abs().max().item() for key in mine)
+
+
+@pytest.mark.parametrize("name", ["teacher", "open", "gated", "learned"])
+def test_in_float64_two_processes_give_the_losses_to_1e_10_and_weights_after_10_steps_to_1e_8(houses, name: str) -> None:
+    assert load(houses[0].weights(f"{name}-fp64"))["embed.weight"].dtype == torch.float64
+    assert worst(*houses, f"{name}-fp64") < 1e-10
+    assert worst_weight(*houses, f"{name}-fp64") < 1e-8
+
+
+@pytest.mark.parametrize("name", ["teacher", "open", "gated", "learned"])
+def test_in_float32_two_processes_give_the_losses_to_1e_5(houses, name: str) -> None:
+    assert worst(*houses, f"{name}-fp32", values=("loss", "eval/loss")) < 1e-5
+
+
+def test_a_gate_opens_at_the_same_step_in_both_layouts(houses) -> None:
+    steps = [house.summary(f"gated-{precision}")["gate_step"] for house in houses for precision in ("fp64", "fp32")]
+    assert 1 < steps[0] < STEPS and len(set(steps)) == 1
+
+
+def test_a_teacher_in_a_gang_runs_one_forward_a_micro_batch_of_its_rank(houses) -> None:
+    for house, forwards in zip(houses, (2 * STEPS, STEPS), strict=True):
+        assert house.summary("teacher-fp64")["forwards"] == forwards
+        assert house.summary("gated-fp64")["teacher_forwards"] == forwards
+
+
+@pytest.mark.parametrize("name", ["from-one", "from-two"])
+def test_a_checkpoint_of_one_layout_goes_on_in_the_other(houses, name: str) -> None:
+    for role_name in ("teacher", "s"):
+        assert worst(*houses, f"{role_name}-straight", f"{role_name}-{name}", ("loss",)) < 1e-10
+        assert worst_weight(*houses, f"{role_name}-straight", f"{role_name}-{name}") < 1e-8
+
+
+def test_two_replicas_of_the_whole_model_give_the_same_as_one_process(houses, tmp_path: Path) -> None:
+    house = House(tmp_path)
+    layout = ONE.model_copy(update={"replicate": 2})
+    gang(house, both(house, "fp64"), layout=layout)
+    for name in ("teacher", "gated"):
+        assert worst(houses[0], house, f"{name}-fp64") < 1e-10
+        assert worst_weight(houses[0], house, f"{name}-fp64") < 1e-8
+
+
+def test_a_gang_of_another_size_than_its_layout_is_refused_with_one_that_fits(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    run = house.run_file(house.training({"model": role()}, train(4)), layout=ONE.model_copy(update={"shard": 3}))
+    (process,) = house.processes(run)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (2, "")
+    assert json.loads(out) == {
+        "error": "parallel: replicate 1 x shard 3 = 3, but 1 processes were started; shard=1 would fit", "exit_code": 2,
+    }  # fmt: skip
