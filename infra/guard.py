@@ -4,8 +4,8 @@ task.
 It takes over the leases with new fences, starts the ranks, renews the leases, and ends with the gang: when
 its parent dies (its standard input ends) or asks (SIGTERM) it tells the ranks to checkpoint and stop, and
 kills what is left after the grace time. When the gang has finished it publishes the records. Ranks notice its
-death by the pipe they hold. Standard output carries JSON lines for the parent; the ranks' own output goes to
-files.
+death by the pipe they hold. A gang that lost a rank to a signal starts again from its last checkpoint, if it
+made one. Standard output carries JSON lines for the parent; the ranks' own output goes to files.
 """
 
 import json
@@ -19,12 +19,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.spec.error import AtelierError
+from engine.spec.error import AtelierError, StoppedError
 from engine.spec.record import Record
 from infra.lease import Holder, Lease, LeaseLost, Renewal, take
 from infra.store import Store, has_body, read_body
+from infra.trajectory import checkpoint_steps
 
 GRACE_S = 30.0
+RESTARTS = 3  # each only after a new checkpoint: a death at the same place again is told, not repeated
+STOPPED = 75
 PASSED = (
     "PATH",
     "HOME",
@@ -56,6 +59,7 @@ class Guard:
         self.stop_asked = threading.Event()
         self.ranks: list[subprocess.Popen[bytes]] = []
         self.leases: list[Lease] = []
+        self.death = ""  # how a rank ended that nobody asked to end
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, lambda *_: self.stop_asked.set())
@@ -68,9 +72,11 @@ class Guard:
             self.leases.append(lease)
         renewal = Renewal(self.leases)
         try:
-            code = self._gang(renewal)
+            code = self._to_the_end(renewal)
             if code == 0:
                 self._publish()
+            elif renewal.lost.is_set():
+                raise LeaseLost("another process has taken over; the gang was stopped and nothing published")
         finally:
             renewal.stop()
             for lease in self.leases:
@@ -83,8 +89,29 @@ class Guard:
                 pass
         self.stop_asked.set()
 
-    def _gang(self, renewal: Renewal) -> int:
+    def _to_the_end(self, renewal: Renewal) -> int:
+        """The gang's exit code, after as many restarts as help."""
+        for restart in range(RESTARTS + 1):
+            before = self._checkpoints()
+            code = self._gang(renewal, mode="ab" if restart else "wb")
+            gained = self._checkpoints() - before
+            if self.death and all(has_body(order["payload"]) for order in self.orders["outputs"].values()):
+                return 0  # all was written when it died
+            is_over = self.stop_asked.is_set() or renewal.lost.is_set() or restart == RESTARTS
+            if not self.death or not gained or is_over:
+                return code
+            at = max(step for _, step in gained)
+            again = f"the gang starts again from step {at} (restart {restart + 1} of {RESTARTS})"
+            say({"warning": f"{self.death}; {again}", "restart": restart + 1})
+        raise AssertionError("the last round returns")
+
+    def _checkpoints(self) -> set[tuple[str, int]]:
+        addresses = [lease.log.address for lease in self.leases]
+        return {(address, step) for address in addresses for step in checkpoint_steps(address)}
+
+    def _gang(self, renewal: Renewal, mode: str) -> int:
         count = self.orders["ranks"]
+        self.ranks, self.death = [], ""
         read_end, write_end = os.pipe()  # the ranks hold the reading end: it ends when the guard does
         (self.scratch / "rendezvous").unlink(missing_ok=True)
         for rank in range(count):
@@ -100,8 +127,8 @@ class Guard:
                 "OMP_NUM_THREADS": str(self.orders.get("threads", 1)),
             }
             with (
-                open(self.scratch / f"rank{rank}.out", "wb") as out,
-                open(self.scratch / f"rank{rank}.err", "wb") as err,
+                open(self.scratch / f"rank{rank}.out", mode) as out,
+                open(self.scratch / f"rank{rank}.err", mode) as err,
             ):
                 command = [sys.executable, "-m", self.orders["module"], str(self.scratch / "run.json")]
                 process = subprocess.Popen(
@@ -116,7 +143,10 @@ class Guard:
                 )
             self.ranks.append(process)
         os.close(read_end)
-        say({"pids": [process.pid for process in self.ranks], "guard": os.getpid()})
+        pids = [process.pid for process in self.ranks]
+        for lease in self.leases:
+            lease.name_writers(pids)
+        say({"pids": pids, "guard": os.getpid()})
         try:
             return self._wait(renewal)
         finally:
@@ -128,14 +158,16 @@ class Guard:
         told_at = 0.0
         while True:
             codes = [process.poll() for process in self.ranks]
-            if all(code is not None for code in codes):
-                return next((code for code in codes if code), 0)
             failed = any(code not in (None, 0) for code in codes)
+            if failed and not told_at:
+                self.death = _death(codes)
             if (failed or self.stop_asked.is_set() or renewal.lost.is_set()) and not told_at:
                 told_at = time.monotonic()
                 for process in self.ranks:
                     with suppress(ProcessLookupError):
                         process.terminate()
+            if all(code is not None for code in codes):
+                return next((code for code in codes if code), 0)
             if told_at and time.monotonic() - told_at > (2.0 if failed else GRACE_S):
                 self._kill()
             time.sleep(0.02)
@@ -170,6 +202,14 @@ class Guard:
             say({"published": key, "kind": record.kind, "fingerprint": record.fingerprint})
 
 
+def _death(codes: list[int | None]) -> str:
+    """Which rank a signal ended; '' when none."""
+    for rank, code in enumerate(codes):
+        if code is not None and code < 0:
+            return f"rank {rank} was ended by {signal.Signals(-code).name}"
+    return ""
+
+
 def say(message: dict[str, Any]) -> None:
     """One JSON line to the parent; its death must not stop the guard from ending its gang in order."""
     with suppress(BrokenPipeError, OSError):
@@ -180,6 +220,8 @@ def main() -> int:
     orders = json.loads(Path(sys.argv[1]).read_text())
     try:
         return Guard(orders).run()
+    except StoppedError:
+        return STOPPED
     except AtelierError as error:
         say({"error": str(error), "exit_code": error.exit_code})
         return 1

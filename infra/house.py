@@ -210,7 +210,7 @@ class House:
             if found is not None:
                 return found
             if self.stop.is_set():
-                raise StoppedError(f"{node.name}: stopped")
+                raise StoppedError("stopped")
             self.say(node, state="running")
             draft = self.draft(node, product)
             payload = self.store.new_payload(product.kind, product.fingerprint)

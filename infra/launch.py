@@ -65,6 +65,8 @@ def start_gang(orders: Orders, on_message: Callable[[dict[str, Any]], None], sto
     def hear(message: dict[str, Any]) -> None:
         if "error" in message:
             problems.append(message)
+        if "restart" in message:
+            problems.clear()
         on_message(message)
 
     ended = threading.Event()
@@ -99,19 +101,22 @@ def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: b
     if code == 0:
         return
     if problems:
-        kind = DataError if problems[0].get("exit_code") == 2 else AtelierError
-        raise kind(problems[0]["error"])
+        kind = DataError if problems[-1].get("exit_code") == 2 else AtelierError
+        raise kind(problems[-1]["error"])
     if stopped or code == STOPPED:
-        raise StoppedError(f"{orders.name}: stopped")
+        raise StoppedError("stopped")
     lines = []
     for path in sorted(orders.scratch.glob("*.err")):
         text = path.read_text(errors="replace").strip()
         if text:
             lines += [f"--- {path.name}", *text.splitlines()[-TAIL:]]
-    reason = f"signal {code - 128}" if code > 128 else f"exit code {code}"
-    raise AtelierError(
-        "\n".join([f"{orders.name}: the gang ended with {reason}; its files are in {orders.scratch}", *lines])
-    )
+    if code < 0:
+        reason = f"its guard was ended by {signal.Signals(-code).name}; the gang stops at a checkpoint"
+    elif code > 128:
+        reason = f"the gang was ended by {signal.Signals(code - 128).name}"
+    else:
+        reason = f"the gang ended with exit code {code}"
+    raise AtelierError("\n".join([f"{reason}; its files are in {orders.scratch}", *lines]))
 
 
 def _listen(guard: subprocess.Popen[bytes], hear: Callable[[dict[str, Any]], None]) -> None:

@@ -3,8 +3,8 @@ fence.
 
 `take` and `release` hand the right to write around; `publish` ends it: the first one published wins, for
 good. A holder proves life by a counter file; whoever waits judges its silence by a clock of its own, so no
-clock jump steals a lease. The counter file also names the processes that write on its behalf: a dead holder is
-gone only when they are.
+clock jump steals a lease. The counter file also names the processes that write on its behalf: a dead holder
+is gone only when they are.
 """
 
 import json
@@ -48,11 +48,9 @@ class Holder:
         """True when this holder was a process of this very host and is no more; False when alive or not to be
         known from here.
         """
-        return self.is_here() and _started(self.pid) != self.started
-
-    def is_here(self) -> bool:
-        """True when it is or was a process of this very host, since its last start."""
-        return self.host == socket.gethostname() and self.boot == _boot()
+        if self.host != socket.gethostname() or self.boot != _boot():
+            return False
+        return _started(self.pid) != self.started
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" + (f" ({self.what})" if self.what else "")

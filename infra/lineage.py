@@ -1,4 +1,6 @@
-"""Where artifacts come from and what came of them: a graph built from the store's records and trajectories alone."""
+"""Where artifacts come from and what came of them: a graph built from the store's records and trajectories
+alone.
+"""
 
 import graphlib
 import json
@@ -15,7 +17,17 @@ from engine.storage import join, names, read_bytes
 from infra.store import SHORT, Store
 from infra.trajectory import BIRTH
 
-NUMBERS = ("eval_loss", "loss", "bits_per_byte", "accuracy", "documents", "params", "tokens", "bytes", "vocab")
+NUMBERS = (
+    "eval_loss",
+    "loss",
+    "bits_per_byte",
+    "accuracy",
+    "documents",
+    "params",
+    "tokens",
+    "bytes",
+    "vocab",
+)
 ENDS = ("scores", "report", "registration")
 
 
@@ -56,20 +68,26 @@ class Graph:
         return [edge for edge in self.edges if edge.parent == fingerprint]
 
     def without_shortcuts(self) -> "Graph":
-        """For the eye: a tokenizer that comes with the tokens, and data that comes with the model that was scored on it, are left out."""
+        """For the eye: a tokenizer that comes with the tokens, and data that comes with the model that was
+        scored on it, are left out.
+        """
         nexts: dict[str, list[str]] = {}
         for edge in self.edges:
             nexts.setdefault(edge.parent, []).append(edge.child)
 
         def is_plain(edge: Edge) -> bool:
             may_go = edge.label == "tokenizer" or self.nodes[edge.child].kind in ENDS
-            return not may_go or edge.child not in _walk(nexts, [child for child in nexts[edge.parent] if child != edge.child])
+            return not may_go or edge.child not in _walk(
+                nexts, [child for child in nexts[edge.parent] if child != edge.child]
+            )
 
         return replace(self, edges=tuple(edge for edge in self.edges if is_plain(edge)))
 
     def order(self) -> list[str]:
         """Every node after its parents."""
-        sorter: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter({fp: () for fp in sorted(self.nodes)})
+        sorter: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter(
+            {fp: () for fp in sorted(self.nodes)}
+        )
         for edge in self.edges:
             sorter.add(edge.child, edge.parent)
         return list(sorter.static_order())
@@ -104,23 +122,33 @@ class Index:
         return found
 
     def models(self, trajectory: str) -> list[Record]:
-        """The models whose training went through the trajectory, those that ended on it first, then the newest first."""
+        """The models whose training went through the trajectory, those that ended on it first, then the
+        newest first.
+        """
         found = self._models.get(trajectory, [])
-        return [record for _, record in sorted(found, key=lambda pair: (pair[0], -pair[1].provenance.get("ended", 0)))]
+        return [
+            record
+            for _, record in sorted(found, key=lambda pair: (pair[0], -pair[1].provenance.get("ended", 0)))
+        ]
 
     def model_of(self, trajectory: str, child: Record | None = None) -> Record | None:
-        """The model that a person means by the trajectory: of several the one made in the same run as `child`."""
+        """The model that a person means by the trajectory: of several the one made in the same run as
+        `child`.
+        """
         models = self.models(trajectory)
         run = child.provenance.get("run") if child is not None else None
-        return next((m for m in models if run and m.provenance.get("run") == run), models[0] if models else None)
+        return next(
+            (m for m in models if run and m.provenance.get("run") == run), models[0] if models else None
+        )
 
     def students(self, model: Record) -> list[Record]:
         """The models whose teacher is `model`, oldest first."""
         chain = set(self.chain(model.parents.get("trajectory", "")))
         found = [
-            r for r in self.records.values()
+            r
+            for r in self.records.values()
             if r.kind == "model" and r.parents.get("teacher") in chain and self.teacher(r) == model
-        ]  # fmt: skip
+        ]
         return sorted(found, key=lambda r: r.provenance.get("ended", 0))
 
     def teacher(self, model: Record) -> Record | None:
@@ -162,7 +190,9 @@ def teacher_label(record: Record) -> str:
 
 
 def lineage(store: Store, word: str) -> Graph:
-    """Ancestors and descendants of what `word` means: a name, an alias, a run's id or 4 or more digits of a fingerprint."""
+    """Ancestors and descendants of what `word` means: a name, an alias, a run's id or 4 or more digits of a
+    fingerprint.
+    """
     return graph_of(Index(store), word)
 
 
@@ -206,12 +236,22 @@ class _Drawing:
             until = trajectory_start(birth) if birth else 0
 
     def _through(self, trajectory: str, until: int, record: Record) -> Iterable[tuple[str, str]]:
-        """What a model has from a trajectory that it followed to step `until`, and from models that ended on the way."""
+        """What a model has from a trajectory that it followed to step `until`, and from models that ended on
+        the way.
+        """
         birth = self.index.births.get(trajectory)
-        yield from ((parent, role) for role, parent in (birth.parents if birth else {}).items() if role not in ("teacher", "trunk"))
+        yield from (
+            (parent, role)
+            for role, parent in (birth.parents if birth else {}).items()
+            if role not in ("teacher", "trunk")
+        )
         for other in self.index.models(trajectory):
             step = int(other.summary.get("step", 0))
-            if other.parents["trajectory"] == trajectory and step <= until and other.fingerprint != record.fingerprint:
+            if (
+                other.parents["trajectory"] == trajectory
+                and step <= until
+                and other.fingerprint != record.fingerprint
+            ):
                 yield other.fingerprint, f"trunk @ step {step}"
 
     def _stand_in(self, trajectory: str, child: Record) -> str:
@@ -229,13 +269,19 @@ class _Drawing:
             if len(matches) == 1 and not any(fp.startswith(word) for fp in self.index.records):
                 model = self.index.model_of(matches[0])
                 return model.fingerprint if model is not None else matches[0]
-        models = [r for r in self.index.records.values() if r.kind == "model" and r.name == word.split("@")[0]]
+        models = [
+            r for r in self.index.records.values() if r.kind == "model" and r.name == word.split("@")[0]
+        ]
         if models:
             return max(models, key=lambda r: r.provenance.get("ended", 0)).fingerprint
         try:
             return self.index.store.resolve(word).fingerprint
         except AtelierError as error:
-            trajectories = sorted(node.fingerprint for node in self.nodes.values() if node.kind == "trajectory" and node.name == word)
+            trajectories = sorted(
+                node.fingerprint
+                for node in self.nodes.values()
+                if node.kind == "trajectory" and node.name == word
+            )
             if trajectories:
                 return trajectories[0]
             raise self._unknown(word, error) from None
@@ -245,7 +291,9 @@ class _Drawing:
             return error
         runs = [name.removesuffix(".json") for name in names(join(self.index.store.root, "runs"))]
         near = nearest(word, {node.name for node in self.nodes.values()} | set(runs))
-        way_out = f"; did you mean {near}?" if near else "; `atelier models` and `atelier runs` list what there is"
+        way_out = (
+            f"; did you mean {near}?" if near else "; `atelier models` and `atelier runs` list what there is"
+        )
         return AtelierError(f"no artifact and no run called {word!r} in {self.index.store.root}{way_out}")
 
     def _add_run(self, manifest: dict[str, Any]) -> None:
@@ -266,7 +314,11 @@ def read_manifest(store: Store, run_id: str) -> dict[str, Any] | None:
     """The manifest of a run, by its id (8 or more of its characters); None when no run is called so."""
     found = [name for name in names(join(store.root, "runs")) if name.endswith(".json")]
     exact = f"{run_id}.json"
-    match = [exact] if exact in found else [name for name in found if len(run_id) >= 8 and name.startswith(run_id)]
+    match = (
+        [exact]
+        if exact in found
+        else [name for name in found if len(run_id) >= 8 and name.startswith(run_id)]
+    )
     return json.loads(read_bytes(join(store.root, "runs", match[0]))) if len(match) == 1 else None
 
 
@@ -274,7 +326,9 @@ def node_of(record: Record) -> Node:
     summary = record.summary
     numbers = {key: summary[key] for key in NUMBERS if isinstance(summary.get(key), int | float)}
     step = summary.get("step", record.identity.get("step"))
-    return Node(fingerprint=record.fingerprint, kind=record.kind, name=record.name, step=step, numbers=numbers)
+    return Node(
+        fingerprint=record.fingerprint, kind=record.kind, name=record.name, step=step, numbers=numbers
+    )
 
 
 def _reach(start: str, edges: Iterable[Edge], *, up: bool) -> set[str]:

@@ -1,6 +1,7 @@
 """A lineage graph as text for the terminal, JSON, SVG, Mermaid and one HTML page."""
 
 import html
+import itertools
 import json
 from typing import Any
 
@@ -21,6 +22,10 @@ COLOURS = {  # kind -> (light fill, light line, dark fill, dark line); told apar
     "registration": ("#e9f5ef", "#00795a", "#12302a", "#35c59a"),
     "run": ("#f3eef7", "#77519b", "#2b2136", "#b794d6"),
 }
+MARKER = (
+    '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" '
+    'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z" class="tip"/></marker></defs>'
+)
 BOX_W, BOX_H, GAP_X, GAP_Y, MARGIN = 210, 58, 132, 26, 18
 
 
@@ -31,7 +36,11 @@ def numbers_of(node: Node, most: int = 3) -> str:
     for key, value in node.numbers.items():
         if key == "loss" and "eval_loss" in node.numbers:
             continue
-        words.append(f"{names.get(key, key)} {value:.3f}" if isinstance(value, float) else f"{_short(value)} {names.get(key, key)}")
+        words.append(
+            f"{names.get(key, key)} {value:.3f}"
+            if isinstance(value, float)
+            else f"{_short(value)} {names.get(key, key)}"
+        )
     return ", ".join(words[:most])
 
 
@@ -46,7 +55,9 @@ def _short(value: float) -> str:
 
 
 def to_tree(graph: Graph) -> Tree:
-    """For rich: ancestors, the thing itself, descendants. What stands on the page already is not spread out again."""
+    """For rich: ancestors, the thing itself, descendants. What stands on the page already is not spread out
+    again.
+    """
     graph = graph.without_shortcuts()
     tree = Tree("", hide_root=True, guide_style="dim")
     seen: set[str] = set()
@@ -62,10 +73,14 @@ def to_tree(graph: Graph) -> Tree:
 
 def _branch(graph: Graph, fp: str, tree: Tree, seen: set[str], *, up: bool) -> None:
     place = {other: number for number, other in enumerate(graph.order())}
-    for edge in sorted(graph.parents(fp) if up else graph.children(fp), key=lambda e: place[e.parent if up else e.child]):
+    for edge in sorted(
+        graph.parents(fp) if up else graph.children(fp), key=lambda e: place[e.parent if up else e.child]
+    ):
         other = edge.parent if up else edge.child
         again = other in seen
-        twig = tree.add(_line(graph.nodes[other], f"{edge.label}: " if up else f"{edge.label} → ", again=again))
+        twig = tree.add(
+            _line(graph.nodes[other], f"{edge.label}: " if up else f"{edge.label} → ", again=again)
+        )
         if not again:
             seen.add(other)
             _branch(graph, other, twig, seen, up=up)
@@ -98,7 +113,11 @@ def to_mermaid(graph: Graph) -> str:
     lines = ["flowchart LR"]
     for fp in order:
         node = graph.nodes[fp]
-        text = "<br/>".join(part for part in (f"<b>{_mermaid(node.name)}</b>", f"{node.kind} {node.short}", numbers_of(node)) if part)
+        text = "<br/>".join(
+            part
+            for part in (f"<b>{_mermaid(node.name)}</b>", f"{node.kind} {node.short}", numbers_of(node))
+            if part
+        )
         lines.append(f'  {name[fp]}["{text}"]' + (":::focus" if fp == graph.focus else ""))
     for edge in graph.edges:
         arrow = "==>" if edge.label.startswith("teacher") else "-->"
@@ -126,7 +145,8 @@ def layers_of(graph: Graph) -> dict[str, int]:
     return layer
 
 
-Route = list[tuple[int, str]]  # the (column, place)s an edge runs through; a place is a node or a gap kept free for the edge
+# the (column, place)s an edge runs through; a place is a node or a gap kept free for the edge
+Route = list[tuple[int, str]]
 
 
 def _lay_out(graph: Graph) -> tuple[list[list[str]], list[tuple[Any, Route]]]:
@@ -145,7 +165,7 @@ def _lay_out(graph: Graph) -> tuple[list[list[str]], list[tuple[Any, Route]]]:
         routes.append((edge, [*route, (layer[edge.child], edge.child)]))
     neighbours: dict[str, list[tuple[int, str]]] = {}
     for _, route in routes:
-        for (left, a), (right, b) in zip(route, route[1:], strict=False):
+        for (left, a), (right, b) in itertools.pairwise(route):
             neighbours.setdefault(a, []).append((right, b))
             neighbours.setdefault(b, []).append((left, a))
     for sweep in range(8):
@@ -157,7 +177,9 @@ def _lay_out(graph: Graph) -> tuple[list[list[str]], list[tuple[Any, Route]]]:
     return columns, routes
 
 
-def _by_middle(column: list[str], other: list[str], beside: int, neighbours: dict[str, list[tuple[int, str]]]) -> list[str]:
+def _by_middle(
+    column: list[str], other: list[str], beside: int, neighbours: dict[str, list[tuple[int, str]]]
+) -> list[str]:
     """`column` sorted by the mean position of each place's neighbours in the column beside it."""
     position = {place: index / max(1, len(other) - 1) for index, place in enumerate(other)}
     own = {place: index / max(1, len(column) - 1) for index, place in enumerate(column)}
@@ -185,12 +207,12 @@ def to_svg(graph: Graph) -> str:
             y += room
     width = 2 * MARGIN + len(columns) * BOX_W + (len(columns) - 1) * GAP_X
     height = 2 * MARGIN + tall
+    name = html.escape(graph.nodes[graph.focus].name)
+    size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
-        f'role="img" aria-label="lineage of {html.escape(graph.nodes[graph.focus].name)}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="lineage" {size} role="img" aria-label="lineage of {name}">',
         f"<style>{_style()}</style>",
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto">'
-        '<path d="M0 0L8 4L0 8z" class="tip"/></marker></defs>',
+        MARKER,
     ]
     parts += [_edge(edge.label, [at[place] for _, place in route]) for edge, route in routes]
     parts += [_box(graph.nodes[fp], at[fp], fp == graph.focus) for fp in graph.nodes]
@@ -207,28 +229,33 @@ def _edge(label: str, points: list[tuple[float, float]]) -> str:
             path += f" L{left + BOX_W:.0f} {middle:.0f}"
             left += BOX_W
         x, y = left, middle
-    kind = "edge strong" if label.startswith("teacher") else "edge"
-    last, before = points[-1], points[-2]
+    strong = " strong" if label.startswith("teacher") else ""
     words = label.replace(" @ ", " @\n").split("\n")
-    start_y = before[1]
-    text_x, text_y = last[0] - GAP_X / 2, (start_y + last[1]) / 2
+    left, middle = points[-1][0] - GAP_X / 2, (points[-2][1] + points[-1][1]) / 2
+    top = middle + 4 - 13 * (len(words) - 1) / 2
     lines = "".join(
-        f'<text class="label{" strong" if "strong" in kind else ""}" x="{text_x:.0f}" y="{text_y + 4 + 13 * (i - (len(words) - 1) / 2):.0f}">{html.escape(word)}</text>'
-        for i, word in enumerate(words)
+        f'<text class="label{strong}" x="{left:.0f}" y="{top + 13 * row:.0f}">{html.escape(word)}</text>'
+        for row, word in enumerate(words)
     )
-    return f'<path class="{kind}" d="{path}" marker-end="url(#tip)"/>{lines}'
+    return f'<path class="edge{strong}" d="{path}" marker-end="url(#tip)"/>{lines}'
 
 
 def _box(node: Node, place: tuple[float, float], is_focus: bool) -> str:
     x, y = place[0], place[1] - BOX_H / 2
     title = f"{node.kind} {node.name}\n{node.fingerprint}\n{numbers_of(node)}"
     kind = node.kind if node.kind in COLOURS else "run"
+    texts = [
+        ("name", 20, _cut(node.name, 24)),
+        ("small", 35, f"{node.kind} {node.short}"),
+        ("small", 49, _cut(numbers_of(node, 2), 36)),
+    ]
+    lines = "".join(
+        f'<text class="{style}" x="{x + 10:.0f}" y="{y + down:.0f}">{html.escape(text)}</text>'
+        for style, down, text in texts
+    )
     return (
         f'<g class="{kind}{" focus" if is_focus else ""}"><title>{html.escape(title)}</title>'
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{BOX_W}" height="{BOX_H}" rx="8"/>'
-        f'<text class="name" x="{x + 10:.0f}" y="{y + 20:.0f}">{html.escape(_cut(node.name, 24))}</text>'
-        f'<text class="small" x="{x + 10:.0f}" y="{y + 35:.0f}">{html.escape(node.kind)} {html.escape(node.short)}</text>'
-        f'<text class="small" x="{x + 10:.0f}" y="{y + 49:.0f}">{html.escape(_cut(numbers_of(node, 2), 36))}</text></g>'
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{BOX_W}" height="{BOX_H}" rx="8"/>{lines}</g>'
     )
 
 
@@ -236,29 +263,48 @@ def _cut(text: str, size: int) -> str:
     return text if len(text) <= size else text[: size - 1] + "…"
 
 
+STYLE = """
+.lineage text{font-family:system-ui,sans-serif;fill:#1c2126}
+.lineage .name{font-size:14px;font-weight:600}
+.lineage .small{font-size:11px;fill:#4a545d}
+.lineage .label{font-size:11px;text-anchor:middle;fill:#4a545d;paint-order:stroke;stroke:#fff;stroke-width:4px}
+.lineage .label.strong{fill:#8f5200;font-weight:600}
+.lineage .edge{fill:none;stroke:#8a949c;stroke-width:1.4}
+.lineage .edge.strong{stroke:#b86b00;stroke-width:2.4}
+.lineage .tip{fill:#8a949c}
+.lineage rect{stroke-width:1.4}
+.lineage .focus rect{stroke-width:3.2}
+"""
+DARK = """
+.lineage text{fill:#e8ecef}
+.lineage .small,.lineage .label{fill:#a9b4bc}
+.lineage .label{stroke:#15191c}
+.lineage .label.strong{fill:#f0a840}
+.lineage .edge{stroke:#75808a}
+.lineage .edge.strong{stroke:#f0a840}
+.lineage .tip{fill:#75808a}
+"""
+
+
 def _style() -> str:
-    light = "".join(f".{kind} rect{{fill:{c[0]};stroke:{c[1]}}}" for kind, c in COLOURS.items())
-    dark = "".join(f".{kind} rect{{fill:{c[2]};stroke:{c[3]}}}" for kind, c in COLOURS.items())
-    return (
-        "text{font-family:system-ui,sans-serif;fill:#1c2126}.name{font-size:14px;font-weight:600}.small{font-size:11px;fill:#4a545d}"
-        ".label{font-size:11px;text-anchor:middle;fill:#4a545d;paint-order:stroke;stroke:#fff;stroke-width:4px}"
-        ".label.strong{fill:#8f5200;font-weight:600}"
-        ".edge{fill:none;stroke:#8a949c;stroke-width:1.4}.edge.strong{stroke:#b86b00;stroke-width:2.4}.tip{fill:#8a949c}"
-        f"rect{{stroke-width:1.4}}.focus rect{{stroke-width:3.2}}{light}"
-        "@media (prefers-color-scheme:dark){text{fill:#e8ecef}.small,.label{fill:#a9b4bc}.label{stroke:#15191c}.label.strong{fill:#f0a840}"
-        f".edge{{stroke:#75808a}}.edge.strong{{stroke:#f0a840}}.tip{{fill:#75808a}}{dark}}}"
-    )
+    light = "".join(f".lineage .{kind} rect{{fill:{c[0]};stroke:{c[1]}}}\n" for kind, c in COLOURS.items())
+    dark = "".join(f".lineage .{kind} rect{{fill:{c[2]};stroke:{c[3]}}}\n" for kind, c in COLOURS.items())
+    return f"{STYLE}{light}@media (prefers-color-scheme:dark){{{DARK}{dark}}}"
 
 
 PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport"
+content="width=device-width,initial-scale=1">
 <title>{title}</title><style>
 body{{font-family:system-ui,sans-serif;margin:1rem;background:#fff;color:#1c2126}}
 .wide{{overflow-x:auto}} table{{border-collapse:collapse;margin-top:1rem;font-size:.9rem}}
-th,td{{text-align:left;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #ccd2d7;vertical-align:top}} code{{font-size:.85em}}
+th,td{{text-align:left;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #ccd2d7;vertical-align:top}}
+code{{font-size:.85em}}
 @media (prefers-color-scheme:dark){{body{{background:#15191c;color:#e8ecef}} th,td{{border-color:#39424a}}}}
 </style></head><body><h1>{title}</h1><div class="wide">{svg}</div>
-<div class="wide"><table><tr><th>name</th><th>kind</th><th>fingerprint</th><th>numbers</th><th>comes from</th></tr>{rows}</table></div>
+<div class="wide"><table>
+<tr><th>name</th><th>kind</th><th>fingerprint</th><th>numbers</th><th>comes from</th></tr>
+{rows}</table></div>
 </body></html>
 """
 
@@ -268,8 +314,16 @@ def to_html(graph: Graph) -> str:
     rows = []
     for fp in graph.order():
         node = graph.nodes[fp]
-        parents = "<br>".join(html.escape(f"{edge.label}: {graph.nodes[edge.parent].name}") for edge in graph.parents(fp))
-        cells = [html.escape(node.name), html.escape(node.kind), f"<code>{html.escape(fp)}</code>", html.escape(numbers_of(node)), parents]
+        parents = "<br>".join(
+            html.escape(f"{edge.label}: {graph.nodes[edge.parent].name}") for edge in graph.parents(fp)
+        )
+        cells = [
+            html.escape(node.name),
+            html.escape(node.kind),
+            f"<code>{html.escape(fp)}</code>",
+            html.escape(numbers_of(node)),
+            parents,
+        ]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     title = html.escape(f"Lineage of {graph.nodes[graph.focus].name}")
     return PAGE.format(title=title, svg=to_svg(graph), rows="\n".join(rows))
@@ -282,7 +336,9 @@ def to_text(graph: Graph, width: int = 110) -> str:
     from rich.console import Console  # here: rich's console costs 50 ms, and pictures do without
 
     target = io.StringIO()
-    Console(file=target, width=width, no_color=True, highlight=False, legacy_windows=False).print(to_tree(graph))
+    Console(file=target, width=width, no_color=True, highlight=False, legacy_windows=False).print(
+        to_tree(graph)
+    )
     return target.getvalue()
 
 

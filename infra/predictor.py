@@ -1,7 +1,10 @@
-"""The code file of a registered model (MLflow "models from code"): answers prompts by a child process, so it needs no torch itself.
+"""The code file of a registered model (MLflow "models from code"): answers prompts by a child process, so it
+needs no torch itself.
 
-It is copied beside the weights and imports nothing of this project: the artifact `model` is a folder with record.json and its files,
-the artifact `code` a folder with the engine that made them, so a version can be loaded when store and checkout are gone.
+It is copied beside the weights and imports nothing of this project: the artifact `model` is a folder with
+record.json and its files,
+the artifact `code` a folder with the engine that made them, so a version can be loaded when store and
+checkout are gone.
 
     mlflow.pyfunc.load_model("models:/student_a@latest").predict(["def "], params={"max_tokens": 40})
 """
@@ -13,6 +16,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,9 @@ DEFAULTS: dict[str, Any] = {"max_tokens": 64, "temperature": 0.8, "top_p": 1.0, 
 
 
 def requests_of(model_input: Any, params: dict[str, Any]) -> list[dict[str, Any]]:
-    """One request a row. `model_input`: a text, a list of texts or dicts, a dict (of values or of lists), or a DataFrame with `prompt`."""
+    """One request a row. `model_input`: a text, a list of texts or dicts, a dict (of values or of lists), or
+    a DataFrame with `prompt`.
+    """
     if hasattr(model_input, "to_dict"):  # a DataFrame or Series; pandas itself is not needed here
         columns = model_input.to_frame("prompt") if not hasattr(model_input, "columns") else model_input
         rows = columns.to_dict("records")
@@ -32,7 +38,10 @@ def requests_of(model_input: Any, params: dict[str, Any]) -> list[dict[str, Any]
     elif isinstance(model_input, dict):
         many = {key: value for key, value in model_input.items() if isinstance(value, list)}
         count = max((len(value) for value in many.values()), default=1)
-        rows = [{key: many[key][i] if key in many else value for key, value in model_input.items()} for i in range(count)]
+        rows = [
+            {key: many[key][i] if key in many else value for key, value in model_input.items()}
+            for i in range(count)
+        ]
     else:
         rows = [model_input] if isinstance(model_input, str) else list(model_input)
     result = []
@@ -40,9 +49,21 @@ def requests_of(model_input: Any, params: dict[str, Any]) -> list[dict[str, Any]
         row = dict(row) if isinstance(row, dict) else {"prompt": row}
         unknown = sorted(set(row) - {"prompt", *DEFAULTS})
         if unknown or "prompt" not in row:
-            raise ValueError(f"a request has `prompt` and any of {', '.join(DEFAULTS)}; got {', '.join(map(str, row)) or 'nothing'}")
-        values = DEFAULTS | params | {key: value for key, value in row.items() if value is not None and value == value}
-        result.append({key: type(DEFAULTS[key])(value) if key in DEFAULTS else str(value) for key, value in values.items()})
+            raise ValueError(
+                f"a request has `prompt` and any of {', '.join(DEFAULTS)}; "
+                f"got {', '.join(map(str, row)) or 'nothing'}"
+            )
+        values = (
+            DEFAULTS
+            | params
+            | {key: value for key, value in row.items() if value is not None and value == value}
+        )
+        result.append(
+            {
+                key: type(DEFAULTS[key])(value) if key in DEFAULTS else str(value)
+                for key, value in values.items()
+            }
+        )
     return result
 
 
@@ -53,16 +74,26 @@ class Child:
         self._scratch = tempfile.TemporaryDirectory(prefix="atelier-predict-")
         folder = Path(self._scratch.name)
         run = {
-            "schema": 1, "task": "generate", "version": 1, "config": {"serve": True}, "inputs": {"model": model}, "outputs": {},
-            "scratch": str(folder / "scratch"), "seed": 1,
-        }  # fmt: skip
+            "schema": 1,
+            "task": "generate",
+            "version": 1,
+            "config": {"serve": True},
+            "inputs": {"model": model},
+            "outputs": {},
+            "scratch": str(folder / "scratch"),
+            "seed": 1,
+        }
         (folder / "scratch").mkdir()
         (folder / "run.json").write_text(json.dumps(run))
-        self._errors = open(folder / "errors.txt", "w+b")
+        self._errors = (folder / "errors.txt").open("w+b")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine.generate", str(folder / "run.json")], cwd=code, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, env={**os.environ, "PYTHONPATH": code, "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
+            [sys.executable, "-m", "engine.generate", str(folder / "run.json")],
+            cwd=code,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": code, "PYTHONUNBUFFERED": "1"},
+        )
 
     def ask(self, request: dict[str, Any]) -> str:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -87,8 +118,9 @@ class Child:
 
     def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None and not pipe.closed:
-                pipe.close()
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # a request that it did not live to read
+                    pipe.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -101,7 +133,8 @@ class Child:
 class Predictor(PythonModel):
     """Text for prompts. The child starts with the first prompt and lives as long as this object."""
 
-    _skip_type_hint_validation = True  # MLflow's word for: no advice at every load to name one input type; there are four
+    # MLflow's word for: no advice at every load to name one input type; there are four
+    _skip_type_hint_validation = True
 
     def __init__(self) -> None:
         self._child: Child | None = None
@@ -121,9 +154,14 @@ class Predictor(PythonModel):
             try:
                 return [self._child.ask(request) for request in requests]
             except RuntimeError:
-                self._child.close()
-                self._child = None  # the next call starts a new one
+                self.close()  # the next call starts a new one
                 raise
+
+    def close(self) -> None:
+        """End the child; a later prompt starts another."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
 
 
 set_model(Predictor())

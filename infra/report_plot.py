@@ -1,4 +1,4 @@
-"""The loss picture of a report. Imports matplotlib; no window, no global state, so it may run on any thread."""
+"""The loss picture of a report. Imports matplotlib; no window, no global state: any thread may draw."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito: told apart with any colour vision
+# Okabe and Ito: told apart with any colour vision
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 LEADER = "#1c1c1c"
 GREY = "#6b747b"
 
 
 def loss_png(
-    curves: Mapping[str, Sequence[Mapping[str, Any]]], *, controls: Mapping[str, str] | None = None, starts: Mapping[str, int] | None = None
+    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    controls: Mapping[str, str] | None = None,
+    starts: Mapping[str, int] | None = None,
 ) -> bytes:
-    """Training loss (thin, smoothed), held-out loss (points), where students began; below it the students' distance to their controls."""
+    """Training loss (thin, smoothed), held-out loss (points), where students began; below it the students'
+    distance to their controls.
+    """
     controls, starts = dict(controls or {}), dict(starts or {})
     shown = {name: list(lines) for name, lines in curves.items() if lines}
     gaps = {c: s for c, s in controls.items() if c in shown and s in shown and _gap(shown[s], shown[c])}
@@ -40,7 +46,13 @@ def loss_png(
         axes.grid(color="#e4e7ea", linewidth=0.7)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    top.set_title("line: training, smoothed    dot: held-out    dashed: the same network without a teacher" if gaps else "", fontsize=9, color=GREY)
+    top.set_title(
+        "line: training, smoothed    dot: held-out    dashed: the same network without a teacher"
+        if gaps
+        else "",
+        fontsize=9,
+        color=GREY,
+    )
     figure.legend(frameon=False, fontsize=10, loc="outside upper center", ncols=min(5, max(1, len(shown))))
     target = io.BytesIO()
     figure.savefig(target, format="png", facecolor="white")
@@ -48,7 +60,9 @@ def loss_png(
 
 
 def colours_of(names: Sequence[str], controls: Mapping[str, str]) -> dict[str, str]:
-    """Black for the first that is nobody's student or control, a colour for each other; a control has its student's."""
+    """Black for the first that is nobody's student or control, a colour for each other; a control has its
+    student's.
+    """
     students = set(controls.values())
     own = [name for name in names if name not in controls]
     leader = next((name for name in own if name not in students), None) if len(own) > 1 else None
@@ -74,21 +88,35 @@ def smooth(values: Sequence[float], span: float) -> list[float]:
     return result
 
 
-def _draw(axes: Axes, name: str, lines: Sequence[Mapping[str, Any]], colour: str, *, is_control: bool) -> None:
+def _draw(
+    axes: Axes, name: str, lines: Sequence[Mapping[str, Any]], colour: str, *, is_control: bool
+) -> None:
     style = (0, (4, 2)) if is_control else "-"
     steps, losses = _values(lines, "loss")
-    axes.plot(steps, smooth(losses, len(losses) / 50), color=colour, linestyle=style, linewidth=1.5, label=name)
+    axes.plot(
+        steps, smooth(losses, len(losses) / 50), color=colour, linestyle=style, linewidth=1.5, label=name
+    )
     steps, losses = _values(lines, "eval/loss")
     axes.plot(
-        steps, losses, color=colour, linestyle="none", marker="o", markersize=4.5,
-        markerfacecolor="white" if is_control else colour, markeredgewidth=1.2,
-    )  # fmt: skip
+        steps,
+        losses,
+        color=colour,
+        linestyle="none",
+        marker="o",
+        markersize=4.5,
+        markerfacecolor="white" if is_control else colour,
+        markeredgewidth=1.2,
+    )
 
 
 def _mark_starts(
-    axes: Axes, starts: Mapping[str, int], shown: Mapping[str, Any], colours: Mapping[str, str], controls: Mapping[str, str]
+    axes: Axes,
+    starts: Mapping[str, int],
+    shown: Mapping[str, Any],
+    colours: Mapping[str, str],
+    controls: Mapping[str, str],
 ) -> None:
-    """A dotted line where a student began to learn from its teacher; students that began together share one."""
+    """A dotted line where a student began to learn from its teacher; those that began together share one."""
     together: dict[int, list[str]] = {}
     for name, step in starts.items():
         if step > 0 and name in shown and name not in controls:
@@ -97,9 +125,17 @@ def _mark_starts(
         axes.axvline(step, color=colours[names[0]] if len(names) == 1 else GREY, linestyle=":", linewidth=1.3)
         text = f"{', '.join(names)} start{'s' if len(names) == 1 else ''} at {step}"
         axes.annotate(
-            text, (step, 0.99), xycoords=("data", "axes fraction"), xytext=(-4, 0), textcoords="offset points", fontsize=9, rotation=90,
-            color=colours[names[0]] if len(names) == 1 else GREY, va="top", ha="right",
-        )  # fmt: skip
+            text,
+            (step, 0.99),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4, 0),
+            textcoords="offset points",
+            fontsize=9,
+            rotation=90,
+            color=colours[names[0]] if len(names) == 1 else GREY,
+            va="top",
+            ha="right",
+        )
 
 
 def _crop(axes: Axes, shown: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -116,15 +152,26 @@ def _crop(axes: Axes, shown: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         axes.set_ylim(min(low) - 0.06 * room, max(high) + 0.02 * room)
 
 
-def _gap(student: Sequence[Mapping[str, Any]], control: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+def _gap(
+    student: Sequence[Mapping[str, Any]], control: Sequence[Mapping[str, Any]]
+) -> list[tuple[int, float]]:
     """(step, held-out loss of the student minus the control's) where both were looked at."""
     theirs = dict(zip(*_values(control, "eval/loss"), strict=True))
     return [(s, v - theirs[s]) for s, v in zip(*_values(student, "eval/loss"), strict=True) if s in theirs]
 
 
-def _draw_gaps(axes: Axes, gaps: Mapping[str, str], shown: Mapping[str, Any], colours: Mapping[str, str]) -> None:
+def _draw_gaps(
+    axes: Axes, gaps: Mapping[str, str], shown: Mapping[str, Any], colours: Mapping[str, str]
+) -> None:
     axes.axhline(0, color=GREY, linewidth=1.0)
     for control, student in gaps.items():
         points = _gap(shown[student], shown[control])
-        axes.plot([s for s, _ in points], [g for _, g in points], color=colours[student], marker="o", markersize=4, linewidth=1.5)
+        axes.plot(
+            [s for s, _ in points],
+            [g for _, g in points],
+            color=colours[student],
+            marker="o",
+            markersize=4,
+            linewidth=1.5,
+        )
     axes.set_ylabel("student − control\n(below 0: better)", fontsize=9)

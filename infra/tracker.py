@@ -1,6 +1,8 @@
-"""Follows a flow run from outside and writes it into MLflow, on a thread of its own: whatever MLflow does, training goes on.
+"""Follows a flow run from outside and writes it into MLflow, on a thread of its own: whatever MLflow does,
+training goes on.
 
-Nothing here waits for MLflow but `close`, `register` and, briefly, the addresses. What could not be written is in the store all the
+Nothing here waits for MLflow but `close`, `register` and, briefly, the addresses. What could not be written
+is in the store all the
 same: the next run that meets the artifact writes it.
 """
 
@@ -29,16 +31,27 @@ class Tracker:
     """One flow run as MLflow shows it."""
 
     def __init__(
-        self, uri: str, store: Store, *, flow: str, command: str, run_id: str, config: dict[str, Any], sweep: str = "",
+        self,
+        uri: str,
+        store: Store,
+        *,
+        flow: str,
+        command: str,
+        run_id: str,
+        config: dict[str, Any],
+        sweep: str = "",
         tags: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
-        """Start at once and return at once. `run_id` is ours: the same one again goes on with the same MLflow run.
+    ) -> None:
+        """Start at once and return at once. `run_id` is ours: the same one again goes on with the same MLflow
+        run.
 
         `tags` go on every run and model; one called `<word>.url` becomes a link called <word> on the pages.
         """
         self.uri = uri
         self._store = store
-        self._about = About(flow=flow, command=command, run_id=run_id, config=config, sweep=sweep, tags=dict(tags or {}))
+        self._about = About(
+            flow=flow, command=command, run_id=run_id, config=config, sweep=sweep, tags=dict(tags or {})
+        )
         self._scribe: Scribe | None = None
         self._models: Models | None = None
         self._handles: list[TaskHandle] = []
@@ -47,7 +60,8 @@ class Tracker:
         self._begun = self._worker.put("the flow's run", lambda backend: self.scribe.begin())
 
     def _connect(self) -> Any:
-        from infra.tracking_mlflow import Backend  # here, on the thread: MLflow takes 2 s to import, and planning does without it
+        # here, on the thread: MLflow takes 2 s to import, and planning does without it
+        from infra.tracking_mlflow import Backend
         from infra.tracking_models import Models  # as above
         from infra.tracking_scribe import Scribe  # as above
 
@@ -83,11 +97,16 @@ class Tracker:
         return self._worker.busy_s
 
     def urls(self) -> dict[str, str]:
-        """'flow', 'compare' -> address on the MLflow server; empty when it is a database without one, or away."""
+        """'flow', 'compare' -> address on the MLflow server; empty when it is a database without one, or
+        away.
+        """
         links = Links(self.uri.rstrip("/") if self.uri.startswith("http") else "")
         if not links.page or not self.mlflow_run:
             return {}
-        return {"flow": links.run(self.scribe.experiment, self.mlflow_run), "compare": links.compare(self.scribe.experiment)}
+        return {
+            "flow": links.run(self.scribe.experiment, self.mlflow_run),
+            "compare": links.compare(self.scribe.experiment),
+        }
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """More tags for the flow's run and for everything that is written from now on."""
@@ -101,10 +120,14 @@ class Tracker:
         return handle
 
     def end_task(self, handle: TaskHandle, status: str, summary: Mapping[str, Any] | None = None) -> None:
-        """`status`: FINISHED, FAILED or KILLED (reused counts as finished). Numbers of `summary` become metrics, texts tags."""
+        """`status`: FINISHED, FAILED or KILLED (reused counts as finished). Numbers of `summary` become
+        metrics, texts tags.
+        """
         values = dict(summary or {})
         self._handles = [one for one in self._handles if one is not handle]
-        self._worker.put(f"the end of task {handle.name}", lambda backend: self.scribe.end_task(handle, status, values))
+        self._worker.put(
+            f"the end of task {handle.name}", lambda backend: self.scribe.end_task(handle, status, values)
+        )
 
     def follow(self, task: TaskHandle | None, trajectories: Sequence[Followed]) -> "Following":
         """Read along with the trainings of a gang until `stop`; their curves appear every two seconds."""
@@ -122,7 +145,9 @@ class Tracker:
         Raises AtelierError when MLflow stays away.
         """
         chosen = name or record.name
-        job = self._worker.put(f"registering {chosen}", lambda backend: self.models.register(record, chosen, list(aliases)))
+        job = self._worker.put(
+            f"registering {chosen}", lambda backend: self.models.register(record, chosen, list(aliases))
+        )
         return str(self._wait(job, f"{record.name} was not registered"))
 
     def _wait(self, job: Job, what: str) -> Any:
@@ -171,7 +196,10 @@ class Following:
         from infra.tracking_scribe import Curve  # here, on the thread: it imports MLflow
 
         if not self._curves:
-            self._curves = [[Curve(self._tracker.scribe, f, i, self._task) for i in range(len(f.segments))] for f in self._trajectories]
+            self._curves = [
+                [Curve(self._tracker.scribe, f, i, self._task) for i in range(len(f.segments))]
+                for f in self._trajectories
+            ]
 
     def _poll(self) -> None:
         for chain in self._curves:
@@ -186,7 +214,10 @@ class Following:
         self._tracker.no_longer(self._label)
         for number, followed in enumerate(self._trajectories):
             for place in range(len(followed.segments)):
-                self._tracker.put(f"the curve of {followed.role}", lambda backend, n=number, p=place: self._finish(n, p, status))
+                self._tracker.put(
+                    f"the curve of {followed.role}",
+                    lambda backend, n=number, p=place: self._finish(n, p, status),
+                )
 
     def _finish(self, number: int, place: int, status: str) -> None:
         """A trunk that training has left behind is finished, however its branch ended."""

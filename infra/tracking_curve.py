@@ -1,4 +1,6 @@
-"""What of a trajectory's metric segments becomes points of a curve: each step once, dense at the beginning, thin later."""
+"""What of a trajectory's metric segments becomes points of a curve: each step once, dense at the beginning,
+thin later.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +16,8 @@ ALWAYS = "eval/"
 
 
 def is_kept(count: int) -> bool:
-    """Whether the `count`-th step of a curve is drawn: each of the first 200, then 100 for every doubling (1,000 points by step 51,200).
+    """Whether the `count`-th step of a curve is drawn: each of the first 200, then 100 for every doubling
+    (1,000 points by step 51,200).
 
     It depends on the step alone, so that a resumed or extended training goes on with the same curve.
     """
@@ -25,7 +28,9 @@ def is_kept(count: int) -> bool:
 
 
 class Reader:
-    """New lines of a chain of trajectory segments as they get sealed; lines after a branch are the branch's own."""
+    """New lines of a chain of trajectory segments as they get sealed; lines after a branch are the branch's
+    own.
+    """
 
     def __init__(self, segments: tuple[Segment, ...]) -> None:
         self.segments = segments
@@ -34,7 +39,9 @@ class Reader:
         self._seen: set[str] = set()
 
     def read(self) -> None:
-        """Add the lines of what was sealed since the last call to `pending`, in order, a step of one attempt once."""
+        """Add the lines of what was sealed since the last call to `pending`, in order, a step of one attempt
+        once.
+        """
         for index, segment in enumerate(self.segments):
             for line in self._new(segment.url):
                 before = index > 0 and line["step"] <= segment.start
@@ -51,14 +58,23 @@ class Reader:
 
     def _new(self, url: str) -> list[dict[str, Any]]:
         folder = join(url, FOLDER)
-        new = [name for name in names(folder) if name.startswith("metrics-") and join(folder, name) not in self._seen]
+        new = [
+            name
+            for name in names(folder)
+            if name.startswith("metrics-") and join(folder, name) not in self._seen
+        ]
         lines = merge([(name, read_text(join(folder, name))) for name in new])
         self._seen |= {join(folder, name) for name in new}
         return lines
 
 
 def points(
-    lines: Iterable[dict[str, Any]], sent: set[tuple[str, int]], *, start: int, now: float, last: int | None = None
+    lines: Iterable[dict[str, Any]],
+    sent: set[tuple[str, int]],
+    *,
+    start: int,
+    now: float,
+    last: int | None = None,
 ) -> list[tuple[str, float, int, float]]:
     """(metric, value, step, time) to draw: not sent yet, thinned; the line of step `last` whole."""
     result = []

@@ -1,4 +1,6 @@
-"""The calls to MLflow that the tracker makes, each safe to make twice. Importing this file takes two seconds: only the tracker's thread does."""
+"""The calls to MLflow that the tracker makes, each safe to make twice. Importing this file takes two seconds:
+only the tracker's thread does.
+"""
 
 import getpass
 import hashlib
@@ -13,7 +15,8 @@ SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_UV_AUTO_DETECT": "false",  # a uv.lock of the folder one happens to stand in is no part of a model
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the tracker retries itself, without blocking for minutes inside one call
+    # the tracker retries itself, without blocking for minutes inside one call
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 for _name, _value in SETTINGS.items():
@@ -23,8 +26,17 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations between MLflow and its own libraries
     from mlflow import MlflowClient
     from mlflow.entities import (
-        Dataset, DatasetInput, InputTag, LoggedModel, LoggedModelInput, LoggedModelOutput, Metric, Param, Run, RunTag,
-    )  # fmt: skip
+        Dataset,
+        DatasetInput,
+        InputTag,
+        LoggedModel,
+        LoggedModelInput,
+        LoggedModelOutput,
+        Metric,
+        Param,
+        Run,
+        RunTag,
+    )
     from mlflow.exceptions import MlflowException
 
 BATCH = 1000  # MLflow's limit for metrics in one request
@@ -45,7 +57,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set that a run read: found again by `dataset.digest` (36 digits of the fingerprint) and `dataset.context`."""
+    """A data set that a run read: found again by `dataset.digest` (36 digits of the fingerprint) and
+    `dataset.context`.
+    """
 
     name: str
     kind: str
@@ -76,7 +90,8 @@ class Backend:
 
     def __init__(self, uri: str, artifacts: str) -> None:
         """`artifacts`: URL where files go when `uri` is a database; a server has a place of its own."""
-        logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is retried and told by the tracker
+        # what fails is retried and told by the tracker
+        logging.getLogger("mlflow").setLevel(logging.CRITICAL)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         self.uri, self.artifacts = uri, artifacts
         self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
@@ -88,14 +103,18 @@ class Backend:
         self.client.get_experiment("0")
 
     def is_lasting(self, error: BaseException) -> bool:
-        """True when the same call would fail again however often it is made; False when the server may come back."""
+        """True when the same call would fail again however often it is made; False when the server may come
+        back.
+        """
         if isinstance(error, MlflowException):
             return error.error_code not in PASSING
         return not isinstance(error, OSError)
 
     @property
     def page(self) -> str:
-        """What MLflow's pages begin with: the server, or nothing (a link relative to whatever serves the database)."""
+        """What MLflow's pages begin with: the server, or nothing (a link relative to whatever serves the
+        database).
+        """
         return self.uri.rstrip("/") if self.uri.startswith("http") else ""
 
     def experiment(self, name: str) -> str:
@@ -123,7 +142,9 @@ class Backend:
 
     def find_run(self, experiments: Sequence[str], tags: Mapping[str, str]) -> Run | None:
         """The oldest run with these tags, so that two who created one at the same time agree."""
-        found = self.client.search_runs(list(experiments), tag_filter(tags), max_results=1, order_by=["attributes.start_time ASC"])
+        found = self.client.search_runs(
+            list(experiments), tag_filter(tags), max_results=1, order_by=["attributes.start_time ASC"]
+        )
         return found[0] if found else None
 
     def runs(self, experiment: str, query: str) -> list[Run]:
@@ -139,7 +160,9 @@ class Backend:
             raise
         return run if run.info.lifecycle_stage == "active" else None
 
-    def new_run(self, experiment: str, name: str, tags: Mapping[str, str], started: float | None = None) -> str:
+    def new_run(
+        self, experiment: str, name: str, tags: Mapping[str, str], started: float | None = None
+    ) -> str:
         about = {"mlflow.user": _user(), **_cut(tags)}
         begin = round(started * 1000) if started else None
         return self.client.create_run(experiment, start_time=begin, tags=about, run_name=name).info.run_id
@@ -167,13 +190,20 @@ class Backend:
 
     def steps(self, run: Run) -> set[tuple[str, int]]:
         """(metric, step) of everything that the run already has."""
-        return {(key, m.step) for key in run.data.metrics for m in self.client.get_metric_history(run.info.run_id, key)}
+        return {
+            (key, m.step)
+            for key in run.data.metrics
+            for m in self.client.get_metric_history(run.info.run_id, key)
+        }
 
     def inputs(self, run_id: str, data: Sequence[Data] = (), models: Sequence[str] = ()) -> None:
         run = self.client.get_run(run_id)
         there = {m.model_id for m in run.inputs.model_inputs} if run.inputs else set()
         sets = [
-            DatasetInput(Dataset(d.name, d.digest, source_type=d.kind, source=d.url), [InputTag("mlflow.data.context", d.context)])
+            DatasetInput(
+                Dataset(d.name, d.digest, source_type=d.kind, source=d.url),
+                [InputTag("mlflow.data.context", d.context)],
+            )
             for d in data
         ]
         new = [LoggedModelInput(model_id) for model_id in models if model_id not in there]
@@ -195,14 +225,30 @@ class Backend:
     # logged models
 
     def find_models(self, experiments: Sequence[str], tags: Mapping[str, str]) -> list[LoggedModel]:
-        return list(self.client.search_logged_models(list(experiments), filter_string=tag_filter(tags), max_results=1000))
+        return list(
+            self.client.search_logged_models(
+                list(experiments), filter_string=tag_filter(tags), max_results=1000
+            )
+        )
 
     def new_model(
-        self, experiment: str, name: str, *, run_id: str, tags: Mapping[str, str], params: Mapping[str, Any], kind: str
+        self,
+        experiment: str,
+        name: str,
+        *,
+        run_id: str,
+        tags: Mapping[str, str],
+        params: Mapping[str, Any],
+        kind: str,
     ) -> str:
         values = {k: str(v)[:PARAM] for k, v in params.items() if str(v) != ""}
         model = self.client.create_logged_model(
-            experiment, name=plain_name(name), source_run_id=run_id, tags=_cut(tags), params=values, model_type=kind
+            experiment,
+            name=plain_name(name),
+            source_run_id=run_id,
+            tags=_cut(tags),
+            params=values,
+            model_type=kind,
         )
         self.client.finalize_logged_model(model.model_id, "READY")
         return model.model_id

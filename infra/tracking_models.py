@@ -1,4 +1,6 @@
-"""Writes artifacts into MLflow: models and kept checkpoints as logged models, scores, edges to corpus and teacher, pages, versions."""
+"""Writes artifacts into MLflow: models and kept checkpoints as logged models, scores, edges to corpus and
+teacher, pages, versions.
+"""
 
 import time
 from typing import Any
@@ -10,7 +12,7 @@ from infra.lineage import Index, graph_of, read_birth, teacher_label, trajectory
 from infra.lineage_draw import to_svg
 from infra.store import Store
 from infra.tracking_mlflow import Backend, Point
-from infra.tracking_page import model_page
+from infra.tracking_page import linked, model_page
 from infra.tracking_run import Followed, TaskHandle
 from infra.tracking_scribe import NOTE, Curve, Scribe, flat, is_number
 from infra.trajectory import checkpoint_steps
@@ -41,14 +43,18 @@ class Models:
         return self._index
 
     def record(self, record: Record, task: TaskHandle | None = None) -> None:
-        """Write what there is to say of an artifact, once. What MLflow knows already costs one or two requests."""
+        """Write what there is to say of an artifact, once. What MLflow knows already costs one or two
+        requests.
+        """
         if record.kind == "model":
             self.model(record, task)
         elif record.kind == "scores":
             self.scores(record)
         elif record.kind in ("corpus", "tokenizer", "tokens", "labels"):
             data = self.scribe.training_data({record.kind: record.fingerprint})
-            self.backend.inputs(self.scribe.flow_run, [d for d in data if d.fingerprint == record.fingerprint])
+            self.backend.inputs(
+                self.scribe.flow_run, [d for d in data if d.fingerprint == record.fingerprint]
+            )
 
     # models
 
@@ -67,7 +73,9 @@ class Models:
     def _new_model(self, record: Record, task: TaskHandle | None) -> dict[str, Any]:
         experiment, run_id = self._run_of(record, task)
         step = int(record.summary.get("step", record.identity.get("step", 0)))
-        found = self.backend.find_models([experiment], {"atelier.fingerprint": record.fingerprint, "atelier.kind": "model"})
+        found = self.backend.find_models(
+            [experiment], {"atelier.fingerprint": record.fingerprint, "atelier.kind": "model"}
+        )
         birth = read_birth(self.store, record.parents.get("trajectory", ""))
         if found:
             model_id = found[0].model_id
@@ -76,17 +84,25 @@ class Models:
             params = {"role": self._role(record), "step": step} | flat(birth.identity if birth else {})
             model_id = self.backend.new_model(
                 experiment, record.name, run_id=run_id, tags=self.tags(record), params=params, kind=kind
-            )  # fmt: skip
+            )
         self.backend.output(run_id, model_id, step)
         self.backend.points(run_id, self._final_points(record, step), model_id)
-        facts = {"model": model_id, "experiment": experiment, "run": run_id, "step": step}
+        facts = {
+            "model": model_id,
+            "experiment": experiment,
+            "run": run_id,
+            "step": step,
+            "flow": self.scribe.address(),
+        }
         self._link_family(record, facts)
         self.known.put("model", record.fingerprint, **facts)
         self.write_pages(record)
         return facts
 
     def _run_of(self, record: Record, task: TaskHandle | None) -> tuple[str, str]:
-        """The run of the model's trajectory, drawn from the store when MLflow has none (a new database under an old store)."""
+        """The run of the model's trajectory, drawn from the store when MLflow has none (a new database under
+        an old store).
+        """
         trajectory = record.parents.get("trajectory", "")
         if not trajectory:
             return self.scribe.experiment, task.run if task and task.run else self.scribe.flow_run
@@ -96,7 +112,7 @@ class Models:
         segments = trajectory_segments(self.store, trajectory, int(record.summary.get("step", 0)))
         followed = Followed(
             segments=segments, role=self._role(record), teacher=self._teacher(record), name=self._role(record)
-        )  # fmt: skip
+        )
         curve = Curve(self.scribe, followed, len(segments) - 1, task)
         curve.poll()
         if not curve.run_id:
@@ -117,19 +133,31 @@ class Models:
         """What artifacts are searched by."""
         steps = record.summary.get("teacher_steps")
         return self.scribe.about.common() | {
-            "atelier.kind": record.kind, "atelier.fingerprint": record.fingerprint, "atelier.role": self._role(record),
-            "atelier.trajectory": record.parents.get("trajectory", ""), "atelier.teacher": self._teacher(record),
+            "atelier.kind": record.kind,
+            "atelier.fingerprint": record.fingerprint,
+            "atelier.role": self._role(record),
+            "atelier.trajectory": record.parents.get("trajectory", ""),
+            "atelier.teacher": self._teacher(record),
             "atelier.teacher_trajectory": record.parents.get("teacher", ""),
             "atelier.teacher_steps": f"{steps[0]}-{steps[1]}" if steps else "",
-            "atelier.url": self.store.address(record.kind, record.fingerprint), EXTERNAL: "true",
-        }  # fmt: skip
+            "atelier.url": self.store.address(record.kind, record.fingerprint),
+            EXTERNAL: "true",
+        }
 
     def _final_points(self, record: Record, step: int) -> list[Point]:
-        when = float(record.provenance.get("ended", 0.0))  # the same at every try, so that a repeated call adds nothing
-        points = [Point(f"final/{key}", float(record.summary[key]), step, when) for key in FINAL if is_number(record.summary.get(key))]
+        # the same at every try, so that a repeated call adds nothing
+        when = float(record.provenance.get("ended", 0.0))
+        points = [
+            Point(f"final/{key}", float(record.summary[key]), step, when)
+            for key in FINAL
+            if is_number(record.summary.get(key))
+        ]
         steps = record.summary.get("teacher_steps")
         if steps:
-            points += [Point("teacher/first_step", steps[0], step, when), Point("teacher/last_step", steps[1], step, when)]
+            points += [
+                Point("teacher/first_step", steps[0], step, when),
+                Point("teacher/last_step", steps[1], step, when),
+            ]
         return points
 
     def _link_family(self, record: Record, facts: dict[str, Any]) -> None:
@@ -145,33 +173,57 @@ class Models:
     # checkpoints
 
     def checkpoints(self, curve: Curve) -> None:
-        """Kept checkpoints of the curve's trajectory as logged models with their step and held-out loss; those removed since, gone."""
+        """Kept checkpoints of the curve's trajectory as logged models with their step and held-out loss;
+        those removed since, gone.
+        """
         if not curve.run_id:
             return
         address = curve.segments[-1].url
         kept = checkpoint_steps(address)
         tags = {"atelier.kind": "checkpoint", "atelier.trajectory": curve.fingerprint}
-        there = {m.tags.get("atelier.step", ""): m for m in self.backend.find_models([curve.experiment], tags)}
+        there = {
+            m.tags.get("atelier.step", ""): m for m in self.backend.find_models([curve.experiment], tags)
+        }
         for step in kept:
             if str(step) not in there:
-                self._new_checkpoint(curve, step, tags | {"atelier.step": str(step)}, join(address, "checkpoints", f"step-{step:08d}"))
+                self._new_checkpoint(
+                    curve,
+                    step,
+                    tags | {"atelier.step": str(step)},
+                    join(address, "checkpoints", f"step-{step:08d}"),
+                )
         for word, model in there.items():
             if word.isdigit() and int(word) not in kept:
                 self.backend.drop_model(model.model_id)
 
     def _new_checkpoint(self, curve: Curve, step: int, tags: dict[str, str], url: str) -> None:
         role = curve.followed.role
-        tags = self.scribe.about.common() | tags | {
-            "atelier.role": role, "atelier.url": url, "atelier.teacher": curve.followed.teacher, EXTERNAL: "true", NOTE: f"`{url}`",
-        }  # fmt: skip
+        tags = (
+            self.scribe.about.common()
+            | tags
+            | {
+                "atelier.role": role,
+                "atelier.url": url,
+                "atelier.teacher": curve.followed.teacher,
+                EXTERNAL: "true",
+                NOTE: f"`{url}`",
+            }
+        )
         model_id = self.backend.new_model(
-            curve.experiment, f"{role}-step-{step}", run_id=curve.run_id, tags=tags, params={"role": role, "step": step}, kind="checkpoint"
-        )  # fmt: skip
+            curve.experiment,
+            f"{role}-step-{step}",
+            run_id=curve.run_id,
+            tags=tags,
+            params={"role": role, "step": step},
+            kind="checkpoint",
+        )
         self.backend.output(curve.run_id, model_id, step)
         looks = [s for s in curve.reader.eval_loss if s <= step]
         if looks:
             self.backend.points(
-                curve.run_id, [Point("checkpoint/eval_loss", curve.reader.eval_loss[max(looks)], step, time.time())], model_id
+                curve.run_id,
+                [Point("checkpoint/eval_loss", curve.reader.eval_loss[max(looks)], step, time.time())],
+                model_id,
             )
 
     # scores
@@ -188,7 +240,9 @@ class Models:
             self.backend.points(self.scribe.flow_run, named)
         else:
             known = self.known.get("model", model.fingerprint) or self.model(model)
-            points = [Point(f"score/{key}", value, int(known["step"]), when) for key, value in numbers.items()]
+            points = [
+                Point(f"score/{key}", value, int(known["step"]), when) for key, value in numbers.items()
+            ]
             self.backend.points(known["run"], points, known["model"])
         self.known.put("scores", record.fingerprint, done=True)
 
@@ -214,41 +268,64 @@ class Models:
                 self._write_page(one, known, index)
 
     def _write_page(self, record: Record, known: dict[str, Any], index: Index) -> None:
-        links = self.scribe.links
-        relatives = [r for r in [index.teacher(record), index.records.get(record.parents.get("init", ""))] if r is not None]
-        extra = [
-            ("curve", f"[{self._role(record)}]({links.run(known['experiment'], known['run'])})"),
-            ("flow run", f"[{self.scribe.about.run_id}]({links.run(self.scribe.experiment, self.scribe.flow_run)})"),
-            ("model", f"[logged model]({links.model(known['experiment'], known['model'])})"),
-            ("compare", f"[all runs]({links.compare(known['experiment'])})"),
-        ]
-        if known.get("version"):
-            extra.append(("registered", f"[{known['name']} version {known['version']}]({links.registered(known['name'], known['version'])})"))
-        extra += [(key.removesuffix(".url"), f"[{key.removesuffix('.url')}]({url})") for key, url in self.scribe.about.tags.items() if key.endswith(".url")]
-        picture = links.file(known["run"], "lineage/lineage.svg") if known.get("picture") else ""
-        text = model_page(record, index, self.pages(relatives + index.students(record)), extra, picture)
+        init = index.records.get(record.parents.get("init", ""))
+        relatives = [r for r in (index.teacher(record), init) if r is not None]
+        picture = self.scribe.links.file(known["run"], "lineage/lineage.svg") if known.get("picture") else ""
+        pages = self.pages(relatives + index.students(record))
+        text = model_page(record, index, pages, self._addresses(record, known), picture)
         self.backend.tag_model(known["model"], {NOTE: text})
         self.backend.tag(known["run"], {NOTE: text})
         if known.get("version"):
             self.backend.describe_version(known["name"], known["version"], text)
+
+    def _addresses(self, record: Record, known: dict[str, Any]) -> list[tuple[str, str]]:
+        """Links from a model to its curve, the run that made it, its version and other pages."""
+        links, experiment = self.scribe.links, known["experiment"]
+        flow = known["flow"]
+        rows = [
+            ("curve", linked(self._role(record), links.run(experiment, known["run"]))),
+            ("flow run", linked(flow["id"], links.run(flow["experiment"], flow["run"]))),
+            ("model", linked("logged model", links.model(experiment, known["model"]))),
+            ("compare", linked("all runs", links.compare(experiment))),
+        ]
+        if known.get("version"):
+            title = f"{known['name']} version {known['version']}"
+            rows.append(("registered", linked(title, links.registered(known["name"], known["version"]))))
+        return rows + [(word, linked(word, url)) for word, url in flow["links"].items()]
 
     def register(self, record: Record, chosen: str, aliases: list[str]) -> str:
         """A version of the registered model `chosen` that `mlflow.pyfunc.load_model` loads; its address."""
         if record.kind != "model":
             raise AtelierError(f"{record.kind} {record.name} cannot be registered: only models can")
         known = self.model(record)
-        from infra.tracking_version import new_version  # here: mlflow.pyfunc takes another second, and not every run registers
+        # here: mlflow.pyfunc takes another second, and not every run registers
+        from infra.tracking_version import new_version
 
         name = chosen.replace("/", "-").replace(":", "-")  # what MLflow refuses
         if known.get("name") != name:
             self.backend.picture(known["run"], to_svg(graph_of(self.index(record), record.fingerprint)))
             tags = {key: value for key, value in self.tags(record).items() if key != EXTERNAL and value}
-            tags |= {"atelier.model": known["model"], "atelier.teacher_label": teacher_label(record) if record.parents.get("teacher") else ""}
-            version = new_version(self.backend, self.store, record, name=name, model_id=known["model"], run_id=known["run"], tags=tags)
+            tags |= {
+                "atelier.model": known["model"],
+                "atelier.teacher_label": teacher_label(record) if record.parents.get("teacher") else "",
+            }
+            version = new_version(
+                self.backend,
+                self.store,
+                record,
+                name=name,
+                model_id=known["model"],
+                run_id=known["run"],
+                tags=tags,
+            )
             self.known.put("model", record.fingerprint, name=name, version=version, picture=True)
             self.write_pages(record)
             known = self.known.get("model", record.fingerprint)
         for alias in aliases:
             if alias.lower() != "latest":  # MLflow's own word for the highest version
                 self.backend.alias(name, alias, known["version"])
-        return self.scribe.links.registered(name, known["version"]) if self.scribe.links.page else f"models:/{name}/{known['version']}"
+        return (
+            self.scribe.links.registered(name, known["version"])
+            if self.scribe.links.page
+            else f"models:/{name}/{known['version']}"
+        )

@@ -8,11 +8,14 @@ from engine.spec.record import Record
 from infra.lineage import Index, teacher_label
 
 MODE = "?workflowType=machine_learning"  # MLflow opens in another mode without it
+MOST = 30  # students on a page: MLflow keeps 8,000 characters of it
 
 
 @dataclass(frozen=True)
 class Links:
-    """Addresses of MLflow pages. `page` is the server, or '' for links relative to whatever serves the database."""
+    """Addresses of MLflow pages. `page` is the server, or '' for links relative to whatever serves the
+    database.
+    """
 
     page: str
 
@@ -23,7 +26,11 @@ class Links:
         return f"{self.page}/#/experiments/{experiment}/models/{model_id}{MODE}"
 
     def registered(self, name: str, version: str = "") -> str:
-        return f"{self.page}/#/models/{quote(name, safe='')}" + (f"/versions/{version}" if version else "") + MODE
+        return (
+            f"{self.page}/#/models/{quote(name, safe='')}"
+            + (f"/versions/{version}" if version else "")
+            + MODE
+        )
 
     def compare(self, experiment: str) -> str:
         return f"{self.page}/#/experiments/{experiment}/runs{MODE}&compareRunsMode=CHART"
@@ -61,8 +68,14 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows if value)])
 
 
-def model_page(record: Record, index: Index, pages: dict[str, str], extra: Sequence[tuple[str, str]] = (), picture: str = "") -> str:
-    """The page of a model. `pages`: fingerprint -> URL of what has a page; `extra`: rows with links to runs."""
+def model_page(
+    record: Record,
+    index: Index,
+    pages: dict[str, str],
+    extra: Sequence[tuple[str, str]] = (),
+    picture: str = "",
+) -> str:
+    """The page of a model. `pages`: fingerprint -> URL of what has one; `extra`: rows with links to runs."""
     teacher, students = index.teacher(record), index.students(record)
     rows: list[tuple[str, str]] = []
     if teacher is not None:
@@ -78,7 +91,9 @@ def model_page(record: Record, index: Index, pages: dict[str, str], extra: Seque
             rows.append((key, number(record.summary[key])))
     rows.append(("fingerprint", f"`{record.fingerprint}`"))
     rows.append(("stored at", f"`{index.store.address(record.kind, record.fingerprint)}`"))
-    rows.append(("commit", f"`{record.provenance['commit'][:12]}`" if record.provenance.get("commit") else ""))
+    rows.append(
+        ("commit", f"`{record.provenance['commit'][:12]}`" if record.provenance.get("commit") else "")
+    )
     parts = [first_line(record, teacher, len(students)), table(rows)]
     if students:
         parts.append(students_table(students, pages))
@@ -91,22 +106,31 @@ def model_page(record: Record, index: Index, pages: dict[str, str], extra: Seque
 
 def students_table(students: Sequence[Record], pages: dict[str, str]) -> str:
     lines = ["#### Students", "", "| student | learned at | step | held-out loss |", "|---|---|---|---|"]
-    for student in students:
+    for student in students[-MOST:]:
         name = linked(student.name, pages.get(student.fingerprint, ""))
         label = teacher_label(student).removeprefix("teacher @ ")
-        lines.append(f"| {name} | {label} | {number(student.summary.get('step', ''))} | {number(student.summary.get('eval_loss', ''))} |")
+        step, loss = (number(student.summary.get(key, "")) for key in ("step", "eval_loss"))
+        lines.append(f"| {name} | {label} | {step} | {loss} |")
+    if len(students) > MOST:
+        lines.append(f"| and {len(students) - MOST} earlier ones | | | |")
     return "\n".join(lines)
 
 
 def sources(record: Record, index: Index) -> list[tuple[str, Record]]:
-    """(role, record) of the data behind an artifact: tokens, tokenizer, labels and the corpora that they were made of."""
+    """(role, record) of the data behind an artifact: tokens, tokenizer, labels and the corpora that they were
+    made of.
+    """
     found: dict[str, tuple[str, Record]] = {}
     waiting = [record]
     while waiting:
         current = waiting.pop()
         for role, fp in current.parents.items():
             parent = index.records.get(fp)
-            if parent is not None and parent.kind in ("corpus", "tokens", "tokenizer", "labels") and fp not in found:
+            if (
+                parent is not None
+                and parent.kind in ("corpus", "tokens", "tokenizer", "labels")
+                and fp not in found
+            ):
                 found[fp] = (parent.kind if parent.kind == "corpus" else role, parent)
                 waiting.append(parent)
     return sorted(found.values(), key=lambda pair: pair[0])

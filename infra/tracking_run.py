@@ -19,12 +19,20 @@ class About:
 
     def common(self) -> dict[str, str]:
         """Tags of everything that this run writes."""
-        return {"atelier.run": self.run_id, "atelier.flow_run": self.run_id, "atelier.sweep": self.sweep, "atelier.flow": self.flow, **self.tags}
+        return {
+            "atelier.run": self.run_id,
+            "atelier.flow_run": self.run_id,
+            "atelier.sweep": self.sweep,
+            "atelier.flow": self.flow,
+            **self.tags,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """One role's training: its trajectory segments in order (trunks first) and what its runs are called and tagged."""
+    """One role's training: its trajectory segments in order (trunks first) and what its runs are called and
+    tagged.
+    """
 
     segments: tuple[Segment, ...]
     role: str

@@ -1,4 +1,6 @@
-"""Writes runs into MLflow: sweep > flow > task > one run per trajectory. All of it happens on the tracker's thread."""
+"""Writes runs into MLflow: sweep > flow > task > one run per trajectory. All of it happens on the tracker's
+thread.
+"""
 
 import json
 import time
@@ -8,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.spec.record import Record
-from engine.storage import is_local, join, local_path, write_bytes
+from engine.storage import is_local, local_path, write_bytes
 from infra.lease import Holder
 from infra.lineage import read_birth
 from infra.store import SHORT, Store
@@ -20,13 +22,20 @@ from infra.tracking_run import About, Followed, TaskHandle
 NOTE = "mlflow.note.content"
 PARENT = "mlflow.parentRunId"
 STATUS = {
-    "FINISHED": "FINISHED", "COMPLETED": "FINISHED", "REUSED": "FINISHED", "KILLED": "KILLED", "STOPPED": "KILLED", "CANCELLED": "KILLED",
-}  # fmt: skip
+    "FINISHED": "FINISHED",
+    "COMPLETED": "FINISHED",
+    "REUSED": "FINISHED",
+    "KILLED": "KILLED",
+    "STOPPED": "KILLED",
+    "CANCELLED": "KILLED",
+}
 DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels")
 
 
 class Known:
-    """Small files that say what an MLflow store has already, so that reused artifacts cost no request. A hint: losing it is harmless."""
+    """Small files that say what an MLflow store has already, so that reused artifacts cost no request. A
+    hint: losing it is harmless.
+    """
 
     def __init__(self, store: Store, key: str) -> None:
         base = local_path(store.root) if is_local(store.root) else Path.home() / ".cache" / "atelier"
@@ -63,9 +72,12 @@ class Scribe:
             self._sweep_run = self._sweep()
         me = Holder.me()
         tags = about.common() | {
-            "atelier.kind": "flow", PARENT: self._sweep_run, "mlflow.source.name": about.command, NOTE: f"`{about.command}`",
+            "atelier.kind": "flow",
+            PARENT: self._sweep_run,
+            "mlflow.source.name": about.command,
+            NOTE: f"`{about.command}`",
             "atelier.holder": json.dumps(vars(me)),
-        }  # fmt: skip
+        }
         if found is None:
             self.flow_run = backend.new_run(self.experiment, about.run_id, tags)
         else:
@@ -80,15 +92,20 @@ class Scribe:
         found = self.backend.find_run([self.experiment], tags)
         if found is None:
             self.backend.new_run(self.experiment, self.about.sweep, tags)
-            found = self.backend.find_run([self.experiment], tags)  # the oldest, should two have been made at once
+            # the oldest, should two have been made at once
+            found = self.backend.find_run([self.experiment], tags)
         assert found is not None  # it was just created
         if found.info.status != "RUNNING":
             self.backend.reopen(found.info.run_id)
         return found.info.run_id
 
     def _end_dead_runs(self) -> None:
-        """Mark flow runs (and what runs under them) killed whose process was on this machine and is no more."""
-        running = [r for r in self.backend.runs(self.experiment, "attributes.status = 'RUNNING'") if r.info.run_id != self.flow_run]
+        """Mark flow runs (and what runs under them) killed whose process, of this machine, is no more."""
+        running = [
+            r
+            for r in self.backend.runs(self.experiment, "attributes.status = 'RUNNING'")
+            if r.info.run_id != self.flow_run
+        ]
         dead: set[str] = set()
         for run in running:
             holder = run.data.tags.get("atelier.holder")
@@ -98,6 +115,14 @@ class Scribe:
             dead |= more
         for run_id in dead:
             self.backend.end_run(run_id, "KILLED")
+
+    def address(self) -> dict[str, Any]:
+        """Where this flow run is found: its id, experiment and MLflow run, and other pages about it."""
+        links = {
+            key.removesuffix(".url"): url for key, url in self.about.tags.items() if key.endswith(".url")
+        }
+        run = {"id": self.about.run_id, "experiment": self.experiment, "run": self.flow_run}
+        return {**run, "links": links}
 
     def tag(self, tags: dict[str, str]) -> None:
         self.about.tags.update(tags)
@@ -124,11 +149,15 @@ class Scribe:
         self.backend.end_run(handle.run, ended(status))
 
     def report(self, record: Record | None, markdown: str, paths: list[str]) -> None:
-        """Show the report on the flow's page: its files as artifacts, its text as description with the pictures in it."""
+        """Show the report on the flow's page: its files as artifacts, its text as description with the
+        pictures in it.
+        """
         self.backend.files(self.flow_run, paths, "report")
         for path in paths:
             name = Path(path).name
-            markdown = markdown.replace(f"]({name})", f"]({self.links.file(self.flow_run, f'report/{name}')})")
+            markdown = markdown.replace(
+                f"]({name})", f"]({self.links.file(self.flow_run, f'report/{name}')})"
+            )
         tags = {NOTE: f"{markdown}\n\n```\n{self.about.command}\n```"}
         if record is not None:
             tags["atelier.report"] = record.fingerprint
@@ -141,7 +170,10 @@ class Scribe:
             query = f"tags.`{PARENT}` = '{self._sweep_run}'"
             states = {run.info.status for run in self.backend.runs(self.experiment, query)}
             if "RUNNING" not in states:
-                self.backend.end_run(self._sweep_run, "FAILED" if "FAILED" in states else "KILLED" if "KILLED" in states else "FINISHED")
+                self.backend.end_run(
+                    self._sweep_run,
+                    "FAILED" if "FAILED" in states else "KILLED" if "KILLED" in states else "FINISHED",
+                )
 
     # trajectories
 
@@ -152,7 +184,9 @@ class Scribe:
             run = self.backend.run(known["run"])
             if run is not None:
                 return run.info.experiment_id, run.info.run_id
-        found = self.backend.find_run(self.backend.experiments(), {"atelier.trajectory": fingerprint, "atelier.kind": "trajectory"})
+        found = self.backend.find_run(
+            self.backend.experiments(), {"atelier.trajectory": fingerprint, "atelier.kind": "trajectory"}
+        )
         if found is None:
             return "", ""
         self.known.put("trajectory", fingerprint, run=found.info.run_id, experiment=found.info.experiment_id)
@@ -162,7 +196,9 @@ class Scribe:
         """The teacher's trajectory and the trunks under it, as data sets that a student read."""
         data, fp = [], birth.parents.get("teacher", "") if birth else ""
         while fp:
-            data.append(Data(name or "teacher", "trajectory", fp, "teacher", self.store.address("trajectory", fp)))
+            data.append(
+                Data(name or "teacher", "trajectory", fp, "teacher", self.store.address("trajectory", fp))
+            )
             above = read_birth(self.store, fp)
             fp = above.parents.get("trunk", "") if above else ""
         return data
@@ -178,12 +214,18 @@ class Scribe:
             context = "tokenizer" if kind == "tokenizer" else "training"
             found[fp] = Data(record.name, kind, fp, context, self.store.address(kind, fp))
             if kind != "tokenizer":
-                found |= {data.fingerprint: data for data in self.training_data(record.parents) if data.fingerprint not in found}
+                found |= {
+                    data.fingerprint: data
+                    for data in self.training_data(record.parents)
+                    if data.fingerprint not in found
+                }
         return list(found.values())
 
 
 class Curve:
-    """The run of one trajectory. It draws the whole way of the role up to there: a branch's curve begins with its trunk's."""
+    """The run of one trajectory. It draws the whole way of the role up to there: a branch's curve begins with
+    its trunk's.
+    """
 
     def __init__(self, scribe: Scribe, followed: Followed, index: int, task: TaskHandle | None) -> None:
         self.scribe, self.followed, self.task = scribe, followed, task
@@ -233,13 +275,20 @@ class Curve:
         """Make the trajectory's run, with what it was trained on and whom it learned from."""
         scribe, followed = self.scribe, self.followed
         birth = read_birth(scribe.store, self.fingerprint)
-        tags = scribe.about.common() | self._tags() | {
-            "atelier.kind": "trajectory", "atelier.trajectory": self.fingerprint, "atelier.fingerprint": self.fingerprint,
-            "atelier.role": followed.role, "atelier.teacher": followed.teacher,
-            "atelier.teacher_trajectory": birth.parents.get("teacher", "") if birth else "",
-            "atelier.trunk": birth.parents.get("trunk", "") if birth else "",
-            "atelier.url": self.segments[-1].url,
-        }  # fmt: skip
+        tags = (
+            scribe.about.common()
+            | self._tags()
+            | {
+                "atelier.kind": "trajectory",
+                "atelier.trajectory": self.fingerprint,
+                "atelier.fingerprint": self.fingerprint,
+                "atelier.role": followed.role,
+                "atelier.teacher": followed.teacher,
+                "atelier.teacher_trajectory": birth.parents.get("teacher", "") if birth else "",
+                "atelier.trunk": birth.parents.get("trunk", "") if birth else "",
+                "atelier.url": self.segments[-1].url,
+            }
+        )
         name = followed.name or followed.role
         if len(self.segments) > 1:
             name = f"{name} from step {self.segments[-1].start}"
@@ -248,16 +297,25 @@ class Curve:
         self.run_id = scribe.backend.new_run(self.experiment, name, tags, started)
         self.is_open = True
         scribe.backend.params(self.run_id, flat(followed.params) or flat(birth.identity if birth else {}))
-        data = scribe.training_data(followed.inputs | (birth.parents if birth else {})) + scribe.teacher_data(birth, followed.teacher)
+        data = scribe.training_data(followed.inputs | (birth.parents if birth else {})) + scribe.teacher_data(
+            birth, followed.teacher
+        )
         there = {one.digest for one in data}
         others = {name: fp for name, fp in followed.inputs.items() if fp[:DIGEST] not in there}
-        scribe.backend.inputs(self.run_id, data + [Data(name, "artifact", fp, "training", "") for name, fp in others.items()])
+        scribe.backend.inputs(
+            self.run_id, data + [Data(name, "artifact", fp, "training", "") for name, fp in others.items()]
+        )
         scribe.known.put("trajectory", self.fingerprint, run=self.run_id, experiment=self.experiment)
 
     def _tags(self, before: str = "") -> dict[str, str]:
         runs = [*filter(None, before.split(",")), self.scribe.about.run_id]
-        tags = {"atelier.flow_runs": ",".join(dict.fromkeys(runs)), "atelier.flow_run": self.scribe.about.common()["atelier.flow_run"]}
-        return tags | ({PARENT: self.task.run} if self.task and self.task.run else {PARENT: self.scribe.flow_run})
+        tags = {
+            "atelier.flow_runs": ",".join(dict.fromkeys(runs)),
+            "atelier.flow_run": self.scribe.about.common()["atelier.flow_run"],
+        }
+        return tags | (
+            {PARENT: self.task.run} if self.task and self.task.run else {PARENT: self.scribe.flow_run}
+        )
 
     def open(self) -> None:
         """Make the run a running one of this flow run."""
@@ -265,7 +323,9 @@ class Curve:
             return
         run = self.scribe.backend.run(self.run_id)
         self.scribe.backend.reopen(self.run_id)
-        self.scribe.backend.tag(self.run_id, self._tags(run.data.tags.get("atelier.flow_runs", "") if run else ""))
+        self.scribe.backend.tag(
+            self.run_id, self._tags(run.data.tags.get("atelier.flow_runs", "") if run else "")
+        )
         self.is_open = True
 
     def finish(self, status: str) -> None:

@@ -1,4 +1,6 @@
-"""A registered version that stands alone: weights and tokenizer by copy, the engine's code and the predictor beside them, no pickle."""
+"""A registered version that stands alone: weights and tokenizer by copy, the engine's code and the predictor
+beside them, no pickle.
+"""
 
 import os
 import shutil
@@ -29,13 +31,24 @@ NEEDED = ("torch", "numpy", "pydantic", "safetensors", "tokenizers", "fsspec")
 
 
 def new_version(
-    backend: Backend, store: Store, record: Record, *, name: str, model_id: str, run_id: str, tags: dict[str, str]
+    backend: Backend,
+    store: Store,
+    record: Record,
+    *,
+    name: str,
+    model_id: str,
+    run_id: str,
+    tags: dict[str, str],
 ) -> str:
-    """Put the model's files into MLflow and make a version of `name`, unless there is one of this fingerprint; its number."""
+    """Put the model's files into MLflow and make a version of `name`, unless there is one of this
+    fingerprint; its number.
+    """
     client = backend.client
     with suppress(MlflowException):
         client.create_registered_model(name)  # there already, or the search below tells what is wrong
-    found = client.search_model_versions(f"name = '{name}' AND tags.`atelier.fingerprint` = '{record.fingerprint}'")
+    found = client.search_model_versions(
+        f"name = '{name}' AND tags.`atelier.fingerprint` = '{record.fingerprint}'"
+    )
     if found:
         return str(found[0].version)
     base = local_path(store.root) if is_local(store.root) else None
@@ -44,28 +57,42 @@ def new_version(
         client.log_model_artifacts(model_id, str(saved))
     with suppress(MlflowException):
         client.delete_logged_model_tag(model_id, EXTERNAL)
-    # a server resolves models:/ itself; without one MLflow would look in the process's default database instead of this one
+    # a server resolves models:/ itself; without one MLflow would look in the process's default database
     source = f"models:/{model_id}" if backend.page else client.get_logged_model(model_id).artifact_location
-    version = client.create_model_version(name, source, run_id=run_id, tags=tags, model_id=model_id, await_creation_for=0)
+    version = client.create_model_version(
+        name, source, run_id=run_id, tags=tags, model_id=model_id, await_creation_for=0
+    )
     return str(version.version)
 
 
 def save(record: Record, store: Store, folder: Path, model_id: str) -> Path:
-    """A folder that `mlflow.pyfunc.load_model` reads: the weights are hard links where the file system has them."""
+    """A folder that `mlflow.pyfunc.load_model` reads: the weights are hard links where the file system has
+    them.
+    """
     stage, saved = folder / "stage", folder / "saved"
     (stage / "model").mkdir(parents=True)
     (stage / "model" / RECORD).write_text(record.text())
-    shutil.copytree(Path(PROJECT) / "engine", stage / "code" / "engine", ignore=shutil.ignore_patterns("__pycache__"))
-    defaults = {"max_tokens": DataType.long, "temperature": DataType.double, "top_p": DataType.double, "seed": DataType.long}
+    shutil.copytree(
+        Path(PROJECT) / "engine", stage / "code" / "engine", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    defaults = {
+        "max_tokens": DataType.long,
+        "temperature": DataType.double,
+        "top_p": DataType.double,
+        "seed": DataType.long,
+    }
     parameters = ParamSchema([ParamSpec(key, kind, DEFAULTS[key]) for key, kind in defaults.items()])
     have = versions()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice to give an input example, which would have to run the model
         save_model(
-            str(saved), python_model=str(Path(PROJECT) / "infra" / "predictor.py"),
-            artifacts={"model": str(stage / "model"), "code": str(stage / "code")}, signature=ModelSignature(params=parameters),
-            pip_requirements=[f"{lib}=={have[lib]}" if lib in have else lib for lib in NEEDED], mlflow_model=Model(model_id=model_id),
-        )  # fmt: skip
+            str(saved),
+            python_model=str(Path(PROJECT) / "infra" / "predictor.py"),
+            artifacts={"model": str(stage / "model"), "code": str(stage / "code")},
+            signature=ModelSignature(params=parameters),
+            pip_requirements=[f"{lib}=={have[lib]}" if lib in have else lib for lib in NEEDED],
+            mlflow_model=Model(model_id=model_id),
+        )
     source = Input(url=store.address(record.kind, record.fingerprint), record=record)
     for entry in record.files:
         target = saved / "artifacts" / "model" / entry.path

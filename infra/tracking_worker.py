@@ -1,4 +1,6 @@
-"""A thread that does what it is given, in order, again and again until it succeeds: its caller never waits and is never harmed."""
+"""A thread that does what it is given, in order, again and again until it succeeds: its caller never waits
+and is never harmed.
+"""
 
 import threading
 import time
@@ -14,7 +16,9 @@ TRIES = 4  # of a call that fails while the server answers others
 
 @dataclass
 class Job:
-    """Something to do with the backend. `done` is set when it succeeded or was given up (`error` then says why)."""
+    """Something to do with the backend. `done` is set when it succeeded or was given up (`error` then says
+    why).
+    """
 
     label: str
     action: Callable[[Any], Any]
@@ -28,7 +32,7 @@ class Worker:
     """Jobs one after the other on one thread, which also opens the backend; jobs wait while it is away."""
 
     def __init__(self, open_backend: Callable[[], Any]) -> None:
-        """`open_backend()` gives an object with `ping()` and `is_lasting(error)`; it is called on the thread."""
+        """`open_backend()` gives an object with `ping()` and `is_lasting(error)`; called on the thread."""
         self._open = open_backend
         self._jobs: deque[Job] = deque()
         self._regular: dict[str, Callable[[Any], Any]] = {}
@@ -54,7 +58,9 @@ class Worker:
         return job
 
     def regularly(self, label: str, action: Callable[[Any], Any]) -> None:
-        """Call `action(backend)` every two seconds until `no_longer(label)`; a failure is tried again the next time."""
+        """Call `action(backend)` every two seconds until `no_longer(label)`; a failure is tried again the
+        next time.
+        """
         with self._wake:
             self._regular[label] = action
 
@@ -63,7 +69,9 @@ class Worker:
             self._regular.pop(label, None)
 
     def close(self, timeout_s: float) -> list[str]:
-        """Finish what is waiting, for `timeout_s` at most; what is missing then, and what was given up, as text."""
+        """Finish what is waiting, for `timeout_s` at most; what is missing then, and what was given up, as
+        text.
+        """
         end = time.monotonic() + timeout_s
         with self._wake:
             self._closing.set()
@@ -72,7 +80,9 @@ class Worker:
         with self._wake:
             left = [job.label for job in self._jobs]
             self._jobs.clear()
-        return self.problems + ([f"not written: {', '.join(left)} ({self.trouble or 'no answer in time'})"] if left else [])
+        return self.problems + (
+            [f"not written: {', '.join(left)} ({self.trouble or 'no answer in time'})"] if left else []
+        )
 
     def _run(self) -> None:
         last_poll = time.monotonic()
@@ -138,7 +148,8 @@ class Worker:
         for action in regular:
             try:
                 action(self._backend)
-            except Exception as error:  # the same points go out at the next poll; `trouble` tells why they are late
+            # the same points go out at the next poll; `trouble` tells why they are late
+            except Exception as error:
                 self.trouble = _first_line(error)
         self.busy_s += time.monotonic() - began
 

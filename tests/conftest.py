@@ -3,5 +3,8 @@
 import os
 
 os.environ.update(
-    MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true", PREFECT_SERVER_ANALYTICS_ENABLED="false", MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false"
-)  # fmt: skip
+    MLFLOW_DISABLE_TELEMETRY="true",
+    DO_NOT_TRACK="true",
+    PREFECT_SERVER_ANALYTICS_ENABLED="false",
+    MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false",
+)

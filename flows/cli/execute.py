@@ -87,7 +87,7 @@ class Submitting:
 
 
 def embed(root: str) -> Server | None:
-    """Settings and server for this process, before Prefect is imported; None when the user configured a server."""
+    """Settings and server of this process, before Prefect is imported; None when the user configured one."""
     for key, value in EMBEDDED.items():
         os.environ.setdefault(key, value)
     if "PREFECT_HOME" not in os.environ and is_local(root):

@@ -1,7 +1,8 @@
 """The Prefect server of one run: `python -m flows.cli.server`, ended with the process that started it.
 
-Prefect's own temporary server shares the terminal's process group, so that Ctrl-C ends it before the flow has told it of its stop; and
-it stays behind when the flow is killed. This one leads a session of its own and ends when its standard input does.
+Prefect's own temporary server shares the terminal's process group, so that Ctrl-C ends it before the flow has
+told it of its stop; and it stays behind when the flow is killed. This one leads a session of its own and ends
+when its standard input does.
 """
 
 import os
@@ -49,7 +50,10 @@ class Server:
         """Return when it answers; AtelierError with its own words when it does not come up."""
         deadline = time.monotonic() + PATIENCE_S
         while self.process.poll() is None and time.monotonic() < deadline:
-            with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(self.url + "/health", timeout=PATIENCE_S):
+            with (
+                suppress(urllib.error.URLError, OSError),
+                urllib.request.urlopen(self.url + "/health", timeout=PATIENCE_S),
+            ):
                 return
             time.sleep(0.05)
         words = self.log.read_text(errors="replace").strip().splitlines()[-1:] or ["no word"]

@@ -92,7 +92,9 @@ def test_asked_to_stop_it_leaves_a_checkpoint_exits_75_and_goes_on_when_run_agai
 
 def test_it_goes_on_when_nobody_reads_what_it_says(house: House) -> None:
     (process,) = house.processes(house.run_file(house.training({"model": role()}, train(8))))
-    assert process.stdout is not None
+    assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
     assert process.wait(timeout=60) == 0
     assert house.summary("model")["step"] == 8

@@ -89,7 +89,8 @@ def gone_holder() -> dict[str, Any]:
 def test_what_a_run_names_and_all_it_came_from_stays(store: Store) -> None:
     corpus = publish(store, "corpus", "main", "run-1")
     tokens = publish(store, "tokens", "main", "run-1", {"corpus": corpus.fingerprint})
-    manifest(store, "run-2", tokens)  # run-1 left no manifest; run-2 reused its tokens
+    model = publish(store, "model", "model", "run-2", {"tokens.main": tokens.fingerprint})
+    manifest(store, "run-2", model)  # run-1 left no manifest; run-2 reused its tokens
     assert found(store) == {}
 
 

@@ -16,7 +16,11 @@ DATA = {"tokens.main": "a" * 64}
 
 
 def edges(graph: Graph) -> set[tuple[str, str, str]]:
-    return {(graph.nodes[e.parent].name, graph.nodes[e.child].name, e.label) for e in graph.edges if graph.nodes[e.child].kind == "model"}
+    return {
+        (graph.nodes[e.parent].name, graph.nodes[e.child].name, e.label)
+        for e in graph.edges
+        if graph.nodes[e.child].kind == "model"
+    }
 
 
 def test_a_student_shows_its_teacher_with_the_steps_and_its_corpus(tmp_path: Path) -> None:
@@ -26,7 +30,11 @@ def test_a_student_shows_its_teacher_with_the_steps_and_its_corpus(tmp_path: Pat
     assert ("teacher", "student_a", "teacher @ steps 101-400") in edges(graph)
     assert {n.name for n in graph.nodes.values()} == {"stdlib", "bpe", "teacher", "student_a"}
     order = graph.order()
-    assert order.index(made["corpus"].fingerprint) < order.index(made["teacher"].fingerprint) < order.index(graph.focus)
+    assert (
+        order.index(made["corpus"].fingerprint)
+        < order.index(made["teacher"].fingerprint)
+        < order.index(graph.focus)
+    )
 
 
 def test_a_teacher_lists_its_students_and_not_the_control(tmp_path: Path) -> None:
@@ -38,8 +46,13 @@ def test_a_teacher_lists_its_students_and_not_the_control(tmp_path: Path) -> Non
 
 def test_a_trajectory_leads_to_its_model_and_one_without_a_model_stands_for_itself(tmp_path: Path) -> None:
     made = family(tmp_path)
-    assert lineage(made.shelf.store, made.segments["student_b"].fingerprint[:12]).focus == made["student_b"].fingerprint
-    begun = made.shelf.trajectory("student_c", DATA | {"teacher": made.segments["teacher"].fingerprint}, start=300)
+    assert (
+        lineage(made.shelf.store, made.segments["student_b"].fingerprint[:12]).focus
+        == made["student_b"].fingerprint
+    )
+    begun = made.shelf.trajectory(
+        "student_c", DATA | {"teacher": made.segments["teacher"].fingerprint}, start=300
+    )
     graph = lineage(made.shelf.store, "student_c")
     assert graph.focus == begun.fingerprint and graph.nodes[graph.focus].kind == "trajectory"
     assert [graph.nodes[e.parent].name for e in graph.parents(graph.focus)] == ["teacher"]
@@ -48,7 +61,10 @@ def test_a_trajectory_leads_to_its_model_and_one_without_a_model_stands_for_itse
 def test_trunks_collapse_into_the_models_that_grew_on_them(tmp_path: Path) -> None:
     shelf = Shelf(Store(str(tmp_path)))
     trunk = shelf.trajectory("big", DATA)
-    branches = [shelf.trajectory("big", DATA | {"trunk": trunk.fingerprint}, start=at, trunk_step=at) for at in (100, 300)]
+    branches = [
+        shelf.trajectory("big", DATA | {"trunk": trunk.fingerprint}, start=at, trunk_step=at)
+        for at in (100, 300)
+    ]
     early = shelf.model("early", branches[0], {}, step=150, run="run-1")
     late = shelf.model("late", branches[1], {}, step=350, run="run-2")
     middle = shelf.model("middle", trunk, {}, step=200, run="run-3")
@@ -57,10 +73,16 @@ def test_trunks_collapse_into_the_models_that_grew_on_them(tmp_path: Path) -> No
     shelf.model("pupil_1", pupils[0], taught, step=9, run="run-1", teacher_steps=[2, 9])
     shelf.model("pupil_2", pupils[1], taught, step=9, run="run-2", teacher_steps=[3, 9])
     assert edges(lineage(shelf.store, "early")) == {("early", "pupil_1", "teacher @ steps 2-9")}
-    assert edges(lineage(shelf.store, "late")) == {("middle", "late", "trunk @ step 200"), ("late", "pupil_2", "teacher @ steps 3-9")}
+    assert edges(lineage(shelf.store, "late")) == {
+        ("middle", "late", "trunk @ step 200"),
+        ("late", "pupil_2", "teacher @ steps 3-9"),
+    }
     assert edges(lineage(shelf.store, "middle")) >= {("middle", "late", "trunk @ step 200")}
     assert late.fingerprint != middle.fingerprint != early.fingerprint
-    assert [(s.start, s.end) for s in trajectory_segments(shelf.store, branches[1].fingerprint, 350)] == [(0, 300), (300, 350)]
+    assert [(s.start, s.end) for s in trajectory_segments(shelf.store, branches[1].fingerprint, 350)] == [
+        (0, 300),
+        (300, 350),
+    ]
 
 
 def test_a_run_shows_what_it_made_and_what_it_used(tmp_path: Path) -> None:
@@ -68,7 +90,9 @@ def test_a_run_shows_what_it_made_and_what_it_used(tmp_path: Path) -> None:
     tasks = [{"fingerprint": record.fingerprint} for record in made.records.values()]
     (tmp_path / "runs").mkdir()
     for run in ("run-20261121", "run-20261122"):
-        (tmp_path / "runs" / f"{run}.json").write_text(json.dumps({"id": run, "flow": "distill", "tasks": tasks}))
+        (tmp_path / "runs" / f"{run}.json").write_text(
+            json.dumps({"id": run, "flow": "distill", "tasks": tasks})
+        )
     graph = lineage(made.shelf.store, "run-20261121")
     assert graph.nodes[graph.focus].kind == "run"
     assert {e.label for e in graph.children(graph.focus)} == {"made"}
@@ -85,7 +109,9 @@ def test_a_damaged_trajectory_does_not_hide_the_rest(tmp_path: Path) -> None:
     made = family(tmp_path)
     place = Path(made.segments["teacher"].url) / "trajectory.json"
     place.write_text(place.read_text().replace("teacher", "teachex"))
-    assert ("teacher", "student_a", "teacher @ steps 101-400") in edges(lineage(made.shelf.store, "student_a"))
+    assert ("teacher", "student_a", "teacher @ steps 101-400") in edges(
+        lineage(made.shelf.store, "student_a")
+    )
 
 
 def test_every_drawing_has_every_node(tmp_path: Path) -> None:
@@ -115,7 +141,9 @@ def test_a_name_with_markup_stays_text(tmp_path: Path) -> None:
 def test_boxes_of_a_picture_do_not_overlap(tmp_path: Path) -> None:
     made = family(tmp_path)
     root = ElementTree.fromstring(to_svg(lineage(made.shelf.store, made["corpus"].fingerprint)))
-    boxes = [[float(r.attrib[key]) for key in ("x", "y", "width", "height")] for r in root.findall(".//{*}rect")]
+    boxes = [
+        [float(r.attrib[key]) for key in ("x", "y", "width", "height")] for r in root.findall(".//{*}rect")
+    ]
     assert len(boxes) == 8
     for i, (x, y, width, height) in enumerate(boxes):
         assert all(abs(x - u) >= width or abs(y - v) >= height for u, v, _, _ in boxes[i + 1 :])

@@ -17,21 +17,58 @@ from infra.report_plot import colours_of, smooth
 from tests.infra.house_of_records import family
 
 ROWS: list[dict[str, Any]] = [
-    {"name": "teacher", "kind": "teacher", "params": 9_800_000, "tokens": 3_200_000, "bits_per_byte": 1.713, "loss": 2.61},
-    {"name": "control_a", "kind": "control", "params": 3_100_000, "tokens": 2_400_000, "bits_per_byte": 1.93, "loss": 2.901},
-    {"name": "student_b", "kind": "student", "params": 1_100_000, "bits_per_byte": 1.95, "loss": 2.93, "delta": 0.011},
-    {"name": "student_a", "kind": "student", "params": 3_100_000, "bits_per_byte": 1.88, "loss": 2.83, "delta": -0.071},
+    {
+        "name": "teacher",
+        "kind": "teacher",
+        "params": 9_800_000,
+        "tokens": 3_200_000,
+        "bits_per_byte": 1.713,
+        "loss": 2.61,
+    },
+    {
+        "name": "control_a",
+        "kind": "control",
+        "params": 3_100_000,
+        "tokens": 2_400_000,
+        "bits_per_byte": 1.93,
+        "loss": 2.901,
+    },
+    {
+        "name": "student_b",
+        "kind": "student",
+        "params": 1_100_000,
+        "bits_per_byte": 1.95,
+        "loss": 2.93,
+        "delta": 0.011,
+    },
+    {
+        "name": "student_a",
+        "kind": "student",
+        "params": 3_100_000,
+        "bits_per_byte": 1.88,
+        "loss": 2.83,
+        "delta": -0.071,
+    },
     {"name": "gzip -9", "kind": "baseline", "bits_per_byte": 2.4},
-    {"name": "student_a fine-tuned", "kind": "finetuned", "accuracy": 0.71, "accuracy_interval": 0.03, "draws": 5,
-     "accuracy_delta": 0.12, "accuracy_delta_interval": 0.04},
+    {
+        "name": "student_a fine-tuned",
+        "kind": "finetuned",
+        "accuracy": 0.71,
+        "accuracy_interval": 0.03,
+        "draws": 5,
+        "accuracy_delta": 0.12,
+        "accuracy_delta_interval": 0.04,
+    },
     {"name": "majority class", "kind": "baseline", "accuracy": 0.2},
-]  # fmt: skip
+]
 
 
 def curve(start: int, offset: float) -> list[dict[str, Any]]:
     lines = []
     for step in range(start + 1, 101):
-        values = {"loss": offset + 3 / (step - start)} | ({"eval/loss": offset + 0.1} if step % 20 == 0 else {})
+        values = {"loss": offset + 3 / (step - start)} | (
+            {"eval/loss": offset + 0.1} if step % 20 == 0 else {}
+        )
         lines.append({"step": step, "tokens": step * 64, "values": values})
     return lines
 
@@ -39,11 +76,21 @@ def curve(start: int, offset: float) -> list[dict[str, Any]]:
 def content(tmp_path: Path) -> ReportContent:
     made = family(tmp_path / "store")
     return ReportContent(
-        title="distill <1>", command="atelier distill roles.student_a.start=0.25", rows=ROWS,
-        curves={"teacher": curve(0, 2.0), "student_a": curve(25, 2.2), "control_a": curve(25, 2.3), "empty": []},
-        samples={"teacher": "def f():\n```\n<b>x</b>"}, graph=lineage(made.shelf.store, "teacher"), notes=["student_a is better"],
-        controls={"control_a": "student_a"}, starts={"student_a": 25},
-    )  # fmt: skip
+        title="distill <1>",
+        command="atelier distill roles.student_a.start=0.25",
+        rows=ROWS,
+        curves={
+            "teacher": curve(0, 2.0),
+            "student_a": curve(25, 2.2),
+            "control_a": curve(25, 2.3),
+            "empty": [],
+        },
+        samples={"teacher": "def f():\n```\n<b>x</b>"},
+        graph=lineage(made.shelf.store, "teacher"),
+        notes=["student_a is better"],
+        controls={"control_a": "student_a"},
+        starts={"student_a": 25},
+    )
 
 
 class Reader(HTMLParser):
@@ -93,7 +140,9 @@ def test_controls_stand_behind_their_students_in_every_form(tmp_path: Path) -> N
     text = console.export_text()
     first, second = [*names[:4], "gzip -9"], ["student_a fine-tuned", "majority class"]
     assert [name for name in in_markdown if name in names] == first + second
-    assert [text.index(f"\n{name} ") for name in first + second] == sorted(text.index(f"\n{name} ") for name in first + second)
+    assert [text.index(f"\n{name} ") for name in first + second] == sorted(
+        text.index(f"\n{name} ") for name in first + second
+    )
     assert "-0.071" in text and "0.710 ± 0.030" in text and "9.8M" in text
 
 
@@ -110,10 +159,19 @@ def test_a_report_without_curves_and_graph_leaves_the_pictures_out(tmp_path: Pat
 
 def test_a_control_is_drawn_in_its_student_s_colour() -> None:
     colours = colours_of(["teacher", "student_a", "control_a", "student_b"], {"control_a": "student_a"})
-    assert colours["control_a"] == colours["student_a"] != colours["student_b"] and colours["teacher"] == "#1c1c1c"
+    assert (
+        colours["control_a"] == colours["student_a"] != colours["student_b"]
+        and colours["teacher"] == "#1c1c1c"
+    )
 
 
 def test_numbers_are_written_for_people() -> None:
-    assert [size(v) for v in (None, 950, 12_345, 9_800_000, 2_000_000_000)] == ["", "950", "12.3k", "9.8M", "2B"]
+    assert [size(v) for v in (None, 950, 12_345, 9_800_000, 2_000_000_000)] == [
+        "",
+        "950",
+        "12.3k",
+        "9.8M",
+        "2B",
+    ]
     assert interval(0.5, None) == "0.500" and interval(-0.1, 0.02, plus=True) == "-0.100 ± 0.020"
     assert smooth([1.0, 1.0, 1.0], 10) == [1.0, 1.0, 1.0]

@@ -6,16 +6,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import LoggedModel, Run
 
-from engine.spec.error import AtelierError
-from engine.spec.run import Segment
 from infra.lease import Holder
 from infra.store import Store
 from infra.tracker import Tracker
@@ -23,56 +18,8 @@ from infra.tracking_curve import is_kept
 from infra.tracking_mlflow import Backend
 from infra.tracking_run import Followed
 from infra.tracking_worker import Worker
-from tests.infra.house_of_records import Family, Shelf, family
-
-DATA = {"tokens.main": "a" * 64}
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated MLflow database, made once: that alone takes seconds."""
-    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").get_experiment("0")
-    return path
-
-
-@pytest.fixture
-def root(tmp_path: Path, empty_database: Path) -> Path:
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    return tmp_path
-
-
-def uri(root: Path) -> str:
-    return f"sqlite:///{root}/mlflow.db"
-
-
-def tracker(root: Path, run_id: str = "run-1", flow: str = "demo", **about: Any) -> Tracker:
-    return Tracker(uri(root), Store(str(root)), flow=flow, command=f"atelier {flow}", run_id=run_id, config={"train": {"steps": 9}}, **about)
-
-
-def client(root: Path) -> MlflowClient:
-    return MlflowClient(tracking_uri=uri(root), registry_uri=uri(root))
-
-
-def runs(root: Path, query: str = "") -> list[Run]:
-    mlflow = client(root)
-    return list(mlflow.search_runs([e.experiment_id for e in mlflow.search_experiments()], query))
-
-
-def models(root: Path, query: str) -> list[LoggedModel]:
-    mlflow = client(root)
-    return list(mlflow.search_logged_models([e.experiment_id for e in mlflow.search_experiments()], query))
-
-
-def steps(root: Path, run: Run, key: str) -> list[int]:
-    return [m.step for m in client(root).get_metric_history(run.info.run_id, key)]
-
-
-def follow_once(tracked: Tracker, *segments: Segment, role: str = "model", status: str = "FINISHED") -> None:
-    task = tracked.start_task("train", "train")
-    following = tracked.follow(task, [Followed(segments=segments, role=role, params={"model": {"hidden": 32}})])
-    following.stop(status)
-    tracked.end_task(task, status)
+from tests.infra.house_of_records import Shelf
+from tests.infra.house_of_runs import DATA, client, follow_once, runs, steps, tracker, uri
 
 
 def test_a_curve_is_dense_at_first_and_thin_later() -> None:
@@ -98,8 +45,16 @@ def test_a_resumed_training_goes_on_with_its_own_run_and_no_step_comes_twice(roo
     assert steps(root, run, "loss") == list(range(1, 61))
     assert steps(root, run, "eval/loss") == [50]
     assert "data_wait_s" not in run.data.metrics and "tokens_per_s" in run.data.metrics
-    [task] = [r for r in runs(root, "tags.`atelier.kind` = 'task'") if r.info.run_id == run.data.tags["mlflow.parentRunId"]]
-    [flow] = [r for r in runs(root, "tags.`atelier.kind` = 'flow'") if r.info.run_id == task.data.tags["mlflow.parentRunId"]]
+    [task] = [
+        r
+        for r in runs(root, "tags.`atelier.kind` = 'task'")
+        if r.info.run_id == run.data.tags["mlflow.parentRunId"]
+    ]
+    [flow] = [
+        r
+        for r in runs(root, "tags.`atelier.kind` = 'flow'")
+        if r.info.run_id == task.data.tags["mlflow.parentRunId"]
+    ]
     assert flow.info.run_name == "run-2" and flow.data.params == {"train.steps": "9"}
 
 
@@ -110,7 +65,10 @@ def test_a_curve_grows_while_the_training_runs(root: Path) -> None:
     tracked = tracker(root)
     following = tracked.follow(None, [Followed(segments=(segment,), role="model")])
     deadline = time.monotonic() + 30
-    while not (found := runs(root, "tags.`atelier.kind` = 'trajectory' AND metrics.loss > 0")) and time.monotonic() < deadline:
+    while (
+        not (found := runs(root, "tags.`atelier.kind` = 'trajectory' AND metrics.loss > 0"))
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     assert steps(root, found[0], "loss") == [1, 2, 3] and found[0].info.status == "RUNNING"
     shelf.metrics(segment, range(4, 7), number=2)
@@ -128,7 +86,10 @@ def test_a_decay_branch_has_a_run_of_its_own_that_begins_with_its_trunk(root: Pa
     tracked = tracker(root)
     follow_once(tracked, trunk, branch)
     assert tracked.close() == []
-    by_trunk = {run.data.tags.get("atelier.trunk", ""): run for run in runs(root, "tags.`atelier.kind` = 'trajectory'")}
+    by_trunk = {
+        run.data.tags.get("atelier.trunk", ""): run
+        for run in runs(root, "tags.`atelier.kind` = 'trajectory'")
+    }
     assert set(by_trunk) == {"", trunk.fingerprint}
     assert steps(root, by_trunk[""], "loss") == list(range(1, 41))
     assert steps(root, by_trunk[trunk.fingerprint], "loss") == list(range(1, 31))
@@ -136,117 +97,9 @@ def test_a_decay_branch_has_a_run_of_its_own_that_begins_with_its_trunk(root: Pa
     assert [m.value for m in history if m.step in (20, 21)] == [4.0 - 20 / 200, 4.0 - 21 / 200 + 1.0]
 
 
-def publish_all(tracked: Tracker, made: Family) -> None:
-    task = tracked.start_task("train", "train")
-    tracked.follow(task, [Followed(segments=(s,), role=r, teacher="teacher" if "student" in r else "") for r, s in made.segments.items()]).stop()
-    for record in made.records.values():
-        tracked.record(record)
-    tracked.end_task(task, "FINISHED", {"loss": 2.0})
-
-
-def test_one_query_finds_students_corpora_checkpoints_and_scores(root: Path) -> None:
-    made = family(root)
-    tracked = tracker(root)
-    publish_all(tracked, made)
-    assert tracked.close() == []
-    teacher = made.segments["teacher"].fingerprint[:36]
-    students = runs(root, f"dataset.digest = '{teacher}' AND dataset.context = 'teacher'")
-    assert {r.data.tags["atelier.role"] for r in students} == {"student_a", "student_b"}
-    at_150 = f"dataset.digest = '{teacher}' AND dataset.context = 'teacher' AND metrics.`teacher/first_step` <= 150"
-    assert [r.data.tags["atelier.role"] for r in runs(root, at_150)] == ["student_a"]
-    [student] = [r for r in students if r.data.tags["atelier.role"] == "student_a"]
-    inputs = {(i.tags[0].value, i.dataset.source_type): i.dataset.digest for i in student.inputs.dataset_inputs}
-    assert inputs[("training", "corpus")] == made["corpus"].fingerprint[:36]
-    assert inputs[("training", "tokens")] == made["tokens"].fingerprint[:36]
-    [checkpoint] = models(root, "params.role = 'student_b' AND params.step = '400' AND tags.`atelier.kind` = 'checkpoint'")
-    assert {m.key: (m.value, m.step) for m in checkpoint.metrics or []} == {"checkpoint/eval_loss": (pytest.approx(2.3), 400)}
-    assert checkpoint.tags["atelier.url"].endswith("checkpoints/step-00000400")
-    [scored] = models(root, "metrics.`score/bits_per_byte` < 1.8 AND tags.`atelier.kind` = 'model'")
-    assert scored.tags["atelier.fingerprint"] == made["student_a"].fingerprint
-    [main] = models(root, "tags.`atelier.role` = 'teacher' AND tags.`atelier.kind` = 'model'")
-    student = client(root).get_run(student.info.run_id)  # a search leaves models out
-    assert [m.model_id for m in student.inputs.model_inputs] == [main.model_id]
-    assert {m.model_id for m in student.outputs.model_outputs} >= {scored.model_id}
-    assert scored.tags["mlflow.note.content"].splitlines()[0] == "student of teacher @ steps 101-400"
-    assert "student_b" in main.tags["mlflow.note.content"]
-
-
-def test_the_teacher_is_linked_when_its_student_was_finished_first(root: Path) -> None:
-    made = family(root)
-    tracked = tracker(root)
-    for name in ("student_a", "teacher"):
-        tracked.record(made[name])
-    assert tracked.close() == []
-    [student] = runs(root, "tags.`atelier.kind` = 'trajectory' AND tags.`atelier.role` = 'student_a'")
-    [teacher] = models(root, "tags.`atelier.role` = 'teacher' AND tags.`atelier.kind` = 'model'")
-    inputs = client(root).get_run(student.info.run_id).inputs
-    assert [m.model_id for m in inputs.model_inputs] == [teacher.model_id]
-
-
-def contents(root: Path) -> Counter[str]:
-    """How much there is in MLflow, flow and task runs and their links aside."""
-    counted: Counter[str] = Counter()
-    for run in runs(root, "tags.`atelier.kind` = 'trajectory'"):
-        run = client(root).get_run(run.info.run_id)  # a search leaves models out
-        counted["runs"] += 1
-        counted["points"] += sum(len(client(root).get_metric_history(run.info.run_id, key)) for key in run.data.metrics)
-        counted["edges"] += len(run.inputs.dataset_inputs) + len(run.inputs.model_inputs) + len(run.outputs.model_outputs)
-    counted["models"] = len(models(root, "tags.`atelier.flow` = 'demo'"))
-    return counted
-
-
-def test_what_mlflow_knows_is_not_written_again_even_when_the_marks_are_lost(root: Path) -> None:
-    made = family(root)
-    tracked = tracker(root)
-    publish_all(tracked, made)
-    assert tracked.close() == []
-    before = contents(root)
-    assert before["models"] == 4 + 8 and before["runs"] == 4
-    again = tracker(root, "run-2")
-    publish_all(again, made)
-    assert again.close() == []
-    assert contents(root) == before
-    shutil.rmtree(root / "mlflow-known")
-    third = tracker(root, "run-3")
-    publish_all(third, made)
-    assert third.close() == []
-    assert contents(root) == before
-
-
-def test_a_new_database_under_an_old_store_gets_curves_and_checkpoints_too(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    made = family(root)
-    first = tracker(root)
-    publish_all(first, made)
-    assert first.close() == []
-    before = contents(root)
-    other = tmp_path_factory.mktemp("other")
-    tracked = Tracker(uri(other), made.shelf.store, flow="demo", command="atelier", run_id="run-2", config={})
-    for record in made.records.values():
-        tracked.record(record)
-    assert tracked.close() == []
-    after = contents(other)
-    assert {k: after[k] for k in ("runs", "models")} == {k: before[k] for k in ("runs", "models")}
-    [run] = runs(other, "tags.`atelier.role` = 'student_a' AND tags.`atelier.kind` = 'trajectory'")
-    assert run.info.status == "FINISHED" and steps(other, run, "eval/loss") == [150, 200, 250, 300, 350, 400]
-
-
-def test_a_checkpoint_that_was_removed_is_no_longer_found(root: Path) -> None:
-    shelf = Shelf(Store(str(root)))
-    segment = shelf.trajectory("model", DATA)
-    shelf.metrics(segment, range(1, 11))
-    kept, gone = shelf.checkpoint(segment, 10), shelf.checkpoint(segment, 5)
-    first = tracker(root)
-    follow_once(first, segment)
-    assert first.close() == []
-    assert len(models(root, "tags.`atelier.kind` = 'checkpoint'")) == 2
-    shutil.rmtree(gone)
-    second = tracker(root, "run-2")
-    follow_once(second, segment)
-    assert second.close() == []
-    assert [m.tags["atelier.url"] for m in models(root, "tags.`atelier.kind` = 'checkpoint'")] == [kept]
-
-
-def test_a_request_that_was_answered_too_late_is_not_written_twice(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_was_answered_too_late_is_not_written_twice(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shelf = Shelf(Store(str(root)))
     segment = shelf.trajectory("model", DATA)
     shelf.metrics(segment, range(1, 31))
@@ -271,7 +124,9 @@ def test_a_tracker_without_a_server_costs_nothing_and_says_what_is_missing(tmp_p
     segment = shelf.trajectory("model", DATA)
     shelf.metrics(segment, range(1, 3))
     began = time.monotonic()
-    tracked = Tracker("http://127.0.0.1:9", shelf.store, flow="demo", command="atelier", run_id="run-1", config={})
+    tracked = Tracker(
+        "http://127.0.0.1:9", shelf.store, flow="demo", command="atelier", run_id="run-1", config={}
+    )
     follow_once(tracked, segment)
     assert time.monotonic() - began < 0.5
     problems = tracked.close(timeout_s=1.0)
@@ -350,41 +205,6 @@ def test_the_same_run_tried_again_goes_on_with_the_same_mlflow_run(root: Path) -
     assert found["flow"].data.tags["mlflow.parentRunId"] == found["sweep"].info.run_id
 
 
-def test_a_version_stands_alone_and_its_page_names_the_students(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    made = family(root)
-    tracked = tracker(root)
-    where = tracked.register(made["teacher"], aliases=["latest", "best"])
-    assert where == "models:/teacher/1"
-    assert tracked.register(made["student_a"], name="pupil", aliases=["best"]) == "models:/pupil/1"
-    assert tracked.register(made["teacher"], aliases=["best"]) == where
-    with pytest.raises(AtelierError, match="only models"):
-        tracked.register(made["corpus"])
-    assert "only models" in tracked.close()[0]
-    mlflow = client(root)
-    version = mlflow.get_model_version_by_alias("teacher", "best")
-    assert version.tags["atelier.fingerprint"] == made["teacher"].fingerprint
-    assert "#/models/pupil/versions/1" in (version.description or "")
-    assert mlflow.get_registered_model("teacher").description == version.description
-    pupil = mlflow.get_model_version("pupil", "1")
-    assert (pupil.description or "").startswith("student of teacher @ steps 101-400")
-    assert [v.name for v in mlflow.search_model_versions("tags.`atelier.teacher` = 'teacher'")] == ["pupil"]
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    script = (
-        f"import mlflow; mlflow.set_tracking_uri({uri(root)!r}); model = mlflow.pyfunc.load_model('models:/teacher@latest')\n"
-        "import json, sys; from pathlib import Path\n"
-        "files = model.unwrap_python_model()\n"
-        "print(json.dumps([files._model, files._code, 'torch' in sys.modules]))"
-    )
-    shutil.rmtree(root / "model")
-    done = subprocess.run([sys.executable, "-c", script], cwd=elsewhere, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    folder, code, has_torch = json.loads(done.stdout.splitlines()[-1])
-    assert not has_torch and (Path(code) / "engine" / "generate.py").exists()
-    entry = next(e for e in made["teacher"].files if e.path.endswith("model.safetensors"))
-    assert (Path(folder) / entry.path).read_bytes() == b"weights of teacher"
-    assert not list(root.rglob("*.pkl")) and not list(root.rglob(".tmp-version*"))
-
-
 def test_the_report_is_on_the_flow_s_page_with_its_picture(root: Path) -> None:
     (root / "loss.png").write_bytes(b"png")
     tracked = tracker(root)
@@ -392,7 +212,10 @@ def test_the_report_is_on_the_flow_s_page_with_its_picture(root: Path) -> None:
     assert tracked.close() == []
     [flow] = runs(root, "tags.`atelier.kind` = 'flow'")
     assert [f.path for f in client(root).list_artifacts(flow.info.run_id, "report")] == ["report/loss.png"]
-    assert f"get-artifact?path=report%2Floss.png&run_uuid={flow.info.run_id}" in flow.data.tags["mlflow.note.content"]
+    assert (
+        f"get-artifact?path=report%2Floss.png&run_uuid={flow.info.run_id}"
+        in flow.data.tags["mlflow.note.content"]
+    )
 
 
 def test_many_trackers_at_once_agree_on_sweep_and_trajectory(root: Path) -> None:
@@ -412,6 +235,9 @@ def test_many_trackers_at_once_agree_on_sweep_and_trajectory(root: Path) -> None
 
 @pytest.mark.parametrize("module", ["infra.tracker", "infra.lineage", "infra.lineage_draw", "infra.report"])
 def test_importing_loads_neither_mlflow_nor_torch_nor_matplotlib(module: str) -> None:
-    script = f"import sys, {module}; print([m for m in ('mlflow', 'torch', 'matplotlib', 'prefect', 'pandas') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    heavy = ("mlflow", "torch", "matplotlib", "prefect", "pandas")
+    script = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
     assert done.stdout.strip() == "[]", done.stderr

@@ -53,7 +53,7 @@ def run(options: Namespace) -> int:
 
 
 def _speak(place: Path, prompts: tuple[str, ...]) -> int:
-    """Start the engine and print what it says. It leads its own session: Ctrl-C reaches only us, and we end it."""
+    """Start the engine and print what it says. It leads its own session: Ctrl-C reaches only us."""
     env = {key: os.environ[key] for key in PASSED if key in os.environ}
     env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(num_cores())}
     with open(place.with_name("err"), "wb") as err:

@@ -1,0 +1,137 @@
+"""Identity: what changes the result is in it, what moves bits but not meaning is not, and what exists stays valid."""
+
+import pytest
+
+from engine.spec.absent import ABSENT
+from engine.spec.base import canonical, fingerprint, parse
+from engine.spec.model.gpt import GPT
+from engine.spec.objective.lm import LM
+from engine.spec.objective.logits import Logits
+from engine.spec.optim.adamw import AdamW
+from engine.spec.optim.muon import Muon
+from engine.spec.role import Role
+from engine.spec.schedule import Schedule
+from engine.spec.train import Train
+from engine.spec.trajectory import Feed, in_teaching_order, parts_of, resolve_starts
+
+MODEL = {"kind": "gpt", "num_layers": 2, "hidden": 64, "num_heads": 4}
+FEED = Feed(parents={"tokens.main": "a" * 64, "tokenizer": "b" * 64}, identity={})
+
+
+def role(**changes: object) -> Role:
+    document = {"model": MODEL, "objective": {"lm": {"kind": "lm"}}, "optim": {"kind": "adamw", "lr": 1e-3}}
+    return parse(Role, document | changes, "role")
+
+
+def train(**changes: object) -> Train:
+    return parse(Train, {"steps": 100, "global_batch": 8, "sequence": 64} | changes, "train")
+
+
+STUDENT = {"objective": {"kd": {"kind": "logits"}}, "teacher": "teacher"}
+
+
+def fingerprints(roles: dict[str, Role], settings: Train) -> dict[str, list[str]]:
+    return {
+        name: [part.fingerprint for part in parts]
+        for name, parts in parts_of(roles, settings, FEED, {}).items()
+    }
+
+
+def test_what_exists_keeps_its_identity() -> None:
+    """Recorded fingerprints: when one of these changes, every artifact made before is orphaned."""
+    assert fingerprint(GPT.model_validate(MODEL).as_identity()) == GOLDEN["gpt"]
+    teacher, student = role(), role(**STUDENT, start=40)
+    found = fingerprints({"teacher": teacher, "student": student}, train())
+    assert [fp[:16] for fp in found["teacher"]] == GOLDEN["teacher"]
+    assert [fp[:16] for fp in found["student"]] == GOLDEN["student"]
+
+
+GOLDEN = {
+    "gpt": "162c3666cfe4fb08ac8a35ade479bff3a656bb70482330bb02cb82937cb39abe",
+    "teacher": ["e892011e882b9bdd", "f902e8c53e36b6e4"],
+    "student": ["5f5fa6fe1abfae44", "16a521648ba99599", "d2a6324eb350d091"],
+}
+
+
+@pytest.mark.parametrize("spec", [GPT, LM, Logits, AdamW, Muon, Schedule, Role, Train])
+def test_the_table_of_absent_values_names_only_fields_that_there_are(spec: type) -> None:
+    assert set(ABSENT.get(spec.__name__, {})) <= set(spec.model_fields)
+
+
+def test_a_default_given_by_hand_is_the_same_thing() -> None:
+    assert (
+        role().as_identity()
+        == role(model=MODEL | {"mlp": "swiglu", "tied": True}, teacher="", start=0).as_identity()
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"checkpoint_every": 7}, {"keep": 9}, {"micro_batch": 2}, {"eval_every": 3}, {"eval_sequences": 5}],
+)
+def test_how_it_is_run_is_not_identity(change: dict[str, object]) -> None:
+    assert fingerprints({"m": role()}, train()) == fingerprints({"m": role()}, train(**change))
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 2}, {"global_batch": 16}, {"sequence": 128}, {"precision": "fp32"}]
+)
+def test_what_changes_the_result_is_identity(change: dict[str, object]) -> None:
+    assert fingerprints({"m": role()}, train()) != fingerprints({"m": role()}, train(**change))
+
+
+def test_a_role_is_known_by_its_seed_name_not_its_own() -> None:
+    one = fingerprints({"a": role()}, train())["a"]
+    assert fingerprints({"b": role(seed_name="a")}, train())["b"] == one
+    assert fingerprints({"b": role()}, train())["b"] != one
+
+
+def test_a_teacher_does_not_depend_on_its_students() -> None:
+    alone = fingerprints({"teacher": role()}, train())["teacher"]
+    taught = fingerprints({"teacher": role(), "s": role(**STUDENT), "t": role(**STUDENT, start=50)}, train())
+    assert taught["teacher"] == alone
+
+
+def test_a_student_depends_on_its_teacher_its_start_and_its_gate() -> None:
+    def student(teacher: Role, **changes: object) -> list[str]:
+        return fingerprints({"teacher": teacher, "s": role(**STUDENT | changes)}, train())["s"]
+
+    found = [student(role()), student(role(optim={"kind": "adamw", "lr": 2e-3})), student(role(), start=10)]
+    found.append(student(role(), gate=0.2))
+    assert len({tuple(one) for one in found}) == 4
+
+
+def test_replay_is_not_identity_and_frozen_is() -> None:
+    def student(attach: str) -> list[str]:
+        return fingerprints({"teacher": role(), "s": role(**STUDENT, attach=attach)}, train())["s"]
+
+    assert student("refuse") == student("replay") != student("frozen")
+
+
+def test_a_stable_phase_is_shared_by_longer_runs_and_a_cosine_is_not() -> None:
+    def parts(kind: str, steps: int) -> list[str]:
+        optim = {"kind": "adamw", "lr": 1e-3, "schedule": {"kind": kind}}
+        return fingerprints({"m": role(optim=optim)}, train(steps=steps))["m"]
+
+    assert parts("constant", 100) == parts("constant", 200)
+    assert parts("wsd", 100)[0] == parts("wsd", 200)[0] == parts("constant", 100)[0]
+    assert parts("wsd", 100)[1] != parts("wsd", 200)[1]
+    assert parts("cosine", 100) != parts("cosine", 200)
+
+
+def test_a_student_is_cut_where_its_teacher_first_depends_on_the_end() -> None:
+    constant = {"kind": "adamw", "lr": 1e-3, "schedule": {"kind": "constant"}}
+    parts = parts_of({"teacher": role(), "s": role(**STUDENT, optim=constant, start=40)}, train(), FEED, {})
+    assert [(part.start, part.end) for part in parts["teacher"]] == [(0, 80), (80, 100)]
+    assert [(part.start, part.end) for part in parts["s"]] == [(40, 80), (80, 100)]
+    assert parts["s"][1].parents["teacher"] == parts["teacher"][1].fingerprint
+
+
+def test_a_fraction_becomes_a_step_and_a_circle_is_refused() -> None:
+    assert resolve_starts({"m": role(start=0.5)}, train())["m"].start == 50
+    with pytest.raises(Exception, match="circle"):
+        in_teaching_order({"a": role(**STUDENT | {"teacher": "b"}), "b": role(**STUDENT | {"teacher": "a"})})
+
+
+def test_numbers_have_one_spelling() -> None:
+    assert canonical({"b": 1.0, "a": [1, 2e-3]}) == b'{"a":[1,0.002],"b":1.0}'

@@ -1,0 +1,151 @@
+"""The real command line as a process that can be hit, what it left in its store, and which processes it left behind."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.spec.metric import merge
+from flows.cli.main import run
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+STEPS, EVERY = 400, 20
+TRAIN = (
+    "pretrain", "experiment=tiny", "tracker=none", "tokenizer=bpe512", "model=gpt_nano", "model.hidden=32", "model.num_heads=2",
+    f"train.steps={STEPS}", f"train.checkpoint_every={EVERY}", "train.eval_sequences=4", "score.baselines=false", "score.max_tokens=500",
+)  # fmt: skip
+DATA = ("corpus", "tokenizer", "tokens")
+PATIENCE_S = 180.0  # a loaded machine; nothing waits that long when it is quiet
+ORPHAN_S = 15.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a finished training is compared by: the model's digest, and every step's tokens and metric values."""
+
+    model: str
+    lines: tuple[tuple[int, int, tuple[tuple[str, float], ...]], ...]
+
+
+class House:
+    """One store and the command line over it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def start(self, *arguments: str, env: dict[str, str] | None = None) -> "Command":
+        """`atelier <arguments>` as a process of its own, leading a process group as in a terminal."""
+        return Command(self, arguments or TRAIN, env or {})
+
+    def finish(self, *arguments: str) -> tuple[int, str, str]:
+        """The same in this process (Prefect starts once): exit code, stdout, stderr."""
+        os.environ["ATELIER_ROOT"] = str(self.root)
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+            code = run(list(arguments or TRAIN))
+        return code, out.getvalue(), err.getvalue()
+
+    def copy_data(self, source: "House") -> "House":
+        """Take over the other's corpus, tokenizer and tokens: nothing but training is left to do."""
+        for kind in DATA:
+            shutil.copytree(source.root / kind, self.root / kind)
+        return self
+
+    def steps(self) -> list[int]:
+        """Steps of all committed checkpoints."""
+        return sorted(int(path.name[5:]) for path in self.root.glob("trajectory/*/checkpoints/step-*"))
+
+    def curve(self) -> Curve:
+        [record] = self.records("model")
+        digest = next(file["sha256"] for file in record["files"] if file["path"].endswith("/model.safetensors"))
+        lines = []
+        for folder in self.root.glob("trajectory/*/metrics"):
+            merged = merge((path.name, path.read_text()) for path in folder.iterdir())
+            lines += [(line["step"], line["tokens"], tuple(sorted(line["values"].items()))) for line in merged]
+        return Curve(digest, tuple(sorted(lines)))
+
+    def records(self, kind: str) -> list[dict]:
+        return [json.loads(path.read_text()) for path in self.root.glob(f"{kind}/*/record.json")]
+
+    def runs(self) -> list[dict]:
+        return [json.loads(path.read_text()) for path in sorted((self.root / "runs").glob("*.json"))]
+
+    def processes(self, word: str = "") -> dict[int, str]:
+        """Processes that work for this store (their arguments or environment name it), `word` in their arguments."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                with suppress(OSError):
+                    command = (folder / "cmdline").read_text()
+                    names = str(self.root) in command or f"ATELIER_ROOT={self.root}\0" in (folder / "environ").read_text()
+                    if names and word in command:
+                        found[int(folder.name)] = command.replace("\0", " ")
+        return found
+
+    def wait_for_quiet(self) -> None:
+        """No process is left within 15 s."""
+        deadline = time.monotonic() + ORPHAN_S
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"still there: {left}"
+            time.sleep(0.05)
+
+
+class Command:
+    """A running command; `text` is what it has printed so far."""
+
+    def __init__(self, house: House, arguments: tuple[str, ...], env: dict[str, str]) -> None:
+        self.house = house
+        self.said = house.root.with_name(f"{house.root.name}-{time.monotonic_ns()}.txt")
+        environment = os.environ | {"ATELIER_ROOT": str(house.root), "PYTHONUNBUFFERED": "1"} | env
+        environment = {key: value for key, value in environment.items() if value}
+        with open(self.said, "wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flows", *arguments],
+                cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        return self.said.read_text()
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Return as soon as `condition` holds; the command must be running until then."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self.process.poll() is None, f"ended ({self.process.returncode}) before {what}:\n{self.text}"
+            assert time.monotonic() < deadline, f"no {what} in {PATIENCE_S} s:\n{self.text}"
+            time.sleep(0.01)
+
+    def until_training(self, step: int = 2 * EVERY) -> None:
+        """Return when a checkpoint of `step` or later is there; training goes on."""
+        self.until(lambda: max(self.house.steps(), default=0) >= step, f"checkpoint {step}")
+
+    def interrupt(self) -> None:
+        """Ctrl-C: a terminal sends it to the whole process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def kill(self, word: str) -> None:
+        """SIGKILL the one process of this store that has `word` in its arguments."""
+        [pid] = self.house.processes(word)
+        os.kill(pid, signal.SIGKILL)
+
+    def wait(self, seconds: float = PATIENCE_S) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"did not end in {seconds} s:\n{self.text}") from None
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever a test has come to."""
+        for pid in [self.process.pid, *self.house.processes()]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()

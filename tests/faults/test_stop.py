@@ -1,0 +1,118 @@
+"""A training that is stopped or killed, whoever is hit, goes on as if nothing had been: same command, same bits."""
+
+import os
+import signal
+from collections.abc import Callable
+
+from tests.faults.command import EVERY, STEPS, Command, Curve, House
+
+Start = Callable[..., Command]
+OWN_SERVER = {"PREFECT_API_URL": "", "PREFECT_HOME": ""}
+
+
+def goes_on(house: House, expected: Curve) -> None:
+    """The same command again resumes at once and ends in the model and curve of an uninterrupted run."""
+    newest = max(house.steps())
+    code, out, err = house.finish()
+    assert code == 0, out + err
+    assert f"train: goes on from step {newest}" in out
+    assert house.curve() == expected
+
+
+def test_an_uninterrupted_run_logs_every_step_once(expected: Curve) -> None:
+    assert [step for step, _, _ in expected.lines] == list(range(1, STEPS + 1))
+
+
+def test_ctrl_c_in_training_leaves_a_checkpoint_and_no_process_and_the_same_command_goes_on(
+    house: House, start: Start, expected: Curve
+) -> None:
+    command = start(env=OWN_SERVER)  # with a Prefect server of its own, as at a terminal
+    command.until_training()
+    command.interrupt()
+    assert command.wait(30.0) == 1
+    assert command.text.count("stopping: running tasks write a checkpoint") == 1
+    assert "the same command goes on from there" in command.text
+    assert "Traceback" not in command.text and "ERROR" not in command.text and "error" not in command.text.lower()
+    house.wait_for_quiet()
+    assert max(house.steps()) % EVERY, "a stop writes a checkpoint of its own step"
+    assert not house.records("model") and house.runs()[-1]["status"] == "stopped"
+    goes_on(house, expected)
+
+
+def test_sigterm_stops_like_ctrl_c(house: House, start: Start) -> None:
+    command = start()
+    command.until_training()
+    os.kill(command.process.pid, signal.SIGTERM)
+    assert command.wait(30.0) == 1
+    assert "the same command goes on from there" in command.text and "Traceback" not in command.text
+    house.wait_for_quiet()
+    assert max(house.steps()) % EVERY
+
+
+def test_ctrl_c_twice_leaves_at_once_and_the_gang_still_ends_at_a_checkpoint(house: House, start: Start) -> None:
+    command = start(env=OWN_SERVER)
+    command.until_training()
+    [rank] = house.processes("engine.train")
+    os.kill(rank, signal.SIGSTOP)  # a rank that cannot answer: the first request alone would wait for it
+    command.interrupt()
+    command.until(lambda: "again to leave at once" in command.text, "answer")
+    command.interrupt()
+    assert command.wait(2.0) == 1
+    os.kill(rank, signal.SIGCONT)
+    house.wait_for_quiet()
+    assert max(house.steps()) % EVERY
+
+
+def test_a_killed_flow_process_leaves_no_orphan_and_a_checkpoint(house: House, start: Start, expected: Curve) -> None:
+    command = start(env=OWN_SERVER)
+    command.until_training()
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.wait()
+    house.wait_for_quiet()
+    assert max(house.steps()) % EVERY
+    goes_on(house, expected)
+
+
+def test_a_killed_guard_leaves_no_orphan_and_its_lease_is_taken_over(house: House, start: Start, expected: Curve) -> None:
+    command = start()
+    command.until_training()
+    command.kill("infra.guard")
+    assert command.wait(30.0) == 1
+    assert "its guard was ended by SIGKILL" in command.text and "Traceback" not in command.text
+    again = start()  # at once: it waits for the ranks that are left, no longer
+    assert again.wait() == 0, again.text
+    assert "goes on from step" in again.text
+    house.wait_for_quiet()
+    assert house.curve() == expected
+
+
+def test_a_killed_rank_is_started_again_from_the_last_checkpoint_on_the_same_trajectory(
+    house: House, start: Start, expected: Curve
+) -> None:
+    command = start()
+    command.until_training()
+    command.kill("engine.train")
+    assert command.wait() == 0, command.text
+    assert "rank 0 was ended by SIGKILL; the gang starts again from step" in command.text
+    assert house.curve() == expected
+    assert len(house.runs()) == 1
+
+
+def test_ctrl_c_in_preparation_leaves_nothing_half_written_to_be_seen(house: House, start: Start) -> None:
+    for kind in ("tokens", "tokenizer", "corpus"):
+        for path in house.root.glob(f"{kind}/*/*"):
+            if path.name == "record.json" or path.name == "log":
+                os.system(f"rm -r {path}")
+        command = start()
+        task = {"tokens": "encode", "tokenizer": "learn_tokenizer", "corpus": "curate"}[kind]
+        command.until(lambda: house.processes("engine.prepare"), "gang")
+        [rank] = house.processes("engine.prepare")
+        os.kill(rank, signal.SIGSTOP)
+        command.interrupt()
+        os.kill(rank, signal.SIGCONT)
+        assert command.wait(30.0) == 1, command.text
+        assert f"{task}: stopped" in command.text and "Traceback" not in command.text
+        house.wait_for_quiet()
+        assert not house.records(kind)
+    code, out, err = house.finish("corpus", "experiment=tiny", "tracker=none", "tokenizer=bpe512")
+    assert code == 0, out + err
