@@ -3,6 +3,10 @@
 atelier pretrain model=gpt_nano train.steps=200
 """
 
+from typing import Annotated
+
+from pydantic import Field
+
 from engine.spec.base import parse
 from engine.spec.data import Data, Score, Tokenizer
 from engine.spec.parallel import Parallel
@@ -15,6 +19,8 @@ from tasks.report import report
 from tasks.score import score as score_models
 from tasks.train import train as train_roles
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="what the model is called")]
+
 
 def pretrain(
     model: Model,
@@ -25,7 +31,7 @@ def pretrain(
     train: Train,
     parallel: Parallel,
     score: Score,
-    name: str = "model",
+    name: Name = "model",
 ) -> None:
     text = corpus(data, tokenizer)
     role = parse(Role, {"model": model, "objective": objective, "optim": optim}, "")

@@ -210,7 +210,8 @@ def to_svg(graph: Graph) -> str:
     name = html.escape(graph.nodes[graph.focus].name)
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="lineage" {size} role="img" aria-label="lineage of {name}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="lineage" {size} role="img" '
+        f'aria-label="lineage of {name}">',
         f"<style>{_style()}</style>",
         MARKER,
     ]
@@ -267,7 +268,8 @@ STYLE = """
 .lineage text{font-family:system-ui,sans-serif;fill:#1c2126}
 .lineage .name{font-size:14px;font-weight:600}
 .lineage .small{font-size:11px;fill:#4a545d}
-.lineage .label{font-size:11px;text-anchor:middle;fill:#4a545d;paint-order:stroke;stroke:#fff;stroke-width:4px}
+.lineage .label{font-size:11px;text-anchor:middle;fill:#4a545d}
+.lineage .label{paint-order:stroke;stroke:#fff;stroke-width:4px}
 .lineage .label.strong{fill:#8f5200;font-weight:600}
 .lineage .edge{fill:none;stroke:#8a949c;stroke-width:1.4}
 .lineage .edge.strong{stroke:#b86b00;stroke-width:2.4}

@@ -2,13 +2,28 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
-from engine.spec.base import nearest
-from engine.spec.error import ConfigError
+from pydantic import Field
+
+from engine.spec.base import Spec
 from engine.spec.record import Record
 from infra.dag import Node
 from infra.store import Store
+
+
+class TrackerSpec(Spec):
+    """conf/tracker: where metrics, models and lineage go beside the store."""
+
+    kind: Literal["mlflow", "none"] = Field(default="none", description="mlflow or none")
+    uri: str = Field(
+        default="",
+        pattern=r"^$|^(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://",
+        description=(
+            "an http(s):// server or a database such as sqlite:///file; empty = $MLFLOW_TRACKING_URI, else a"
+            " database in the store's folder"
+        ),
+    )
 
 
 class NoTracker:
@@ -45,17 +60,10 @@ class NoTracker:
         return []
 
 
-def open_tracker(settings: dict[str, str], store: Store, **about: Any) -> Any:
-    kind = settings.get("kind", "none")
-    if kind == "none":
+def open_tracker(spec: TrackerSpec, store: Store, **about: Any) -> Any:
+    """The tracker of one flow run; nothing of it runs on the training path."""
+    if spec.kind == "none":
         return NoTracker()
-    if kind == "mlflow":
-        from infra.tracking_flow import (
-            FlowTracker,
-        )  # mlflow's modules: not for plans, help and trackerless runs
+    from infra.tracking_flow import FlowTracker  # here: plans, help and trackerless runs do without
 
-        return FlowTracker(settings.get("uri", ""), store, **about)
-    near = nearest(kind, ["mlflow", "none"])
-    raise ConfigError(
-        "tracker.kind", f"no tracker {kind!r}", f"did you mean {near}?" if near else "there are: mlflow, none"
-    )
+    return FlowTracker(spec.uri, store, **about)

@@ -158,5 +158,5 @@ def origins(prefix: str) -> dict[str, str]:
     return (
         {key: f"{prefix}{key}" for key in role}
         | {key: f"train.{key}" for key in train}
-        | {"horizon": "train.steps"}
+        | {"horizon": "train.steps", "trunk_step": "train.steps"}
     )

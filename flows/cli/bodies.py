@@ -6,23 +6,11 @@ import importlib
 import inspect
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pydantic import create_model
 
 from engine.spec.base import Spec
-
-PROJECT = Path(__file__).resolve().parent.parent.parent
-CONF = PROJECT / "conf"
-
-
-def flow_names() -> list[str]:
-    return sorted(
-        path.stem
-        for path in (PROJECT / "flows").glob("*.py")
-        if (CONF / path.name).with_suffix(".yaml").is_file()
-    )
 
 
 @cache
@@ -41,8 +29,3 @@ def parameters(name: str) -> type[Spec]:
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         fields[key] = (parameter.annotation, default)
     return create_model(name, __base__=Spec, **fields)
-
-
-def description(name: str) -> str:
-    """First line of the flow file's docstring, without importing it."""
-    return (PROJECT / "flows" / f"{name}.py").read_text().split('"""', 2)[1].strip().splitlines()[0]

@@ -14,8 +14,11 @@ from engine.spec.parallel import Parallel
 from engine.spec.pool import Pool
 from engine.spec.role import Role
 from engine.spec.trajectory import in_teaching_order, resolve_starts
-from flows.cli.bodies import CONF, parameters
+from flows.cli.bodies import parameters
+from flows.cli.catalog import CONF, groups, options
+from flows.cli.overrides import check_overrides
 from infra.machine import num_cores
+from infra.tracking import TrackerSpec
 
 _lock = threading.Lock()  # Hydra's global state allows one composition at a time
 KEY = re.compile(r"^(?P<mark>\+{0,2}|~)(?P<key>[^=@~+]+)(?P<package>@[^=]+)?(?P<rest>=.*)?$", re.DOTALL)
@@ -31,7 +34,7 @@ class Frozen:
     document: dict[str, Any]
     arguments: Spec
     pool: Pool
-    tracker: dict[str, str]
+    tracker: TrackerSpec
     companions: dict[str, Any] = field(default_factory=dict)
 
     def call(self) -> dict[str, Any]:
@@ -40,25 +43,18 @@ class Frozen:
         return arguments | ({"companions": self.companions} if self.companions else {})
 
 
-def groups() -> list[str]:
-    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
-
-
-def options(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
-def compose(flow: str, overrides: list[str]) -> Frozen:
+def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Frozen:
     """Compose and validate; every mistake is a ConfigError with place, value and the nearest known name."""
+    check_overrides(overrides, from_form=from_form)
     known = [*parameters(flow).model_fields, *SETTINGS]
-    document = _hydra(flow, [_prepared(text, flow, known) for text in overrides])
-    _check_roles(document, overrides)
+    document = _hydra(flow, [prepared(text, flow, known) for text in overrides])
+    _check_roles(document)
     given = {key: value for key, value in document.items() if key in known}
     stray = [key for key in document if key not in known and not (CONF / key).is_dir()]
     if stray:
         raise _unknown(stray[0], flow, known)
     pool = parse(Pool, given.pop("pool", {}), "pool")
-    tracker = given.pop("tracker", {"kind": "none", "uri": ""})
+    tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
     arguments = parse(parameters(flow), given, "")
     arguments = _resolved(arguments, pool)
     return Frozen(
@@ -84,13 +80,13 @@ def _hydra(flow: str, overrides: list[str]) -> dict[str, Any]:
         try:
             with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
                 composed = hydra_compose(flow, overrides)
-                # type: ignore[return-value]
-                return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+                # type: ignore[arg-type]
+                return dict(OmegaConf.to_container(composed, resolve=True, throw_on_missing=True))
         except (HydraException, OmegaConfBaseException) as error:
             raise _explained(error) from None
 
 
-def _prepared(text: str, flow: str, known: list[str]) -> str:
+def prepared(text: str, flow: str, known: list[str]) -> str:
     """One override for Hydra. Values are added where the yaml is silent, because the spec, which knows every
     key, judges them.
     """
@@ -158,11 +154,13 @@ def _explained(error: Exception) -> ConfigError:
         )
     sweep = re.search(r"Ambiguous value for argument '([^']+)'", text)
     if sweep:
-        return ConfigError(sweep[1].lstrip("+").split("=")[0], "several values are a sweep", "add -m, or quote the value")
+        return ConfigError(
+            sweep[1].lstrip("+").split("=")[0], "several values are a sweep", "add -m, or quote the value"
+        )
     return ConfigError("configuration", text, "`atelier list` shows what can be chosen")
 
 
-def _check_roles(document: dict[str, Any], overrides: list[str]) -> None:
+def _check_roles(document: dict[str, Any]) -> None:
     roles = document.get("roles")
     for name, role in (roles or {}).items():
         if not isinstance(role, dict) or "model" not in role or "optim" not in role:

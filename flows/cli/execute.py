@@ -26,6 +26,7 @@ from flows.cli.work import work
 from infra.dag import Node, Reference, scheduling, stop_scheduling
 from infra.existing import looking_in
 from infra.house import House
+from infra.lease import Holder
 from infra.machine import num_cores
 from infra.manifests import described, write_manifest
 from infra.slots import Slots
@@ -60,6 +61,11 @@ class Outcome:
     untracked: list[str] = field(default_factory=list)
     prefect_s: float = 0.0
     total_s: float = 0.0
+
+    @property
+    def status(self) -> str:
+        """finished, stopped or failed."""
+        return "finished" if self.failure is None else "stopped" if self.is_stopped else "failed"
 
     @property
     def is_stopped(self) -> bool:
@@ -105,36 +111,21 @@ def run_flow(
 ) -> Outcome:
     """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop gangs at a checkpoint."""
     started = time.monotonic()
-    outcome = Outcome(run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
-    slots = num_cores() if frozen.pool.slots == "auto" else frozen.pool.slots
-    scratch = _scratch(store, outcome.run_id)
-    tracker = open_tracker(
-        frozen.tracker,
-        store,
-        flow=frozen.flow,
-        command=command,
-        run_id=outcome.run_id,
-        config=frozen.document,
-        sweep=sweep,
-    )
-    house = House(
-        store=store,
-        slots=Slots(slots),
-        scratch=scratch,
-        run_id=outcome.run_id,
-        flow=frozen.flow,
-        command=command,
-        listener=screen.hear,
-        tracker=tracker,
-    )
+    outcome = Outcome(run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}", nodes=plan.nodes)
+    house = _house(frozen, store, command, outcome.run_id, screen, sweep)
     manifest = {
         "id": outcome.run_id,
         "flow": frozen.flow,
         "command": command,
+        "overrides": list(frozen.overrides),
+        "sweep": sweep,
         "config": frozen.document,
         "started": time.time(),
+        "status": "running",
+        "holder": vars(Holder.me(command)),
+        "tasks": [row for node in plan.nodes for row in described(node)],
     }
-    manifest |= {"overrides": list(frozen.overrides), "sweep": sweep}
+    write_manifest(store, manifest)
     with _stopping(house.stop):
         try:
             _in_prefect(frozen, plan, house, outcome, started)
@@ -142,19 +133,40 @@ def run_flow(
             outcome.failure = outcome.failure or error
         except KeyboardInterrupt:
             outcome.failure = StoppedError("stopped")
-    status = (
-        "finished"
-        if outcome.failure is None
-        else "stopped"
-        if isinstance(outcome.failure, StoppedError)
-        else "failed"
-    )
-    manifest |= {"ended": time.time(), "status": status, "states": outcome.states, "links": house.links}
-    manifest["tasks"] = [row for node in outcome.nodes for row in described(node)]
-    write_manifest(store, manifest)
-    outcome.untracked = tracker.close(status)
+        except Exception as error:
+            outcome.failure = error
+            write_manifest(store, manifest | _ending(outcome, house))
+            raise
+    write_manifest(store, manifest | _ending(outcome, house))
+    outcome.untracked = house.tracker.close(outcome.status)
     outcome.total_s = time.monotonic() - started
     return outcome
+
+
+def _house(frozen: Frozen, store: Store, command: str, run_id: str, screen: Screen, sweep: str) -> House:
+    tracker = open_tracker(
+        frozen.tracker,
+        store,
+        flow=frozen.flow,
+        command=command,
+        run_id=run_id,
+        config=frozen.document,
+        sweep=sweep,
+    )
+    return House(
+        store=store,
+        slots=Slots(num_cores() if frozen.pool.slots == "auto" else frozen.pool.slots),
+        scratch=_scratch(store, run_id),
+        run_id=run_id,
+        flow=frozen.flow,
+        command=command,
+        listener=screen.hear,
+        tracker=tracker,
+    )
+
+
+def _ending(outcome: Outcome, house: House) -> dict[str, Any]:
+    return {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": house.links}
 
 
 def _scratch(store: Store, run_id: str) -> Path:
@@ -218,7 +230,6 @@ def _in_prefect(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, star
                 body(frozen.flow)(**frozen.call())
             finally:
                 stop_scheduling(token)
-                outcome.nodes = scheduler.nodes
                 _wait_for(scheduler, outcome)
         if outcome.failure is not None:
             raise outcome.failure

@@ -42,8 +42,8 @@ def answer(flow: str, words: list[str]) -> int:
     """Hand the words to hydra.main over the flow's configuration; overrides as forgiving as in a run."""
     import hydra  # 0.15 s: help and completion do without
 
-    from flows.cli.compose import _prepared as prepared
     from flows.cli.compose import parameters
+    from flows.cli.compose import prepared as prepared
 
     known = [*parameters(flow).model_fields, "pool", "tracker"]
     ready = [

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from engine.spec.error import AtelierError, ConfigError, DamageError, nearest
 from flows.cli import catalog, help, hydra_flags, syntax
-from flows.cli.overrides import check_overrides
 
 FLAGS = ("--help", "--version", "--completion", "--hydra-help")
 SWEEP = ("-m", "--multirun")
@@ -84,7 +83,6 @@ def _flow(flow: str, words: list[str], arguments: list[str]) -> int:
     strange = [word for word in words if word.startswith("-") and word not in SWEEP]
     if strange:
         raise syntax.unknown_option(f"atelier {flow}", strange[0], [*SWEEP, *hydra_flags.ASKING])
-    check_overrides(words, is_sweep=any(word in SWEEP for word in words))
     from flows.cli.root import check_root  # pydantic and fsspec: 0.2 s that no help waits for
     from flows.cli.run import run_command
 

@@ -1,5 +1,6 @@
 """`atelier <flow> ...`: plan it, refuse what cannot work, run it, say what came out and what to type next."""
 
+import os
 import shlex
 import sys
 import time
@@ -80,7 +81,7 @@ def _ended(frozen: Frozen, outcome: Outcome, store: Store, *, is_last: bool = Tr
     report = next((node for node in outcome.nodes if node.task == "report"), None)
     if report is not None:
         _show(report, store, frozen, is_last=is_last)
-    if outcome.nodes and len(outcome.reused) == len(outcome.nodes):
+    if len(outcome.reused) == len(outcome.nodes):
         print(f"nothing to do ({len(outcome.reused)} reused)")
     print(
         f"{outcome.total_s:.1f} s: Prefect's start {outcome.prefect_s:.1f} s, ours"
@@ -115,8 +116,7 @@ def _show(report: Node, store: Store, frozen: Frozen, *, is_last: bool) -> None:
     console.print(
         f"         atelier plan {frozen.flow} {' '.join(frozen.overrides)} train.seed=2", soft_wrap=True
     )
-    uri = frozen.tracker.get("kind") == "mlflow" and not frozen.tracker.get("uri")
-    if uri:
+    if frozen.tracker.kind == "mlflow" and not frozen.tracker.uri and "MLFLOW_TRACKING_URI" not in os.environ:
         console.print(
             f"         mlflow ui --backend-store-uri sqlite:///{store.root}/mlflow.db", soft_wrap=True
         )

@@ -1,4 +1,6 @@
-"""`-m`: one run a point, one after another; students that differ only in themselves learn from one teacher in one gang."""
+"""`-m`: one run a point, one after another; students that differ only in themselves learn from one teacher
+in one gang.
+"""
 
 from typing import Any
 
@@ -10,8 +12,12 @@ SEPARATOR = "~"
 
 
 def points_of(overrides: list[str]) -> list[list[str]]:
-    """The override lists of all points: the product of every `a=1,2` and range, as Hydra's basic sweeper cuts it."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # Hydra only where it is needed: 0.15 s
+    """The override lists of all points: the product of every `a=1,2` and range, as Hydra's basic sweeper
+    cuts it.
+    """
+    from hydra._internal.core_plugins.basic_sweeper import (
+        BasicSweeper,  # Hydra only where it is needed: 0.15 s
+    )
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -19,7 +25,9 @@ def points_of(overrides: list[str]) -> list[list[str]]:
         parsed = OverridesParser.create().parse_overrides(overrides)
         batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     except HydraException as error:
-        raise ConfigError("sweep", str(error).splitlines()[0], "write e.g. train.seed=1,2,3 or optim.lr=choice(1e-3,2e-3)") from None
+        raise ConfigError(
+            "sweep", str(error).splitlines()[0], "write e.g. train.seed=1,2,3 or optim.lr=choice(1e-3,2e-3)"
+        ) from None
     points = [list(point) for batch in batches for point in batch]
     if not points:
         raise ConfigError("sweep", "there is no point in it", "give at least one value to every key")
@@ -27,7 +35,9 @@ def points_of(overrides: list[str]) -> list[list[str]]:
 
 
 def compose_points(flow: str, overrides: list[str]) -> list[Frozen]:
-    """All points, validated before the first one runs; each knows the students of the others that can ride in its gang."""
+    """All points, validated before the first one runs; each knows the students of the others that can ride
+    in its gang.
+    """
     frozen = []
     for number, point in enumerate(points_of(overrides)):
         try:

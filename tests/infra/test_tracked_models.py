@@ -1,4 +1,4 @@
-"""Models, checkpoints and scores are found by one query each, are written once, and load without the store."""
+"""Models, checkpoints and scores are found by one query, are written once, and load without the store."""
 
 import json
 import shutil
@@ -88,7 +88,7 @@ def test_what_mlflow_knows_is_not_written_again_even_when_the_marks_are_lost(roo
 
 
 def test_a_new_database_under_an_old_store_gets_curves_and_checkpoints_too(
-    root: Path, tmp_path_factory: pytest.TempPathFactory
+    root: Path, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     made = family(root)
     first = tracker(root)
@@ -96,6 +96,7 @@ def test_a_new_database_under_an_old_store_gets_curves_and_checkpoints_too(
     assert first.close() == []
     before = contents(root)
     other = tmp_path_factory.mktemp("other")
+    shutil.copy(empty_database, other / "mlflow.db")
     tracked = Tracker(uri(other), made.shelf.store, flow="demo", command="atelier", run_id="run-2", config={})
     for record in made.records.values():
         tracked.record(record)

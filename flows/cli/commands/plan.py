@@ -9,7 +9,6 @@ from engine.spec.base import nearest
 from engine.spec.error import ConfigError
 from flows.cli.catalog import flow_names
 from flows.cli.compose import compose
-from flows.cli.overrides import check_overrides
 from flows.cli.plan import Plan, draw, text_of
 from flows.cli.root import open_store
 from flows.cli.table import amount, duration, print_table
@@ -23,7 +22,6 @@ def run(options: Namespace) -> int:
         near = nearest(flow, flow_names())
         way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(flow_names())}"
         raise ConfigError("atelier plan", f"no flow {flow!r}", way_out)
-    check_overrides(options.overrides)
     store = open_store()
     plan = draw(compose(flow, options.overrides), store)
     document = plan.document()
