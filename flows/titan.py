@@ -55,10 +55,18 @@ def titan(
             parallel=parallel,
         ).items()
     }
-    held_out = {"tokens": text.tokens["main"], "tokenizer": text.tokenizer}
-    at_tuning = score.model_copy(update={"sequence": finetune.sequence})
-    scores = score_models({**models, **controls}, {}, settings=score, **held_out)
-    scores |= score_models({}, tuned, settings=at_tuning, **held_out, labels=examples, name="score.labels")
+    held_out, vocabulary = text.tokens["main"], text.tokenizer
+    scores = score_models(
+        {**models, **controls}, {}, settings=score, tokens=held_out, tokenizer=vocabulary
+    ) | score_models(
+        {},
+        tuned,
+        settings=score.model_copy(update={"sequence": finetune.sequence}),
+        tokens=held_out,
+        tokenizer=vocabulary,
+        labels=examples,
+        name="score.labels",
+    )
     teachers = {name: role.teacher for name, role in roles.items()}
     report(
         {**models, **controls, **tuned},

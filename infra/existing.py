@@ -6,8 +6,8 @@ import json
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from engine.spec.base import Spec
 from engine.spec.error import AtelierError, ConfigError
+from engine.spec.kinds import ModelSpec
 from engine.spec.record import Record
 from engine.spec.registry import spec_class
 from engine.storage import join, read_bytes
@@ -26,7 +26,7 @@ def looking_in(store: Store) -> None:
 @dataclass(frozen=True)
 class Existing:
     reference: Reference
-    spec: Spec
+    spec: ModelSpec
     tokens: Reference
     tokenizer: Reference
     sequence: int

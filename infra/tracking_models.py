@@ -218,13 +218,10 @@ class Models:
             kind="checkpoint",
         )
         self.backend.output(curve.run_id, model_id, step)
-        looks = [s for s in curve.reader.eval_loss if s <= step]
-        if looks:
-            self.backend.points(
-                curve.run_id,
-                [Point("checkpoint/eval_loss", curve.reader.eval_loss[max(looks)], step, time.time())],
-                model_id,
-            )
+        loss = curve.reader.eval_loss.get(step)
+        if loss is not None:  # only what was measured on these very weights
+            point = Point("checkpoint/eval_loss", loss, step, time.time())
+            self.backend.points(curve.run_id, [point], model_id)
 
     # scores
 

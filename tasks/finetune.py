@@ -5,8 +5,8 @@ weights on the same draws.
 from collections.abc import Mapping
 from typing import Any
 
-from engine.spec.base import Spec
 from engine.spec.data import Finetune
+from engine.spec.kinds import ModelSpec
 from engine.spec.objective.lm import LM
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
@@ -26,7 +26,7 @@ ROLE = "model"
 
 def finetune(
     model: Reference,
-    spec: Spec,
+    spec: ModelSpec,
     *,
     settings: Finetune,
     train: Train,
@@ -76,7 +76,7 @@ def _keys(settings: Finetune) -> list[str]:
     return [f"{kind}-{draw}" for draw in range(settings.draws) for kind in kinds]
 
 
-def _role(key: str, spec: Spec, settings: Finetune) -> Role:
+def _role(key: str, spec: ModelSpec, settings: Finetune) -> Role:
     is_scratch = key.startswith("scratch")
     return Role(
         model=spec,

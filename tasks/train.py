@@ -55,7 +55,10 @@ def train(
     feed = feed_of(node)
     products = {
         role: model_product(
-            (labels or {}).get(role, role.split("~")[0]), parts[role], feed, f"{prefix}{role}." if prefix else ""
+            (labels or {}).get(role, role.split("~")[0]),
+            parts[role],
+            feed,
+            f"{prefix}{role}." if prefix else "",
         )
         for role in everybody
     }

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, SerializeAsAny
 
 from engine.spec.base import Spec, nearest
+from engine.spec.kinds import ModelSpec, ObjectiveSpec, OptimSpec
 
 FOLDER = Path(__file__).parent
 
@@ -19,7 +20,7 @@ def kinds(group: str) -> list[str]:
     return sorted(path.stem for path in (FOLDER / group).glob("*.py") if path.stem != "__init__")
 
 
-def spec_class(group: str, kind: str) -> type[Spec]:
+def spec_class(group: str, kind: str) -> type[Any]:
     """The one Spec class that engine/spec/<group>/<kind>.py defines."""
     if kind not in kinds(group):
         near = nearest(kind, kinds(group))
@@ -51,6 +52,6 @@ def group_of(metadata: Iterable[Any]) -> str:
     return next((item.func.group for item in metadata if hasattr(getattr(item, "func", None), "group")), "")
 
 
-Model = Annotated[SerializeAsAny[Spec], BeforeValidator(_chooser("model"))]
-Objective = Annotated[SerializeAsAny[Spec], BeforeValidator(_chooser("objective"))]
-Optim = Annotated[SerializeAsAny[Spec], BeforeValidator(_chooser("optim"))]
+Model = Annotated[SerializeAsAny[ModelSpec], BeforeValidator(_chooser("model"))]
+Objective = Annotated[SerializeAsAny[ObjectiveSpec], BeforeValidator(_chooser("objective"))]
+Optim = Annotated[SerializeAsAny[OptimSpec], BeforeValidator(_chooser("optim"))]

@@ -3,10 +3,11 @@
 from typing import Literal
 
 from pydantic import Field, model_validator
+from pydantic.config import JsonDict
 
 from engine.spec.base import Count, Spec
 
-LAYOUT = {"layout": True}
+LAYOUT: JsonDict = {"layout": True}
 
 
 class Train(Spec):

@@ -13,6 +13,7 @@ from engine.spec.error import ConfigError
 from engine.spec.parallel import Parallel
 from engine.spec.pool import Pool
 from engine.spec.role import Role
+from engine.spec.train import Train
 from engine.spec.trajectory import in_teaching_order, resolve_starts
 from flows.cli.bodies import parameters
 from flows.cli.catalog import CONF, groups, options
@@ -80,8 +81,8 @@ def _hydra(flow: str, overrides: list[str]) -> dict[str, Any]:
         try:
             with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
                 composed = hydra_compose(flow, overrides)
-                # type: ignore[arg-type]
-                return dict(OmegaConf.to_container(composed, resolve=True, throw_on_missing=True))
+                document: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+                return document
         except (HydraException, OmegaConfBaseException) as error:
             raise _explained(error) from None
 
@@ -161,8 +162,8 @@ def _explained(error: Exception) -> ConfigError:
 
 
 def _check_roles(document: dict[str, Any]) -> None:
-    roles = document.get("roles")
-    for name, role in (roles or {}).items():
+    roles = document.get("roles") or {}
+    for name, role in roles.items():
         if not isinstance(role, dict) or "model" not in role or "optim" not in role:
             others = [other for other in roles if other != name]
             near = nearest(name, others)
@@ -181,12 +182,12 @@ def _resolved(arguments: Spec, pool: Pool) -> Spec:
     if isinstance(parallel, Parallel):
         cores = num_cores()
         updates["parallel"] = parallel.resolved(cores if pool.slots == "auto" else pool.slots, cores)
+    train: Train | None = getattr(arguments, "train", None)
     roles: dict[str, Role] | None = getattr(arguments, "roles", None)
-    if roles is not None:
+    if roles is not None and train is not None:
         in_teaching_order(roles)
-        updates["roles"] = resolve_starts(roles, arguments.train)  # type: ignore[attr-defined]
+        updates["roles"] = resolve_starts(roles, train)
     score = getattr(arguments, "score", None)
-    if isinstance(score, Score) and score.sequence == "auto" and hasattr(arguments, "train"):
-        # type: ignore[attr-defined]
-        updates["score"] = score.model_copy(update={"sequence": arguments.train.sequence})
+    if isinstance(score, Score) and score.sequence == "auto" and train is not None:
+        updates["score"] = score.model_copy(update={"sequence": train.sequence})
     return arguments.model_copy(update=updates)

@@ -209,11 +209,10 @@ def _in_prefect(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, star
         named = node_task.with_options(name=node.task, task_run_name=node.name)
         return named.submit(node.model_dump(mode="json"), waits)
 
+    runner: Any = ThreadPoolTaskRunner(max_workers=16)
+
     @prefect.flow(
-        name=frozen.flow,
-        flow_run_name=outcome.run_id,
-        task_runner=ThreadPoolTaskRunner(max_workers=16),
-        validate_parameters=False,
+        name=frozen.flow, flow_run_name=outcome.run_id, task_runner=runner, validate_parameters=False
     )
     def dag(config: dict[str, Any]) -> None:
         from prefect.runtime import flow_run  # known only inside a run

@@ -103,7 +103,8 @@ def _show(report: Node, store: Store, frozen: Frozen, *, is_last: bool) -> None:
         console.print(f"  {note}")
     if not is_last:
         return
-    console.print(to_tree(content.graph))
+    if content.graph is not None:
+        console.print(to_tree(content.graph))
     product = report.products["report"]
     record = store.find(product.kind, product.fingerprint)
     if record is not None:

@@ -17,7 +17,7 @@ from engine.spec.metric import merge
 from flows.cli.main import run
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
-STEPS, EVERY = 400, 20
+STEPS, EVERY = 240, 20
 TRAIN = (
     "pretrain", "experiment=tiny", "tracker=none", "tokenizer=bpe512", "model=gpt_nano", "model.hidden=32", "model.num_heads=2",
     f"train.steps={STEPS}", f"train.checkpoint_every={EVERY}", "train.eval_sequences=4", "score.baselines=false", "score.max_tokens=500",

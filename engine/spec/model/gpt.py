@@ -4,17 +4,18 @@ GPT-2-like by spec.
 D hidden, H query heads, K key/value heads, E head_dim, F ffn, V vocab, P max_positions, L num_layers
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from engine.spec.base import Count, Spec
+from engine.spec.base import Count
 from engine.spec.error import ConfigError
+from engine.spec.kinds import ModelSpec
 
 Auto = Literal["auto"]
 
 
-class GPT(Spec):
+class GPT(ModelSpec):
     kind: Literal["gpt"] = "gpt"
     num_layers: int = Field(ge=1, le=1000, description="blocks")
     hidden: int = Field(ge=8, description="width D")
@@ -46,7 +47,7 @@ class GPT(Spec):
     )
 
     @model_validator(mode="after")
-    def _divides(self) -> "GPT":
+    def _divides(self) -> Self:
         if self.hidden % self.num_heads:
             fits = [h for h in range(1, self.hidden + 1) if self.hidden % h == 0 and self.hidden // h >= 8]
             near = min(fits, key=lambda h: abs(h - self.num_heads))
@@ -137,7 +138,7 @@ class GPT(Spec):
             + 12.0 * self.num_layers * D * sequence
         )
 
-    def resolved(self, vocab: int) -> "GPT":
+    def resolved(self, vocab: int) -> Self:
         """The same model with its vocabulary filled in from the tokenizer; refuses another number given by
         hand.
         """

@@ -4,10 +4,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.spec.base import Spec
+from engine.spec.kinds import ObjectiveSpec
 
 
-class LM(Spec):
+class LM(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = False
 
     kind: Literal["lm"] = "lm"

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.spec.base import Spec
+from engine.spec.kinds import ObjectiveSpec
 
 
-class Logits(Spec):
+class Logits(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = True
 
     kind: Literal["logits"] = "logits"

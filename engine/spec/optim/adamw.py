@@ -4,11 +4,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from engine.spec.base import Spec
+from engine.spec.kinds import OptimSpec
 from engine.spec.schedule import Schedule
 
 
-class AdamW(Spec):
+class AdamW(OptimSpec):
     kind: Literal["adamw"] = "adamw"
     lr: float = Field(gt=0, le=1, description="peak learning rate; above 0")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the first moment")

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from engine.spec.base import Spec
+from engine.spec.kinds import OptimSpec
 from engine.spec.schedule import Schedule
 
 
-class Muon(Spec):
+class Muon(OptimSpec):
     kind: Literal["muon"] = "muon"
     lr: float = Field(gt=0, le=1, description="peak learning rate of the AdamW part; above 0")
     matrix_lr: float = Field(

@@ -1,0 +1,57 @@
+"""What every model, objective and optimiser spec offers, whatever its kind. Torch-free."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field
+
+from engine.spec.base import Spec
+from engine.spec.schedule import Schedule
+
+
+class ModelSpec(Spec, ABC):
+    """A network: its fields, and what can be known of it without building it."""
+
+    kind: str
+    num_layers: int
+    hidden: int
+    vocab: int | Literal["auto"]
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """V, the size of the vocabulary; an error while it is still 'auto'."""
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every weight by its name in the plain module, with its shape."""
+
+    @abstractmethod
+    def num_params(self) -> int:
+        """How many numbers the weights hold."""
+
+    @abstractmethod
+    def flops_per_token(self, sequence: int) -> float:
+        """Forward and backward FLOPs of one token of a sequence of `sequence` tokens."""
+
+    @abstractmethod
+    def resolved(self, vocab: int) -> Self:
+        """The same model with its vocabulary filled in from the tokenizer."""
+
+
+class ObjectiveSpec(Spec):
+    """Something that is optimised. Its shares follow from the weights of the objectives that are active."""
+
+    needs_teacher: ClassVar[bool] = False
+
+    kind: str
+    weight: float = Field(default=1.0, gt=0)
+
+
+class OptimSpec(Spec):
+    """An optimiser with its schedule."""
+
+    kind: str
+    lr: float
+    clip: float
+    schedule: Schedule

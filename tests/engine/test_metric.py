@@ -1,0 +1,69 @@
+"""Metric segments: sealed, whole, one curve whatever number of attempts wrote it."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.metric import Segments, next_attempt
+from engine.spec.metric import FOLDER, MetricLine, merge
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def line(step: int, loss: float = 1.0) -> MetricLine:
+    return MetricLine(step=step, role="model", tokens=step, values={"loss": loss})
+
+
+def texts(folder: Path) -> list[tuple[str, str]]:
+    return [(path.name, path.read_text()) for path in sorted((folder / FOLDER).glob("*.jsonl"))]
+
+
+@pytest.mark.parametrize("pause", [0.01, 0.5, 4.0, 9.0, 30.0])
+def test_at_a_steady_pace_no_line_waits_longer_than_ten_seconds_or_its_own_step(tmp_path: Path, pause: float) -> None:
+    clock = Clock()
+    segments = Segments(str(tmp_path), 1, clock)
+    waiting: dict[int, float] = {}
+    for step in range(1, 60):
+        segments.add(line(step))
+        waiting[step] = clock.now
+        for found in merge(texts(tmp_path)):
+            waiting.pop(found["step"], None)
+        clock.now += pause
+        assert all(clock.now - since <= max(10.0, pause) for since in waiting.values())
+    if pause < 1:
+        assert len(texts(tmp_path)) < 59 * pause / 9 + 1, "lines are collected, not written one by one"
+
+
+def test_a_later_attempt_supersedes_what_earlier_ones_wrote_from_its_first_step_on(tmp_path: Path) -> None:
+    first = Segments(str(tmp_path), 1)
+    for step in range(1, 8):
+        first.add(line(step, loss=1.0))
+    first.flush()
+    second = Segments(str(tmp_path), 2)
+    for step in range(5, 7):
+        second.add(line(step, loss=2.0))
+    second.flush()
+    merged = merge(texts(tmp_path))
+    assert [(found["step"], found["values"]["loss"]) for found in merged] == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2)]
+
+
+def test_an_attempt_never_has_the_number_of_an_earlier_one(tmp_path: Path) -> None:
+    numbers = []
+    for asked in (1, 1, 7, 2):
+        segments = Segments(str(tmp_path), asked)
+        segments.add(line(1))
+        segments.flush()
+        numbers.append(segments.attempt)
+    assert numbers == [1, 2, 7, 8]
+    assert next_attempt(str(tmp_path), 3) == 9
+
+
+def test_a_flush_of_nothing_writes_nothing(tmp_path: Path) -> None:
+    Segments(str(tmp_path), 1).flush()
+    assert not (tmp_path / FOLDER).exists()
