@@ -1,11 +1,13 @@
 """Metric lines of one trajectory into sealed segments under `<trajectory>/metrics/`. Torch-free.
 
-A segment appears whole or not at all and is never touched again, so that any store can hold it and anybody may read along.
+A segment appears whole or not at all and is never touched again, so that any store can hold it and anybody
+may read along.
 """
 
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from engine.spec.metric import FOLDER, MetricLine, segment_name
 from engine.storage import join, names, writing
@@ -14,7 +16,9 @@ SEAL_AFTER = 10.0  # seconds that a line waits at most
 
 
 def next_attempt(url: str, at_least: int) -> int:
-    """The number for this process's segments: above every earlier attempt's in the folder, so that the latest attempt is the truth."""
+    """The number for this process's segments: above every earlier attempt's in the folder, so that the latest
+    attempt is the truth.
+    """
     earlier = [int(name.split("-")[1]) for name in names(join(url, FOLDER)) if name.startswith("metrics-")]
     return max([at_least, *(number + 1 for number in earlier)])
 
@@ -30,7 +34,9 @@ class Segments:
         self._opened = self._latest = 0.0
 
     def add(self, line: MetricLine) -> None:
-        """Take a line; seal when the oldest one would otherwise have waited ten seconds by the time the next one comes."""
+        """Take a line; seal when the oldest one would otherwise have waited ten seconds by the time the next
+        one comes.
+        """
         now = self._clock()
         pace = now - self._latest if self._lines else 0.0
         if not self._lines:
@@ -38,7 +44,8 @@ class Segments:
         self._latest = now
         self._lines.append(json.dumps(line.model_dump(), separators=(",", ":"), allow_nan=False))
         if now + pace - self._opened >= SEAL_AFTER:
-            self.flush()
+            with suppress(OSError):  # the lines stay here; the checkpoint that needs them sealed will tell
+                self.flush()
 
     def flush(self) -> None:
         """Seal what was collected."""

@@ -1,6 +1,8 @@
-"""Processes become a gang, and plain modules become compiled and sharded ones: from outside, in one explicit order.
+"""Processes become a gang, and plain modules become compiled and sharded ones: from outside, in one explicit
+order.
 
-Mesh axes: replicate (whole copies) x shard (ranks that share weights, gradients and optimiser states): FSDP2, HSDP when replicate > 1.
+Mesh axes: replicate (whole copies) x shard (ranks that share weights, gradients and optimiser states): FSDP2,
+HSDP when replicate > 1.
 """
 
 import json
@@ -8,9 +10,9 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -25,17 +27,18 @@ Precision = Literal["bf16", "fp32", "fp64"]
 
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
 PATIENCE = timedelta(minutes=10)  # a rank that is silent this long in a collective fails the gang
-# FLOPs of one rank from which compiling pays: the first compiled step costs 2 to 15 s a role, the gain is 15 to 35 % of the rest
+# FLOPs of one rank from which compiling pays: the first compiled step costs 2 to 15 s a role and gains 15 to
+# 35 % of the rest
 WORTH_COMPILING = {"cpu": 2e13, "cuda": 2e16}
 
 
 @dataclass(frozen=True)
 class Gang:
-    """This process's place among the processes of one task. Alone (world 1) there is no process group at all."""
+    """This process's place among the processes of one task. Alone (world 1) it has no process group."""
 
     rank: int = 0
     world: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     mesh: DeviceMesh | None = None
     group: dist.ProcessGroup | None = None
     background: dist.ProcessGroup | None = None  # gloo, for a thread that works beside training
@@ -46,7 +49,9 @@ class Gang:
 
     @property
     def aside(self) -> "Gang":
-        """The same gang over the group that training's own collectives do not use: for checkpoints that are written meanwhile."""
+        """The same gang over the group that training's own collectives do not use: for checkpoints that are
+        written meanwhile.
+        """
         return replace(self, group=self.background)
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -76,7 +81,9 @@ class Gang:
 
 
 def start_gang(layout: Parallel) -> Gang:
-    """Join the gang that RANK and WORLD_SIZE describe, meeting at ATELIER_RENDEZVOUS (a file:// URL) or by MASTER_ADDR."""
+    """Join the gang that RANK and WORLD_SIZE describe, meeting at ATELIER_RENDEZVOUS (a file:// URL) or by
+    MASTER_ADDR.
+    """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device = _device(layout)
     torch.set_num_threads(num_threads(layout, world))
@@ -85,12 +92,16 @@ def start_gang(layout: Parallel) -> Gang:
         return Gang(device=device)
     rendezvous = os.environ.get(RENDEZVOUS, "env://")
     if rendezvous.startswith("file://"):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: nothing of the gang is to be seen from outside
+        os.environ.setdefault(
+            "GLOO_SOCKET_IFNAME", "lo"
+        )  # one host: nothing of the gang is to be seen from outside
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=PATIENCE)
     mesh = init_device_mesh(device.type, (layout.replicate, shard), mesh_dim_names=("replicate", "shard"))
-    background = dist.new_group(backend="gloo", timeout=PATIENCE)
-    return Gang(rank=rank, world=world, device=device, mesh=mesh, group=dist.group.WORLD, background=background)
+    background = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE))
+    return Gang(
+        rank=rank, world=world, device=device, mesh=mesh, group=dist.group.WORLD, background=background
+    )
 
 
 def _shard_size(layout: Parallel, world: int) -> int:
@@ -98,8 +109,11 @@ def _shard_size(layout: Parallel, world: int) -> int:
     if shard * layout.replicate != world:
         raise ConfigError(
             "parallel",
-            f"replicate {layout.replicate} x shard {layout.shard} = {shard * layout.replicate}, but {world} processes were started",
-            f"shard={max(1, world // layout.replicate)} would fit" if world % layout.replicate == 0 else "replicate=1 would fit",
+            f"replicate {layout.replicate} x shard {layout.shard} = {shard * layout.replicate}, "
+            f"but {world} processes were started",
+            f"shard={max(1, world // layout.replicate)} would fit"
+            if world % layout.replicate == 0
+            else "replicate=1 would fit",
         )
     return shard
 
@@ -116,7 +130,11 @@ def _device(layout: Parallel) -> torch.device:
     if layout.device == "cpu" or (layout.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConfigError("parallel.device", "is cuda, but torch sees no such device here", "device=auto takes what there is")
+        raise ConfigError(
+            "parallel.device",
+            "is cuda, but torch sees no such device here",
+            "device=auto takes what there is",
+        )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
@@ -133,8 +151,10 @@ def weight_dtype(precision: Precision) -> torch.dtype:
 
 
 def compile_mode(layout: Parallel, *, flops: float, device: torch.device) -> Literal["none", "block"]:
-    """`auto` resolved for one role: blocks are compiled when a C++ compiler is found and the role's whole training, `flops` a rank, pays
-    for it. The number does not depend on where a run resumes or on other roles: neither may move a role's bits."""
+    """`auto` resolved for one role: blocks are compiled when a C++ compiler is found and the role's whole
+    training, `flops` a rank, pays for it. The number does not depend on where a run resumes or on other
+    roles: neither may move a role's bits.
+    """
     if layout.compile != "auto":
         return layout.compile
     has_compiler = any(shutil.which(name) for name in ("g++", "clang++"))
@@ -142,18 +162,23 @@ def compile_mode(layout: Parallel, *, flops: float, device: torch.device) -> Lit
 
 
 def compile_blocks(blocks: Iterable[nn.Module]) -> None:
-    """Compile each block's forward in place; the hooks that sharding adds later stay outside the compiled code."""
-    # every role and every shape is its own entry of the one code object that all blocks share: past the limit they would run eagerly
+    """Compile each block's forward in place; the hooks that sharding adds later stay outside the compiled
+    code.
+    """
+    # each role and shape is an entry of the code that all blocks share; past the limit they run eagerly
     torch._dynamo.config.recompile_limit = 128
     for block in blocks:
         block.forward = torch.compile(block.forward, dynamic=False)
 
 
-def shard(root: nn.Module, blocks: Iterable[nn.Module], *, gang: Gang, layout: Parallel, precision: Precision) -> None:
-    """Shard `root` in place over the gang's mesh, block by block and then the rest; alone only the device changes.
+def shard(
+    root: nn.Module, blocks: Iterable[nn.Module], *, gang: Gang, layout: Parallel, precision: Precision
+) -> None:
+    """Shard `root` in place over the gang's mesh, block by block and then the rest; alone only the device
+    changes.
 
-    Gradients come out as the plain sum over ranks (not the mean): whoever scales the objective by the global token count gets the exact
-    global mean whatever the ranks' shares are.
+    Gradients come out as the plain sum over ranks (not the mean): whoever scales the objective by the global
+    token count gets the exact global mean whatever the ranks' shares are.
     """
     if gang.mesh is None:
         root.to(gang.device)
@@ -161,10 +186,12 @@ def shard(root: nn.Module, blocks: Iterable[nn.Module], *, gang: Gang, layout: P
     mesh = gang.mesh if layout.replicate > 1 else gang.mesh["shard"]
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)  # a block's rotary angles stay fp32
     if precision == "bf16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.zero == 3)
-    # the root holds the head, which students of this model read after its forward: it stays gathered until the backward pass
+    # the root holds the head, which students read after its forward: it stays gathered until the backward
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in root.modules():
         if isinstance(module, FSDPModule):
@@ -173,7 +200,9 @@ def shard(root: nn.Module, blocks: Iterable[nn.Module], *, gang: Gang, layout: P
 
 
 def reshard(root: nn.Module) -> None:
-    """Free the gathered weights that a forward without a backward left behind; the next forward gathers the current ones."""
+    """Free the gathered weights that a forward without a backward left behind; the next forward gathers the
+    current ones.
+    """
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -21,7 +21,7 @@ from engine.data.progress import Progress, say
 from engine.data.vocabulary import Vocabulary
 from engine.spec.base import Spec, explain, nearest, parse
 from engine.spec.data import Labels, Source, Tokenizer
-from engine.spec.error import AtelierError, ConfigError
+from engine.spec.error import AtelierError, ConfigError, of_system, to_line
 from engine.spec.run import RunFile
 
 
@@ -140,8 +140,9 @@ def main(arguments: list[str]) -> int:
         if isinstance(run.layout.threads, int):  # read by the tokenizer's thread pool when it starts
             os.environ["RAYON_NUM_THREADS"] = str(run.layout.threads)
         say(sys.stdout, {"done": prepare(run, sys.stdout)})
-    except AtelierError as error:
-        say(sys.stdout, {"error": str(error), "exit_code": error.exit_code})
+    except (AtelierError, OSError) as problem:
+        error = of_system(problem) if isinstance(problem, OSError) else problem
+        say(sys.stdout, to_line(error))
         return error.exit_code
     return 0
 

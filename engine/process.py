@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from engine.artifact import Input, Output, open_input
 from engine.data.progress import say
 from engine.spec.base import explain
-from engine.spec.error import AtelierError, ConfigError
+from engine.spec.error import AtelierError, ConfigError, of_system, to_line
 from engine.spec.run import RunFile
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -28,13 +28,16 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
             raise ConfigError(f"engine.{verb}", f"{len(arguments)} arguments", usage)
         act(read_run(arguments[0]))
     except AtelierError as error:
-        say(sys.stdout, {"error": str(error), "exit_code": error.exit_code})
+        say(sys.stdout, to_line(error))
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # else the interpreter complains when it flushes the dead pipe at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        say(sys.stdout, to_line(of_system(error)))
         return 1
     return 0
 

@@ -1,8 +1,8 @@
 """Train every model that a run file describes: python -m engine.train run.json
 
-Alone as it is; as a gang RANK and WORLD_SIZE are set in each process, by `torchrun --nproc-per-node 8 -m engine.train run.json` or by
-Atelier's launcher. Started again, it goes on from the newest good checkpoints. Exit codes: 0 done, 75 stopped on request with a
-checkpoint, 2 bad input, 1 failed. stdout: JSON lines.
+Alone as it is; as a gang with RANK and WORLD_SIZE set in each process: `torchrun --nproc-per-node 8 -m
+engine.train run.json`, or Atelier's launcher. Started again, it goes on from the newest good checkpoints.
+Exit codes: 0 done, 75 stopped on request with a checkpoint, 2 bad input, 1 failed. stdout: JSON lines.
 """
 
 import json
@@ -17,14 +17,14 @@ from engine.loop.stop import StopRequest
 from engine.loop.training import Surroundings, run_training
 from engine.parallel import Gang, start_gang
 from engine.spec.base import parse
-from engine.spec.error import AtelierError, StoppedError
+from engine.spec.error import AtelierError, StoppedError, of_system, to_line
 from engine.spec.run import RunFile, Trainings
 
 STOPPED = 75  # EX_TEMPFAIL: run it again and it goes on
 
 
 def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
-    """All trainings of the run, one after another; finished checkpoints go last, when everything is published."""
+    """All trainings of the run, one after another; checkpoints go last, when everything is published."""
     config = parse(Trainings, run.config, "config")
     scratch = Path(run.scratch)
     inputs = {key: open_input(url) for key, url in run.inputs.items()}
@@ -51,8 +51,9 @@ def main(path: str) -> int:
         train(run, gang, stop)
     except StoppedError:
         return STOPPED
-    except AtelierError as error:
-        print(json.dumps({"error": str(error), "exit_code": error.exit_code}), flush=True)
+    except (AtelierError, OSError) as problem:
+        error = of_system(problem) if isinstance(problem, OSError) else problem
+        print(json.dumps(to_line(error)), flush=True)
         return error.exit_code
     gang.close()
     return 0

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.spec.error import AtelierError, StoppedError
+from engine.spec.error import AtelierError, StoppedError, of_system, to_line
 from engine.spec.record import Record
 from infra.lease import Holder, Lease, LeaseLost, Renewal, take
 from infra.store import Store, has_body, read_body
@@ -80,7 +80,8 @@ class Guard:
         finally:
             renewal.stop()
             for lease in self.leases:
-                lease.release()
+                with suppress(OSError):  # its holder's end releases it as well
+                    lease.release()
         return code
 
     def _watch_parent(self) -> None:
@@ -222,8 +223,8 @@ def main() -> int:
         return Guard(orders).run()
     except StoppedError:
         return STOPPED
-    except AtelierError as error:
-        say({"error": str(error), "exit_code": error.exit_code})
+    except (AtelierError, OSError) as error:
+        say(to_line(of_system(error) if isinstance(error, OSError) else error))
         return 1
 
 

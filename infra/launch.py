@@ -4,6 +4,7 @@ begins here as well.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.spec.error import AtelierError, DataError, StoppedError
+from engine.spec.error import AtelierError, StoppedError, from_line
 
 PROJECT = str(Path(__file__).resolve().parent.parent)
 STOPPED = 75
 TAIL = 15
+SCARCE = 1 << 16  # bytes: on a fuller disk a gang cannot even say what failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +103,11 @@ def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: b
     if code == 0:
         return
     if problems:
-        kind = DataError if problems[-1].get("exit_code") == 2 else AtelierError
-        raise kind(problems[-1]["error"])
+        raise from_line(problems[-1])
     if stopped or code == STOPPED:
         raise StoppedError("stopped")
+    if shutil.disk_usage(orders.scratch).free < SCARCE:
+        raise AtelierError(f"{orders.scratch}: No space left on device; make room, then run again")
     lines = []
     for path in sorted(orders.scratch.glob("*.err")):
         text = path.read_text(errors="replace").strip()

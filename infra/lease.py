@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.spec.error import AtelierError, StoppedError
+from engine.spec.error import AtelierError, DamageError, StoppedError
 from engine.storage import create_exclusive, join, names, read_bytes, remove, write_bytes
 
 EXPIRY_S = 60.0
@@ -102,10 +102,14 @@ class Log:
         )
 
     def entry(self, number: int) -> Entry:
-        document = json.loads(read_bytes(join(self.folder, f"{number:06d}.json")))
-        return Entry(
-            number=number, act=document["act"], holder=document["holder"], record=document.get("record")
-        )
+        place = join(self.folder, f"{number:06d}.json")
+        try:
+            document = json.loads(read_bytes(place))
+            return Entry(
+                number=number, act=document["act"], holder=document["holder"], record=document.get("record")
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamageError(f"{place}: not an entry of a lease log ({error})") from None
 
     def last(self) -> Entry | None:
         numbers = self.numbers()

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from engine.spec.base import flatten
+from engine.spec.error import StoppedError
 from engine.spec.record import Record
 from engine.spec.trajectory import Part
 from engine.storage import join
@@ -58,14 +59,16 @@ class FlowTracker:
         following = self.tracker.follow(self._handles.get(node.name), followed)
         try:
             yield
-        except BaseException:
-            following.stop("KILLED")
+        except BaseException as error:
+            following.stop("KILLED" if isinstance(error, StoppedError) else "FAILED")
             raise
         following.stop()
 
     def _followed(self, node: Node, role: str, parts: list[Part]) -> Followed:
         product = node.products[role]
-        params = {key: value for key, value in flatten(comparable(product)).items() if not key.startswith("horizon")}
+        params = {
+            key: value for key, value in flatten(comparable(product)).items() if not key.startswith("horizon")
+        }
         teacher = str(node.config["roles"].get(role, {}).get("teacher", ""))
         inputs = {name: fingerprint for name, (_, fingerprint) in node.inputs.items()}
         return Followed(
@@ -81,7 +84,7 @@ class FlowTracker:
         self.tracker.record(record)
 
     def register(self, name: str, record: Record, aliases: list[str]) -> str:
-        return self.tracker.register(record, aliases=aliases)
+        return self.tracker.register(record, name=name, aliases=aliases)
 
     def report(self, record: Record, markdown: str, paths: list[str]) -> None:
         self.tracker.report(record, markdown, paths)

@@ -14,6 +14,7 @@ from typing import Any
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_UV_AUTO_DETECT": "false",  # a uv.lock of the folder one happens to stand in is no part of a model
     # the tracker retries itself, without blocking for minutes inside one call
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -92,6 +93,7 @@ class Backend:
         """`artifacts`: URL where files go when `uri` is a database; a server has a place of its own."""
         # what fails is retried and told by the tracker
         logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         self.uri, self.artifacts = uri, artifacts
         self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)

@@ -8,7 +8,7 @@ from typing import Any
 from engine.spec.error import AtelierError
 from engine.spec.record import Record
 from engine.storage import join
-from infra.lineage import Index, graph_of, read_birth, teacher_label, trajectory_segments
+from infra.lineage import Index, graph_of, read_birth, teacher_label, trajectory_segments, trajectory_start
 from infra.lineage_draw import to_svg
 from infra.store import Store
 from infra.tracking_mlflow import Backend, Point
@@ -178,50 +178,42 @@ class Models:
         """
         if not curve.run_id:
             return
-        address = curve.segments[-1].url
-        kept = checkpoint_steps(address)
+        kept = checkpoint_steps(curve.segments[-1].url)
         tags = {"atelier.kind": "checkpoint", "atelier.trajectory": curve.fingerprint}
         there = {
             m.tags.get("atelier.step", ""): m for m in self.backend.find_models([curve.experiment], tags)
         }
         for step in kept:
-            if str(step) not in there:
-                self._new_checkpoint(
-                    curve,
-                    step,
-                    tags | {"atelier.step": str(step)},
-                    join(address, "checkpoints", f"step-{step:08d}"),
-                )
+            found = there.get(str(step))
+            model_id = found.model_id if found else self._new_checkpoint(curve, step, tags)
+            self.backend.output(curve.run_id, model_id, step)
+            loss = curve.reader.eval_loss.get(step)
+            if loss is not None and not (found and found.metrics):  # only what was measured on these weights
+                point = Point("checkpoint/eval_loss", loss, step, time.time())
+                self.backend.points(curve.run_id, [point], model_id)
         for word, model in there.items():
             if word.isdigit() and int(word) not in kept:
                 self.backend.drop_model(model.model_id)
 
-    def _new_checkpoint(self, curve: Curve, step: int, tags: dict[str, str], url: str) -> None:
+    def _new_checkpoint(self, curve: Curve, step: int, tags: dict[str, str]) -> str:
         role = curve.followed.role
-        tags = (
-            self.scribe.about.common()
-            | tags
-            | {
-                "atelier.role": role,
-                "atelier.url": url,
-                "atelier.teacher": curve.followed.teacher,
-                EXTERNAL: "true",
-                NOTE: f"`{url}`",
-            }
-        )
-        model_id = self.backend.new_model(
+        url = join(curve.segments[-1].url, "checkpoints", f"step-{step:08d}")
+        about = {
+            "atelier.step": str(step),
+            "atelier.role": role,
+            "atelier.url": url,
+            "atelier.teacher": curve.followed.teacher,
+            EXTERNAL: "true",
+            NOTE: f"`{url}`",
+        }
+        return self.backend.new_model(
             curve.experiment,
             f"{role}-step-{step}",
             run_id=curve.run_id,
-            tags=tags,
+            tags=self.scribe.about.common() | tags | about,
             params={"role": role, "step": step},
             kind="checkpoint",
         )
-        self.backend.output(curve.run_id, model_id, step)
-        loss = curve.reader.eval_loss.get(step)
-        if loss is not None:  # only what was measured on these very weights
-            point = Point("checkpoint/eval_loss", loss, step, time.time())
-            self.backend.points(curve.run_id, [point], model_id)
 
     # scores
 
@@ -231,7 +223,8 @@ class Models:
             return
         model = self.store.find("model", record.parents.get("model", ""))
         when = float(record.provenance.get("ended", 0.0))
-        numbers = {k: float(v) for k, v in flat(record.summary, "/").items() if is_number(v) and k != "step"}
+        # floats are scores; whole numbers say how much was scored
+        numbers = {key: value for key, value in flat(record.summary, "/").items() if isinstance(value, float)}
         if model is None:  # a baseline that no model stands behind
             named = [Point(f"score/{record.name}/{key}", value, 0, when) for key, value in numbers.items()]
             self.backend.points(self.scribe.flow_run, named)
@@ -288,6 +281,11 @@ class Models:
         if known.get("version"):
             title = f"{known['name']} version {known['version']}"
             rows.append(("registered", linked(title, links.registered(known["name"], known["version"]))))
+        birth = read_birth(self.store, record.parents.get("trajectory", ""))
+        if birth is not None and "trunk" in birth.parents:
+            place, run_id = self.scribe.trajectory_run(birth.parents["trunk"])
+            if run_id:
+                rows.append(("trunk", linked(f"to step {trajectory_start(birth)}", links.run(place, run_id))))
         return rows + [(word, linked(word, url)) for word, url in flow["links"].items()]
 
     def register(self, record: Record, chosen: str, aliases: list[str]) -> str:

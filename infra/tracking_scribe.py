@@ -290,8 +290,10 @@ class Curve:
             }
         )
         name = followed.name or followed.role
-        if len(self.segments) > 1:
-            name = f"{name} from step {self.segments[-1].start}"
+        if len(self.segments) < len(
+            followed.segments
+        ):  # the whole curve, the one to compare, has the plain name
+            name = f"{name} trunk to step {self.segments[-1].end}"
         self.experiment = scribe.experiment
         started = birth.provenance.get("started") if birth else None
         self.run_id = scribe.backend.new_run(self.experiment, name, tags, started)

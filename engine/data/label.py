@@ -34,6 +34,9 @@ from engine.spec.source_files import TOPICS, is_stdlib
 PACKAGES = 10
 MASK = "***"
 MAX_OPTIONS = 64
+KEYWORDS = ("if", "return", "for", "def", "raise", "try", "with", "except", "else", "elif")
+STATEMENT = re.compile(rf"^([ ]+)({'|'.join(KEYWORDS)})\b", re.MULTILINE)
+EACH = 24
 Example = dict[str, Any]  # prompt, completion, group; options when finished
 
 
@@ -81,6 +84,9 @@ def _check_options(options: list[str], source: str) -> None:
 
 
 def _from_docstrings(labels: Labels, files: Files, reader: Reader) -> tuple[list[Example], dict[str, str]]:
+    if labels.task == "keyword":
+        examples = list(_statements(files, reader, labels.max_chars))
+        return examples, split_of((e["group"] for e in examples), labels.held_out, "labels.source")
     found = list(_docstrings(files, reader))
     if labels.task == "kind":
         answers = [(text, name, kind) for text, name, kind in found]
@@ -97,6 +103,25 @@ def _from_docstrings(labels: Labels, files: Files, reader: Reader) -> tuple[list
     for package in packages:  # each on its own, so that every one is in both splits
         splits |= split_of((name for _, name, p in answers if p == package), labels.held_out, "labels.source")
     return _examples(answers, "Package", labels.max_chars), splits
+
+
+def _statements(files: Files, reader: Reader, max_chars: int) -> Iterator[Example]:
+    """Code up to a statement, and the keyword that the statement begins with; at most `EACH` of a file, chosen by hash."""
+    seen: set[str] = set()
+    for path, expected in files:
+        name = stdlib_name(path)
+        if name == TOPICS:
+            continue
+        source = decode_source(reader.whole(path, expected), path)
+        places = sorted(STATEMENT.finditer(source), key=lambda m: fraction(f"{name}:{m.start()}"))[:EACH]
+        for place in sorted(places, key=lambda match: match.start()):
+            before = source[: place.start(2) - 1]
+            prompt = before[-max_chars:]
+            if len(before) > max_chars:
+                prompt = prompt.partition("\n")[2]  # whole lines
+            if prompt.strip() and prompt not in seen:
+                seen.add(prompt)
+                yield {"prompt": prompt, "completion": f" {place[2]}", "group": name}
 
 
 def _docstrings(files: Files, reader: Reader) -> Iterator[tuple[str, str, str]]:

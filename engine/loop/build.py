@@ -23,7 +23,9 @@ from engine.spec.train import Train
 
 @dataclass(frozen=True)
 class House:
-    """Where members are built: the gang, its layout, the finished models to start from, a folder for copies of remote files."""
+    """Where members are built: the gang, its layout, the finished models to start from, a folder for copies
+    of remote files.
+    """
 
     gang: Gang
     layout: Parallel
@@ -32,7 +34,9 @@ class House:
 
 
 def build_member(name: str, spec: MemberSpec, *, train: Train, house: House) -> Member:
-    """A member with its initial weights at its start: plain network, weights, LoRA, compile, shard, optimiser."""
+    """A member with its initial weights at its start: plain network, weights, LoRA, compile, shard,
+    optimiser.
+    """
     model = _initial_model(name, spec, train=train, house=house)
     if spec.mode == "frozen":
         model.requires_grad_(False)
@@ -54,11 +58,13 @@ def build_member(name: str, spec: MemberSpec, *, train: Train, house: House) -> 
 
 
 def _initial_model(name: str, spec: MemberSpec, *, train: Train, house: House) -> nn.Module:
-    """The plain network with its first weights, whole, on the CPU, in the precision that the optimiser moves."""
+    """The plain network with its first weights, whole, on the CPU, in the type that the optimiser moves."""
     dtype = weight_dtype(train.precision)
     if not spec.init:
         if spec.mode == "frozen":
-            raise ConfigError(f"roles.{name}", "is frozen, but there is no model to take", "give members.<name>.init")
+            raise ConfigError(
+                f"roles.{name}", "is frozen, but there is no model to take", "give members.<name>.init"
+            )
         model = build(spec.role.model)
         initialise(model, seed=train.seed, name=spec.role.seed_name or name)
         return model.to(dtype)
@@ -69,7 +75,11 @@ def _initial_model(name: str, spec: MemberSpec, *, train: Train, house: House) -
     if spec.mode == "frozen":
         return parent
     if parent_spec.shapes() != spec.role.model.shapes():  # type: ignore[attr-defined]
-        raise ConfigError(f"roles.{name}.init", f"the weights of {spec.init} do not fit roles.{name}.model", "give it the parent's model")
+        raise ConfigError(
+            f"roles.{name}.init",
+            f"the weights of {spec.init} do not fit roles.{name}.model",
+            "give it the parent's model",
+        )
     model = build(spec.role.model).to(dtype)
     model.load_state_dict(parent.state_dict())
     return model
@@ -85,12 +95,18 @@ def _flops(spec: MemberSpec, train: Train) -> float:
 
 
 def auto_micro_batch(train: Train, gang: Gang) -> int:
-    """`auto` resolved: the largest divisor of a rank's sequences whose tokens are at most 8192 on a CPU, 65536 on a GPU."""
+    """`auto` resolved: the largest divisor of a rank's sequences whose tokens are at most 8192 on a CPU,
+    65536 on a GPU.
+    """
     each = train.global_batch // gang.world
     if train.micro_batch != "auto":
         return train.micro_batch
     room = 65536 if gang.device.type == "cuda" else 8192
-    return max(size for size in range(1, each + 1) if each % size == 0 and (size * train.sequence <= room or size == 1))
+    return max(
+        size
+        for size in range(1, each + 1)
+        if each % size == 0 and (size * train.sequence <= room or size == 1)
+    )
 
 
 def memory_gb(device: torch.device) -> float:

@@ -1,6 +1,7 @@
 """The batches of each step on this rank: pure functions of the step, made one step ahead in a thread.
 
-Step s takes samples [s G, (s+1) G) of the blend, G the global batch; rank r of W the r-th of W equal runs of them.
+Step s takes samples [s G, (s+1) G) of the blend, G the global batch; rank r of W the r-th of W equal runs of
+them.
 """
 
 import time
@@ -43,7 +44,9 @@ class Feed:
         self._ahead = None
         if clock + 1 < self._last:
             self._ahead = (clock + 1, self._thread.submit(self._make, clock + 1))
-        batches = [{name: tensor.to(self._gang.device) for name, tensor in batch.items()} for batch in data.batches]
+        batches = [
+            {name: tensor.to(self._gang.device) for name, tensor in batch.items()} for batch in data.batches
+        ]
         return StepData(batches, data.num_scored, data.num_tokens, time.perf_counter() - begin)
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""When distillation switches on: a decision from losses that all ranks share, kept in the student's checkpoint."""
+"""When distillation switches on: a decision from losses that all ranks share, kept in the student's
+checkpoint.
+"""
 
 from typing import Literal
 
@@ -6,9 +8,11 @@ BETA = 0.98
 
 
 class Gate:
-    """Opens for good when the bias-corrected EMA of (student loss - teacher loss) reaches `threshold` nats; "open" from `start` on.
+    """Opens for good when the bias-corrected EMA of (student loss - teacher loss) reaches `threshold` nats;
+    "open" from `start` on.
 
-    Sums are float64 and come from all-reduced losses, so every rank decides alike and a resumed run as an uninterrupted one.
+    Sums are float64 and come from all-reduced losses, so every rank decides alike and a resumed run as an
+    uninterrupted one.
     """
 
     def __init__(self, threshold: float | Literal["open"], start: int) -> None:
@@ -30,7 +34,7 @@ class Gate:
         """Take the gap of the clock's `step`; when it opens the gate, distillation begins with step + 1."""
         self.sum = BETA * self.sum + (1.0 - BETA) * gap
         self.num_seen += 1
-        if self.threshold != "open" and not self.is_open and self.gap >= self.threshold:
+        if not isinstance(self.threshold, str) and not self.is_open and self.gap >= self.threshold:
             self.opened = step + 1
 
     def state(self) -> dict[str, float | int]:

@@ -28,5 +28,7 @@ class Learner(nn.Module):
         hidden_BTD = self.model(batch).hidden
         head_weight_VD: Tensor = self.model.head_weight  # type: ignore[assignment]
         labels_BT = batch["labels_BT"]
-        total, sums = objective_sums(hidden_BTD, head_weight_VD, labels_BT, mix, teacher, compiled=self.is_compiled)
+        total, sums = objective_sums(
+            hidden_BTD, head_weight_VD, labels_BT, mix, teacher, compiled=self.is_compiled
+        )
         return Forward(total, sums, hidden_BTD.detach(), head_weight_VD.detach())

@@ -11,7 +11,9 @@ from engine.parallel import Gang, reshard
 
 
 class HeldOut:
-    """The first windows of each held-out split, in the shares of the streams (one at least), dealt out over the ranks."""
+    """The first windows of each held-out split, in the shares of the streams (one at least), dealt out over
+    the ranks.
+    """
 
     def __init__(
         self, streams: Sequence[tuple[Windows, float]], *, num_windows: int, micro_batch: int, gang: Gang
@@ -44,7 +46,7 @@ class HeldOut:
         return loss / count
 
     def _read(self) -> list[Batch]:
-        """This rank's batches, all of one shape and as many on every rank: a sharded forward is a collective."""
+        """This rank's batches, of one shape and as many on every rank: a sharded forward is a collective."""
         num = len(self._places)
         size = max(1, min(self._micro_batch, -(-num // self._gang.world)))
         result = []

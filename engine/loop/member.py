@@ -1,4 +1,6 @@
-"""One role in a gang: its network, its optimiser, where it stands on the gang's clock, and what of it is checkpointed."""
+"""One role in a gang: its network, its optimiser, where it stands on the gang's clock, and what of it is
+checkpointed.
+"""
 
 import math
 from collections.abc import Mapping
@@ -23,11 +25,16 @@ PATIENCE = 3  # steps in a row that may be skipped for a loss or gradient that i
 
 
 class Member:
-    """A role at `step`: the number of steps of the clock that its weights have behind them. It moves only while the clock is there."""
+    """A role at `step`: the number of steps of the clock that its weights have behind them. It moves only
+    while the clock is there.
+    """
 
-    def __init__(self, name: str, spec: MemberSpec, *, root: Learner, gang: Gang, precision: Precision, seed: int) -> None:
+    def __init__(
+        self, name: str, spec: MemberSpec, *, root: Learner, gang: Gang, precision: Precision, seed: int
+    ) -> None:
         self.name, self.spec, self.role = name, spec, spec.role
-        self.root, self.gang, self.precision, self.seed = root, gang, precision, seed
+        self.root, self.gang, self.seed = root, gang, seed
+        self.precision: Precision = precision
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
         self.stored_step = -1  # the step of its newest checkpoint that this process read or began to write
@@ -42,7 +49,7 @@ class Member:
         if self.role.gate != "open" and not alone:
             raise ConfigError(
                 f"roles.{self.name}.gate",
-                f"until it opens at {self.role.gate} nats nothing is optimised: every objective needs the teacher",
+                f"nothing is optimised until it opens at {self.role.gate} nats: all objectives need it",
                 "add an objective of its own (lm), or gate=open",
             )
 
@@ -69,7 +76,9 @@ class Member:
         return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
 
     def is_active(self, clock: int) -> bool:
-        """Whether step `clock` is one of its own. A frozen member is active when somebody learns from it: the loop knows."""
+        """Whether step `clock` is one of its own. A frozen member is active when somebody learns from it: the
+        loop knows.
+        """
         return self.moves and self.step == clock < self.end
 
     def flops_per_token(self, sequence: int) -> float:
@@ -92,7 +101,9 @@ class Member:
         return {name: (spec, weight_of(spec) / whole) for name, spec in active.items()}
 
     def forward(self, batch: dict[str, Tensor], side: TeacherSide | None, *names: int) -> Forward:
-        """One forward pass with the objectives; `names` (step, micro-batch, data-parallel rank) seed its dropout."""
+        """One forward pass with the objectives; `names` (step, micro-batch, data-parallel rank) seed its
+        dropout.
+        """
         if getattr(self.role.model, "dropout", 0.0):
             torch.manual_seed(seed_of(self.seed, self.role.seed_name or self.name, *names))
         self.forwards += 1
@@ -101,30 +112,34 @@ class Member:
 
     def look(self, batch: dict[str, Tensor]) -> Tensor:
         """Sum of the next-token losses of a held-out batch; touches neither weights nor generators."""
-        eagerly = torch.compiler.set_stance("force_eager")  # a look is too short to compile a second graph for
+        eagerly = torch.compiler.set_stance(
+            "force_eager"
+        )  # a look is too short to compile a second graph for
         with torch.no_grad(), eagerly, arithmetic(self.precision, self.gang.device):
             result: Forward = self.root(batch, {"lm": (LM(), 1.0)}, None)
         return result.sums["lm"]
 
     def squared_norm(self) -> Tensor:
-        """This rank's part of the squared gradient norm: the parts of all ranks add up to the whole. float64."""
+        """This rank's part of the squared gradient norm, float64: the parts of all ranks add up to it."""
         grads = [local(weight.grad) for weight in self.trainable().values() if weight.grad is not None]
         grads = [grad for grad in grads if grad.numel()]
         if not grads:
             return torch.zeros((), dtype=torch.float64, device=self.gang.device)
         copies = self.gang.mesh["replicate"].size() if self.gang.mesh is not None else 1
-        return torch.stack(torch._foreach_norm(grads)).double().square().sum() / copies
+        return nn.utils.get_total_norm(grads).double().square() / copies
 
     def update(self, norm: float, *, is_finite: bool) -> float:
-        """Clip by the global norm and take the optimiser's step, or skip it when something is not finite; returns the lr."""
+        """Clip by the global norm and take the optimiser's step, or skip it when something is not finite;
+        returns the lr.
+        """
         optimizer, spec = self.moving_optimizer, self.role.optim
         rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end)  # type: ignore[attr-defined]
         if is_finite:
             self.num_skipped = 0
             coefficient = spec.clip / (norm + 1e-6)  # type: ignore[attr-defined]
             if coefficient < 1.0:
-                grads = [local(weight.grad) for weight in self.trainable().values() if weight.grad is not None]
-                torch._foreach_mul_(grads, coefficient)
+                for weight in self.trainable().values():
+                    local(weight.grad).mul_(coefficient)
             set_lr(optimizer, rate)
             optimizer.step()
         else:
@@ -136,7 +151,8 @@ class Member:
     def check_skipped(self) -> None:
         if self.num_skipped >= PATIENCE:
             raise AtelierError(
-                f"roles.{self.name}: loss or gradient was not finite in {self.num_skipped} steps in a row, up to step {self.step}; "
+                f"roles.{self.name}: loss or gradient was not finite in {self.num_skipped} steps in a row, "
+                f"up to step {self.step}; "
                 f"lower roles.{self.name}.optim.lr or raise its warmup; the last checkpoint before is kept"
             )
 
@@ -148,7 +164,9 @@ class Member:
         return next(part for part in self.spec.segments if part.start < step <= part.end)
 
     def state(self) -> dict[str, Any]:
-        """Everything that moves, by names that know neither the role nor the layout. Tensors are the live ones."""
+        """Everything that moves, by names that know neither the role nor the layout. Tensors are the live
+        ones.
+        """
         trainable, optimizer = self.trainable(), self.moving_optimizer
         return {
             "weights": {name: weight.detach() for name, weight in trainable.items()},
@@ -174,7 +192,9 @@ class Member:
         self.step = self.stored_step = step
 
     def prime_optimizer(self) -> None:
-        """Make the optimiser's states exist as they are before the first step, all zero, so that checkpoints always have the same names."""
+        """Make the optimiser's states exist as they are before the first step, all zero, so that checkpoints
+        always have the same names.
+        """
         optimizer = self.moving_optimizer
         for weight in self.trainable().values():
             weight.grad = torch.zeros_like(weight)
@@ -182,7 +202,8 @@ class Member:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         for state in optimizer.state.values():
-            torch._foreach_zero_([value for value in state.values() if isinstance(value, Tensor)])
+            for value in state.values():
+                value.zero_()
 
 
 def end_of(spec: MemberSpec) -> int:

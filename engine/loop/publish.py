@@ -17,7 +17,9 @@ TOKENIZER = "tokenizer.json"
 
 
 def finished_files(member: Member) -> dict[str, bytes]:
-    """The files of the model as it is now, on rank 0, {} elsewhere; the same bytes for the same weights. A collective."""
+    """The files of the model as it is now, on rank 0, {} elsewhere; the same bytes for the same weights. A
+    collective.
+    """
     state: dict[str, Tensor] = {}
     for name, weight in member.model.named_parameters():
         full = whole(weight.detach())
@@ -25,7 +27,9 @@ def finished_files(member: Member) -> dict[str, bytes]:
             state[name] = full.cpu()
     if not member.gang.is_first:
         return {}
-    return model_files(merged_state(state, member.role.trainable), member.role.model) | _adapter(member, state)
+    return model_files(merged_state(state, member.role.trainable), member.role.model) | _adapter(
+        member, state
+    )
 
 
 def _adapter(member: Member, state: dict[str, Tensor]) -> dict[str, bytes]:
@@ -36,13 +40,16 @@ def _adapter(member: Member, state: dict[str, Tensor]) -> dict[str, bytes]:
 
 
 def check_digest(member: Member) -> None:
-    """A replayed teacher must end as the model it replays did; then what its students learned is what their fingerprints say."""
+    """A replayed teacher must end as the model it replays did; then what its students learned is what their
+    fingerprints say.
+    """
     data = finished_files(member).get(WEIGHTS, b"")
     found = member.gang.from_first(hashlib.sha256(data).hexdigest())
     if found != member.spec.digest:
         raise AtelierError(
-            f"roles.{member.name}: the replayed teacher ended as {found[:16]}, the finished model is {member.spec.digest[:16]}; "
-            f"nothing is published. Replay in the layout that the model's record lists, or use roles.<student>.attach=frozen"
+            f"roles.{member.name}: the replayed teacher ended as {found[:16]}, the finished model is "
+            f"{member.spec.digest[:16]}; nothing is published. Replay in the layout of the model's record, "
+            f"or use roles.<student>.attach=frozen"
         )
 
 
@@ -60,7 +67,9 @@ def publish(member: Member, url: str, *, tokenizer: Input | None, scratch: Path)
 
 
 def summary(member: Member) -> dict[str, Any]:
-    """What the record says of the training. Steps are the clock's: at step s a student learned from the teacher's weights after s steps."""
+    """What the record says of the training. Steps are the clock's: at step s a student learned from the
+    teacher's weights after s steps.
+    """
     result: dict[str, Any] = {
         "step": member.step,
         "tokens": member.tokens,

@@ -1,8 +1,11 @@
-"""What a gang tells: JSON lines on stdout and the metric segments of its trajectories, both from rank 0 alone. Torch-free."""
+"""What a gang tells: JSON lines on stdout and the metric segments of its trajectories, both from rank 0
+alone. Torch-free.
+"""
 
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from engine.metric import Segments
@@ -22,13 +25,17 @@ class Report:
         self._rate = 0.0
 
     def say(self, **words: Any) -> None:
-        """One JSON object on stdout, at once. Nobody listening is no reason to stop: the guard's pipe decides that."""
+        """One JSON object on stdout, at once. Nobody listening is no reason to stop: the guard's pipe decides
+        that.
+        """
         if not self.is_first:
             return
         try:
             print(json.dumps(words), flush=True)
         except (BrokenPipeError, ValueError):
             self.is_first = False
+        except OSError:
+            return  # a full disk: the words stay in the buffer and come when there is room
 
     def progress(self, step: int, step_s: float, losses: dict[str, float], *, is_last: bool) -> None:
         """At most two lines a second; `rate` in steps a second, smoothed."""
@@ -39,7 +46,9 @@ class Report:
             return
         self._spoke = now
         loss = {role: round(value, 4) for role, value in losses.items()}
-        self.say(progress=self.before + step, total=self.total, unit="steps", rate=round(self._rate, 3), loss=loss)
+        self.say(
+            progress=self.before + step, total=self.total, unit="steps", rate=round(self._rate, 3), loss=loss
+        )
 
 
 class Curve:
@@ -53,7 +62,8 @@ class Curve:
         for segment in self._segments:
             if segment.start < line.step <= segment.end:
                 if segment.url not in self._open:
-                    self.flush()
+                    with suppress(OSError):  # the lines stay in their segments; the next checkpoint will tell
+                        self.flush()
                     self._open[segment.url] = Segments(segment.url, segment.attempt)
                 self._open[segment.url].add(line)
 

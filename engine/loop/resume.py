@@ -1,7 +1,9 @@
-"""From which step each role goes on, read from the checkpoints that its trajectories have. Plain numbers, no tensors.
+"""From which step each role goes on, read from the checkpoints that its trajectories have. Plain numbers, no
+tensors.
 
-Students first: a student goes on from its newest good checkpoint, its teacher from the newest one that is not past any unfinished
-student. A role without a checkpoint begins at its start. The gang's clock begins at the earliest of them; who is ahead waits.
+Students first: a student goes on from its newest good checkpoint, its teacher from the newest one that is not
+past any unfinished student. A role without a checkpoint begins at its start. The gang's clock begins at the
+earliest of them; who is ahead waits.
 """
 
 from collections.abc import Mapping
@@ -17,7 +19,9 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass
 class Plan:
-    """Where the roles stand: `steps` by role (frozen ones have none), which of them have a checkpoint there, what was found damaged."""
+    """Where the roles stand: `steps` by role (frozen ones have none), which of them have a checkpoint there,
+    what was found damaged.
+    """
 
     steps: dict[str, int] = field(default_factory=dict)
     has_checkpoint: dict[str, bool] = field(default_factory=dict)
@@ -30,14 +34,17 @@ class Plan:
 
 
 def plan(members: Mapping[str, Member]) -> Plan:
-    """Find every role's step. Roles that nobody needs any more, finished and published, are left out of `steps`."""
+    """Find every role's step. Roles that nobody needs any more, finished and published, are left out of
+    `steps`.
+    """
     result = Plan()
     for name in students_first(members):
         member = members[name]
         unfinished = [
             learner
             for learner, other in members.items()
-            if other.role.teacher == name and result.steps.get(learner, other.segments[-1].end) < other.segments[-1].end
+            if other.role.teacher == name
+            and result.steps.get(learner, other.segments[-1].end) < other.segments[-1].end
         ]
         if member.mode == "frozen":
             continue
@@ -86,7 +93,9 @@ def _newest(member: Member, at_most: int, damages: list[str]) -> int | None:
         lowest = segment.start if segment is first else segment.start + 1
         if lowest > at_most:
             continue
-        step, found = newest_good(checkpoints(segment), trajectory=segment.fingerprint, at_most=min(at_most, segment.end))
+        step, found = newest_good(
+            checkpoints(segment), trajectory=segment.fingerprint, at_most=min(at_most, segment.end)
+        )
         damages.extend(found)
         if step is not None and step >= lowest:
             return step

@@ -1,4 +1,6 @@
-"""Checkpoints of a gang's roles, written beside training; loud when one fails, fatal only when none is left to fall back on."""
+"""Checkpoints of a gang's roles, written beside training; loud when one fails, fatal only when none is left
+to fall back on.
+"""
 
 import time
 
@@ -13,26 +15,35 @@ from engine.spec.error import AtelierError, ConfigError
 from engine.spec.run import Segment
 from engine.storage import join, names, remove, write_bytes
 
-KEPT = "kept"  # <trajectory>/kept/<step>: a step that other trainings branch off; no retention rule removes its checkpoint
+KEPT = "kept"  # <trajectory>/kept/<step>: trainings branch off there, so retention leaves its checkpoint
 
 
 class Saver:
-    """`keep` newest checkpoints are retained besides the protected ones. One round of saves is under way at a time."""
+    """`keep` newest checkpoints are retained besides the protected ones. One round of saves is under way at a
+    time.
+    """
 
-    def __init__(self, *, keep: int, protected: set[int], curves: dict[str, Curve], gang: Gang, report: Report) -> None:
+    def __init__(
+        self, *, keep: int, protected: set[int], curves: dict[str, Curve], gang: Gang, report: Report
+    ) -> None:
         self._keep, self._protected, self._curves = keep, protected, curves
         self._gang, self._report = gang, report
         self._pending: list[tuple[Member, Segment, int, Pending]] = []
+        self._unsealed: Exception | None = None
 
     def save(self, members: list[Member], step: int) -> float:
-        """Begin saving `members`, given students first: they are committed in this order. Returns the seconds that training stood still.
+        """Begin saving `members`, given students first: they are committed in this order. Returns the seconds
+        that training stood still.
 
         Their metric lines are sealed before: a checkpoint never exists without the curve that led to it.
         """
         began = time.perf_counter()
         self.settle()
-        for member in members:
-            self._curves[member.name].flush()
+        unsealed = self._gang.from_first(self._seal(members))
+        if unsealed:
+            self._unsealed = OSError(unsealed)
+            self._report.say(warning=f"checkpoint of step {step} failed: {unsealed}")
+            return time.perf_counter() - began
         for member in members:
             segment = member.segment(step)
             place = address(checkpoints(segment), step)
@@ -43,10 +54,21 @@ class Saver:
             member.stored_step = step
         return time.perf_counter() - began
 
+    def _seal(self, members: list[Member]) -> str:
+        """Seal the metric lines so far; what kept them from it, '' when nothing did."""
+        try:
+            for member in members:
+                self._curves[member.name].flush()
+        except OSError as error:
+            return str(error)
+        return ""
+
     def settle(self, *, is_last: bool = False) -> None:
-        """Wait for what is under way. A failed save is told; it ends the training when it was the last one or none came before."""
+        """Wait for what is under way. A failed save is told; it ends the training when it was the last one or
+        none came before.
+        """
         pending, self._pending = self._pending, []
-        failure: Exception | None = None
+        failure, self._unsealed = self._unsealed, None
         for member, segment, step, save in pending:
             try:
                 save.wait()
@@ -59,7 +81,9 @@ class Saver:
             if self._gang.is_first:
                 self._retain(segment, step)
         if failure is not None and (is_last or not self._has_earlier(pending)):
-            raise AtelierError(f"no checkpoint could be written: {failure}; make room or another store, then run again")
+            raise AtelierError(
+                f"no checkpoint could be written: {failure}; make room or another store, then run again"
+            )
 
     def restore(self, member: Member, step: int) -> None:
         """Put `member` where its checkpoint of `step` is."""
@@ -84,7 +108,9 @@ class Saver:
 
 
 def forget(members: list[Member], gang: Gang) -> None:
-    """Remove the checkpoints of finished roles, but those that trainings with `keep` marked as their branch points."""
+    """Remove the checkpoints of finished roles, but those that trainings with `keep` marked as their branch
+    points.
+    """
     if not gang.is_first:
         return
     for member in members:

@@ -1,7 +1,9 @@
-"""One step of the gang's clock: every active role sees the same batches, students see their teacher's forward pass of each.
+"""One step of the gang's clock: every active role sees the same batches, students see their teacher's forward
+pass of each.
 
-Order for a micro-batch: teacher forward, each student's forward and backward, then the teacher's backward (its head must stay gathered
-until its students have read it). Roles share nothing but the teacher's detached tensors, so that none moves another's bits.
+Order for a micro-batch: teacher forward, each student's forward and backward, then the teacher's backward
+(its head must stay gathered until its students have read it). Roles share nothing but the teacher's detached
+tensors, so that none moves another's bits.
 """
 
 from collections.abc import Sequence
@@ -47,12 +49,14 @@ def circle_at(members: dict[str, Member], clock: int) -> Circle:
         if member.role.teacher:
             learners[member.role.teacher] = (*learners.get(member.role.teacher, ()), member)
     frozen = [member for member in members.values() if not member.moves and member.name in learners]
-    return Circle(roots=(*frozen, *(member for member in moving if not member.role.teacher)), learners=learners)
+    return Circle(
+        roots=(*frozen, *(member for member in moving if not member.role.teacher)), learners=learners
+    )
 
 
 @dataclass
 class Outcome:
-    """What a step did to one role. Losses are means over the scored tokens of the whole global batch, nats."""
+    """What a step did to one role. Losses are means over the scored tokens of the global batch, nats."""
 
     loss: float
     objectives: dict[str, float]
@@ -90,7 +94,8 @@ class _Tally:
 def take_step(
     circle: Circle, batches: Sequence[dict[str, Tensor]], *, clock: int, num_scored: int, gang: Gang
 ) -> dict[str, Outcome]:
-    """Forward, backward and update of all active roles on this rank's micro-batches; outcomes by role, students first.
+    """Forward, backward and update of all active roles on this rank's micro-batches; outcomes by role,
+    students first.
 
     `num_scored`: scored tokens of the step over all ranks; each objective is summed and divided by it.
     """
@@ -133,7 +138,9 @@ def _descend(
 
 
 def _gather(tally: _Tally, moving: list[Member], num_scored: int, gang: Gang) -> dict[tuple[str, str], float]:
-    """All sums and squared gradient norms over all ranks, in one collective and one transfer: (role, objective or "") -> mean or norm."""
+    """All sums and squared gradient norms over all ranks, in one collective and one transfer: (role,
+    objective or "") -> mean or norm.
+    """
     names = [(role, name) for role, sums in tally.sums.items() for name in sums]
     parts = [tally.sums[role][name] for role, name in names]
     norms = [member.squared_norm() for member in moving]

@@ -1,4 +1,6 @@
-"""Being asked to stop: by a signal, by a file, or by the death of the guard that holds the other end of a pipe."""
+"""Being asked to stop: by a signal, by a file, or by the death of the guard that holds the other end of a
+pipe.
+"""
 
 import os
 import signal
@@ -13,7 +15,9 @@ LOOK_EVERY = 1.0  # seconds between looks for the file
 
 
 class StopRequest:
-    """True for good once anybody asked. Ranks hear of it at different times; the loop makes them agree on a step."""
+    """True for good once anybody asked. Ranks hear of it at different times; the loop makes them agree on a
+    step.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / STOP_FILE

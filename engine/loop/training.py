@@ -1,4 +1,6 @@
-"""The loop. One gang, one clock, any number of roles on the same batches; what differs between trainings is their roles."""
+"""The loop. One gang, one clock, any number of roles on the same batches; what differs between trainings is
+their roles.
+"""
 
 import time
 from collections.abc import Mapping
@@ -27,7 +29,9 @@ from engine.spec.run import Stream, Training
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is outside a training: where it is built, whom it tells, who may stop it, what a rank could compute at best."""
+    """What is outside a training: where it is built, whom it tells, who may stop it, what a rank could
+    compute at best.
+    """
 
     house: House
     outputs: Mapping[str, str]
@@ -37,7 +41,8 @@ class Surroundings:
 
 
 def run_training(training: Training, around: Surroundings) -> list[Member]:
-    """Train all roles from where their checkpoints are to their ends and publish the wanted ones; returns the roles that took part.
+    """Train all roles from where their checkpoints are to their ends and publish the wanted ones; returns the
+    roles that took part.
 
     StoppedError after a clean stop: everything is in checkpoints then.
     """
@@ -51,7 +56,9 @@ def run_training(training: Training, around: Surroundings) -> list[Member]:
         for name, spec in training.members.items()
         if name in where.steps or any(training.members[other].role.teacher == name for other in where.steps)
     }
-    members = {name: build_member(name, spec, train=train, house=around.house) for name, spec in chosen.items()}
+    members = {
+        name: build_member(name, spec, train=train, house=around.house) for name, spec in chosen.items()
+    }
     if members:
         loop = Loop(training, members, where, around)
         loop.run()
@@ -60,7 +67,9 @@ def run_training(training: Training, around: Surroundings) -> list[Member]:
 
 
 class Loop:
-    def __init__(self, training: Training, members: dict[str, Member], where: Plan, around: Surroundings) -> None:
+    def __init__(
+        self, training: Training, members: dict[str, Member], where: Plan, around: Surroundings
+    ) -> None:
         self.training, self.train, self.members, self.around = training, training.train, members, around
         self.gang, self.report = around.house.gang, around.report
         self.order = [members[name] for name in students_first(training.members) if name in members]
@@ -71,7 +80,11 @@ class Loop:
             for member in self.order
         }
         self.saver = Saver(
-            keep=self.train.keep, protected=self.protected, curves=self.curves, gang=self.gang, report=self.report
+            keep=self.train.keep,
+            protected=self.protected,
+            curves=self.curves,
+            gang=self.gang,
+            report=self.report,
         )
         self.begin = where.clock(training.members)
         self.stall_s = 0.0
@@ -92,7 +105,9 @@ class Loop:
             gang=self.gang,
         )
         windows = self._held_out()
-        self.held_out = HeldOut(windows, num_windows=self.train.eval_sequences, micro_batch=micro_batch, gang=self.gang)
+        self.held_out = HeldOut(
+            windows, num_windows=self.train.eval_sequences, micro_batch=micro_batch, gang=self.gang
+        )
         damages = {"damages": where.damages} if where.damages else {}
         self.report.say(resumed=self.begin, **damages)
         compiled = [member.name for member in self.order if member.root.is_compiled]
@@ -158,13 +173,18 @@ class Loop:
             self.feed.close()
 
     def _agree(self, data: StepData, clock: int) -> tuple[int, int]:
-        """Scored and real tokens of the step over all ranks; stops all ranks here when any of them was asked to."""
+        """Scored and real tokens of the step over all ranks; stops all ranks here when any of them was asked
+        to.
+        """
         numbers = torch.tensor([data.num_scored, data.num_tokens, int(self.around.stop.is_asked)])
         num_scored, num_tokens, num_asked = self.gang.sum(numbers).tolist()
         if num_asked:
             self._stop(clock)
         if not num_scored:
-            raise DataError(f"step {clock}: no token of its {self.train.global_batch} sequences is scored; train.sequence is too short")
+            raise DataError(
+                f"step {clock}: no token of its {self.train.global_batch} sequences is scored; "
+                "train.sequence is too short"
+            )
         return num_scored, num_tokens
 
     def _stop(self, clock: int) -> None:
@@ -174,7 +194,13 @@ class Loop:
         raise StoppedError(f"stopped at step {clock}")
 
     def _after(
-        self, step: int, circle: Circle, outcomes: dict[str, Outcome], num_tokens: int, step_s: float, wait_s: float
+        self,
+        step: int,
+        circle: Circle,
+        outcomes: dict[str, Outcome],
+        num_tokens: int,
+        step_s: float,
+        wait_s: float,
     ) -> None:
         """What follows a step: held-out looks, metric lines, a replay's proof, checkpoints, progress."""
         timing = self._timing(circle, num_tokens, step_s, wait_s)
@@ -184,7 +210,11 @@ class Loop:
             if member.is_kept:
                 self._look_if_due(member, outcome)
                 line = MetricLine(
-                    step=step, role=name, tokens=member.tokens, values=outcome.values(), timing=timing | {"time": time.time()}
+                    step=step,
+                    role=name,
+                    tokens=member.tokens,
+                    values=outcome.values(),
+                    timing=timing | {"time": time.time()},
                 )
                 self.curves[name].add(line)
             self._check_skipped(member)
@@ -210,7 +240,7 @@ class Loop:
         return timing
 
     def _look_if_due(self, member: Member, outcome: Outcome) -> None:
-        # never where only another role has a checkpoint: no role's metric values depend on who else is in the gang
+        # never where only another role has a checkpoint: metric values do not depend on who is in the gang
         every = self.train.eval_every or self.train.checkpoint_every
         if self.held_out.is_empty or (member.step % every and member.step != member.end):
             return
@@ -229,8 +259,12 @@ class Loop:
             self._save(step)
 
     def _save(self, step: int) -> None:
-        """Checkpoint every kept role that stands at `step` and is not stored there yet, students before their teachers."""
-        due = [member for member in self.order if member.is_kept and member.step == step != member.stored_step]
+        """Checkpoint every kept role that stands at `step` and is not stored there yet, students before their
+        teachers.
+        """
+        due = [
+            member for member in self.order if member.is_kept and member.step == step != member.stored_step
+        ]
         if due and step > 0:
             self.stall_s += self.saver.save(due, step)
 

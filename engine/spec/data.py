@@ -52,12 +52,13 @@ class Labels(Spec):
     source: str = Field(
         default="stdlib",
         min_length=1,
-        description="stdlib (docstrings and the package they come from), or a path or glob of .jsonl files",
+        description="stdlib, or a path or glob of .jsonl files",
     )
-    task: Literal["package", "kind"] = Field(
+    task: Literal["keyword", "package", "kind"] = Field(
         default="package",
         description=(
-            "stdlib: tell a docstring's package, or whether it is a module's, class's, method's or function's"
+            "stdlib: the keyword that the next statement begins with; or a docstring's package; or whether it is"
+            " a module's, class's, method's or function's"
         ),
     )
     prompt: str = Field(default="prompt", description="field of the prompt; `text` is tried next")

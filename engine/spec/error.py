@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class AtelierError(Exception):
@@ -33,9 +34,26 @@ class DataError(AtelierError):
 class DamageError(AtelierError):
     """Stored bytes differ from their digest; names the file."""
 
+    way_out = "`atelier gc --damaged` offers to remove it, the next run makes it again"
+
 
 class StoppedError(AtelierError):
     """Stopped on request (Ctrl-C, SIGTERM); everything finished is kept."""
+
+
+def of_system(error: OSError) -> AtelierError:
+    """What the system refused, and where, as an error that a user reads."""
+    return AtelierError(f"{error.filename or 'input or output'}: {error.strerror or error}")
+
+
+def to_line(error: AtelierError) -> dict[str, Any]:
+    """What a process tells of the error that ended it; `from_line` makes an error of it again."""
+    return {"error": str(error), "exit_code": error.exit_code, "is_damage": isinstance(error, DamageError)}
+
+
+def from_line(line: dict[str, Any]) -> AtelierError:
+    kind = DataError if line.get("exit_code") == 2 else DamageError if line.get("is_damage") else AtelierError
+    return kind(line["error"])
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.spec.error import AtelierError, StoppedError
+from engine.spec.error import AtelierError, StoppedError, of_system
 from engine.storage import is_local, local_path
 from flows.cli.bodies import body
 from flows.cli.compose import Frozen
@@ -134,10 +134,13 @@ def run_flow(
         except KeyboardInterrupt:
             outcome.failure = StoppedError("stopped")
         except Exception as error:
-            outcome.failure = error
+            outcome.failure = outcome.failure or error
             write_manifest(store, manifest | _ending(outcome, house))
             raise
-    write_manifest(store, manifest | _ending(outcome, house))
+    try:
+        write_manifest(store, manifest | _ending(outcome, house))
+    except OSError as error:
+        outcome.failure = outcome.failure or of_system(error)
     outcome.untracked = house.tracker.close(outcome.status)
     outcome.total_s = time.monotonic() - started
     return outcome
@@ -253,3 +256,5 @@ def _wait_for(scheduler: Submitting, outcome: Outcome) -> None:
     errors.sort(key=lambda pair: isinstance(pair[1], StoppedError))
     if errors:
         outcome.failed, outcome.failure = errors[0]
+    elif left := [name for name, state in outcome.states.items() if state not in ("done", "reused")]:
+        outcome.failed, outcome.failure = left[0], AtelierError(f"ended as {outcome.states[left[0]]}, without a word")

@@ -13,7 +13,6 @@ from flows.cli import catalog, help, hydra_flags, syntax
 
 FLAGS = ("--help", "--version", "--completion", "--hydra-help")
 SWEEP = ("-m", "--multirun")
-REMOVE = "; `atelier gc --damaged` offers to remove it, the next run makes it again"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -21,7 +20,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return _dispatch(list(arguments))
     except AtelierError as error:
-        print(f"{error}{REMOVE if isinstance(error, DamageError) else ''}", file=sys.stderr)
+        print(f"{error}; {error.way_out}" if isinstance(error, DamageError) else error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -8,7 +8,7 @@ import uuid
 
 from rich.console import Console
 
-from engine.spec.error import AtelierError, ConfigError
+from engine.spec.error import AtelierError, ConfigError, DamageError
 from flows.cli.compose import Frozen, compose
 from flows.cli.execute import Outcome, run_flow
 from flows.cli.plan import draw
@@ -76,6 +76,8 @@ def _ended(frozen: Frozen, outcome: Outcome, store: Store, *, is_last: bool = Tr
         print(f"not in MLflow yet: {text}", file=sys.stderr)
     if outcome.failure is not None:
         print(f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}", file=sys.stderr)
+        if isinstance(outcome.failure, DamageError):
+            print(outcome.failure.way_out, file=sys.stderr)
         print("what is finished is kept; the same command goes on from there", file=sys.stderr)
         return getattr(outcome.failure, "exit_code", 1)
     report = next((node for node in outcome.nodes if node.task == "report"), None)

@@ -52,8 +52,9 @@ class Screen:
             self.line(f"  {node}: {message['waiting']}")
         elif "warning" in message:
             self.line(f"  [yellow]{node}: {message['warning']}[/]")
-        elif message.get("resumed"):
-            self.line(f"  {node}: goes on from step {message['resumed']}")
+        elif "resumed" in message:
+            if message["resumed"]:
+                self.line(f"  {node}: goes on from step {message['resumed']}")
             for damage in message.get("damages", []):
                 self.line(f"  [yellow]{node}: damaged and passed over: {damage}[/]")
         elif "log" in message:

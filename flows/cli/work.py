@@ -4,9 +4,10 @@ ended.
 
 import importlib
 import traceback
+from contextlib import suppress
 from typing import Any
 
-from engine.spec.error import AtelierError, StoppedError
+from engine.spec.error import AtelierError, StoppedError, of_system
 from infra.dag import Node
 from infra.house import House
 
@@ -29,26 +30,27 @@ def work(node: Node, house: House, states: dict[str, str], errors: dict[str, Exc
         house.tracker.end_task(handle, "FINISHED")
         for product in node.products.values():
             house.tracker.record(house.record(product.kind, product.fingerprint))
-    except StoppedError as error:
+    except Exception as problem:
+        error = _told(problem, node, house)
         errors[node.name] = error
-        states[node.name] = "stopped"
-        house.tracker.end_task(handle, "KILLED")
-        raise
-    except AtelierError as error:
-        errors[node.name] = error
-        states[node.name] = "failed"
-        house.tracker.end_task(handle, "FAILED")
-        raise
-    except Exception as error:  # a fault of ours: keep the trace beside the run, show one line
-        states[node.name] = "failed"
-        house.tracker.end_task(handle, "FAILED")
-        trace = house.scratch / f"{node.name.replace('/', '-')}.trace"
-        trace.write_text(traceback.format_exc())
-        errors[node.name] = AtelierError(f"{type(error).__name__}: {error} (trace: {trace})")
-        raise errors[node.name] from error
+        states[node.name] = "stopped" if isinstance(error, StoppedError) else "failed"
+        house.tracker.end_task(handle, "KILLED" if isinstance(error, StoppedError) else "FAILED")
+        raise error from problem.__cause__
     finally:
         house.say(node, state=states[node.name], detail=_detail(node))
     return {key: product.fingerprint for key, product in node.products.items()}
+
+
+def _told(error: Exception, node: Node, house: House) -> AtelierError:
+    """What a user is shown of `error`: one line; of a fault of ours the trace is kept beside the run."""
+    if isinstance(error, AtelierError):
+        return error
+    if isinstance(error, OSError):
+        return of_system(error)
+    trace = house.scratch / f"{node.name.replace('/', '-')}.trace"
+    with suppress(OSError):  # the line alone must do
+        trace.write_text("".join(traceback.format_exception(error)))
+    return AtelierError(f"{type(error).__name__}: {error} (trace: {trace})")
 
 
 def _detail(node: Node) -> str:

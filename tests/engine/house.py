@@ -43,8 +43,8 @@ def artifact(folder: Path, kind: str, files: dict[str, bytes], **summary: Any) -
         )
     identity = {"files": [entry.sha256 for entry in entries]}
     record = Record(
-        kind=kind, name=kind, fingerprint=identify(kind, 1, identity, {}), version=1, identity=identity, parents={}, files=tuple(entries),
-        summary=summary,
+        kind=kind, name=kind, fingerprint=identify(kind, 1, identity, {}), version=1, identity=identity,
+        parents={}, files=tuple(entries), summary=summary,
     ).sealed()  # fmt: skip
     (folder / "record.json").write_text(record.text())
     return str(folder)
@@ -57,7 +57,9 @@ def tokens(folder: Path, *, num_tokens: int = 20_000, seed: int = 0) -> str:
     for split, size in (("train", num_tokens), ("held_out", num_tokens // 10)):
         steps = generator.integers(1, 4, size=size)
         ids = (np.cumsum(steps) % VOCAB).astype("<u2")
-        ends = np.unique(np.append(np.sort(generator.integers(1, size, size=size // 100)), size)).astype("<i8")
+        ends = np.unique(np.append(np.sort(generator.integers(1, size, size=size // 100)), size)).astype(
+            "<i8"
+        )
         files[f"{split}.bin"] = ids.tobytes()
         files[f"{split}.ends.npy"] = _npy(ends)
     return artifact(folder, "tokens", files, vocab=VOCAB)
@@ -87,13 +89,16 @@ def student(hidden: int = 16, *, weight: float = 0.5, **more: Any) -> Role:
 
 def train(steps: int = 8, **more: Any) -> Train:
     defaults: dict[str, Any] = {
-        "global_batch": 4, "micro_batch": 2, "sequence": 16, "precision": "fp32", "checkpoint_every": 4, "eval_sequences": 6,
+        "global_batch": 4, "micro_batch": 2, "sequence": 16, "precision": "fp32", "checkpoint_every": 4,
+        "eval_sequences": 6,
     }  # fmt: skip
     return Train(steps=steps, **(defaults | more))
 
 
 class House:
-    """A folder with tokens, where trajectories and outputs go; `run` trains in a process of its own or several."""
+    """A folder with tokens, where trajectories and outputs go; `run` trains in a process of its own or
+    several.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,16 +108,23 @@ class House:
     def segment(self, name: str, start: int, end: int, *, attempt: int = 1) -> Segment:
         fingerprint = hashlib.sha256(name.encode()).hexdigest()
         return Segment(
-            fingerprint=fingerprint, url=str(self.folder / "trajectory" / name), start=start, end=end, attempt=attempt
+            fingerprint=fingerprint,
+            url=str(self.folder / "trajectory" / name),
+            start=start,
+            end=end,
+            attempt=attempt,
         )
 
-    def member(self, name: str, spec: Role, end: int, *, mode: str = "train", output: bool = True, **more: Any) -> Member:
+    def member(
+        self, name: str, spec: Role, end: int, *, mode: str = "train", output: bool = True, **more: Any
+    ) -> Member:
         segments = more.pop("segments", (self.segment(name, int(spec.start), end),))
         return Member(role=spec, mode=mode, segments=segments, output=name if output else "", **more)  # type: ignore[arg-type]
 
     def training(self, roles: dict[str, Role | Member], how: Train) -> Training:
         members = {
-            name: spec if isinstance(spec, Member) else self.member(name, spec, how.num_steps) for name, spec in roles.items()
+            name: spec if isinstance(spec, Member) else self.member(name, spec, how.num_steps)
+            for name, spec in roles.items()
         }
         return Training(members=members, streams=(Stream(input="tokens"),), train=how)
 
@@ -124,9 +136,11 @@ class House:
             for member in training.members.values()
             if member.output
         }
+        config = {"trainings": [each.model_dump(mode="json") for each in trainings]}
+        scratch = str(self.folder / f"scratch-{self._num_runs}")
         return RunFile(
-            schema=1, task="train", version=1, config={"trainings": [t.model_dump(mode="json") for t in trainings]}, inputs=self.inputs,
-            outputs=outputs, scratch=str(self.folder / f"scratch-{self._num_runs}"), layout=layout, **more,
+            schema=1, task="train", version=1, config=config, inputs=self.inputs, outputs=outputs, scratch=scratch,
+            layout=layout, **more,
         )  # fmt: skip
 
     def train(self, *trainings: Training, stop: StopRequest | None = None, layout: Parallel = ONE) -> None:
@@ -139,7 +153,9 @@ class House:
 
     def as_input(self, name: str) -> str:
         """A published artifact of an output; its URL."""
-        files = {path.name: path.read_bytes() for path in self.output(name).iterdir() if path.name != "body.json"}
+        files = {
+            path.name: path.read_bytes() for path in self.output(name).iterdir() if path.name != "body.json"
+        }
         return artifact(self.folder / "artifacts" / name, "model", files)
 
     def weights(self, name: str) -> bytes:
@@ -160,17 +176,23 @@ class House:
         return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
 
     def processes(
-        self, run: RunFile, *, world: int = 1, environment: dict[str, str] | None = None, pass_fds: tuple[int, ...] = ()
+        self,
+        run: RunFile,
+        *,
+        world: int = 1,
+        environment: dict[str, str] | None = None,
+        pass_fds: tuple[int, ...] = (),
     ) -> list[subprocess.Popen[str]]:
         """Start the gang of a run file."""
         path = self.folder / f"run-{self._num_runs}.json"
         path.write_text(run.model_dump_json(by_alias=True))
         meeting = f"file://{self.folder}/meeting-{self._num_runs}"
+        gang = {"WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": meeting, "OMP_NUM_THREADS": "1"}
         return [
             subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "engine.train", str(path)],
                 cwd=ROOT, text=True, pass_fds=pass_fds, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": meeting, "OMP_NUM_THREADS": "1"} | (environment or {}),
+                env=os.environ | gang | {"RANK": str(rank)} | (environment or {}),
             )
             for rank in range(world)
         ]  # fmt: skip

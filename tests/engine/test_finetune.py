@@ -29,9 +29,13 @@ def house(tmp_path: Path) -> House:
     house.inputs["tokenizer"] = artifact(
         tmp_path / "tokenizer", "tokenizer", {"tokenizer.json": tokenizer.to_str().encode()}
     )
-    lines = [{"prompt": "abc" * (1 + i % 3), "completion": "xy"[i % 2], "options": ["x", "y"]} for i in range(24)]
+    lines = [
+        {"prompt": "abc" * (1 + i % 3), "completion": "xy"[i % 2], "options": ["x", "y"]} for i in range(24)
+    ]
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    house.inputs["labels"] = artifact(tmp_path / "labels", "labels", {"train.jsonl": text, "test.jsonl": text})
+    house.inputs["labels"] = artifact(
+        tmp_path / "labels", "labels", {"train.jsonl": text, "test.jsonl": text}
+    )
     house.train(house.training({"base": role()}, train(4)))
     house.inputs["base"] = house.as_input("base")
     return house
@@ -51,8 +55,11 @@ def test_fine_tuning_starts_from_the_parent_and_lowers_the_loss_of_completions(h
     lines = house.curve("tuned")
     assert lines[-1]["values"]["loss"] < 0.7 * lines[0]["values"]["loss"]
     assert all("eval/loss" not in line["values"] for line in lines)
-    # a row is the prompt (3, 6 or 9), the completion and the end token, without the last: 4, 7 or 10 tokens that are not padding
-    assert all(4 * 4 <= line["tokens"] - before <= 4 * 10 for line, before in zip(lines, [0] + [x["tokens"] for x in lines], strict=False))
+    # a row is the prompt (3, 6 or 9), the completion and the end token, without the last: 4, 7 or 10 tokens
+    assert all(
+        4 * 4 <= line["tokens"] - before <= 4 * 10
+        for line, before in zip(lines, [0] + [x["tokens"] for x in lines], strict=False)
+    )
     base, tuned = (load(house.weights(name)) for name in ("base", "tuned"))
     assert base.keys() == tuned.keys()
     assert 0 < (tuned["embed.weight"] - base["embed.weight"]).abs().max() < 0.2
@@ -61,15 +68,24 @@ def test_fine_tuning_starts_from_the_parent_and_lowers_the_loss_of_completions(h
 def test_several_draws_run_in_one_gang_each_from_the_parent(house: House) -> None:
     house.train(tuning(house, "one"), tuning(house, "two", draw=1), tuning(house, "again"))
     assert house.weights("one") != house.weights("two")
-    assert [line["values"]["loss"] for line in house.curve("one")] == [line["values"]["loss"] for line in house.curve("again")]
+    assert [line["values"]["loss"] for line in house.curve("one")] == [
+        line["values"]["loss"] for line in house.curve("again")
+    ]
 
 
 def test_the_tokenizer_is_published_with_the_model(house: House) -> None:
     house.train(tuning(house))
     body = json.loads((house.output("tuned") / "body.json").read_text())
-    assert {entry["path"] for entry in body["files"]} == {"model.safetensors", "config.json", "tokenizer.json"}
+    assert {entry["path"] for entry in body["files"]} == {
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+    }
     for entry in body["files"]:
-        assert hashlib.sha256((house.output("tuned") / entry["path"]).read_bytes()).hexdigest() == entry["sha256"]
+        assert (
+            hashlib.sha256((house.output("tuned") / entry["path"]).read_bytes()).hexdigest()
+            == entry["sha256"]
+        )
 
 
 def test_low_rank_training_moves_only_the_additions_and_publishes_them_merged_and_alone(house: House) -> None:

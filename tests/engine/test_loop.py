@@ -45,7 +45,9 @@ def values(lines: list[dict]) -> list[dict]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_same_seed_gives_the_same_bits_twice_and_another_seed_others(house: House, other: House, precision: str) -> None:
+def test_the_same_seed_gives_the_same_bits_twice_and_another_seed_others(
+    house: House, other: House, precision: str
+) -> None:
     roles = {"model": role(shape=model(32, dropout=0.1))}
     house.train(house.training(roles, train(precision=precision)))
     other.train(other.training(roles, train(precision=precision)))
@@ -60,7 +62,9 @@ def test_micro_batches_of_1_2_and_4_agree_to_1e_10_in_float64(tmp_path: Path) ->
     found = {}
     for size in (1, 2, 4):
         house = House(tmp_path / str(size))
-        house.train(house.training({"teacher": role(), "s": student()}, train(10, micro_batch=size, precision="fp64")))
+        house.train(
+            house.training({"teacher": role(), "s": student()}, train(10, micro_batch=size, precision="fp64"))
+        )
         found[size] = (house.curve("s"), load_file(house.output("s") / "model.safetensors"))
     for size in (1, 2):
         for mine, whole in zip(found[size][0], found[4][0], strict=True):
@@ -83,7 +87,9 @@ class AfterSteps(StopRequest):
 
 
 def stopped_and_again(house: House, make: Training, every: int) -> int:
-    """Stop the training after every so many steps and run it again, up to its end; returns how often it was stopped."""
+    """Stop the training after every so many steps and run it again, up to its end; returns how often it was
+    stopped.
+    """
     for number in range(20):
         try:
             house.train(make, stop=AfterSteps(house, every))
@@ -93,7 +99,9 @@ def stopped_and_again(house: House, make: Training, every: int) -> int:
     raise AssertionError("it does not get on")
 
 
-def test_a_training_stopped_again_and_again_ends_with_the_bits_of_an_uninterrupted_one(house: House, other: House) -> None:
+def test_a_training_stopped_again_and_again_ends_with_the_bits_of_an_uninterrupted_one(
+    house: House, other: House
+) -> None:
     roles = {"teacher": role(shape=model(32, dropout=0.1)), "s": student(gate=0.02), "late": student(start=7)}
     how = train(24)
     house.train(house.training(roles, how))
@@ -104,7 +112,9 @@ def test_a_training_stopped_again_and_again_ends_with_the_bits_of_an_uninterrupt
         assert other.summary(name) == house.summary(name)
 
 
-def test_a_trunk_and_its_decay_have_the_bits_of_one_uninterrupted_training(house: House, other: House) -> None:
+def test_a_trunk_and_its_decay_have_the_bits_of_one_uninterrupted_training(
+    house: House, other: House
+) -> None:
     how, spec = train(16), role(schedule=WSD)
     house.train(house.training({"model": spec}, how))
     other.train(other.training({"model": cut(other, spec, how, 12, 16)}, how))
@@ -113,25 +123,37 @@ def test_a_trunk_and_its_decay_have_the_bits_of_one_uninterrupted_training(house
     assert other.steps("part0") == [8, 12] and other.steps("part1") == [16]
 
 
-def test_a_longer_training_goes_on_from_the_trunk_of_a_shorter_one(house: House, other: House, capsys) -> None:
+def test_a_longer_training_goes_on_from_the_trunk_of_a_shorter_one(
+    house: House, other: House, capsys
+) -> None:
     spec, long = role(schedule=WSD), train(32)
-    house.train(house.training({"model": cut(house, spec, train(16), 12, 16, names=("trunk", "short"))}, train(16)))
+    house.train(
+        house.training({"model": cut(house, spec, train(16), 12, 16, names=("trunk", "short"))}, train(16))
+    )
     house.train(house.training({"model": cut(house, spec, long, 24, 32, names=("trunk", "long"))}, long))
     assert [line["resumed"] for line in said(capsys) if "resumed" in line] == [0, 12]
     other.train(other.training({"model": spec}, long))
     assert house.weights("model") == other.weights("model")
     assert values(house.curve("trunk") + house.curve("long")) == values(other.curve("model"))
-    assert 12 in house.steps("trunk"), "the shorter training's branch point is never removed by the longer one's retention"
+    assert 12 in house.steps("trunk"), (
+        "the shorter training's branch point is never removed by the longer one's retention"
+    )
 
 
 def said(capsys) -> list[dict]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_branch_does_not_take_a_trunk_checkpoint_past_its_own_branch_point(house: House, other: House, capsys) -> None:
+def test_a_branch_does_not_take_a_trunk_checkpoint_past_its_own_branch_point(
+    house: House, other: House, capsys
+) -> None:
     spec = role(schedule=WSD)
-    house.train(house.training({"model": cut(house, spec, train(32), 24, 32, names=("trunk", "long"))}, train(32)))
-    house.train(house.training({"model": cut(house, spec, train(12), 9, 12, names=("trunk", "short"))}, train(12)))
+    house.train(
+        house.training({"model": cut(house, spec, train(32), 24, 32, names=("trunk", "long"))}, train(32))
+    )
+    house.train(
+        house.training({"model": cut(house, spec, train(12), 9, 12, names=("trunk", "short"))}, train(12))
+    )
     other.train(other.training({"model": spec}, train(12)))
     assert house.weights("model") == other.weights("model")
 
@@ -224,7 +246,9 @@ def test_a_finished_training_runs_again_without_a_step_and_publishes_the_same(ho
 
 def test_a_loss_that_is_not_finite_is_skipped_recorded_and_ends_training_after_three(house: House) -> None:
     spec = role(shape=model(32, init_std=1e30), lr=1e-3)
-    with pytest.raises(AtelierError, match=r"roles\.model: loss or gradient was not finite in 3 steps in a row"):
+    with pytest.raises(
+        AtelierError, match=r"roles\.model: loss or gradient was not finite in 3 steps in a row"
+    ):
         house.train(house.training({"model": spec}, train(8)))
     lines = house.curve("model")
     assert [line["step"] for line in lines] == [1, 2, 3]

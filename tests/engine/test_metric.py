@@ -25,7 +25,9 @@ def texts(folder: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("pause", [0.01, 0.5, 4.0, 9.0, 30.0])
-def test_at_a_steady_pace_no_line_waits_longer_than_ten_seconds_or_its_own_step(tmp_path: Path, pause: float) -> None:
+def test_at_a_steady_pace_no_line_waits_longer_than_ten_seconds_or_its_own_step(
+    tmp_path: Path, pause: float
+) -> None:
     clock = Clock()
     segments = Segments(str(tmp_path), 1, clock)
     waiting: dict[int, float] = {}
@@ -50,7 +52,14 @@ def test_a_later_attempt_supersedes_what_earlier_ones_wrote_from_its_first_step_
         second.add(line(step, loss=2.0))
     second.flush()
     merged = merge(texts(tmp_path))
-    assert [(found["step"], found["values"]["loss"]) for found in merged] == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2)]
+    assert [(found["step"], found["values"]["loss"]) for found in merged] == [
+        (1, 1),
+        (2, 1),
+        (3, 1),
+        (4, 1),
+        (5, 2),
+        (6, 2),
+    ]
 
 
 def test_an_attempt_never_has_the_number_of_an_earlier_one(tmp_path: Path) -> None:

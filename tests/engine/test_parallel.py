@@ -11,12 +11,15 @@ from engine.loop.build import auto_micro_batch
 from engine.parallel import WORTH_COMPILING, Gang, compile_mode, num_threads, start_gang
 from engine.spec.error import ConfigError
 from engine.spec.parallel import Parallel
+from engine.spec.run import Training
 from tests.engine.house import ONE, House, role, student, train
 
 CPU = torch.device("cpu")
 
 
-def test_auto_compiles_where_a_compiler_is_found_and_the_training_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_compiles_where_a_compiler_is_found_and_the_training_is_long_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     auto = Parallel(compile="auto")
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/clang++" if name == "clang++" else None)
     assert compile_mode(auto, flops=WORTH_COMPILING["cpu"], device=CPU) == "block"
@@ -49,17 +52,36 @@ def test_cuda_where_there_is_none_is_refused() -> None:
         start_gang(Parallel(device="cuda", threads=1))
 
 
+def apart(house: House, *trainings: Training) -> None:
+    """Train with compiled blocks in a process of its own: torch warns while it compiles, and warnings are
+    errors here.
+    """
+    layout = ONE.model_copy(update={"compile": "block"})
+    (process,) = house.processes(house.run_file(*trainings, layout=layout))
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+
+
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own, on import
 def test_compiled_blocks_train_to_the_same_numbers_and_resume_to_the_same_bits(tmp_path: Path) -> None:
-    roles, compiled = {"teacher": role(), "s": student()}, ONE.model_copy(update={"compile": "block"})
+    roles = {"teacher": role(), "s": student()}
     plain, fast, again = (House(tmp_path / name) for name in ("plain", "fast", "again"))
     plain.train(plain.training(roles, train(8, precision="fp64")))
-    fast.train(fast.training(roles, train(8, precision="fp64")), layout=compiled)
-    again.train(again.training(roles, train(4, precision="fp64")), layout=compiled)
-    again.train(again.training(roles, train(8, precision="fp64")), layout=compiled)
+    apart(fast, fast.training(roles, train(8, precision="fp64")))
+    apart(again, again.training(roles, train(4, precision="fp64")))
+    apart(again, again.training(roles, train(8, precision="fp64")))
     for name in roles:
         assert fast.weights(name) == again.weights(name)
         eager, quick = load(plain.weights(name)), load(fast.weights(name))
         for key in eager:
             assert torch.allclose(eager[key], quick[key], rtol=0, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_a_compiled_teacher_ends_with_the_same_bits_with_and_without_students(tmp_path: Path) -> None:
+    alone, gang = House(tmp_path / "alone"), House(tmp_path / "gang")
+    how = train(8, precision="bf16")
+    apart(alone, alone.training({"teacher": role()}, how))
+    apart(gang, gang.training({"teacher": role(), "a": student(), "b": student(24, gate=0.02, start=3)}, how))
+    assert alone.weights("teacher") == gang.weights("teacher")
+    assert alone.curve("teacher") == gang.curve("teacher")

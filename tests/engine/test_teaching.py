@@ -109,7 +109,12 @@ def test_a_frozen_teacher_teaches_without_moving_by_one_forward_a_micro_batch(ho
     before = house.weights("teacher")
     house.inputs["finished"] = house.as_input("teacher")
     frozen = house.member("teacher", role(48), 30, mode="frozen", output=False, segments=(), init="finished")
-    roles = {"teacher": frozen, "a": student(lr=1e-2), "b": student(gate=0.5), "control": role(16, lr=1e-2, seed_name="a")}
+    roles = {
+        "teacher": frozen,
+        "a": student(lr=1e-2),
+        "b": student(gate=0.5),
+        "control": role(16, lr=1e-2, seed_name="a"),
+    }
     house.train(house.training(roles, train(30, checkpoint_every=30)))
     assert house.weights("teacher") == before
     assert house.summary("a")["teacher_forwards"] == house.summary("b")["teacher_forwards"] == 60

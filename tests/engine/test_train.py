@@ -33,7 +33,7 @@ def until_running(process: subprocess.Popen[str]) -> None:
 
 def test_nothing_of_the_control_plane_is_imported() -> None:
     forbidden = ("prefect", "mlflow", "hydra", "omegaconf", "flows", "tasks", "infra")
-    code = f"import sys, engine.train; print([name for name in sys.modules if name.split('.')[0] in {forbidden}])"
+    code = f"import sys, engine.train; print([n for n in sys.modules if n.split('.')[0] in {forbidden}])"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
@@ -67,8 +67,12 @@ def test_a_bad_run_file_ends_with_one_line_and_exit_code_2(house: House) -> None
 
 
 @pytest.mark.parametrize("way", ["SIGTERM", "SIGINT", "stop file", "death of the guard"])
-def test_asked_to_stop_it_leaves_a_checkpoint_exits_75_and_goes_on_when_run_again(house: House, way: str) -> None:
-    run = house.run_file(house.training({"model": role()}, train(4000, checkpoint_every=10**6, eval_every=10**6)))
+def test_asked_to_stop_it_leaves_a_checkpoint_exits_75_and_goes_on_when_run_again(
+    house: House, way: str
+) -> None:
+    run = house.run_file(
+        house.training({"model": role()}, train(4000, checkpoint_every=10**6, eval_every=10**6))
+    )
     theirs, ours = os.pipe()
     os.set_inheritable(theirs, True)
     (process,) = house.processes(run, environment={"ATELIER_GUARD_FD": str(theirs)}, pass_fds=(theirs,))

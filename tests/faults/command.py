@@ -23,6 +23,7 @@ TRAIN = (
     f"train.steps={STEPS}", f"train.checkpoint_every={EVERY}", "train.eval_sequences=4", "score.baselines=false", "score.max_tokens=500",
 )  # fmt: skip
 DATA = ("corpus", "tokenizer", "tokens")
+OWN_SERVER = {"PREFECT_API_URL": "", "PREFECT_HOME": ""}  # a Prefect server of its own in its store, as at a terminal
 PATIENCE_S = 180.0  # a loaded machine; nothing waits that long when it is quiet
 ORPHAN_S = 15.0
 
@@ -100,9 +101,11 @@ class House:
 class Command:
     """A running command; `text` is what it has printed so far."""
 
-    def __init__(self, house: House, arguments: tuple[str, ...], env: dict[str, str]) -> None:
+    def __init__(
+        self, house: House, arguments: tuple[str, ...], env: dict[str, str], said: Path | None = None
+    ) -> None:
         self.house = house
-        self.said = house.root.with_name(f"{house.root.name}-{time.monotonic_ns()}.txt")
+        self.said = said or house.root.with_name(f"{house.root.name}-{time.monotonic_ns()}.txt")
         environment = os.environ | {"ATELIER_ROOT": str(house.root), "PYTHONUNBUFFERED": "1"} | env
         environment = {key: value for key, value in environment.items() if value}
         with open(self.said, "wb") as out:

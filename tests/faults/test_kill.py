@@ -23,7 +23,9 @@ HOW = train(STEPS, checkpoint_every=3, eval_every=5)
 
 
 def gang(house: House, run: RunFile, *, world: int, kill_after: float = 0.0) -> list[int]:
-    """Run the gang; with `kill_after` a random rank of it is killed so many seconds after the first step. The exit codes."""
+    """Run the gang; with `kill_after` a random rank of it is killed so many seconds after the first step. The
+    exit codes.
+    """
     processes = house.processes(run, world=world)
     if kill_after and has_started(processes[0]):
         time.sleep(kill_after)
@@ -47,7 +49,9 @@ def assert_same(mine: House, other: House) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_killed_at_three_random_moments_and_run_again_it_ends_with_the_same_bits(tmp_path: Path, world: int) -> None:
+def test_killed_at_three_random_moments_and_run_again_it_ends_with_the_same_bits(
+    tmp_path: Path, world: int
+) -> None:
     straight, killed = House(tmp_path / "straight"), House(tmp_path / "killed")
     layout: Parallel = ONE.model_copy(update={"shard": world})
     began = time.monotonic()
@@ -65,7 +69,8 @@ def test_killed_at_three_random_moments_and_run_again_it_ends_with_the_same_bits
 def test_a_gang_of_which_one_rank_is_asked_to_stop_stops_whole_at_one_step(tmp_path: Path) -> None:
     house = House(tmp_path)
     run = house.run_file(
-        house.training({"model": role()}, train(4000, checkpoint_every=10**6)), layout=ONE.model_copy(update={"shard": 2})
+        house.training({"model": role()}, train(4000, checkpoint_every=10**6)),
+        layout=ONE.model_copy(update={"shard": 2}),
     )
     processes = house.processes(run, world=2)
     assert has_started(processes[0])

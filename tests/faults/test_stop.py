@@ -1,13 +1,13 @@
 """A training that is stopped or killed, whoever is hit, goes on as if nothing had been: same command, same bits."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 
-from tests.faults.command import EVERY, STEPS, Command, Curve, House
+from tests.faults.command import EVERY, OWN_SERVER, STEPS, Command, Curve, House
 
 Start = Callable[..., Command]
-OWN_SERVER = {"PREFECT_API_URL": "", "PREFECT_HOME": ""}
 
 
 def goes_on(house: House, expected: Curve) -> None:
@@ -17,6 +17,11 @@ def goes_on(house: House, expected: Curve) -> None:
     assert code == 0, out + err
     assert f"train: goes on from step {newest}" in out
     assert house.curve() == expected
+
+
+def is_under_way(house: House, task: str) -> bool:
+    """Whether a gang of `task` has told of progress."""
+    return any(path.stat().st_size for path in house.root.glob(f"scratch/*/*-{task}/rank0.out"))
 
 
 def test_an_uninterrupted_run_logs_every_step_once(expected: Curve) -> None:
@@ -100,12 +105,10 @@ def test_a_killed_rank_is_started_again_from_the_last_checkpoint_on_the_same_tra
 
 def test_ctrl_c_in_preparation_leaves_nothing_half_written_to_be_seen(house: House, start: Start) -> None:
     for kind in ("tokens", "tokenizer", "corpus"):
-        for path in house.root.glob(f"{kind}/*/*"):
-            if path.name == "record.json" or path.name == "log":
-                os.system(f"rm -r {path}")
+        shutil.rmtree(house.root / kind)
         command = start()
         task = {"tokens": "encode", "tokenizer": "learn_tokenizer", "corpus": "curate"}[kind]
-        command.until(lambda: house.processes("engine.prepare"), "gang")
+        command.until(lambda task=task: is_under_way(house, task), f"progress of {task}")
         [rank] = house.processes("engine.prepare")
         os.kill(rank, signal.SIGSTOP)
         command.interrupt()

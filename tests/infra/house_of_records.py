@@ -93,6 +93,7 @@ class Shelf:
         number: int = 1,
         offset: float = 0.0,
         every: int = 50,
+        stamped: bool = True,
     ) -> None:
         lines = []
         for step in steps:
@@ -102,9 +103,10 @@ class Shelf:
             timing = {
                 "tokens_per_s": 1000.0 + attempt,
                 "memory_gb": 0.5,
-                "time": ENDED + step,
                 "data_wait_s": 0.1,
             }
+            if stamped:
+                timing["time"] = ENDED + 1000 * attempt + step
             lines.append(
                 json.dumps(
                     {"step": step, "role": "r", "tokens": step * 64, "values": values, "timing": timing}

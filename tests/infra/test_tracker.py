@@ -82,7 +82,7 @@ def test_a_decay_branch_has_a_run_of_its_own_that_begins_with_its_trunk(root: Pa
     trunk = shelf.trajectory("model", DATA, end=20)
     branch = shelf.trajectory("model", DATA | {"trunk": trunk.fingerprint}, start=20, end=30, trunk_step=20)
     shelf.metrics(trunk, range(1, 41))  # somebody trained the trunk further
-    shelf.metrics(branch, range(21, 31), offset=1.0)
+    shelf.metrics(branch, range(20, 31), offset=1.0)  # with a look at the branch point itself
     tracked = tracker(root)
     follow_once(tracked, trunk, branch)
     assert tracked.close() == []
@@ -102,7 +102,7 @@ def test_a_request_that_was_answered_too_late_is_not_written_twice(
 ) -> None:
     shelf = Shelf(Store(str(root)))
     segment = shelf.trajectory("model", DATA)
-    shelf.metrics(segment, range(1, 31))
+    shelf.metrics(segment, range(1, 31), stamped=False)
     sending, failures = Backend.points, iter([ConnectionError("reset by peer")])
 
     def cut_off(self: Backend, *arguments: Any) -> None:

@@ -1,4 +1,6 @@
-"""A gang of two processes computes what one process computes. One gang serves all cases: its trainings run one after another."""
+"""A gang of two processes computes what one process computes. One gang serves all cases: its trainings run
+one after another.
+"""
 
 import json
 from pathlib import Path
@@ -19,7 +21,9 @@ GATED = student(16, gate=0.1, lr=1e-3)
 def both(house: House, precision: str) -> Training:
     """A teacher and two students, named after the precision."""
     names = {name: f"{name}-{precision}" for name in ("teacher", "open", "gated", "learned")}
-    other = role(shape=model(16, positions="learned", norm="layer", mlp="gelu", tied=False, num_kv_heads=1), start=3)
+    other = role(
+        shape=model(16, positions="learned", norm="layer", mlp="gelu", tied=False, num_kv_heads=1), start=3
+    )
     roles = {
         names["teacher"]: TEACHER,
         names["open"]: student(16, start=2, teacher=names["teacher"]),
@@ -32,13 +36,18 @@ def both(house: House, precision: str) -> Training:
 def half(house: House, name: str, steps: int) -> Training:
     """A constant rate has no end in its identity: a longer training goes on where a shorter one ended."""
     teacher = TEACHER.model_copy(update={"seed_name": "teacher"})
-    roles = {f"teacher-{name}": teacher, f"s-{name}": GATED.model_copy(update={"teacher": f"teacher-{name}", "seed_name": "s"})}
+    roles = {
+        f"teacher-{name}": teacher,
+        f"s-{name}": GATED.model_copy(update={"teacher": f"teacher-{name}", "seed_name": "s"}),
+    }
     return house.training(roles, train(steps, precision="fp64"))
 
 
 @pytest.fixture(scope="session")
 def houses(tmp_path_factory: pytest.TempPathFactory) -> tuple[House, House]:
-    """(one process, two processes) after the same trainings; two crossings are begun in one layout and ended in the other."""
+    """(one process, two processes) after the same trainings; two crossings are begun in one layout and ended
+    in the other.
+    """
     one, two = House(tmp_path_factory.mktemp("one")), House(tmp_path_factory.mktemp("two"))
     one.train(both(one, "fp64"), both(one, "fp32"), half(one, "straight", STEPS))
     two.train(half(two, "from-one", 5))
@@ -58,7 +67,13 @@ def gang(house: House, *trainings: Training, layout: Parallel | None = None) -> 
     return said
 
 
-def worst(one: House, two: House, name: str, other: str = "", values: tuple[str, ...] = ("loss", "eval/loss", "grad_norm")) -> float:
+def worst(
+    one: House,
+    two: House,
+    name: str,
+    other: str = "",
+    values: tuple[str, ...] = ("loss", "eval/loss", "grad_norm"),
+) -> float:
     """The largest difference of metric values between two curves."""
     mine, others = one.curve(name), two.curve(other or name)
     assert [line["step"] for line in mine] == [line["step"] for line in others]
@@ -73,7 +88,9 @@ def worst_weight(one: House, two: House, name: str, other: str = "") -> float:
 
 
 @pytest.mark.parametrize("name", ["teacher", "open", "gated", "learned"])
-def test_in_float64_two_processes_give_the_losses_to_1e_10_and_weights_after_10_steps_to_1e_8(houses, name: str) -> None:
+def test_in_float64_two_processes_give_the_losses_to_1e_10_and_weights_after_10_steps_to_1e_8(
+    houses, name: str
+) -> None:
     assert load(houses[0].weights(f"{name}-fp64"))["embed.weight"].dtype == torch.float64
     assert worst(*houses, f"{name}-fp64") < 1e-10
     assert worst_weight(*houses, f"{name}-fp64") < 1e-8
@@ -85,7 +102,9 @@ def test_in_float32_two_processes_give_the_losses_to_1e_5(houses, name: str) -> 
 
 
 def test_a_gate_opens_at_the_same_step_in_both_layouts(houses) -> None:
-    steps = [house.summary(f"gated-{precision}")["gate_step"] for house in houses for precision in ("fp64", "fp32")]
+    steps = [
+        house.summary(f"gated-{precision}")["gate_step"] for house in houses for precision in ("fp64", "fp32")
+    ]
     assert 1 < steps[0] < STEPS and len(set(steps)) == 1
 
 
@@ -113,10 +132,11 @@ def test_two_replicas_of_the_whole_model_give_the_same_as_one_process(houses, tm
 
 def test_a_gang_of_another_size_than_its_layout_is_refused_with_one_that_fits(tmp_path: Path) -> None:
     house = House(tmp_path)
-    run = house.run_file(house.training({"model": role()}, train(4)), layout=ONE.model_copy(update={"shard": 3}))
+    run = house.run_file(
+        house.training({"model": role()}, train(4)), layout=ONE.model_copy(update={"shard": 3})
+    )
     (process,) = house.processes(run)
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (2, "")
-    assert json.loads(out) == {
-        "error": "parallel: replicate 1 x shard 3 = 3, but 1 processes were started; shard=1 would fit", "exit_code": 2,
-    }  # fmt: skip
+    message = "parallel: replicate 1 x shard 3 = 3, but 1 processes were started; shard=1 would fit"
+    assert json.loads(out)["error"] == message

@@ -86,7 +86,9 @@ def test_seed_and_name_each_give_other_weights() -> None:
 def test_weights_of_one_shape_differ_from_each_other() -> None:
     weights = weights_of()
     assert not torch.equal(weights["embed.weight"], weights["head.weight"])
-    assert not torch.equal(weights["blocks.0.attention.query.weight"], weights["blocks.1.attention.query.weight"])
+    assert not torch.equal(
+        weights["blocks.0.attention.query.weight"], weights["blocks.1.attention.query.weight"]
+    )
 
 
 def test_residual_outputs_begin_smaller_and_norms_as_identity() -> None:

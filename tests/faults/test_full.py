@@ -1,0 +1,82 @@
+"""A store that takes no more bytes: the checkpoint fails loudly, the last good one stays, and the same command goes on later."""
+
+import os
+import resource
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.command import EVERY, OWN_SERVER, TRAIN, Command, Curve, House
+
+
+def ends_loudly(command: Command, reason: str) -> None:
+    """Exit code 1 after one clear message and a warning for every failed save, the last good checkpoint in place."""
+    house = command.house
+    good = max(house.steps())
+    assert command.wait() == 1, command.text
+    assert "train: no checkpoint could be written" in command.text and reason in command.text
+    assert "make room or another store, then run again" in command.text
+    assert "failed:" in command.text and "Traceback" not in command.text
+    house.wait_for_quiet()
+    assert max(house.steps()) >= good >= 2 * EVERY
+    assert not house.records("model")
+    assert not [path for path in house.root.glob("trajectory/*/checkpoints/.tmp-*")]
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_loudly_and_the_last_good_one_stays(
+    house: House, start: Callable[..., Command], expected: Curve
+) -> None:
+    command = start()
+    command.until_training()
+    [rank] = house.processes("engine.train")
+    resource.prlimit(rank, resource.RLIMIT_FSIZE, (100_000, 100_000))  # a checkpoint has 0.5 MB, a metric segment 5 kB
+    ends_loudly(command, "File too large")
+    code, out, err = house.finish()
+    assert code == 0, out + err
+    assert house.curve() == expected
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 16 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.root
+def test_a_full_disk_stops_training_with_one_message_and_room_lets_it_go_on(
+    disk: Path, whole: House, expected: Curve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATELIER_ROOT", str(disk / "store"))
+    house = House(disk / "store").copy_data(whole)
+    ballast = disk / "ballast"
+    command = Command(house, TRAIN, OWN_SERVER, said=disk.parent / "said.txt")
+    try:
+        command.until_training()
+        fill(ballast)
+        ends_loudly(command, "No space left on device")
+    finally:
+        command.end()
+    ballast.unlink()
+    code, out, err = house.finish()
+    assert code == 0, out + err
+    assert house.curve() == expected
+
+
+def fill(path: Path) -> None:
+    """Take every free byte."""
+    block = os.urandom(1 << 16)
+    with open(path, "wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(block[:size])
+            except OSError:
+                continue
