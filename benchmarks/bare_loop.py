@@ -1,4 +1,5 @@
-"""A hand-written PyTorch loop: the plain way to train the demo's teacher. Knows nothing of Atelier but the token file's format.
+"""A hand-written PyTorch loop: the plain way to train the demo's teacher. Knows nothing of Atelier but the
+token file's format.
 
 python benchmarks/bare_loop.py <tokens folder> --steps 100 [--compile]      used by benchmarks/loop.py
 """
@@ -11,7 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-V, L, D, H, G, INNER, T, B = 4096, 4, 256, 4, 2, 704, 256, 16  # vocabulary, layers, hidden, heads, kv heads, ffn, sequence, batch
+V, L, D, H, G, INNER, T, B = (
+    4096,
+    4,
+    256,
+    4,
+    2,
+    704,
+    256,
+    16,
+)  # vocabulary, layers, hidden, heads, kv heads, ffn, sequence, batch
 E = D // H
 
 
@@ -88,7 +98,9 @@ def main() -> None:
     for step in range(chosen.steps):
         windows = [order[(step * B + i) % len(order)] * T for i in range(B)]
         rows = torch.from_numpy(np.stack([data[w : w + T + 1] for w in windows]).astype(np.int64))
-        places = torch.from_numpy(np.stack([np.searchsorted(ends, np.arange(w, w + T + 1), "right") for w in windows]))
+        places = torch.from_numpy(
+            np.stack([np.searchsorted(ends, np.arange(w, w + T + 1), "right") for w in windows])
+        )
         labels = rows[:, 1:].masked_fill(places[:, 1:] != places[:, :-1], -100)
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(rows[:, :-1], places[:, :-1])

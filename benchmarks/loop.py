@@ -1,8 +1,9 @@
-"""Tokens per CPU-second of engine.train against a bare hand-written PyTorch loop: same model, batch, precision, documents, compile.
+"""Tokens per CPU-second of engine.train against a bare hand-written PyTorch loop: same model, batch,
+precision, documents, compile.
 
-python benchmarks/loop.py [--repeats 3] [--steps 60] [--eager]      goal: at least 0.95 of the bare loop
-Each contender is a whole process; CPU-seconds of a long run minus those of a short one, so that start-up and compiling fall out.
-The order rotates; medians are compared.
+python benchmarks/loop.py [--repeats 3] [--steps 60] [--eager]      goal: at least 0.95 of the bare loop Each
+contender is a whole process; CPU-seconds of a long run minus those of a short one, so that start-up and
+compiling fall out. The order rotates; medians are compared.
 """
 
 import argparse
@@ -37,20 +38,41 @@ def cpu_seconds(command: list[str], env: dict[str, str]) -> float:
 def prepared(root: Path) -> dict[str, str]:
     """URLs of tokens and tokenizer of the default corpus, made by the corpus flow."""
     env = os.environ | {"ATELIER_ROOT": str(root)}
-    subprocess.run([sys.executable, "-m", "flows", "corpus", "tracker=none"], env=env, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "flows", "corpus", "tracker=none"],
+        env=env,
+        cwd=PROJECT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return {kind: str(next((root / kind).iterdir())) for kind in ("tokens", "tokenizer")}
 
 
 def run_file(folder: Path, inputs: dict[str, str], steps: int, compiled: bool, threads: int) -> Path:
     """run.json of one role, the demo's teacher, that nobody resumes."""
-    model = {"kind": "gpt", "num_layers": 4, "hidden": 256, "num_heads": 4, "num_kv_heads": 2, "ffn": 704, "vocab": 4096}
+    model = {
+        "kind": "gpt",
+        "num_layers": 4,
+        "hidden": 256,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "ffn": 704,
+        "vocab": 4096,
+    }
     role = {
         "model": model,
         "objective": {"lm": {"kind": "lm"}},
         "optim": {"kind": "adamw", "lr": 2e-3, "schedule": {"kind": "constant"}},
     }
     segment = {"fingerprint": "0" * 64, "url": str(folder / "trajectory"), "start": 0, "end": steps}
-    train = {"steps": steps, "global_batch": 16, "sequence": 256, "checkpoint_every": 10**6, "keep": 0, "eval_every": 10**6}
+    train = {
+        "steps": steps,
+        "global_batch": 16,
+        "sequence": 256,
+        "checkpoint_every": 10**6,
+        "keep": 0,
+        "eval_every": 10**6,
+    }
     training = {
         "members": {"model": {"role": role, "segments": [segment]}},
         "streams": [{"input": "tokens"}],
@@ -76,7 +98,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         inputs = prepared(chosen.store or root / "store")
-        env = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(root / "inductor"), "PYTHONPATH": str(PROJECT)}
+        env = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(root / "inductor"),
+            "PYTHONPATH": str(PROJECT),
+        }
         tokens = next(Path(inputs["tokens"]).glob("payload-*"))
         count = 0
 

@@ -1,4 +1,5 @@
-"""Our cost per embedded task: a DAG of no-ops through Atelier (fingerprint, lease, publish, record, state) against bare Prefect.
+"""Our cost per embedded task: a DAG of no-ops through Atelier (fingerprint, lease, publish, record, state)
+against bare Prefect.
 
 python benchmarks/overhead.py [--tasks 20] [--repeats 5]      goal: at most 150 ms a task above bare Prefect
 """
@@ -24,7 +25,7 @@ from infra.dag import Node, Product, Reference, declare, scheduling, stop_schedu
 from infra.house import House
 from infra.slots import Slots
 from infra.store import Store
-from infra.tracking import NoTracker
+from infra.tracking.choice import NoTracker
 
 
 def noop_task() -> types.ModuleType:
@@ -61,8 +62,12 @@ def ours(prefect: Any, house: House, count: int, salt: float) -> float:
         before: list[Reference] = []
         for i in range(count):
             parents = {"before": before[-1].fingerprint} if before else {}
-            product = Product(kind="report", name=f"n{i}", version=1, identity={"i": i, "salt": salt}, parents=parents)
-            before.append(declare(Node(name=f"n{i}", task="noop", products={"out": product}), before[-1:])["out"])
+            product = Product(
+                kind="report", name=f"n{i}", version=1, identity={"i": i, "salt": salt}, parents=parents
+            )
+            before.append(
+                declare(Node(name=f"n{i}", task="noop", products={"out": product}), before[-1:])["out"]
+            )
         stop_scheduling(token)
         for future in scheduler.futures:
             future.wait()
@@ -116,11 +121,16 @@ def main() -> None:
         times: dict[str, list[float]] = {"ours": [], "bare": []}
         for i in range(chosen.repeats):
             for which in ("ours", "bare") if i % 2 else ("bare", "ours"):
-                took = ours(prefect, house, chosen.tasks, i) if which == "ours" else bare(prefect, chosen.tasks)
+                took = (
+                    ours(prefect, house, chosen.tasks, i) if which == "ours" else bare(prefect, chosen.tasks)
+                )
                 times[which].append(took / chosen.tasks * 1000)
         medians = {which: round(statistics.median(found), 1) for which, found in times.items()}
         above = round(medians["ours"] - medians["bare"], 1)
-        keep("overhead", {"tasks": chosen.tasks, "ms_per_task": medians, "ms_above_bare_prefect": above, "goal_ms": 150})
+        keep(
+            "overhead",
+            {"tasks": chosen.tasks, "ms_per_task": medians, "ms_above_bare_prefect": above, "goal_ms": 150},
+        )
 
 
 if __name__ == "__main__":

@@ -106,7 +106,9 @@ def _from_docstrings(labels: Labels, files: Files, reader: Reader) -> tuple[list
 
 
 def _statements(files: Files, reader: Reader, max_chars: int) -> Iterator[Example]:
-    """Code up to a statement, and the keyword that the statement begins with; at most `EACH` of a file, chosen by hash."""
+    """Code up to a statement, and the keyword that the statement begins with; at most `EACH` of a file,
+    chosen by hash.
+    """
     seen: set[str] = set()
     for path, expected in files:
         name = stdlib_name(path)

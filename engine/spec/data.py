@@ -57,7 +57,7 @@ class Labels(Spec):
     task: Literal["keyword", "package", "kind"] = Field(
         default="package",
         description=(
-            "stdlib: the keyword that the next statement begins with; or a docstring's package; or whether it is"
+            "stdlib: the keyword that the next statement begins with, a docstring's package, or whether it is"
             " a module's, class's, method's or function's"
         ),
     )

@@ -19,7 +19,7 @@ from flows.cli.bodies import parameters
 from flows.cli.catalog import CONF, groups, options
 from flows.cli.overrides import check_overrides
 from infra.machine import num_cores
-from infra.tracking import TrackerSpec
+from infra.tracking.choice import TrackerSpec
 
 _lock = threading.Lock()  # Hydra's global state allows one composition at a time
 KEY = re.compile(r"^(?P<mark>\+{0,2}|~)(?P<key>[^=@~+]+)(?P<package>@[^=]+)?(?P<rest>=.*)?$", re.DOTALL)

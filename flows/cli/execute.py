@@ -31,7 +31,7 @@ from infra.machine import num_cores
 from infra.manifests import described, write_manifest
 from infra.slots import Slots
 from infra.store import Store
-from infra.tracking import open_tracker
+from infra.tracking.choice import open_tracker
 
 EMBEDDED = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

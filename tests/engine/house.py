@@ -139,8 +139,8 @@ class House:
         config = {"trainings": [each.model_dump(mode="json") for each in trainings]}
         scratch = str(self.folder / f"scratch-{self._num_runs}")
         return RunFile(
-            schema=1, task="train", version=1, config=config, inputs=self.inputs, outputs=outputs, scratch=scratch,
-            layout=layout, **more,
+            schema=1, task="train", version=1, config=config, inputs=self.inputs, outputs=outputs,
+            scratch=scratch, layout=layout, **more,
         )  # fmt: skip
 
     def train(self, *trainings: Training, stop: StopRequest | None = None, layout: Parallel = ONE) -> None:

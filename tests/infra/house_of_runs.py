@@ -9,8 +9,8 @@ from mlflow.entities import LoggedModel, Run
 
 from engine.spec.run import Segment
 from infra.store import Store
-from infra.tracker import Tracker
-from infra.tracking_run import Followed
+from infra.tracking.run import Followed
+from infra.tracking.tracker import Tracker
 from tests.infra.house_of_records import Family
 
 DATA = {"tokens.main": "a" * 64}

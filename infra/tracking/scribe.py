@@ -14,10 +14,10 @@ from engine.storage import is_local, local_path, write_bytes
 from infra.lease import Holder
 from infra.lineage import read_birth
 from infra.store import SHORT, Store
-from infra.tracking_curve import Reader, points
-from infra.tracking_mlflow import DIGEST, Backend, Data, Point
-from infra.tracking_page import Links
-from infra.tracking_run import About, Followed, TaskHandle
+from infra.tracking.backend import DIGEST, Backend, Data, Point
+from infra.tracking.curve import Reader, points
+from infra.tracking.page import Links
+from infra.tracking.run import About, Followed, TaskHandle
 
 NOTE = "mlflow.note.content"
 PARENT = "mlflow.parentRunId"

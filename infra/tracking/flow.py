@@ -13,8 +13,8 @@ from engine.storage import join
 from infra.dag import Node
 from infra.manifests import comparable
 from infra.store import Store
-from infra.tracker import Tracker
-from infra.tracking_run import Followed, TaskHandle
+from infra.tracking.run import Followed, TaskHandle
+from infra.tracking.tracker import Tracker
 from infra.trajectory import segments
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}

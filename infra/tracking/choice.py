@@ -64,6 +64,6 @@ def open_tracker(spec: TrackerSpec, store: Store, **about: Any) -> Any:
     """The tracker of one flow run; nothing of it runs on the training path."""
     if spec.kind == "none":
         return NoTracker()
-    from infra.tracking_flow import FlowTracker  # here: plans, help and trackerless runs do without
+    from infra.tracking.flow import FlowTracker  # here: plans, help and trackerless runs do without
 
     return FlowTracker(spec.uri, store, **about)

@@ -10,7 +10,7 @@ import pytest
 
 from engine.spec.error import AtelierError
 from infra.store import Store
-from infra.tracker import Tracker
+from infra.tracking.tracker import Tracker
 from tests.infra.house_of_records import Shelf, family
 from tests.infra.house_of_runs import (
     DATA,

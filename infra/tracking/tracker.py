@@ -14,13 +14,13 @@ from engine.spec.error import AtelierError
 from engine.spec.record import Record
 from engine.storage import join
 from infra.store import Store
-from infra.tracking_page import Links
-from infra.tracking_run import About, Followed, TaskHandle
-from infra.tracking_worker import Job, Worker
+from infra.tracking.page import Links
+from infra.tracking.run import About, Followed, TaskHandle
+from infra.tracking.worker import Job, Worker
 
 if TYPE_CHECKING:
-    from infra.tracking_models import Models
-    from infra.tracking_scribe import Curve, Scribe
+    from infra.tracking.models import Models
+    from infra.tracking.scribe import Curve, Scribe
 
 ADDRESS_S = 8.0
 CLOSE_S = 30.0
@@ -61,9 +61,9 @@ class Tracker:
 
     def _connect(self) -> Any:
         # here, on the thread: MLflow takes 2 s to import, and planning does without it
-        from infra.tracking_mlflow import Backend
-        from infra.tracking_models import Models  # as above
-        from infra.tracking_scribe import Scribe  # as above
+        from infra.tracking.backend import Backend
+        from infra.tracking.models import Models  # as above
+        from infra.tracking.scribe import Scribe  # as above
 
         backend = Backend(self.uri, join(self._store.root, "mlartifacts"))
         self._scribe = Scribe(backend, self._store, self._about)
@@ -193,7 +193,7 @@ class Following:
         tracker.regularly(self._label, lambda backend: self._poll())
 
     def _begin(self) -> None:
-        from infra.tracking_scribe import Curve  # here, on the thread: it imports MLflow
+        from infra.tracking.scribe import Curve  # here, on the thread: it imports MLflow
 
         if not self._curves:
             self._curves = [

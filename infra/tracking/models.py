@@ -11,10 +11,10 @@ from engine.storage import join
 from infra.lineage import Index, graph_of, read_birth, teacher_label, trajectory_segments, trajectory_start
 from infra.lineage_draw import to_svg
 from infra.store import Store
-from infra.tracking_mlflow import Backend, Point
-from infra.tracking_page import linked, model_page
-from infra.tracking_run import Followed, TaskHandle
-from infra.tracking_scribe import NOTE, Curve, Scribe, flat, is_number
+from infra.tracking.backend import Backend, Point
+from infra.tracking.page import linked, model_page
+from infra.tracking.run import Followed, TaskHandle
+from infra.tracking.scribe import NOTE, Curve, Scribe, flat, is_number
 from infra.trajectory import checkpoint_steps
 
 EXTERNAL = "mlflow.model.isExternal"
@@ -294,7 +294,7 @@ class Models:
             raise AtelierError(f"{record.kind} {record.name} cannot be registered: only models can")
         known = self.model(record)
         # here: mlflow.pyfunc takes another second, and not every run registers
-        from infra.tracking_version import new_version
+        from infra.tracking.version import new_version
 
         name = chosen.replace("/", "-").replace(":", "-")  # what MLflow refuses
         if known.get("name") != name:

@@ -17,14 +17,14 @@ with warnings.catch_warnings():
     from mlflow.pyfunc import save_model  # type: ignore[reportPrivateImportUsage]  # the documented name
     from mlflow.types import DataType, ParamSchema, ParamSpec
 
-    from infra.predictor import DEFAULTS
+    from infra.tracking.predictor import DEFAULTS
 
 from engine.artifact import Input
 from engine.spec.record import Record
 from engine.storage import is_local, local_path
 from infra.code import PROJECT, versions
 from infra.store import RECORD, Store
-from infra.tracking_mlflow import Backend
+from infra.tracking.backend import Backend
 
 EXTERNAL = "mlflow.model.isExternal"
 NEEDED = ("torch", "numpy", "pydantic", "safetensors", "tokenizers", "fsspec")
@@ -87,7 +87,7 @@ def save(record: Record, store: Store, folder: Path, model_id: str) -> Path:
         warnings.simplefilter("ignore")  # advice to give an input example, which would have to run the model
         save_model(
             str(saved),
-            python_model=str(Path(PROJECT) / "infra" / "predictor.py"),
+            python_model=str(Path(__file__).with_name("predictor.py")),
             artifacts={"model": str(stage / "model"), "code": str(stage / "code")},
             signature=ModelSignature(params=parameters),
             pip_requirements=[f"{lib}=={have[lib]}" if lib in have else lib for lib in NEEDED],

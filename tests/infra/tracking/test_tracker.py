@@ -13,11 +13,11 @@ import pytest
 
 from infra.lease import Holder
 from infra.store import Store
-from infra.tracker import Tracker
-from infra.tracking_curve import is_kept
-from infra.tracking_mlflow import Backend
-from infra.tracking_run import Followed
-from infra.tracking_worker import Worker
+from infra.tracking.backend import Backend
+from infra.tracking.curve import is_kept
+from infra.tracking.run import Followed
+from infra.tracking.tracker import Tracker
+from infra.tracking.worker import Worker
 from tests.infra.house_of_records import Shelf
 from tests.infra.house_of_runs import DATA, client, follow_once, runs, steps, tracker, uri
 
@@ -233,11 +233,13 @@ def test_many_trackers_at_once_agree_on_sweep_and_trajectory(root: Path) -> None
     assert len(sweeps) == 1
 
 
-@pytest.mark.parametrize("module", ["infra.tracker", "infra.lineage", "infra.lineage_draw", "infra.report"])
+@pytest.mark.parametrize(
+    "module", ["infra.tracking.tracker", "infra.lineage", "infra.lineage_draw", "infra.report"]
+)
 def test_importing_loads_neither_mlflow_nor_torch_nor_matplotlib(module: str) -> None:
     heavy = ("mlflow", "torch", "matplotlib", "prefect", "pandas")
     script = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[3]
     )
     assert done.stdout.strip() == "[]", done.stderr
