@@ -80,9 +80,15 @@ def run_file(folder: Path, inputs: dict[str, str], steps: int, compiled: bool, t
     }
     layout = {"shard": 1, "threads": threads, "compile": "block" if compiled else "none"}
     run = {
-        "schema": 1, "task": "train", "version": 1, "config": {"trainings": [training]}, "inputs": inputs, "outputs": {},
-        "scratch": str(folder / "scratch"), "layout": layout,
-    }  # fmt: skip
+        "schema": 1,
+        "task": "train",
+        "version": 1,
+        "config": {"trainings": [training]},
+        "inputs": inputs,
+        "outputs": {},
+        "scratch": str(folder / "scratch"),
+        "layout": layout,
+    }
     (folder / "scratch").mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps(run))
     return folder / "run.json"

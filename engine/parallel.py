@@ -108,8 +108,9 @@ def start_gang(layout: Parallel) -> Gang:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what is freed for the next step: else every large tensor is mapped and unmapped again, tens of
-    thousands of page faults a step (6 to 20 % of a small model's CPU time). Other C libraries are left alone.
+    """Let glibc keep what is freed for the next step: else every large tensor is mapped and unmapped again,
+    tens of thousands of page faults a step (6 to 20 % of a small model's CPU time). Other C libraries are
+    left alone.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)

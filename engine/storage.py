@@ -157,7 +157,9 @@ def create_exclusive(url: str, data: bytes) -> bool:
 
 
 def _temporary(folder: Path) -> tuple[int, str]:
-    """A new file with the permissions that the umask asks for (mkstemp's own shut out the users of a shared store)."""
+    """A new file with the permissions that the umask asks for (mkstemp's own shut out the users of a shared
+    store).
+    """
     descriptor, name = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
     os.fchmod(descriptor, 0o666 & ~UMASK)
     return descriptor, name

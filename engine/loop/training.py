@@ -109,7 +109,8 @@ class Loop:
             windows, num_windows=self.train.eval_sequences, micro_batch=micro_batch, gang=self.gang
         )
         damages = {"damages": where.damages} if where.damages else {}
-        self.report.say(resumed=self.begin, **damages)
+        is_resumed = any(where.has_checkpoint.values())
+        self.report.say(resumed=self.begin if is_resumed else 0, **damages)
         compiled = [member.name for member in self.order if member.root.is_compiled]
         self.report.say(
             layout={

@@ -52,13 +52,15 @@ class Stage:
         self.server.stdin.write(f"{scenario} {folder}\n")
         self.server.stdin.flush()
         pid = int(self.line())
+        while not re.search(r"State:\s+T", status(pid)):
+            time.sleep(0.002)
         log = folder.with_suffix(".strace")
         options = [part for text in inject for part in ("-e", f"inject={text}")]
         strace = subprocess.Popen(
             ["strace", "-f", "-qq", "-e", f"trace={','.join(CALLS)}", *options, "-o", str(log), "-p", str(pid)],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        while not is_ready(pid):
+        while "TracerPid:\t0" in status(pid):
             if strace.poll() is not None:
                 os.kill(pid, signal.SIGKILL)
                 self.line()
@@ -77,10 +79,8 @@ class Stage:
         self.server.stdout.close()
 
 
-def is_ready(pid: int) -> bool:
-    """Whether the process is stopped and traced."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    return "TracerPid:\t0" not in text and re.search(r"State:\s+[tT]", text) is not None
+def status(pid: int) -> str:
+    return Path(f"/proc/{pid}/status").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Run the command line inside the test process (Prefect's embedded server starts once) and look at what it left."""
+"""Run the command line inside the test process (Prefect starts once) and look at what it left."""
 
 import json
 from dataclasses import dataclass

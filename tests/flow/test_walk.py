@@ -1,4 +1,4 @@
-"""What a change of the configuration reruns, and what it does not: a walk through the life of an experiment."""
+"""What a change of the configuration reruns, and what it does not: through the life of an experiment."""
 
 import json
 from collections.abc import Iterator
@@ -129,7 +129,7 @@ def test_a_sweep_over_a_student_trains_its_teacher_once(atelier: Atelier) -> Non
 
 
 def test_a_control_is_the_same_thing_wherever_it_was_trained(atelier: Atelier) -> None:
-    """A role without a teacher has the same fingerprint beside a teacher, beside other controls, and alone."""
+    """A role without a teacher has the same fingerprint beside a teacher and beside other controls."""
     alone = {"objective": "lm", "teacher": "''", "start": "8", "seed_name": "student_a"}
     controls = [f"roles.control.{key}={value}" for key, value in alone.items() if key != "objective"]
     one = atelier.plan(

@@ -1,4 +1,4 @@
-"""Identity: what changes the result is in it, what moves bits but not meaning is not, and what exists stays valid."""
+"""Identity: what changes the result is in it, what moves bits is not, and what exists stays valid."""
 
 import pytest
 

@@ -1,0 +1,95 @@
+"""The whole DAG, tiny, with MLflow: what a person finds afterwards."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+from house import Atelier
+from mlflow import MlflowClient
+
+ARGUMENTS = ("titan", "experiment=tiny")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("titan")
+
+
+@pytest.fixture
+def atelier(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Atelier]:
+    monkeypatch.setenv("ATELIER_ROOT", str(root))
+    monkeypatch.setenv("PREFECT_HOME", str(root / "prefect"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    yield Atelier(root, capsys)
+
+
+def client(root: Path) -> MlflowClient:
+    return MlflowClient(tracking_uri=f"sqlite:///{root}/mlflow.db")
+
+
+def test_the_dag_ends_with_a_table_a_lineage_and_what_to_type_next(atelier: Atelier) -> None:
+    said = atelier(*ARGUMENTS)
+    assert said.code == 0, said.err
+    for name in (
+        "teacher",
+        "student_a",
+        "student_b",
+        "student_a-alone",
+        "gzip -9",
+        "xz -9e",
+        "majority class",
+    ):
+        assert name in said.out
+    assert "atelier generate" in said.out and "report.html" in said.out
+    [report] = atelier.records("report", "titan")
+    rows = {row["name"]: row for row in report["summary"]["table"]}
+    assert rows["student_a"]["tokens"] == rows["student_a-alone"]["tokens"]  # the control saw the same
+    assert rows["student_a"]["delta"] == rows["student_a"]["loss"] - rows["student_a-alone"]["loss"]
+    assert rows["student_a fine-tuned"]["draws"] == 2
+
+
+def test_again_every_task_is_reused_and_no_process_is_started(atelier: Atelier) -> None:
+    gangs = atelier.gangs()
+    said = atelier(*ARGUMENTS)
+    assert said.code == 0, said.err
+    assert "nothing to do (12 reused)" in said.out
+    assert atelier.gangs() == gangs
+
+
+def test_a_plan_names_the_changed_key_and_exactly_what_follows(atelier: Atelier) -> None:
+    plan = atelier.plan(*ARGUMENTS, "roles.teacher.model.num_layers=5")
+    kept = {row["name"].split(".student")[0] for row in plan.rows if row["state"] == "reuse"}
+    assert kept == {"curate", "learn_tokenizer", "encode", "label", "train.controls", "score.baselines"} | {
+        "score"  # those of the controls
+    }
+    reasons = {row["name"]: row["reasons"] for row in plan.rows}
+    assert reasons["train.teacher"] == [{"key": "roles.teacher.model.num_layers", "old": 4, "new": 5}]
+
+
+def test_one_query_finds_the_students_of_a_teacher(atelier: Atelier) -> None:
+    [teacher] = atelier.records("model", "teacher")
+    digest = teacher["parents"]["trajectory"][:36]
+    mlflow_client = client(atelier.root)
+    experiments = [e.experiment_id for e in mlflow_client.search_experiments()]
+    query = f"dataset.digest = '{digest}' AND dataset.context = 'teacher'"
+    runs = mlflow_client.search_runs(experiments, query)
+    assert {run.data.tags["atelier.role"] for run in runs} == {"student_a", "student_b"}
+
+
+def test_a_registered_student_answers(atelier: Atelier, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow.set_tracking_uri(f"sqlite:///{atelier.root}/mlflow.db")
+    model = mlflow.pyfunc.load_model("models:/student_a@latest")
+    [text] = model.predict(["def "])
+    assert isinstance(text, str) and text
+
+
+def test_the_manifest_names_what_the_run_made(atelier: Atelier) -> None:
+    manifests = [json.loads(path.read_text()) for path in sorted((atelier.root / "runs").iterdir())]
+    assert [m["status"] for m in manifests] == ["finished", "finished"]
+    assert {"train.teacher", "train.controls.student_a-alone"} <= {
+        task["name"] for task in manifests[0]["tasks"]
+    }

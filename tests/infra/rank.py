@@ -1,0 +1,38 @@
+"""A rank without torch, `python -m tests.infra.rank run.json`: makes checkpoint folders, dies as often as it is
+told, then writes its output.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from engine.artifact import Output
+
+
+def main(path: str) -> int:
+    run = json.loads(Path(path).read_text())
+    config, rank = run["config"], int(os.environ["RANK"])
+    if rank != config["who"]:
+        time.sleep(600)  # until it is ended
+    lives = Path(run["scratch"]) / "lives"
+    life = int(lives.read_text()) if lives.exists() else 0
+    lives.write_text(str(life + 1))
+    if config["gains"]:
+        (Path(config["trajectory"]) / "checkpoints" / f"step-{life + 1:08d}").mkdir(parents=True)
+    if life < config["deaths"]:
+        if config["code"]:
+            return config["code"]
+        os.kill(os.getpid(), signal.SIGKILL)
+    for url in run["outputs"].values():
+        output = Output(url)
+        output.add_bytes("lives", str(life + 1).encode())
+        output.close({"lives": life + 1})
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1])
+    os._exit(code)
