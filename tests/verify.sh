@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Everything that this machine can run: all tests, those that need root, strace or patience too, then the mutants.
+# What had to be left out is said at the end, with the reason. About an hour on two quiet cores.
+set -u
+cd "$(dirname "$0")/.."
+PYTHON="${PYTHON:-${VENV:-.venv}/bin/python}"
+[ -x "$PYTHON" ] || { echo "verify: no $PYTHON; run make setup" >&2; exit 2; }
+marks="not bench"
+left=("timings and long comparisons: make bench")
+leave_out() { marks="$marks and not $1"; left+=("tests marked $1: $2"); }
+
+if ! command -v strace >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  apt-get update -qq && apt-get install -y -qq strace
+fi
+command -v strace >/dev/null || left+=("kills and errors at every system call: strace is missing")
+[ "$(id -u)" = 0 ] || leave_out root "this is not root"
+"$PYTHON" -c "import sys, torch; sys.exit(not torch.cuda.is_available())" || leave_out gpu "torch sees no GPU"
+if ! "$PYTHON" -c "import playwright" 2>/dev/null || ! command -v chromium >/dev/null; then
+  leave_out browser "chromium or playwright is missing"
+fi
+
+failed=0
+"$PYTHON" -m pytest tests -m "$marks" -rs --durations=20 || failed=1
+"$PYTHON" tests/mutants/run.py || failed=1
+echo "left out:"
+printf '  %s\n' "${left[@]}"
+echo "  and each test listed as SKIPPED above, with its reason"
+[ "$failed" = 0 ] && echo "verify: all of the rest is green" || echo "verify: something is red, see above"
+exit "$failed"
