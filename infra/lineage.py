@@ -61,6 +61,12 @@ class Graph:
     nodes: dict[str, Node]
     edges: tuple[Edge, ...]
 
+    def only(self, kinds: Iterable[str]) -> "Graph":
+        """The same graph with nothing but the focus and nodes of these kinds."""
+        kept = {fp: node for fp, node in self.nodes.items() if node.kind in set(kinds) or fp == self.focus}
+        edges = tuple(edge for edge in self.edges if edge.parent in kept and edge.child in kept)
+        return Graph(focus=self.focus, nodes=kept, edges=edges)
+
     def parents(self, fingerprint: str) -> list[Edge]:
         return [edge for edge in self.edges if edge.child == fingerprint]
 

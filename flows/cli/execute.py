@@ -256,5 +256,8 @@ def _wait_for(scheduler: Submitting, outcome: Outcome) -> None:
     errors.sort(key=lambda pair: isinstance(pair[1], StoppedError))
     if errors:
         outcome.failed, outcome.failure = errors[0]
-    elif left := [name for name, state in outcome.states.items() if state not in ("done", "reused")]:
-        outcome.failed, outcome.failure = left[0], AtelierError(f"ended as {outcome.states[left[0]]}, without a word")
+        return
+    for name, state in outcome.states.items():
+        if state not in ("done", "reused"):
+            outcome.failed, outcome.failure = name, AtelierError(f"ended as {state}, without a word")
+            return

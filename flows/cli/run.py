@@ -17,6 +17,7 @@ from flows.cli.sweep import compose_points
 from infra.dag import Node
 from infra.store import Store, default_root
 
+LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports stand in the table above it
 MULTIRUN = ("-m", "--multirun")
 
 
@@ -106,14 +107,14 @@ def _show(report: Node, store: Store, frozen: Frozen, *, is_last: bool) -> None:
     if not is_last:
         return
     if content.graph is not None:
-        console.print(to_tree(content.graph))
+        console.print(to_tree(content.graph.only(LINEAGE)))
     product = report.products["report"]
     record = store.find(product.kind, product.fingerprint)
     if record is not None:
         page = next((file.path for file in record.files if file.path.endswith(".html")), record.files[0].path)
         console.print(f"report   {store.address('report', product.fingerprint)}/{page}", soft_wrap=True)
-    name = next(iter(content.samples), "")
-    if name:
+    name = content.graph.nodes[content.graph.focus].name if content.graph is not None else ""
+    if name in content.samples:
         console.print(f"next     atelier generate {name} --prompt 'def '", soft_wrap=True)
         console.print(f"         atelier lineage {name}", soft_wrap=True)
     console.print(

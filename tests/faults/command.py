@@ -1,4 +1,4 @@
-"""The real command line as a process that can be hit, what it left in its store, and which processes it left behind."""
+"""The real command line as a process that can be hit; what it left in its store, and of its processes."""
 
 import io
 import json
@@ -19,18 +19,20 @@ from flows.cli.main import run
 PROJECT = Path(__file__).resolve().parent.parent.parent
 STEPS, EVERY = 240, 20
 TRAIN = (
-    "pretrain", "experiment=tiny", "tracker=none", "tokenizer=bpe512", "model=gpt_nano", "model.hidden=32", "model.num_heads=2",
-    f"train.steps={STEPS}", f"train.checkpoint_every={EVERY}", "train.eval_sequences=4", "score.baselines=false", "score.max_tokens=500",
+    "pretrain", "experiment=tiny", "tracker=none", "tokenizer=bpe512",
+    "model=gpt_nano", "model.hidden=32", "model.num_heads=2",
+    f"train.steps={STEPS}", f"train.checkpoint_every={EVERY}", "train.eval_sequences=4",
+    "score.baselines=false", "score.max_tokens=500",
 )  # fmt: skip
 DATA = ("corpus", "tokenizer", "tokens")
-OWN_SERVER = {"PREFECT_API_URL": "", "PREFECT_HOME": ""}  # a Prefect server of its own in its store, as at a terminal
+OWN_SERVER = {"PREFECT_API_URL": "", "PREFECT_HOME": ""}  # one in its store, as at a terminal
 PATIENCE_S = 180.0  # a loaded machine; nothing waits that long when it is quiet
 ORPHAN_S = 15.0
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What a finished training is compared by: the model's digest, and every step's tokens and metric values."""
+    """What a finished training is compared by: the model's digest, every step's tokens and metric values."""
 
     model: str
     lines: tuple[tuple[int, int, tuple[tuple[str, float], ...]], ...]
@@ -65,11 +67,15 @@ class House:
 
     def curve(self) -> Curve:
         [record] = self.records("model")
-        digest = next(file["sha256"] for file in record["files"] if file["path"].endswith("/model.safetensors"))
+        digest = next(
+            file["sha256"] for file in record["files"] if file["path"].endswith("/model.safetensors")
+        )
         lines = []
         for folder in self.root.glob("trajectory/*/metrics"):
             merged = merge((path.name, path.read_text()) for path in folder.iterdir())
-            lines += [(line["step"], line["tokens"], tuple(sorted(line["values"].items()))) for line in merged]
+            lines += [
+                (line["step"], line["tokens"], tuple(sorted(line["values"].items()))) for line in merged
+            ]
         return Curve(digest, tuple(sorted(lines)))
 
     def records(self, kind: str) -> list[dict]:
@@ -79,13 +85,16 @@ class House:
         return [json.loads(path.read_text()) for path in sorted((self.root / "runs").glob("*.json"))]
 
     def processes(self, word: str = "") -> dict[int, str]:
-        """Processes that work for this store (their arguments or environment name it), `word` in their arguments."""
+        """Processes whose arguments or environment name this store, with `word` in their arguments."""
         found = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 with suppress(OSError):
                     command = (folder / "cmdline").read_text()
-                    names = str(self.root) in command or f"ATELIER_ROOT={self.root}\0" in (folder / "environ").read_text()
+                    names = (
+                        str(self.root) in command
+                        or f"ATELIER_ROOT={self.root}\0" in (folder / "environ").read_text()
+                    )
                     if names and word in command:
                         found[int(folder.name)] = command.replace("\0", " ")
         return found
@@ -111,8 +120,13 @@ class Command:
         with open(self.said, "wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flows", *arguments],
-                cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-            )  # fmt: skip
+                cwd=PROJECT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
 
     @property
     def text(self) -> str:
@@ -122,7 +136,9 @@ class Command:
         """Return as soon as `condition` holds; the command must be running until then."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
-            assert self.process.poll() is None, f"ended ({self.process.returncode}) before {what}:\n{self.text}"
+            assert self.process.poll() is None, (
+                f"ended ({self.process.returncode}) before {what}:\n{self.text}"
+            )
             assert time.monotonic() < deadline, f"no {what} in {PATIENCE_S} s:\n{self.text}"
             time.sleep(0.01)
 

@@ -1,5 +1,5 @@
-"""`python -m tests.faults.commits`: for each line `scenario folder` on stdin, a child that waits stopped and then
-commits once. All is imported before, so that a kill point costs no start of torch.
+"""`python -m tests.faults.commits`: for each line `scenario folder` on stdin, a child that waits stopped and
+then commits once. All is imported before, so that a kill point costs no start of torch.
 
 The child's pid is a line on stdout, and so is its end: `code N` or `signal N`.
 """
@@ -28,7 +28,10 @@ REFUSED = 3  # exit code of a commit that raised OSError
 def state(number: int) -> dict[str, Any]:
     """What checkpoints hold; another `number`, other bits."""
     generator = torch.Generator().manual_seed(number)
-    return {"weights": {"a": torch.randn(40, 3, generator=generator), "b": torch.arange(5) + number}, "step": number}
+    return {
+        "weights": {"a": torch.randn(40, 3, generator=generator), "b": torch.arange(5) + number},
+        "step": number,
+    }
 
 
 def draft() -> Record:
@@ -90,7 +93,9 @@ def main() -> None:
             act(scenario, str(Path(folder.strip())))
         print(pid, flush=True)
         _, status = os.waitpid(pid, 0)
-        ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {os.WEXITSTATUS(status)}"
+        ended = (
+            f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {os.WEXITSTATUS(status)}"
+        )
         print(ended, flush=True)
 
 

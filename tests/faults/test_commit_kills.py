@@ -1,4 +1,6 @@
-"""A kill, a full disk or an I/O error at any system call of a commit: the old or the new state, never a torn one."""
+"""A kill, a full disk or an I/O error at any system call of a commit: the old or the new state, never a torn
+one.
+"""
 
 import os
 import re
@@ -29,7 +31,20 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("strace"), reason="strace is missing: apt-get install strace"),
 ]
-CALLS = ("fsync", "fdatasync", "rename", "renameat", "renameat2", "link", "linkat", "write", "mkdir", "rmdir", "unlink", "unlinkat")
+CALLS = (
+    "fsync",
+    "fdatasync",
+    "rename",
+    "renameat",
+    "renameat2",
+    "link",
+    "linkat",
+    "write",
+    "mkdir",
+    "rmdir",
+    "unlink",
+    "unlinkat",
+)
 REFUSABLE = ("fsync", "fdatasync", "rename", "renameat", "renameat2", "link", "linkat", "write", "mkdir")
 
 
@@ -57,9 +72,11 @@ class Stage:
         log = folder.with_suffix(".strace")
         options = [part for text in inject for part in ("-e", f"inject={text}")]
         strace = subprocess.Popen(
-            ["strace", "-f", "-qq", "-e", f"trace={','.join(CALLS)}", *options, "-o", str(log), "-p", str(pid)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            ["strace", "-f", "-qq", "-e", f"trace={','.join(CALLS)}", *options, "-o", log, "-p", str(pid)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         while "TracerPid:\t0" in status(pid):
             if strace.poll() is not None:
                 os.kill(pid, signal.SIGKILL)
@@ -91,7 +108,9 @@ def stage() -> Iterator[Stage]:
 
 
 def save(folder: Path, step: int, number: int) -> None:
-    save_async(address(str(folder), step), state(number), step=step, trajectory=TRAJECTORY, gang=Alone()).wait()
+    save_async(
+        address(str(folder), step), state(number), step=step, trajectory=TRAJECTORY, gang=Alone()
+    ).wait()
 
 
 def number_at(folder: Path, step: int) -> int:
@@ -221,7 +240,9 @@ def test_an_error_at_any_call_of_a_commit_is_loud_and_the_old_state_stays(
         case.prepare(folder)
         ended, _ = stage.commit(scenario, folder, f"{call}:error={error}:when={number}")
         is_new = case.is_new(folder)
-        assert ended == f"code {REFUSED}" or (ended == "code 0" and is_new), f"{call} {number}: silent ({ended})"
+        assert ended == f"code {REFUSED}" or (ended == "code 0" and is_new), (
+            f"{call} {number}: silent ({ended})"
+        )
         ends[ended] += 1
         case.goes_on(folder)
         shutil.rmtree(folder)

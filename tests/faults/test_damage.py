@@ -29,7 +29,9 @@ def is_told(said: tuple[int, str, str], path: Path) -> None:
     assert str(path) in err and WAY_OUT in err and "Traceback" not in err
 
 
-def test_a_flipped_bit_in_the_tokens_stops_training_and_gc_makes_room_for_good_ones(house: House, expected: Curve) -> None:
+def test_a_flipped_bit_in_the_tokens_stops_training_and_gc_makes_room_for_good_ones(
+    house: House, expected: Curve
+) -> None:
     [tokens] = house.root.glob("tokens/*/payload-*/*train*.bin")
     flip(tokens)
     is_told(house.finish(), tokens)
@@ -68,7 +70,9 @@ def test_a_record_damaged_in_its_log_too_is_named(house: House) -> None:
     assert code == 1 and str(folder) in err and WAY_OUT in err and "Traceback" not in err, err
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(house: House, whole: House, expected: Curve) -> None:
+def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(
+    house: House, whole: House, expected: Curve
+) -> None:
     copied(house, whole, "trajectory")
     [newest] = house.root.glob(f"trajectory/*/checkpoints/step-{STEPS:08d}")
     [file] = newest.glob("*.safetensors")

@@ -1,4 +1,6 @@
-"""A store that takes no more bytes: the checkpoint fails loudly, the last good one stays, and the same command goes on later."""
+"""A store that takes no more bytes: the checkpoint fails loudly, the last good one stays, and the same
+command goes on later.
+"""
 
 import os
 import resource
@@ -12,7 +14,7 @@ from tests.faults.command import EVERY, OWN_SERVER, TRAIN, Command, Curve, House
 
 
 def ends_loudly(command: Command, reason: str) -> None:
-    """Exit code 1 after one clear message and a warning for every failed save, the last good checkpoint in place."""
+    """Exit code 1 after one clear message and a warning for every failed save; the last good one in place."""
     house = command.house
     good = max(house.steps())
     assert command.wait() == 1, command.text
@@ -31,7 +33,9 @@ def test_a_checkpoint_that_cannot_be_written_fails_loudly_and_the_last_good_one_
     command = start()
     command.until_training()
     [rank] = house.processes("engine.train")
-    resource.prlimit(rank, resource.RLIMIT_FSIZE, (100_000, 100_000))  # a checkpoint has 0.5 MB, a metric segment 5 kB
+    resource.prlimit(
+        rank, resource.RLIMIT_FSIZE, (100_000, 100_000)
+    )  # a checkpoint has 0.5 MB, a metric segment 5 kB
     ends_loudly(command, "File too large")
     code, out, err = house.finish()
     assert code == 0, out + err
@@ -43,7 +47,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 16 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], capture_output=True, text=True
+    )
     if done.returncode:
         pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
     yield folder

@@ -1,4 +1,6 @@
-"""A training that is stopped or killed, whoever is hit, goes on as if nothing had been: same command, same bits."""
+"""A training that is stopped or killed, whoever is hit, goes on as if nothing had been: same command, same
+bits.
+"""
 
 import os
 import shutil
@@ -37,7 +39,11 @@ def test_ctrl_c_in_training_leaves_a_checkpoint_and_no_process_and_the_same_comm
     assert command.wait(30.0) == 1
     assert command.text.count("stopping: running tasks write a checkpoint") == 1
     assert "the same command goes on from there" in command.text
-    assert "Traceback" not in command.text and "ERROR" not in command.text and "error" not in command.text.lower()
+    assert (
+        "Traceback" not in command.text
+        and "ERROR" not in command.text
+        and "error" not in command.text.lower()
+    )
     house.wait_for_quiet()
     assert max(house.steps()) % EVERY, "a stop writes a checkpoint of its own step"
     assert not house.records("model") and house.runs()[-1]["status"] == "stopped"
@@ -54,7 +60,9 @@ def test_sigterm_stops_like_ctrl_c(house: House, start: Start) -> None:
     assert max(house.steps()) % EVERY
 
 
-def test_ctrl_c_twice_leaves_at_once_and_the_gang_still_ends_at_a_checkpoint(house: House, start: Start) -> None:
+def test_ctrl_c_twice_leaves_at_once_and_the_gang_still_ends_at_a_checkpoint(
+    house: House, start: Start
+) -> None:
     command = start(env=OWN_SERVER)
     command.until_training()
     [rank] = house.processes("engine.train")
@@ -68,7 +76,9 @@ def test_ctrl_c_twice_leaves_at_once_and_the_gang_still_ends_at_a_checkpoint(hou
     assert max(house.steps()) % EVERY
 
 
-def test_a_killed_flow_process_leaves_no_orphan_and_a_checkpoint(house: House, start: Start, expected: Curve) -> None:
+def test_a_killed_flow_process_leaves_no_orphan_and_a_checkpoint(
+    house: House, start: Start, expected: Curve
+) -> None:
     command = start(env=OWN_SERVER)
     command.until_training()
     os.kill(command.process.pid, signal.SIGKILL)
@@ -78,7 +88,9 @@ def test_a_killed_flow_process_leaves_no_orphan_and_a_checkpoint(house: House, s
     goes_on(house, expected)
 
 
-def test_a_killed_guard_leaves_no_orphan_and_its_lease_is_taken_over(house: House, start: Start, expected: Curve) -> None:
+def test_a_killed_guard_leaves_no_orphan_and_its_lease_is_taken_over(
+    house: House, start: Start, expected: Curve
+) -> None:
     command = start()
     command.until_training()
     command.kill("infra.guard")

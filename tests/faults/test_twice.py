@@ -9,24 +9,39 @@ from pathlib import Path
 from tests.faults.command import DATA, Command, House
 
 
-def test_two_runs_of_one_command_train_once_and_both_succeed(house: House, start: Callable[..., Command]) -> None:
+def test_two_runs_of_one_command_train_once_and_both_succeed(
+    house: House, start: Callable[..., Command]
+) -> None:
     for kind in DATA:  # from nothing at all: every task is raced for
         shutil.rmtree(house.root / kind)
     both = [start(), start()]
     for command in both:
         assert command.wait() == 0, command.text
     house.wait_for_quiet()
-    for kind, count in {"corpus": 1, "tokenizer": 1, "tokens": 1, "model": 1, "scores": 1, "report": 1}.items():
+    for kind, count in {
+        "corpus": 1,
+        "tokenizer": 1,
+        "tokens": 1,
+        "model": 1,
+        "scores": 1,
+        "report": 1,
+    }.items():
         assert len(house.records(kind)) == count, kind
     assert all(count == 1 for count in gangs(house.root).values()), gangs(house.root)
-    waits = [match for command in both for match in re.findall(r"is being written by process (\d+) on", command.text)]
+    waits = [
+        match
+        for command in both
+        for match in re.findall(r"is being written by process (\d+) on", command.text)
+    ]
     assert waits, both[0].text + both[1].text
     assert [run["status"] for run in house.runs()] == ["finished", "finished"]
     tables = [re.findall(r"^model +model .*$", command.text, re.MULTILINE) for command in both]
     assert tables[0] and tables[0] == tables[1]
 
 
-def test_a_run_beside_a_training_names_the_writer_waits_and_reuses(house: House, start: Callable[..., Command]) -> None:
+def test_a_run_beside_a_training_names_the_writer_waits_and_reuses(
+    house: House, start: Callable[..., Command]
+) -> None:
     first = start()
     first.until_training()
     [guard] = house.processes("infra.guard")

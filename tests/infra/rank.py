@@ -1,5 +1,5 @@
-"""A rank without torch, `python -m tests.infra.rank run.json`: makes checkpoint folders, dies as often as it is
-told, then writes its output.
+"""A rank without torch, `python -m tests.infra.rank run.json`: makes checkpoint folders, dies as often as it
+is told, then writes its output.
 """
 
 import json

@@ -34,15 +34,25 @@ class Gang:
         self.fingerprint = identify("model", 1, {"x": 1}, {})
         self.trajectory = self.store.address("trajectory", "a" * 64)
 
-    def run(self, *, deaths: int, gains: bool = True, code: int = 0, ranks: int = 1, stop_at: str = "") -> None:
-        """`deaths` times the last rank ends with `code` (0: by SIGKILL), with a new checkpoint each time if it `gains`."""
-        draft = Record(kind="model", name="m", fingerprint=self.fingerprint, version=1, identity={"x": 1}, parents={})
+    def run(
+        self, *, deaths: int, gains: bool = True, code: int = 0, ranks: int = 1, stop_at: str = ""
+    ) -> None:
+        """`deaths` times the last rank ends with `code` (0: SIGKILL), after a new checkpoint if it `gains`."""
+        draft = Record(
+            kind="model", name="m", fingerprint=self.fingerprint, version=1, identity={"x": 1}, parents={}
+        )
         payload = self.store.new_payload("model", self.fingerprint)
         held = take(self.trajectory, Holder.me())
         assert held is not None
         scratch = self.root / "scratch"
         (scratch / "work").mkdir(parents=True)
-        config = {"who": ranks - 1, "deaths": deaths, "gains": gains, "code": code, "trajectory": self.trajectory}
+        config = {
+            "who": ranks - 1,
+            "deaths": deaths,
+            "gains": gains,
+            "code": code,
+            "trajectory": self.trajectory,
+        }
         run = {"config": config, "scratch": str(scratch / "work"), "outputs": {"m": payload}}
         stop = threading.Event()
 
@@ -53,12 +63,18 @@ class Gang:
 
         start_gang(
             Orders(
-                name="gang", module="tests.infra.rank", run=run, root=self.store.root, scratch=scratch, ranks=ranks,
-                leases={self.trajectory: held.fence}, outputs={"m": {"payload": payload, "draft": draft.dump()}},
+                name="gang",
+                module="tests.infra.rank",
+                run=run,
+                root=self.store.root,
+                scratch=scratch,
+                ranks=ranks,
+                leases={self.trajectory: held.fence},
+                outputs={"m": {"payload": payload, "draft": draft.dump()}},
             ),
             hear,
             stop,
-        )  # fmt: skip
+        )
 
     @property
     def warnings(self) -> list[str]:
@@ -79,7 +95,8 @@ def gang(tmp_path: Path) -> Gang:
 def test_a_gang_that_lost_a_rank_starts_again_from_its_newest_checkpoint_and_says_so(gang: Gang) -> None:
     gang.run(deaths=2)
     assert gang.warnings == [
-        f"rank 0 was ended by SIGKILL; the gang starts again from step {n} (restart {n} of {RESTARTS})" for n in (1, 2)
+        f"rank 0 was ended by SIGKILL; the gang starts again from step {n} (restart {n} of {RESTARTS})"
+        for n in (1, 2)
     ]
     record = gang.store.find("model", gang.fingerprint)
     assert record is not None and record.summary == {"lives": 3}
@@ -131,7 +148,9 @@ def test_nobody_takes_over_from_a_dead_holder_while_its_ranks_still_write(tmp_pa
     address = str(tmp_path / "trajectory")
     writer = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     here, there = multiprocessing.Pipe()
-    holder = multiprocessing.get_context("fork").Process(target=hold_and_die, args=(address, writer.pid, there))
+    holder = multiprocessing.get_context("fork").Process(
+        target=hold_and_die, args=(address, writer.pid, there)
+    )
     holder.start()
     assert here.recv()
     holder.join()

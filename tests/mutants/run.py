@@ -1,7 +1,7 @@
 """Break one promise at a time in a copy of the tree; the test that holds it must turn red. `make mutants`
 
-Each `*.patch` here says `promise:` and `red:` (pytest arguments) above its diff. Exit code 1 when a mutant survives, a
-patch no longer applies, or the tests are not green without it.
+Each `*.patch` here says `promise:` and `red:` (pytest arguments) above its diff. Exit code 1 when a mutant
+survives, a patch no longer applies, or the tests are not green without it.
 """
 
 import os
@@ -49,13 +49,21 @@ class Copy:
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command,
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
 
     def check_imports(self) -> None:
         """End here when an installed package would be tested instead of the copy."""
         names = ("engine.storage", "infra.lease", "tasks.train", "flows.cli.main", "tests.faults.commits")
-        script = f"import importlib; print(*[importlib.import_module(n).__file__ for n in {names}], sep='\\n')"
+        script = (
+            f"import importlib; print(*[importlib.import_module(n).__file__ for n in {names}], sep='\\n')"
+        )
         done = self.run(sys.executable, "-c", script)
         strangers = [line for line in done.stdout.split() if not line.startswith(f"{self.folder}/")]
         if done.returncode or strangers:
@@ -88,7 +96,9 @@ def judged(mutant: Mutant, copy: Copy) -> tuple[str, str]:
         code, text = copy.pytest(*mutant.red)
     finally:
         copy.apply(mutant, "-R")
-    verdict = {PASSED: "SURVIVED", FAILED: "found", NOTHING_RAN: "no such test"}.get(code, f"pytest ended with {code}")
+    verdict = {PASSED: "SURVIVED", FAILED: "found", NOTHING_RAN: "no such test"}.get(
+        code, f"pytest ended with {code}"
+    )
     return verdict, "" if verdict == "found" else text
 
 
