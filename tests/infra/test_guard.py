@@ -37,7 +37,7 @@ class Gang:
     def run(
         self, *, deaths: int, gains: bool = True, code: int = 0, ranks: int = 1, stop_at: str = ""
     ) -> None:
-        """`deaths` times the last rank ends with `code` (0: SIGKILL), after a new checkpoint if it `gains`."""
+        """The last rank ends `deaths` times with `code` (0: SIGKILL), after a checkpoint if it `gains`."""
         draft = Record(
             kind="model", name="m", fingerprint=self.fingerprint, version=1, identity={"x": 1}, parents={}
         )
