@@ -81,7 +81,9 @@ def _publish(root: str, name: str, start: float) -> None:
     while time.time() < start:
         pass
     Store(root).publish(draft(name, x=1), Holder.me())
-    os._exit(0)  # at the interpreter's end libraries of other tests look for threads that a fork does not have
+    os._exit(
+        0
+    )  # at the interpreter's end libraries of other tests look for threads that a fork does not have
 
 
 def test_eight_racing_publishers_leave_one_record(tmp_path: Path) -> None:
