@@ -86,6 +86,13 @@ def _publish(root: str, name: str, start: float) -> None:
     )  # at the interpreter's end libraries of other tests look for threads that a fork does not have
 
 
+def test_an_entry_that_was_written_first_stays(tmp_path: Path) -> None:
+    log = Log(str(tmp_path))
+    assert log.append(1, "take", Holder.me("first"))
+    assert not log.append(1, "take", Holder.me("second"))
+    assert log.entry(1).holder["what"] == "first"
+
+
 def test_eight_racing_publishers_leave_one_record(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     start = time.time() + 0.5
