@@ -32,11 +32,12 @@ class Place:
         containers.
         """
         found = [arm for arm in _arms(self.annotation) if isinstance(arm, type) and issubclass(arm, Spec)]
-        if not found or found[0] is not Spec:
+        own = self.annotation.__metadata__ if get_origin(self.annotation) is Annotated else ()
+        group = group_of((*self.metadata, *own))
+        if not found or not group:
             return found[0] if found else None
-        group = group_of(self.metadata)
         kind = str(self.value.get("kind", "")) if isinstance(self.value, Mapping) else ""
-        return spec_class(group, kind) if group and kind in kinds(group) else None
+        return spec_class(group, kind) if kind in kinds(group) else None
 
     def down(self, part: str) -> "Place | None":
         """The place called `part` below this one; None when the type has no such part."""
