@@ -27,7 +27,7 @@ check: setup  ## format, lint, types, import rule (2 minutes)
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
-	$(BIN)/python -m pytest tests/engine/spec tests/infra -m "not slow and not service and not root" -x
+	$(BIN)/python -m pytest tests/engine/spec tests/infra/test_store.py -x
 
 verify: setup  ## everything, root and strace included (an hour)
 	bash tests/verify.sh
