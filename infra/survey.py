@@ -164,7 +164,7 @@ def members(
             s.model_copy(update={"attempt": fences.get(s.url, 1)}) for s in segments(store, situation.parts)
         )
         is_init = "init" in situation.parts[0].parents
-        # type: ignore[attr-defined]
+
         role = roles[name].model_copy(update={"model": roles[name].model.resolved(vocab)})
         result[name] = Member(
             role=role,

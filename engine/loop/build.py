@@ -74,7 +74,7 @@ def _initial_model(name: str, spec: MemberSpec, *, train: Train, house: House) -
     parent, parent_spec = read_model(house.inputs[spec.init], house.scratch, dtype=dtype)
     if spec.mode == "frozen":
         return parent
-    if parent_spec.shapes() != spec.role.model.shapes():  # type: ignore[attr-defined]
+    if parent_spec.shapes() != spec.role.model.shapes():
         raise ConfigError(
             f"roles.{name}.init",
             f"the weights of {spec.init} do not fit roles.{name}.model",
@@ -88,7 +88,7 @@ def _initial_model(name: str, spec: MemberSpec, *, train: Train, house: House) -
 def _flops(spec: MemberSpec, train: Train) -> float:
     """FLOPs of the role's whole training; a frozen teacher has only forward passes, a third of them."""
     tokens = train.global_batch * train.sequence
-    each = spec.role.model.flops_per_token(train.sequence) * tokens  # type: ignore[attr-defined]
+    each = spec.role.model.flops_per_token(train.sequence) * tokens
     if spec.mode == "frozen":
         return each * train.num_steps / 3
     return each * (end_of(spec) - int(spec.role.start))

@@ -14,7 +14,6 @@ from engine.loop.learner import Forward, Learner
 from engine.objective.chunked import Mix, TeacherSide
 from engine.optim.load import set_lr
 from engine.parallel import Gang, Precision, arithmetic
-from engine.spec.base import Spec
 from engine.spec.error import AtelierError, ConfigError
 from engine.spec.objective.lm import LM
 from engine.spec.run import Member as MemberSpec
@@ -45,7 +44,7 @@ class Member:
         self._check()
 
     def _check(self) -> None:
-        alone = [spec for spec in self.role.objective.values() if not type(spec).needs_teacher]  # type: ignore[attr-defined]
+        alone = [spec for spec in self.role.objective.values() if not type(spec).needs_teacher]
         if self.role.gate != "open" and not alone:
             raise ConfigError(
                 f"roles.{self.name}.gate",
@@ -83,7 +82,7 @@ class Member:
 
     def flops_per_token(self, sequence: int) -> float:
         """FLOPs that a training token costs: forward and backward, or a third of them when nothing moves."""
-        return self.role.model.flops_per_token(sequence) / (1 if self.moves else 3)  # type: ignore[attr-defined]
+        return self.role.model.flops_per_token(sequence) / (1 if self.moves else 3)
 
     def distils(self) -> bool:
         return self.gate is not None and self.gate.is_open
@@ -95,10 +94,10 @@ class Member:
         active = {
             name: spec
             for name, spec in self.role.objective.items()
-            if self.distils() or not type(spec).needs_teacher  # type: ignore[attr-defined]
+            if self.distils() or not type(spec).needs_teacher
         }
-        whole = sum(weight_of(spec) for spec in active.values())
-        return {name: (spec, weight_of(spec) / whole) for name, spec in active.items()}
+        whole = sum(spec.weight for spec in active.values())
+        return {name: (spec, spec.weight / whole) for name, spec in active.items()}
 
     def forward(self, batch: dict[str, Tensor], side: TeacherSide | None, *names: int) -> Forward:
         """One forward pass with the objectives; `names` (step, micro-batch, data-parallel rank) seed its
@@ -133,10 +132,10 @@ class Member:
         returns the lr.
         """
         optimizer, spec = self.moving_optimizer, self.role.optim
-        rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end)  # type: ignore[attr-defined]
+        rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end)
         if is_finite:
             self.num_skipped = 0
-            coefficient = spec.clip / (norm + 1e-6)  # type: ignore[attr-defined]
+            coefficient = spec.clip / (norm + 1e-6)
             if coefficient < 1.0:
                 for weight in self.trainable().values():
                     local(weight.grad).mul_(coefficient)
@@ -209,10 +208,6 @@ class Member:
 def end_of(spec: MemberSpec) -> int:
     """The step at which a member's training ends; 0 for a frozen one."""
     return spec.segments[-1].end if spec.segments else 0
-
-
-def weight_of(spec: Spec) -> float:
-    return spec.weight  # type: ignore[attr-defined]
 
 
 def local(tensor: Tensor | None) -> Tensor:

@@ -76,7 +76,7 @@ def summary(member: Member) -> dict[str, Any]:
         "loss": member.last.get("loss"),
         "eval_loss": member.last.get("eval/loss"),
         "started_at": member.start,
-        "params": member.role.model.num_params(),  # type: ignore[attr-defined]
+        "params": member.role.model.num_params(),
         "forwards": member.forwards,
     }
     if member.gate is not None:

@@ -63,7 +63,7 @@ class Role(Spec):
 
     @model_validator(mode="after")
     def _teacher_for_distillation(self) -> "Role":
-        # type: ignore[attr-defined]
+
         needing = [name for name, objective in self.objective.items() if type(objective).needs_teacher]
         if needing and not self.teacher:
             raise ValueError(f"objective {needing[0]} needs a teacher; set teacher=<role>")

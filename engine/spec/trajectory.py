@@ -103,7 +103,7 @@ def parts_of(
 
 def _parts(name: str, role: Role, train: Train, feed: Feed, init: str, teaching: list[Part]) -> list[Part]:
     start, end = int(role.start), train.num_steps
-    schedule = role.optim.schedule  # type: ignore[attr-defined]
+    schedule = role.optim.schedule
     own = schedule.branch_step(start, end)
     frozen = role.attach == "frozen"
     cuts = {own} | (set() if frozen else {part.end for part in teaching})
@@ -140,11 +140,10 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
         identity.pop("attach")
     identity["seed_name"] = role.seed_name or name
     if not knows_end:
-        # type: ignore[attr-defined]
         identity["optim"] = identity["optim"] | {"schedule": role.optim.schedule.trunk()}
     else:
         identity["horizon"] = [int(role.start), train.num_steps]
-    if role.optim.schedule.kind == "constant":  # type: ignore[attr-defined]
+    if role.optim.schedule.kind == "constant":
         identity.pop("horizon", None)
     return identity | train.as_identity()
 
