@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from pydantic import ValidationError
-
 from engine.artifact import Input, Output, open_input
 from engine.data.curate import curate
 from engine.data.encode import encode
@@ -19,9 +17,10 @@ from engine.data.label import label
 from engine.data.learn_tokenizer import TOKENIZER, learn_tokenizer
 from engine.data.progress import Progress, say
 from engine.data.vocabulary import Vocabulary
-from engine.spec.base import Spec, explain, nearest, parse
+from engine.process import run_verb
+from engine.spec.base import Spec, nearest, parse
 from engine.spec.data import Labels, Source, Tokenizer
-from engine.spec.error import AtelierError, ConfigError, of_system, to_line
+from engine.spec.error import ConfigError
 from engine.spec.run import RunFile
 
 
@@ -119,32 +118,15 @@ def prepare(run: RunFile, stream: TextIO) -> dict[str, Any]:
     return summary
 
 
-def read_run(path: str) -> RunFile:
-    """The run file at `path`; ConfigError when it is missing or not one."""
-    try:
-        return RunFile.model_validate_json(Path(path).read_bytes())
-    except OSError as error:
-        raise ConfigError(path, f"cannot be read ({error.strerror})") from None
-    except ValidationError as error:
-        raise explain(error, RunFile, path) from None
-
-
 def main(arguments: list[str]) -> int:
     """The exit code: 0, or the error's. One JSON line says how it ended."""
-    try:
-        if len(arguments) != 1:
-            raise ConfigError(
-                "engine.prepare", f"{len(arguments)} arguments", "usage: python -m engine.prepare run.json"
-            )
-        run = read_run(arguments[0])
+
+    def act(run: RunFile) -> None:
         if isinstance(run.layout.threads, int):  # read by the tokenizer's thread pool when it starts
             os.environ["RAYON_NUM_THREADS"] = str(run.layout.threads)
         say(sys.stdout, {"done": prepare(run, sys.stdout)})
-    except (AtelierError, OSError) as problem:
-        error = of_system(problem) if isinstance(problem, OSError) else problem
-        say(sys.stdout, to_line(error))
-        return error.exit_code
-    return 0
+
+    return run_verb("prepare", arguments, act)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The whole DAG, tiny, with MLflow: what a person finds afterwards."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import mlflow
@@ -15,16 +14,6 @@ ARGUMENTS = ("titan", "experiment=tiny")
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("titan")
-
-
-@pytest.fixture
-def atelier(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Atelier]:
-    monkeypatch.setenv("ATELIER_ROOT", str(root))
-    monkeypatch.setenv("PREFECT_HOME", str(root / "prefect"))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    yield Atelier(root, capsys)
 
 
 def client(root: Path) -> MlflowClient:

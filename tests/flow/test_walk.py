@@ -1,7 +1,6 @@
 """What a change of the configuration reruns, and what it does not: through the life of an experiment."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,6 @@ STUDENT_B = ("+role@roles.student_b=student", "roles.student_b.start=8", "roles.
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("walk")
-
-
-@pytest.fixture
-def atelier(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Atelier]:
-    monkeypatch.setenv("ATELIER_ROOT", str(root))
-    monkeypatch.setenv("PREFECT_HOME", str(root / "prefect"))
-    yield Atelier(root, capsys)
 
 
 def test_the_first_run_makes_everything_and_the_second_starts_no_process(atelier: Atelier) -> None:

@@ -1,0 +1,14 @@
+"""The command line with the module's store; nothing that the environment names is touched."""
+
+from pathlib import Path
+
+import pytest
+from house import Atelier
+
+
+@pytest.fixture
+def atelier(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Atelier:
+    monkeypatch.setenv("ATELIER_ROOT", str(root))
+    monkeypatch.setenv("PREFECT_HOME", str(root / "prefect"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return Atelier(root, capsys)
