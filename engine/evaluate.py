@@ -35,7 +35,7 @@ from engine.data.progress import Progress, say
 from engine.data.vocabulary import Vocabulary
 from engine.model.load import read_model
 from engine.parallel import start_gang
-from engine.process import input_of, output_of, run_verb
+from engine.process import input_of, leave, output_of, run_verb
 from engine.sampling import num_positions
 from engine.scoring import HeldOutText, choose, majority, num_places, read_held_out, row_lengths, text_nats
 from engine.speaker import TOKENIZER, Speaker, check_vocabulary
@@ -245,4 +245,4 @@ def main(run: RunFile) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_verb("evaluate", sys.argv[1:], main))
+    leave(run_verb("evaluate", sys.argv[1:], main))

@@ -3,7 +3,9 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from pydantic import ValidationError
 
@@ -40,6 +42,16 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
         say(sys.stdout, to_line(of_system(error)))
         return 1
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with `code`, all it said written. A gang's processes leave this way: gloo's threads
+    now and then abort an interpreter that takes itself down ("terminate called without an active exception").
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def read_run(path: str) -> RunFile:

@@ -16,6 +16,7 @@ from engine.loop.save import forget
 from engine.loop.stop import StopRequest
 from engine.loop.training import Surroundings, run_training
 from engine.parallel import Gang, start_gang
+from engine.process import leave
 from engine.spec.base import parse
 from engine.spec.error import AtelierError, StoppedError, of_system, to_line
 from engine.spec.run import RunFile, Trainings
@@ -60,4 +61,4 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    leave(main(sys.argv[1]))
