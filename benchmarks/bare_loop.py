@@ -62,7 +62,8 @@ class Model(nn.Module):
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
 
-    def forward(self, tokens: Tensor, documents: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss of `labels`, in nats a token."""
         t = tokens.shape[1]
         angles = torch.outer(torch.arange(t), 10000.0 ** (-torch.arange(0, E, 2) / E)).repeat(1, 2)
         causal = torch.ones(t, t, dtype=torch.bool).tril()
@@ -71,7 +72,8 @@ class Model(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x, angles.cos(), angles.sin(), mask)
-        return self.norm(x) @ self.embed.weight.T
+        logits = self.norm(x) @ self.embed.weight.T
+        return F.cross_entropy(logits.float().view(-1, V), labels.reshape(-1), ignore_index=-100)
 
 
 def main() -> None:
@@ -87,8 +89,7 @@ def main() -> None:
     ends = np.load(chosen.tokens / "train.ends.npy")
     model = Model()
     if chosen.compile:
-        for block in model.blocks:
-            block.compile()
+        model.compile()
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -103,8 +104,7 @@ def main() -> None:
         )
         labels = rows[:, 1:].masked_fill(places[:, 1:] != places[:, :-1], -100)
         with torch.autocast("cpu", torch.bfloat16):
-            logits = model(rows[:, :-1], places[:, :-1])
-        loss = F.cross_entropy(logits.float().view(-1, V), labels.reshape(-1), ignore_index=-100)
+            loss = model(rows[:, :-1], places[:, :-1], labels)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

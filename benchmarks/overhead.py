@@ -109,7 +109,7 @@ def main() -> None:
         sys.modules["tasks.noop"] = noop_task()
         house = House(
             store=Store(root),
-            slots=Slots(2),
+            slots=Slots(2, Path(root) / "slots"),
             scratch=Path(root) / "scratch",
             run_id="bench",
             flow="bench",

@@ -3,6 +3,7 @@ sources.
 """
 
 import hashlib
+import json
 import platform
 import subprocess
 from functools import cache
@@ -10,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+NOTE = ".code.json"  # beside unpacked code: commit and diff of the files it was made from
 PROJECT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "prefect", "mlflow", "hydra-core")
 
@@ -44,13 +46,21 @@ def versions() -> dict[str, str]:
     return found
 
 
-@cache
-def code_provenance() -> dict[str, Any]:
-    """commit, sha256 of the uncommitted diff ('' = clean), the engine's digest and versions."""
+def _origin() -> dict[str, str]:
+    """commit and diff, from git or from the note beside unpacked code."""
+    if (PROJECT / NOTE).exists():
+        return json.loads((PROJECT / NOTE).read_bytes())
     diff = _git("diff", "HEAD") + _git("ls-files", "--others", "--exclude-standard")
     return {
         "commit": _git("rev-parse", "HEAD"),
         "diff": hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else "",
+    }
+
+
+@cache
+def code_provenance() -> dict[str, Any]:
+    """commit, sha256 of the uncommitted diff ('' = clean), the engine's digest and versions."""
+    return _origin() | {
         "engine": engine_digest(),
         "versions": versions(),
         "host": platform.node(),

@@ -56,7 +56,7 @@ class Node(Spec):
     ] = {}  # role -> (kind, fingerprint) of an artifact that must be finished before
     config: dict[str, Any] = {}
     layout: dict[str, Any] = {}
-    ranks: int = 1
+    ranks: int = 1  # 0 = no gang: it runs where its flow does
     waits: tuple[str, ...] = ()  # names of the nodes before this one
 
     def short(self) -> str:

@@ -43,6 +43,7 @@ PASSED = (
     "PYTHONHASHSEED",
     "COLUMNS",
     "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
     "CC",
     "CXX",
 )
@@ -99,6 +100,7 @@ class Guard:
             if self.death and all(has_body(order["payload"]) for order in self.orders["outputs"].values()):
                 return 0  # all was written when it died
             is_over = self.stop_asked.is_set() or renewal.lost.is_set() or restart == RESTARTS
+            is_over |= bool(self.orders.get("world"))  # a part of a gang: all of it starts again, or none
             if not self.death or not gained or is_over:
                 return code
             at = max(step for _, step in gained)
@@ -111,25 +113,27 @@ class Guard:
         return {(address, step) for address in addresses for step in checkpoint_steps(address)}
 
     def _gang(self, renewal: Renewal, mode: str) -> int:
-        count = self.orders["ranks"]
+        count, first = self.orders["ranks"], self.orders.get("first_rank", 0)
         self.ranks, self.death = [], ""
         read_end, write_end = os.pipe()  # the ranks hold the reading end: it ends when the guard does
         (self.scratch / "rendezvous").unlink(missing_ok=True)
-        for rank in range(count):
+        for local in range(count):
+            rank = first + local
             env = {k: os.environ[k] for k in PASSED if k in os.environ}
-            env |= self.orders.get("env", {})
             env |= {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(count),
-                "ATELIER_GUARD_FD": str(read_end),
                 "ATELIER_RENDEZVOUS": f"file://{self.scratch}/rendezvous",
+                **self.orders.get("env", {}),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local),
+                "LOCAL_WORLD_SIZE": str(count),
+                "WORLD_SIZE": str(self.orders.get("world") or count),
+                "ATELIER_GUARD_FD": str(read_end),
                 "PYTHONUNBUFFERED": "1",
                 "OMP_NUM_THREADS": str(self.orders.get("threads", 1)),
             }
             with (
-                open(self.scratch / f"rank{rank}.out", mode) as out,
-                open(self.scratch / f"rank{rank}.err", mode) as err,
+                open(self.scratch / f"rank{local}.out", mode) as out,
+                open(self.scratch / f"rank{local}.err", mode) as err,
             ):
                 command = [sys.executable, "-m", self.orders["module"], str(self.scratch / "run.json")]
                 process = subprocess.Popen(

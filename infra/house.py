@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from infra.code import code_provenance
 from infra.dag import Node, Product
 from infra.launch import Orders, compile_cache, start_gang
 from infra.lease import Holder, Lease, Renewal, take
+from infra.meeting import Meeting, Place
 from infra.slots import Slots
 from infra.store import Store, read_body
 
@@ -40,6 +41,7 @@ class House:
     tracker: Any = None
     stop: threading.Event = field(default_factory=threading.Event)
     links: dict[str, str] = field(default_factory=dict)
+    place: Place | None = None  # of this node in a gang of several
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def missing(self, node: Node) -> dict[str, Product]:
@@ -143,16 +145,63 @@ class House:
             outputs = {key: p for key, p in outputs.items() if self.store.find(p.kind, p.fingerprint) is None}
             if not outputs:
                 return
-            with self.slots.claim(ranks, self.stop):
-                self.say(node, state="running")
+            here = self.place.share(ranks) if self.place else ranks
+            with self.slots.claim(here, self.stop):
                 orders = self._orders(
-                    node, module, config, outputs, held, inputs, ranks, threads, layout, seed
+                    node, module, config, outputs, held, inputs, here, threads, layout, seed
                 )
-                start_gang(
-                    orders,
-                    lambda message: (on_message or (lambda m: self.say(node, **m)))(message),
-                    self.stop,
-                )
+                hear = on_message or (lambda message: self.say(node, **message))
+                if self.place is None:
+                    self.say(node, state="running")
+                    start_gang(orders, hear, self.stop)
+                    return
+                with self._together(Meeting(self.store.root, self.place, self.stop)) as meeting:
+                    meeting.arrive()
+                    env = meeting.gather(orders.run, lambda text: self.say(node, waiting=text))
+                    self.say(node, state="running")
+                    start_gang(replace(orders, world=ranks, env=orders.env | env), hear, self.stop)
+
+    def follow(self, node: Node, module: str, ranks: int, threads: int) -> None:
+        """Hold this node's share of a gang whose first node leases, saves and publishes."""
+        assert self.place is not None
+        share = self.place.share(ranks)
+        with (
+            self.slots.claim(share, self.stop),
+            self._together(Meeting(self.store.root, self.place, self.stop)) as meeting,
+        ):
+            meeting.arrive()
+            run, env = meeting.follow()
+            self.say(node, state="running")
+            scratch = self.scratch / f"{next(self._numbers):03d}-{node.name.replace('/', '-')}"
+            (scratch / "work").mkdir(parents=True, exist_ok=True)
+            orders = Orders(
+                name=node.name,
+                module=module,
+                run=run | {"scratch": str(scratch / "work")},
+                root=self.store.root,
+                scratch=scratch,
+                ranks=share,
+                threads=threads,
+                env=compile_cache(self.store.root) | env,
+                first_rank=self.place.index * share,
+                world=ranks,
+            )
+            start_gang(orders, lambda message: self.say(node, **message), self.stop)
+
+    @contextmanager
+    def _together(self, meeting: Meeting) -> Iterator[Meeting]:
+        """End the gang's other nodes with this one, and this one with them."""
+        ended = threading.Event()
+        watcher = threading.Thread(target=meeting.watch, args=(self.stop, ended), daemon=True)
+        watcher.start()
+        try:
+            yield meeting
+        except BaseException as error:
+            meeting.end(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            ended.set()
+            watcher.join()
 
     def _orders(
         self,

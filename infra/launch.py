@@ -37,6 +37,8 @@ class Orders:
     leases: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    first_rank: int = 0
+    world: int = 0  # ranks of the whole gang when other nodes hold some of them
 
 
 def start_gang(orders: Orders, on_message: Callable[[dict[str, Any]], None], stop: threading.Event) -> None:

@@ -39,7 +39,11 @@ class Holder:
 
     @staticmethod
     def me(what: str = "") -> "Holder":
-        pid = os.getpid()
+        return Holder.of(os.getpid(), what)
+
+    @staticmethod
+    def of(pid: int, what: str = "") -> "Holder":
+        """The process `pid` of this host."""
         return Holder(
             host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid) or "", what=what
         )

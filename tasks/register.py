@@ -29,6 +29,7 @@ def register(models: Mapping[str, Reference], scores: Mapping[str, Reference]) -
         products={"registration": product},
         inputs=inputs,
         config={"names": list(models)},
+        ranks=0,
     )
     return declare(node, [*models.values(), *scores.values()])["registration"]
 

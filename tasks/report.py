@@ -32,7 +32,8 @@ def report(
     inputs = {f"model.{key}": input_of(model) for key, model in models.items()} | {
         f"scores.{key}": input_of(s) for key, s in scores.items()
     }
-    node = Node(name="report", task="report", products={"report": product}, inputs=inputs, config=shape)
+    products = {"report": product}
+    node = Node(name="report", task="report", products=products, inputs=inputs, config=shape, ranks=0)
     return declare(node, [*models.values(), *scores.values()])["report"]
 
 

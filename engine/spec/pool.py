@@ -8,7 +8,17 @@ from engine.spec.base import Count, Spec
 
 
 class Pool(Spec):
-    name: str = Field(default="local", description="name of the pool")
+    name: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9_.-]*$",
+        description="Prefect work pool where gangs run; empty = the flow's own process",
+    )
+    queue: Literal["urgent", "default", "idle"] = Field(
+        default="default", description="which of the pool's queues: urgent runs go first, idle ones last"
+    )
+    members: tuple[str, ...] = Field(
+        default=(), description="pools whose workers are one node of a gang each; empty = one node, on `name`"
+    )
     gpu: str = Field(default="cpu", description="device type")
     gpus: int = Field(default=0, ge=0, description="devices in all")
     gpus_per_node: int = Field(default=0, ge=0, description="devices of one node")

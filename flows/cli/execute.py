@@ -1,5 +1,5 @@
-"""Run a flow here: its body inside a Prefect flow, each node a Prefect task, an embedded Prefect server
-unless one is configured.
+"""Run a flow: its body inside a Prefect flow, each node a Prefect task. Here, under an embedded Prefect
+server unless one is configured; or inside a flow that a Prefect worker has started (flows/served).
 """
 
 import os
@@ -20,19 +20,19 @@ from flows.cli.bodies import body
 from flows.cli.compose import Frozen
 from flows.cli.page import show_plan, show_report
 from flows.cli.plan import Plan
-from flows.cli.screen import Screen
 from flows.cli.server import Server, is_own, own_server
 from flows.cli.work import work
 from infra.dag import Node, Reference, scheduling, stop_scheduling
 from infra.existing import looking_in
-from infra.house import House
+from infra.house import House, Listener
 from infra.lease import Holder
-from infra.machine import num_cores
 from infra.manifests import described, write_manifest
-from infra.slots import Slots
+from infra.slots import Slots, num_slots
+from infra.stack.stack import join_stack
 from infra.store import Store
 from infra.tracking.choice import open_tracker
 
+MOST_AT_ONCE = 16  # nodes; gangs wait for slots besides
 EMBEDDED = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "true",
@@ -98,6 +98,7 @@ def embed(root: str) -> Server | None:
         os.environ.setdefault(key, value)
     if "PREFECT_HOME" not in os.environ and is_local(root):
         os.environ["PREFECT_HOME"] = str(local_path(root) / "prefect")
+    join_stack(root)
     home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
     if not is_own(os.environ.get("PREFECT_API_URL", "")) or (home / "profiles.toml").exists():
         return None
@@ -106,15 +107,38 @@ def embed(root: str) -> Server | None:
     return server
 
 
+Make = Callable[[Node, House, Outcome], dict[str, Any]]
+Host = Callable[[Frozen, House, Outcome, Callable[[], None]], None]
+
+
+def make_here(node: Node, house: House, outcome: Outcome) -> dict[str, Any]:
+    """Run the node in this process."""
+    return work(node, house, outcome.states, outcome.errors)
+
+
 def run_flow(
-    frozen: Frozen, plan: Plan, store: Store, command: str, screen: Screen, sweep: str = ""
+    frozen: Frozen,
+    plan: Plan,
+    store: Store,
+    command: str,
+    listener: Listener,
+    *,
+    sweep: str = "",
+    run_id: str = "",
+    host: Host | None = None,
+    make: Make = make_here,
 ) -> Outcome:
-    """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop gangs at a checkpoint."""
+    """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop gangs at a checkpoint.
+
+    `host` has the flow's inside run within a Prefect flow, by default one of this process; `make` runs a
+    node. A `run_id` of an earlier run goes on with its page in MLflow.
+    """
     started = time.monotonic()
-    outcome = Outcome(run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}", nodes=plan.nodes)
-    house = _house(frozen, store, command, outcome.run_id, screen, sweep)
+    run_id = run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    outcome = Outcome(run_id=run_id, nodes=plan.nodes)
+    house = open_house(frozen, store, command, run_id, listener, sweep=sweep)
     manifest = {
-        "id": outcome.run_id,
+        "id": run_id,
         "flow": frozen.flow,
         "command": command,
         "overrides": list(frozen.overrides),
@@ -126,13 +150,17 @@ def run_flow(
         "tasks": [row for node in plan.nodes for row in described(node)],
     }
     write_manifest(store, manifest)
-    with _stopping(house.stop):
+    with stopping(house.stop):
         try:
-            _in_prefect(frozen, plan, house, outcome, started)
+            (host or _embedded)(
+                frozen, house, outcome, lambda: _inside(frozen, plan, house, outcome, started, make)
+            )
         except StoppedError as error:
             outcome.failure = outcome.failure or error
         except KeyboardInterrupt:
             outcome.failure = StoppedError("stopped")
+        except AtelierError as error:
+            outcome.failure = outcome.failure or error
         except Exception as error:
             outcome.failure = outcome.failure or error
             write_manifest(store, manifest | _ending(outcome, house))
@@ -146,7 +174,11 @@ def run_flow(
     return outcome
 
 
-def _house(frozen: Frozen, store: Store, command: str, run_id: str, screen: Screen, sweep: str) -> House:
+def open_house(
+    frozen: Frozen, store: Store, command: str, run_id: str, listener: Listener, *, sweep: str = ""
+) -> House:
+    """What the nodes of the run work with in this process."""
+    scratch = scratch_of(store, run_id)
     tracker = open_tracker(
         frozen.tracker,
         store,
@@ -158,12 +190,12 @@ def _house(frozen: Frozen, store: Store, command: str, run_id: str, screen: Scre
     )
     return House(
         store=store,
-        slots=Slots(num_cores() if frozen.pool.slots == "auto" else frozen.pool.slots),
-        scratch=_scratch(store, run_id),
+        slots=Slots(num_slots(frozen.pool), scratch / "slots"),
+        scratch=scratch,
         run_id=run_id,
         flow=frozen.flow,
         command=command,
-        listener=screen.hear,
+        listener=listener,
         tracker=tracker,
     )
 
@@ -172,7 +204,8 @@ def _ending(outcome: Outcome, house: House) -> dict[str, Any]:
     return {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": house.links}
 
 
-def _scratch(store: Store, run_id: str) -> Path:
+def scratch_of(store: Store, run_id: str) -> Path:
+    """A private folder of this machine for the run's processes."""
     base = local_path(store.root) if is_local(store.root) else Path.home() / ".cache" / "atelier"
     scratch = base / "scratch" / run_id
     scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -180,7 +213,7 @@ def _scratch(store: Store, run_id: str) -> Path:
 
 
 @contextmanager
-def _stopping(stop: threading.Event) -> Iterator[None]:
+def stopping(stop: threading.Event) -> Iterator[None]:
     """SIGINT and SIGTERM ask all gangs to checkpoint; a second one ends this process (the guards then end
     theirs). May be nested: Prefect takes SIGTERM for itself while a flow runs.
     """
@@ -199,50 +232,55 @@ def _stopping(stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _in_prefect(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, started: float) -> None:
+def _embedded(frozen: Frozen, house: House, outcome: Outcome, inside: Callable[[], None]) -> None:
+    """Call `inside` within a Prefect flow of this process."""
     server = embed(house.store.root)
     import prefect  # 1.5 s: plans, help and errors do without
     from prefect.task_runners import ThreadPoolTaskRunner
 
-    @prefect.task(name="work", persist_result=False)
-    def node_task(node: dict[str, Any], after: list[Any]) -> dict[str, Any]:
-        return work(Node.model_validate(node), house, outcome.states, outcome.errors)
-
-    def submit(node: Node, waits: list[Any]) -> Any:
-        named = node_task.with_options(name=node.task, task_run_name=node.name)
-        return named.submit(node.model_dump(mode="json"), waits)
-
-    runner: Any = ThreadPoolTaskRunner(max_workers=16)
+    runner: Any = ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE)
 
     @prefect.flow(
         name=frozen.flow, flow_run_name=outcome.run_id, task_runner=runner, validate_parameters=False
     )
     def dag(config: dict[str, Any]) -> None:
-        from prefect.runtime import flow_run  # known only inside a run
-
-        outcome.prefect_s = time.monotonic() - started
-        house.links["flow_run"] = str(flow_run.id)
-        house.tracker.link(flow_run=str(flow_run.id))
-        show_plan(plan)
-        scheduler = Submitting(submit)
-        looking_in(house.store)
-        with _stopping(house.stop):
-            token = scheduling(scheduler)
-            try:
-                body(frozen.flow)(**frozen.call())
-            finally:
-                stop_scheduling(token)
-                _wait_for(scheduler, outcome)
+        inside()
         if outcome.failure is not None:
             raise outcome.failure
-        show_report(outcome.nodes, house)
 
-    try:
-        if server is not None:
-            server.wait()
-        dag(frozen.document)
-    except AtelierError as error:
-        outcome.failure = outcome.failure or error
+    if server is not None:
+        server.wait()
+    dag(frozen.document)
+
+
+def _inside(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, started: float, make: Make) -> None:
+    """Submit the body's nodes to the Prefect flow that this runs in, wait for all, show the report."""
+    import prefect  # imported by the host
+    from prefect.runtime import flow_run  # known only inside a run
+
+    @prefect.task(name="work", persist_result=False)
+    def node_task(node: dict[str, Any], after: list[Any]) -> dict[str, Any]:
+        return make(Node.model_validate(node), house, outcome)
+
+    def submit(node: Node, waits: list[Any]) -> Any:
+        named = node_task.with_options(name=node.task, task_run_name=node.name)
+        return named.submit(node.model_dump(mode="json"), waits)
+
+    outcome.prefect_s = time.monotonic() - started
+    house.links["flow_run"] = str(flow_run.id)
+    house.tracker.link(flow_run=str(flow_run.id))
+    show_plan(plan)
+    scheduler = Submitting(submit)
+    looking_in(house.store)
+    with stopping(house.stop):
+        token = scheduling(scheduler)
+        try:
+            body(frozen.flow)(**frozen.call())
+        finally:
+            stop_scheduling(token)
+            _wait_for(scheduler, outcome)
+    if outcome.failure is None:
+        show_report(outcome.nodes, house)
 
 
 def _wait_for(scheduler: Submitting, outcome: Outcome) -> None:

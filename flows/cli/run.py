@@ -8,13 +8,14 @@ import uuid
 
 from rich.console import Console
 
-from engine.spec.error import AtelierError, ConfigError, DamageError
+from engine.spec.error import AtelierError, ConfigError, DamageError, StoppedError
 from flows.cli.compose import Frozen, compose
 from flows.cli.execute import Outcome, run_flow
-from flows.cli.plan import draw
+from flows.cli.plan import Plan, draw
 from flows.cli.screen import Screen
 from flows.cli.sweep import compose_points
 from infra.dag import Node
+from infra.stack.stack import join_stack
 from infra.store import Store, default_root
 
 LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports stand in the table above it
@@ -47,7 +48,32 @@ def _run(frozen: Frozen, command: str, sweep: str) -> tuple[Outcome, Store]:
         )
         for note in plan.notes:
             screen.line(f"note: {note}")
-        return run_flow(frozen, plan, store, command, screen, sweep), store
+        if frozen.pool.name:
+            return _on_pool(frozen, plan, store, screen), store
+        return run_flow(frozen, plan, store, command, screen.hear, sweep=sweep), store
+
+
+def _on_pool(frozen: Frozen, plan: Plan, store: Store, screen: Screen) -> Outcome:
+    """Have a Prefect pool run it, and look on."""
+    started = time.monotonic()
+    join_stack(store.root)
+    from flows.served.submit import follow, submit  # Prefect: 1.5 s that no run here waits for
+
+    outcome = Outcome(run_id="", nodes=plan.nodes)
+    missing = {node.name for node in plan.nodes if not is_made(node, store)}
+    run_id = submit(frozen, store, screen.line)
+    try:
+        follow(run_id, frozen, store, screen.line)
+        outcome.states = {n.name: "done" if n.name in missing else "reused" for n in plan.nodes}
+    except (AtelierError, StoppedError) as error:
+        outcome.failure = error
+    outcome.total_s = time.monotonic() - started
+    return outcome
+
+
+def is_made(node: Node, store: Store) -> bool:
+    """True when every product of the node is finished."""
+    return all(store.find(p.kind, p.fingerprint) is not None for p in node.products.values())
 
 
 def run_sweep(points: list[Frozen]) -> int:

@@ -96,6 +96,34 @@ TABLE = (
         ),
     ),
     Command(
+        name="up",
+        about="start Prefect, MLflow and a worker on this machine, with every flow deployed",
+        example="atelier up",
+        options=(
+            Option("--prefect-port", "of Prefect's pages [4200]", "N"),
+            Option("--mlflow-port", "of MLflow's pages [5000]", "N"),
+            Option("--host", "address to bind; only loopback is allowed [127.0.0.1]", "ADDRESS"),
+        ),
+    ),
+    Command(name="down", about="end what `atelier up` started", example="atelier down"),
+    Command(
+        name="status",
+        about="show what of the local stack runs, and which runs go on",
+        example="atelier status",
+        options=(
+            JSON,
+            Option("--env", "print the variables that clients need, for eval in a shell"),
+            Option("--password", "print what Prefect's sign-in asks for: user:password"),
+        ),
+    ),
+    Command(
+        name="worker",
+        about="serve a pool from this machine, until it is ended",
+        example="atelier worker local",
+        words=(Word("pool", "a pool of conf/pool, or light", "pool", required=True),),
+        options=(Option("--name", "the worker's name [host-pool]", "NAME"),),
+    ),
+    Command(
         name="gc",
         about="remove what nothing needs any more, after asking",
         example="atelier gc --dry-run",

@@ -8,13 +8,14 @@ from engine.spec.run import Segment
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Which run of which flow this is."""
+    """Which run of which flow this is. `is_part`: another process has begun the flow's run and ends it."""
 
     flow: str
     command: str
     run_id: str
     config: dict[str, Any]
     sweep: str = ""
+    is_part: bool = False
     tags: dict[str, str] = field(default_factory=dict)
 
     def common(self) -> dict[str, str]:

@@ -68,6 +68,11 @@ class Scribe:
         self.experiment = backend.experiment(about.flow)
         found = backend.find_run([self.experiment], {"atelier.run": about.run_id, "atelier.kind": "flow"})
         self._is_again = found is not None
+        if about.is_part:
+            if found is None:
+                raise ConnectionError(f"the flow run {about.run_id} is not in MLflow yet")  # tried again
+            self.flow_run = found.info.run_id
+            return
         if about.sweep:
             self._sweep_run = self._sweep()
         me = Holder.me()
@@ -165,6 +170,8 @@ class Scribe:
 
     def end(self, status: str) -> None:
         """End the flow's run; and its sweep's, when no other job of it is running."""
+        if self.about.is_part:
+            return
         self.backend.end_run(self.flow_run, ended(status))
         if self._sweep_run:
             query = f"tags.`{PARENT}` = '{self._sweep_run}'"

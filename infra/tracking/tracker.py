@@ -40,17 +40,24 @@ class Tracker:
         run_id: str,
         config: dict[str, Any],
         sweep: str = "",
+        is_part: bool = False,
         tags: Mapping[str, str] | None = None,
     ) -> None:
         """Start at once and return at once. `run_id` is ours: the same one again goes on with the same MLflow
-        run.
+        run; with `is_part`, another process begins and ends it.
 
         `tags` go on every run and model; one called `<word>.url` becomes a link called <word> on the pages.
         """
         self.uri = uri
         self._store = store
         self._about = About(
-            flow=flow, command=command, run_id=run_id, config=config, sweep=sweep, tags=dict(tags or {})
+            flow=flow,
+            command=command,
+            run_id=run_id,
+            config=config,
+            sweep=sweep,
+            is_part=is_part,
+            tags=dict(tags or {}),
         )
         self._scribe: Scribe | None = None
         self._models: Models | None = None

@@ -1,0 +1,38 @@
+"""`atelier status`: what of the local stack runs, where, and what it does."""
+
+import argparse
+import json
+import shlex
+
+from engine.spec.error import AtelierError
+from flows.cli.root import open_store
+from infra.manifests import manifests
+from infra.stack.stack import Stack
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print it; the exit code is 0 when all that was started runs, else 1."""
+    store = open_store()
+    stack = Stack(store.root)
+    if options.password:
+        print(stack.credentials.prefect)
+        return 0
+    if options.env:
+        client = stack.client()
+        if not client:
+            raise AtelierError("the stack does not run; atelier up starts it")
+        print("\n".join(f"export {key}={shlex.quote(value)}" for key, value in client.items()))
+        return 0
+    parts = stack.parts()
+    running = [m for m in manifests(store) if m.get("status") == "running"]
+    if options.json:
+        print(json.dumps({"parts": parts, "runs": [m["id"] for m in running]}, indent=1))
+    elif not parts:
+        print("nothing was started for this store; atelier up starts it")
+    else:
+        for part in parts:
+            state = "running" if part["running"] and part["answers"] is not False else "not running"
+            print(f"{part['name']:<16} {state:<12} {part['url']}  log {part['log']}")
+        for manifest in running:
+            print(f"run {manifest['id']}  {manifest['command']}")
+    return 0 if parts and all(part["running"] for part in parts) else 1

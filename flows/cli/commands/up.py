@@ -1,0 +1,61 @@
+"""`atelier up`: Prefect server, MLflow, a worker and all deployments on this machine, in one command."""
+
+import argparse
+import os
+import time
+
+from engine.spec.error import ConfigError
+from flows.cli.root import check_root
+from infra.stack.settings import check_binding
+from infra.stack.stack import LIGHT, MLFLOW_PORT, PREFECT_PORT, Stack
+from infra.store import Store, default_root
+
+POOL = "local"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start what does not run yet, deploy, print the addresses. Run again, it only starts what is missing."""
+    check_root(will_write=True)
+    check_binding(options.host or "127.0.0.1")
+    started = time.monotonic()
+    stack = Stack(Store(default_root()).root)
+    ports = {
+        flag: port_of(flag, getattr(options, flag.replace("-", "_")), default)
+        for flag, default in (("prefect-port", PREFECT_PORT), ("mlflow-port", MLFLOW_PORT))
+    }
+    stack.up(ports["prefect-port"], ports["mlflow-port"], print)
+    os.environ |= stack.client()
+    from flows.served.deploy import deploy  # here: Prefect's client takes a second, errors above do without
+    from infra.slots import num_slots  # as above
+
+    deployed = deploy()
+    pool = deployed.pools[POOL]
+    for name, limit in ((LIGHT, deployed.light), (POOL, num_slots(pool))):
+        if stack.start_worker(name, limit):
+            print(f"starting a worker for the pool {name}")
+    deployed.wait_for_workers([LIGHT, POOL])
+    show(stack)
+    print(
+        f"ready in {time.monotonic() - started:.0f} s: {len(deployed.flows)} deployments, store {stack.root}"
+    )
+    return 0
+
+
+def port_of(flag: str, given: str | None, default: int) -> int:
+    if given is None:
+        return default
+    if not given.isdecimal() or not 1024 <= int(given) <= 65535:
+        raise ConfigError(f"--{flag}", f"{given!r} is no port", "give a number from 1024 to 65535")
+    return int(given)
+
+
+def show(stack: Stack) -> None:
+    """Where the pages are and how to get in."""
+    addresses = stack.addresses
+    if addresses is None:
+        return
+    print(f"Prefect   {addresses.prefect}   (start, watch and cancel runs)")
+    print(f"MLflow    {addresses.mlflow}   (compare runs, find models)")
+    print(f"sign in   user {stack.credentials.user}, password in {stack.folder / 'credentials.json'}")
+    print("          Prefect asks for both in one: `atelier status --password` prints it")
+    print("next      atelier titan experiment=tiny pool=local")

@@ -1,0 +1,91 @@
+"""`work`, the one generic flow on every pool: make one node here, as its parent run asks."""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled, Completed, Crashed, Failed
+
+from engine.spec.error import AtelierError, StoppedError
+from engine.spec.pool import Pool
+from flows.cli.execute import scratch_of, stopping
+from flows.cli.work import work
+from flows.served.board import Reporter
+from infra.dag import Node
+from infra.house import House
+from infra.slots import Slots, num_slots
+from infra.stack.settings import stack_folder
+from infra.store import Store, default_root
+from infra.tracking.choice import TrackerSpec, open_tracker
+
+ORPHAN_POLL_S = 1.0
+
+
+def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
+    """Make the node of `parameters`; the state that this run ends in."""
+    node, about = Node.model_validate(parameters["node"]), parameters["run"]
+    store, pool = Store(default_root()), Pool.model_validate(about["pool"])
+    tracker = open_tracker(
+        TrackerSpec.model_validate(about["tracker"]),
+        store,
+        flow=about["flow"],
+        command=about["command"],
+        run_id=about["id"],
+        config={},
+        is_part=True,
+    )
+    tracker.link(**about["links"])
+    with Reporter(store.root, about["id"], node) as reporter:
+        house = House(
+            store=store,
+            slots=Slots(num_slots(pool), stack_folder(store.root) / "slots" / pool.name),
+            scratch=scratch_of(store, about["id"]),
+            run_id=about["id"],
+            flow=about["flow"],
+            command=about["command"],
+            listener=reporter.hear,
+            tracker=tracker,
+            links=dict(about["links"]),
+        )
+        orphaned = threading.Event()
+        status = "failed"
+        try:
+            with stopping(house.stop), watching_parent(house.stop, orphaned):
+                work(node, house, {}, {})
+            status = "finished"
+            return Completed(
+                message=", ".join(f"{p.name} {p.fingerprint[:8]}" for p in node.products.values())
+            )
+        except StoppedError as error:
+            status = "stopped"
+            if orphaned.is_set():
+                return Crashed(message="its worker died; it has stopped at a checkpoint")
+            return Cancelled(message=str(error))
+        except AtelierError as error:
+            return Failed(message=str(error))
+        finally:
+            tracker.close(status)
+
+
+@contextmanager
+def watching_parent(stop: threading.Event, orphaned: threading.Event) -> Iterator[None]:
+    """Stop at a checkpoint when the worker that started this process is gone: nobody could cancel it."""
+    parent, ended = os.getppid(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(ORPHAN_POLL_S):
+            if os.getppid() != parent:
+                orphaned.set()
+                stop.set()
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,90 @@
+"""Put every flow, with its form, and every pool of conf/ on the Prefect server."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from engine.spec.base import parse
+from engine.spec.error import AtelierError
+from engine.spec.pool import Pool
+from flows.cli.catalog import CONF, flow_names, flow_text, options
+from flows.served.forms import form
+from infra.slots import num_slots
+from infra.stack import api
+from infra.stack.deploy import WORK, Deployed, put_deployment, put_pool, put_queues, put_zombie_automation
+from infra.stack.stack import LIGHT
+
+LIGHT_LIMIT = 50
+WORKER_S = 60.0
+
+
+@dataclass
+class Done:
+    """What is deployed."""
+
+    pools: dict[str, Pool] = field(default_factory=dict)
+    flows: dict[str, str] = field(default_factory=dict)
+    light: int = LIGHT_LIMIT
+
+    def wait_for_workers(self, pools: list[str]) -> None:
+        """Return when each pool is served; AtelierError when one stays without a worker."""
+        deadline = time.monotonic() + WORKER_S
+        while True:
+            with api.server() as client:
+                missing = [pool for pool in pools if not api.workers(client, pool)]
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise AtelierError(
+                    f"no worker has come up for {', '.join(missing)}: see its log (atelier status)"
+                )
+            time.sleep(0.3)
+
+
+def pool_of(name: str) -> Pool:
+    """conf/pool/<name>.yaml, validated."""
+    if name == LIGHT:
+        return Pool(name=LIGHT, slots=LIGHT_LIMIT)
+    return parse(Pool, yaml.safe_load((CONF / "pool" / f"{name}.yaml").read_text()) or {}, f"pool.{name}")
+
+
+def served_pools() -> dict[str, Pool]:
+    """Pools of conf/ that are Prefect work pools: those with a name, which is their file's."""
+    found = {name: pool_of(name) for name in options("pool")}
+    return {pool.name: pool for pool in found.values() if pool.name and not pool.members}
+
+
+def deploy() -> Done:
+    """Create or bring up to date: pools, queues, one deployment a flow, `work` a pool, the automation."""
+    done = Done(pools=served_pools())
+    with api.server() as client:
+        put_pool(client, LIGHT, "parent flows: they plan and wait, they do not compute", LIGHT_LIMIT)
+        for name, pool in done.pools.items():
+            about = f"gangs; {pool.gpus or 'no'} {pool.gpu if pool.gpus else 'GPU'}"
+            put_pool(client, name, about, num_slots(pool))
+            put_queues(client, name)
+            work = Deployed(flow=WORK, name=name, pool=name, entry=WORK, about=WORK_ABOUT, form=WORK_FORM)
+            done.flows[f"{WORK}/{name}"] = put_deployment(client, work)
+        for flow in flow_names():
+            about, example = flow_text(flow)
+            text = f"{about}.\n\nThe same on the command line: `{example} pool=local`"
+            deployed = Deployed(flow=flow, about=text, pool=LIGHT, form=form(flow))
+            done.flows[flow] = put_deployment(client, deployed)
+        put_zombie_automation(client)
+    return done
+
+
+WORK_ABOUT = "One task of a flow. Flows start it; there is nothing to fill in by hand."
+WORK_FORM: dict[str, Any] = {
+    "title": "Parameters",
+    "type": "object",
+    "properties": {
+        "node": {"type": "object", "title": "node", "position": 0},
+        "run": {"type": "object", "title": "run", "position": 1},
+        "code": {"type": "string", "title": "code", "position": 2},
+        "gang": {"type": "object", "title": "gang", "position": 3},
+    },
+    "required": ["node", "run", "code"],
+}

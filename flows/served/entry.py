@@ -1,0 +1,64 @@
+"""What Prefect's deployments name: `flows.served.entry.<flow>` for every flow, and `flows.served.entry.work`.
+
+A worker imports this file from the code that it was started with. A run brings its own code, frozen when it
+was submitted, so nothing else of the project stays imported until that is in its place.
+"""
+
+import importlib
+import os
+import sys
+from functools import cache
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any
+
+import prefect
+
+OURS = ("flows", "tasks", "infra", "engine")
+WORK_PARAMETERS = ("node", "run", "code", "gang")
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return _made(name)
+
+
+@cache
+def _made(name: str) -> Any:
+    """The Prefect flow called `name`: the form's fields are its parameters, all of them optional."""
+    if name == "work":
+        return _flow("work", WORK_PARAMETERS, "flows.served.child")
+    from flows.served.forms import form  # the installed code's: the deployment was made with it
+
+    return _flow(name, tuple(form(name)["properties"]), "flows.served.parent")
+
+
+def _flow(name: str, parameters: tuple[str, ...], module: str) -> Any:
+    def run(**given: Any) -> Any:
+        use_code(str(given.get("code") or ""))
+        filled = {key: value for key, value in given.items() if value is not None}
+        return importlib.import_module(module).run(name, filled)
+
+    fields = [Parameter(key, Parameter.KEYWORD_ONLY, default=None) for key in parameters]
+    run.__signature__ = Signature(fields)  # type: ignore[attr-defined]
+    run.__name__ = run.__qualname__ = name
+    return prefect.flow(name=name, validate_parameters=False, persist_result=False)(run)
+
+
+def use_code(digest: str) -> None:
+    """Import the project from the frozen code of `digest` from now on; '' = from where it is installed."""
+    if not digest:
+        return
+    from infra.snapshot import freeze, thaw  # the installed code's, only to find the other
+    from infra.store import default_root
+
+    root = default_root()
+    if freeze(root) == digest:
+        return
+    folder = thaw(root, digest, Path.home() / ".cache" / "atelier" / "code")
+    for module in [name for name in sys.modules if name.split(".")[0] in OURS and name != __name__]:
+        del sys.modules[module]
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = str(folder)  # for gangs and their guards
+    importlib.invalidate_caches()

@@ -1,0 +1,82 @@
+"""A flow that was started from a form, by `pool=` on the command line, or by a sweep: its parent run on the
+light pool plans, has the nodes made on pools, and shows how far they are.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Failed
+
+from engine.spec.error import AtelierError, ConfigError
+from flows.cli.catalog import options
+from flows.cli.compose import Frozen, compose
+from flows.cli.execute import Host, Outcome, run_flow
+from flows.cli.plan import Plan, draw
+from flows.served.board import Board
+from flows.served.forms import to_overrides
+from flows.served.remote import Remote
+from infra.snapshot import freeze
+from infra.store import Store, default_root
+
+POOL = "local"  # where nodes run when nobody chose
+
+
+def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
+    """Run `flow` with a filled form; the state that its Prefect run ends in."""
+    log = get_run_logger()
+    try:
+        frozen = frozen_of(flow, parameters)
+        store = Store(default_root())
+        plan = draw(frozen, store)
+        if plan.refusals:
+            raise ConfigError("plan", "; ".join(plan.refusals))
+    except AtelierError as error:
+        log.error(str(error))
+        return Failed(message=str(error))
+    command = " ".join(["atelier", flow, *frozen.overrides])
+    log.info("%s   store %s", command, store.root)
+    outcome = _run(frozen, plan, store, command, str(parameters.get("code") or ""))
+    for text in outcome.untracked:
+        log.warning("not in MLflow yet: %s", text)
+    return _state(outcome)
+
+
+def frozen_of(flow: str, parameters: Mapping[str, Any]) -> Frozen:
+    """The configuration that a filled form stands for: what the same words give on a command line."""
+    words = to_overrides(flow, parameters)
+    if not any(word.startswith("pool=") for word in words) and POOL in options("pool"):
+        words = [f"pool={POOL}", *words]
+    return compose(flow, words, from_form=True)
+
+
+def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str) -> Outcome:
+    run_id = run_id_of()
+    with Board(store.root, run_id, [node.name for node in plan.nodes]) as board:
+        remote = Remote(frozen, command, code or freeze(store.root), board)
+
+        def host(frozen: Frozen, house: Any, outcome: Outcome, inside: Any) -> None:
+            board.follow(outcome, house)
+            inside()
+
+        there: Host = host
+        return run_flow(frozen, plan, store, command, board.hear, run_id=run_id, host=there, make=remote.make)
+
+
+def run_id_of() -> str:
+    """The run's name in store and MLflow: a Prefect run that is tried again goes on with the same."""
+    moment = flow_run.scheduled_start_time or datetime.now(UTC)
+    return f"{moment:%Y%m%d-%H%M%S}-{str(flow_run.id)[:6]}"
+
+
+def _state(outcome: Outcome) -> State[Any]:
+    if outcome.failure is None:
+        made = len(outcome.nodes) - len(outcome.reused)
+        return Completed(message=f"{made} tasks run, {len(outcome.reused)} reused")
+    text = f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}"
+    if outcome.is_stopped:
+        return Cancelled(message=f"{text}; run it again and it goes on from the last checkpoints")
+    return Failed(message=text)

@@ -1,0 +1,88 @@
+"""`atelier <flow> pool=<name>`: submit the run to the Prefect server, follow it, end it with Ctrl-C."""
+
+import shlex
+import time
+from collections.abc import Callable
+
+from prefect.client.schemas.objects import FlowRun
+
+from engine.spec.error import AtelierError, ConfigError, StoppedError
+from flows.cli.compose import Frozen
+from flows.cli.overrides import check_overrides
+from flows.served.board import time_text
+from flows.served.live import left_s, read_live
+from infra.snapshot import freeze
+from infra.stack import api
+from infra.stack.deploy import DEPLOYMENT
+from infra.stack.stack import LIGHT
+from infra.store import Store
+
+POLL_S = 1.0
+EVERY_S = 5.0
+AWAY_S = 600.0
+
+
+def submit(frozen: Frozen, store: Store, say: Callable[[str], None]) -> str:
+    """Start the run on the server with the code as it is now; its id.
+
+    ConfigError when no server answers, the pool is unknown or nobody serves it.
+    """
+    check_overrides(list(frozen.overrides), from_form=True)
+    with api.server() as client:
+        for pool in (LIGHT, *(frozen.pool.members or (frozen.pool.name,))):
+            api.check_pool(client, pool)
+    parameters = {"overrides": list(frozen.overrides), "code": freeze(store.root)}
+    run_id = api.submit(f"{frozen.flow}/{DEPLOYMENT}", parameters)
+    say(f"submitted: {api.page(run_id)}")
+    return run_id
+
+
+def follow(run_id: str, frozen: Frozen, store: Store, say: Callable[[str], None]) -> None:
+    """Say how far the run is until it ends; raises what it failed of. Ctrl-C cancels it."""
+    try:
+        run = _until_end(run_id, store, say)
+    except KeyboardInterrupt:
+        say("stopping: running tasks write a checkpoint")
+        api.cancel(run_id)
+        _until_end(run_id, store, say)
+        raise StoppedError("stopped") from None
+    state = run.state
+    assert state is not None  # it is final
+    if state.is_completed():
+        return
+    if state.is_cancelled():
+        raise StoppedError(state.message or "cancelled")
+    again = "" if state.is_failed() else f"; again: atelier {frozen.flow} {shlex.join(frozen.overrides)}"
+    raise AtelierError(f"{state.message or state.name}{again}")
+
+
+def _until_end(run_id: str, store: Store, say: Callable[[str], None]) -> FlowRun:
+    seen, said_at, heard_at = "", 0.0, time.monotonic()
+    while True:
+        run = api.read_run(run_id)
+        if run is None and time.monotonic() - heard_at > AWAY_S:
+            raise ConfigError(
+                "PREFECT_API_URL", "the server has gone", f"the run goes on: {api.page(run_id)}"
+            )
+        if run is not None and run.state is not None:
+            heard_at = time.monotonic()
+            if run.state.name != seen:
+                seen = str(run.state.name)
+                say(f"{seen.lower()}  {run.state.message or ''}".rstrip())
+            if run.state.is_final():
+                return run
+            if time.monotonic() - said_at >= EVERY_S and run.name:
+                said_at = time.monotonic()
+                _say_live(store, run, say)
+        time.sleep(POLL_S)
+
+
+def _say_live(store: Store, run: FlowRun, say: Callable[[str], None]) -> None:
+    moment = run.expected_start_time
+    if moment is None:
+        return
+    run_id = f"{moment:%Y%m%d-%H%M%S}-{str(run.id)[:6]}"
+    for node, now in sorted(read_live(store.root, run_id).items()):
+        if "total" in now and now.get("state") == "running":
+            left = time_text(left_s(now))
+            say(f"  {node}: {now['progress']}/{now['total']} {now.get('unit', '')}, {left} left")

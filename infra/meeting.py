@@ -1,0 +1,166 @@
+"""Where the nodes of one gang find each other: `{root}/gangs/<id>/` on the store that they share.
+
+Every node says that it is there; when all are, the first one says where to meet. All of them start or none,
+and when one ends the others end. The address is a c10d rendezvous: it is open to whoever reaches that port,
+so the nodes of a gang belong on a network of their own.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.spec.error import AtelierError, StoppedError
+from engine.storage import exists, join, read_bytes, write_bytes
+
+PATIENCE_S = 120.0
+POLL_S = 0.5
+ADDRESS = "ATELIER_ADDRESS"  # this host as the other nodes reach it; default: its name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One node of a gang: the `index`-th of those whose workers serve `pools`."""
+
+    id: str
+    index: int
+    pools: tuple[str, ...]
+    patience_s: float = PATIENCE_S
+
+    @property
+    def size(self) -> int:
+        return len(self.pools)
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    def share(self, ranks: int) -> int:
+        """Ranks on each node."""
+        if ranks % self.size:
+            raise AtelierError(
+                f"parallel: {ranks} ranks do not divide over {self.size} nodes; "
+                f"{(ranks // self.size + 1) * self.size} would"
+            )
+        return ranks // self.size
+
+
+class Meeting:
+    """The gang's folder, from one node's side."""
+
+    def __init__(self, root: str, place: Place, stop: threading.Event) -> None:
+        self.place, self._stop = place, stop
+        self._folder = join(root, "gangs", place.id)
+
+    def arrive(self) -> None:
+        """Say that this node is there."""
+        host = os.environ.get(ADDRESS) or socket.gethostname()
+        self._put(f"node-{self.place.index}", {"host": host, "machine": _machine(), "pid": os.getpid()})
+
+    def gather(self, run: dict[str, Any], say: Any) -> dict[str, str]:
+        """The first node's part: wait for all, then hand `run` (the gang's run file) to the others; the
+        environment that the ranks here need. AtelierError names who did not come in time.
+        """
+        deadline = time.monotonic() + self.place.patience_s
+        told: list[int] = []
+        while missing := [i for i in range(self.place.size) if self._get(f"node-{i}") is None]:
+            if missing != told:
+                told = missing
+                say(f"waits for {self._named(missing)}")
+            if time.monotonic() > deadline:
+                pools = dict.fromkeys(self.place.pools[i] for i in missing)
+                text = f"{self._named(missing)} did not come within {self.place.patience_s:.0f} s"
+                self.end(text)
+                raise AtelierError(
+                    f"{text}; start a worker: " + ", ".join(f"atelier worker {p}" for p in pools)
+                )
+            self._pause()
+        nodes = [self._get(f"node-{i}") or {} for i in range(self.place.size)]
+        is_one_machine = len({node["machine"] for node in nodes}) == 1
+        host = "127.0.0.1" if is_one_machine else str(nodes[0]["host"])
+        go = {"rendezvous": f"tcp://{host}:{_free_port(host)}", "is_one_machine": is_one_machine, "run": run}
+        self._put("go", go)
+        return _environment(go)
+
+    def follow(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Another node's part: the run file and environment of its ranks, once all are there."""
+        while True:
+            go = self._get("go")
+            if go is not None:
+                return go["run"], _environment(go)
+            self.check()
+            self._pause()
+
+    def check(self) -> None:
+        """Raise StoppedError when the gang has ended."""
+        end = self._get("end")
+        if end is not None:
+            raise StoppedError(f"the gang has ended: {end['why']}")
+
+    def end(self, why: str) -> None:
+        """Tell the others that it is over."""
+        if not exists(join(self._folder, "end.json")):
+            self._put("end", {"why": why, "by": self.place.index})
+
+    def watch(self, stop: threading.Event, ended: threading.Event) -> None:
+        """Set `stop` when another node has ended the gang; returns when `ended` is set."""
+        while not ended.wait(POLL_S):
+            end = self._get("end")
+            if end is not None and end["by"] != self.place.index:
+                stop.set()
+                return
+
+    def _named(self, indices: list[int]) -> str:
+        return ", ".join(f"node {i} of {self.place.size} (pool {self.place.pools[i]})" for i in indices)
+
+    def _pause(self) -> None:
+        if self._stop.wait(POLL_S):
+            self.end("stopped")
+            raise StoppedError("stopped while the gang was gathering")
+
+    def _put(self, name: str, document: dict[str, Any]) -> None:
+        write_bytes(join(self._folder, f"{name}.json"), json.dumps(document).encode())
+
+    def _get(self, name: str) -> dict[str, Any] | None:
+        try:
+            return json.loads(read_bytes(join(self._folder, f"{name}.json")))
+        except FileNotFoundError:
+            return None
+
+
+def place_of(document: dict[str, Any] | None) -> Place | None:
+    """A node's place as a run's parameter carries it; None for a gang of one node."""
+    if not document:
+        return None
+    return Place(
+        id=document["id"],
+        index=int(document["index"]),
+        pools=tuple(document["pools"]),
+        patience_s=float(document.get("patience_s", PATIENCE_S)),
+    )
+
+
+def document_of(place: Place) -> dict[str, Any]:
+    return asdict(place) | {"pools": list(place.pools)}
+
+
+def _environment(go: dict[str, Any]) -> dict[str, str]:
+    own = {"GLOO_SOCKET_IFNAME": "lo"} if go["is_one_machine"] else {}
+    return {"ATELIER_RENDEZVOUS": go["rendezvous"], **own}
+
+
+def _machine() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1" if host == "127.0.0.1" else "", 0))
+        return probe.getsockname()[1]

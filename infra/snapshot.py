@@ -1,0 +1,91 @@
+"""The code of a run, frozen when it is submitted: `{root}/code/<digest>.tar.gz`. Workers check its digest and
+run that, whatever became of the files it was made from.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import uuid
+from pathlib import Path
+
+from engine.spec.error import ConfigError, DamageError
+from engine.storage import exists, join, read_bytes, write_bytes
+from infra.code import NOTE, PROJECT, code_provenance
+
+FOLDERS = ("flows", "tasks", "infra", "engine", "conf")
+SUFFIXES = (".py", ".yaml")  # code and configuration; no data, no hidden file, no secret
+MOST = 64 << 20
+
+
+def freeze(root: str) -> str:
+    """Keep this project's code in the store at `root`; its digest."""
+    packed = _packed(PROJECT)
+    digest = hashlib.sha256(packed).hexdigest()[:32]
+    place = _place(root, digest)
+    if not exists(place):
+        write_bytes(place, packed)
+    return digest
+
+
+def thaw(root: str, digest: str, base: Path) -> Path:
+    """A folder with the code of `digest`, unpacked below `base` when it is not there yet.
+
+    ConfigError when the store has no such code, DamageError when it is not what it should be.
+    """
+    if not (digest.isalnum() and digest.isascii()):
+        raise ConfigError("code", f"{digest[:40]!r} is no digest", "leave it blank for the code as it is now")
+    folder = base / digest
+    if (folder / NOTE).exists():
+        return folder
+    try:
+        packed = read_bytes(_place(root, digest))
+    except FileNotFoundError:
+        raise ConfigError(
+            "code", f"{root} has no code {digest}", "leave it blank for the code as it is now"
+        ) from None
+    if hashlib.sha256(packed).hexdigest()[:32] != digest:
+        raise DamageError(f"{_place(root, digest)}: its content does not have its digest")
+    fresh = base / f".{digest}.{uuid.uuid4().hex[:8]}"
+    fresh.mkdir(parents=True, mode=0o700)
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+        archive.extractall(fresh, filter="data")
+    try:
+        os.rename(fresh, folder)
+    except OSError:  # another process was first
+        shutil.rmtree(fresh)
+    return folder
+
+
+def _place(root: str, digest: str) -> str:
+    return join(root, "code", f"{digest}.tar.gz")
+
+
+def _packed(project: Path) -> bytes:
+    """The same files give the same bytes: sorted, without times and owners."""
+    files = {str(path.relative_to(project)): path.read_bytes() for path in _sources(project)}
+    about = {key: code_provenance()[key] for key in ("commit", "diff")}
+    files[NOTE] = json.dumps(about, sort_keys=True).encode()
+    if sum(map(len, files.values())) > MOST:
+        raise ConfigError(
+            str(project), f"more than {MOST >> 20} MiB of code", f"only {', '.join(FOLDERS)} belong to it"
+        )
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in sorted(files.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o600
+            archive.addfile(entry, io.BytesIO(content))
+    return gzip.compress(raw.getvalue(), compresslevel=6, mtime=0)
+
+
+def _sources(project: Path) -> list[Path]:
+    return [
+        path
+        for folder in FOLDERS
+        for path in sorted((project / folder).rglob("*"))
+        if path.suffix in SUFFIXES and path.is_file() and "__pycache__" not in path.parts
+    ]

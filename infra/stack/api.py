@@ -1,0 +1,140 @@
+"""What Atelier asks of a Prefect server: whether it is the right one, runs on a pool, their states."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import httpx
+import prefect
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun, WorkerStatus
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelling
+
+from engine.spec.error import AtelierError, ConfigError
+
+SEEN_S = 90  # a worker that was not heard for longer is no worker
+AWAY = (httpx.TransportError, OSError)
+
+
+@contextmanager
+def server() -> Iterator[SyncPrefectClient]:
+    """A client of the configured server; one ConfigError for one that is away, locked or of another kind."""
+    url = PREFECT_API_URL.value() or ""
+    try:
+        with get_client(sync_client=True) as client:
+            _check(client, url)
+            yield client
+    except AWAY as error:
+        raise ConfigError(
+            "PREFECT_API_URL", f"no Prefect server answers at {url} ({error})", "atelier up starts one"
+        ) from None
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code in (401, 403):
+            raise _locked(url) from None
+        raise
+
+
+def _check(client: SyncPrefectClient, url: str) -> None:
+    answer = client.request("GET", "/admin/version")
+    if answer.status_code in (401, 403):
+        raise _locked(url)
+    theirs = str(answer.json()) if answer.status_code == 200 else f"no version (status {answer.status_code})"
+    if theirs != prefect.__version__:
+        raise ConfigError(
+            "PREFECT_API_URL",
+            f"{url} is Prefect {theirs}, this is {prefect.__version__}",
+            "use the same version on both sides (constraints.txt names it)",
+        )
+
+
+def _locked(url: str) -> ConfigError:
+    return ConfigError(
+        "PREFECT_API_AUTH_STRING",
+        f"{url} does not accept the user and password",
+        "`atelier status --env` prints those of the stack that `atelier up` started",
+    )
+
+
+def check_pool_exists(client: SyncPrefectClient, pool: str) -> None:
+    """Refuse a pool that the server does not have."""
+    try:
+        client.read_work_pool(pool)
+    except ObjectNotFound:
+        there = ", ".join(sorted(p.name for p in client.read_work_pools())) or "none"
+        way_out = f"there are: {there}; `atelier up` makes those of conf/pool"
+        raise ConfigError("pool", f"the server has no pool {pool!r}", way_out) from None
+
+
+def check_pool(client: SyncPrefectClient, pool: str) -> None:
+    """Refuse a pool that the server does not have, or that no worker serves."""
+    check_pool_exists(client, pool)
+    if not workers(client, pool):
+        raise ConfigError("pool", f"no worker serves the pool {pool!r}", f"start one: atelier worker {pool}")
+
+
+def workers(client: SyncPrefectClient, pool: str) -> list[str]:
+    """Names of the workers that serve `pool` just now."""
+    since = datetime.now(UTC) - timedelta(seconds=SEEN_S)
+    return [
+        worker.name
+        for worker in client.read_workers_for_work_pool(pool)
+        if worker.status == WorkerStatus.ONLINE
+        and worker.last_heartbeat_time is not None
+        and worker.last_heartbeat_time >= since
+    ]
+
+
+def submit(
+    deployment: str, parameters: Mapping[str, Any], *, name: str = "", tags: tuple[str, ...] = ()
+) -> str:
+    """A run of a deployment that belongs to no other run; its id."""
+    with server() as client:
+        found = client.read_deployment_by_name(deployment)
+        run = client.create_flow_run_from_deployment(
+            found.id, parameters=dict(parameters), name=name or None, tags=tags
+        )
+        return str(run.id)
+
+
+def read_run(run_id: str) -> FlowRun | None:
+    """The run as the server knows it; None while the server does not answer."""
+    try:
+        with get_client(sync_client=True) as client:
+            return client.read_flow_run(UUID(run_id))
+    except AWAY:
+        return None
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code >= 500:
+            return None
+        raise
+
+
+def cancel(run_id: str, patience_s: float = 10.0) -> None:
+    """Ask the server to end a run; a server that is away is asked again for a while, then left."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(UUID(run_id), Cancelling(message="its parent was stopped"))
+                return
+        except (*AWAY, PrefectHTTPStatusError):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(1.0)
+
+
+def page(run_id: str) -> str:
+    """Address of a run's page in Prefect's UI."""
+    base = (PREFECT_API_URL.value() or "").removesuffix("/api")
+    return f"{base}/v2/runs/flow-run/{run_id}"
+
+
+def must_answer(run: FlowRun | None, patience_s: float, since: float) -> None:
+    """AtelierError when the server has been away for longer than `patience_s`."""
+    if run is None and time.monotonic() - since > patience_s:
+        raise AtelierError(f"Prefect's server has been away for {patience_s:.0f} s")

@@ -1,0 +1,160 @@
+"""The local stack of a store: Prefect server, MLflow server and workers, each started when it is missing,
+found again by any later command, ended together.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from engine.spec.error import ConfigError
+from engine.storage import is_local, local_path
+from infra.stack import service, settings
+from infra.stack.service import Service
+from infra.stack.settings import HOST, Addresses, Credentials
+
+PREFECT_PORT, MLFLOW_PORT = 4200, 5000
+LIGHT = "light"  # the pool of parent flows: they wait, they do not compute
+
+
+class Stack:
+    """The stack that belongs to the store at `root`."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.folder = settings.stack_folder(root)
+        self.state: dict[str, Any] = settings.read_state(self.folder)
+
+    @property
+    def credentials(self) -> Credentials:
+        return Credentials.of(self.folder)
+
+    @property
+    def addresses(self) -> Addresses | None:
+        """Where its servers are; None when it was never started."""
+        found = {name: self.state.get(name, {}).get("url", "") for name in ("prefect", "mlflow")}
+        return Addresses(**found) if all(found.values()) else None
+
+    def client(self) -> dict[str, str]:
+        """Environment of its clients; empty when its Prefect server does not run."""
+        if self.addresses is None or not service.is_running(self.state["prefect"]):
+            return {}
+        return self.addresses.client(self.credentials)
+
+    def up(self, prefect_port: int, mlflow_port: int, say: Callable[[str], None]) -> list[str]:
+        """Start the servers that do not run, both at once; returns the names of those started."""
+        wanted = [self._prefect(prefect_port), self._mlflow(mlflow_port)]
+        missing = [one for one in wanted if not service.is_running(self.state.get(one.name, {}))]
+        for one in wanted:
+            if one not in missing and self.state[one.name]["url"] != one.url:
+                raise ConfigError(
+                    f"--{one.name}-port", f"{one.name} runs at {self.state[one.name]['url']}", "atelier down"
+                )
+        for one in missing:
+            service.check_port(one.name, int(one.url.rsplit(":", 1)[1]))
+        for one in missing:
+            say(f"starting {one.name} at {one.url}")
+            self._keep(one.name, service.start(one, self.folder))
+        for one in missing:
+            service.wait_ready(one, self.state[one.name])
+        return [one.name for one in missing]
+
+    def start_worker(self, pool: str, limit: int) -> bool:
+        """A worker of this machine for `pool`; False when it runs already."""
+        name = f"worker-{pool}"
+        if service.is_running(self.state.get(name, {})):
+            return False
+        self._keep(name, service.start(self.worker(pool, limit), self.folder))
+        return True
+
+    def worker(self, pool: str, limit: int, name: str = "") -> Service:
+        """The worker of `pool`: its flows get the servers' credentials, their gangs do not."""
+        client = self.client() or {k: os.environ[k] for k in CLIENT_KEYS if k in os.environ}
+        arguments = ("prefect", "worker", "start", "--pool", pool, "--type", "process")
+        arguments += ("--name", name or f"{socket.gethostname()}-{pool}", "--limit", str(limit))
+        return Service(
+            name=f"worker-{pool}",
+            arguments=arguments,
+            environment=settings.clean_environment() | settings.worker(self.root, client),
+        )
+
+    def down(self, say: Callable[[str], None]) -> int:
+        """End everything that `up` started, workers first; the number of processes ended."""
+        names = sorted(self.state, key=lambda name: (not name.startswith("worker"), name != "prefect"))
+        running = [name for name in names if service.is_running(self.state[name])]
+        for name in running:
+            say(f"ending {name}")
+            service.stop(self.state[name])
+        for name in names:
+            self.state[name].pop("holder", None)
+            if name.startswith("worker"):
+                self.state.pop(name)
+        self._write()
+        return len(running)
+
+    def parts(self) -> list[dict[str, Any]]:
+        """What there is and how it is: name, url, running, pid, log."""
+        return [
+            {
+                "name": name,
+                "url": entry.get("url", ""),
+                "running": service.is_running(entry),
+                "answers": service.answers(entry["url"] + HEALTH[name]) if name in HEALTH else None,
+                "pid": entry.get("holder", {}).get("pid"),
+                "log": entry.get("log", ""),
+            }
+            for name, entry in self.state.items()
+        ]
+
+    def _prefect(self, port: int) -> Service:
+        url = f"http://{HOST}:{port}"
+        environment = settings.clean_environment() | settings.prefect_server(
+            self.root, port, self.credentials
+        )
+        arguments = ("prefect", "server", "start", "--host", HOST, "--port", str(port))
+        return Service(
+            name="prefect", arguments=arguments, environment=environment, ready=f"{url}/api/health", url=url
+        )
+
+    def _mlflow(self, port: int) -> Service:
+        url = f"http://{HOST}:{port}"
+        base = local_path(self.root).absolute() if is_local(self.root) else self.folder
+        arguments = ("mlflow", "server", "--app-name", "basic-auth", "--host", HOST, "--port", str(port))
+        arguments += ("--backend-store-uri", f"sqlite:///{base / 'mlflow.db'}", "--workers", "1")
+        arguments += ("--artifacts-destination", str(base / "mlartifacts"))
+        arguments += ("--allowed-hosts", f"{HOST}:{port},localhost:{port}")
+        arguments += ("--cors-allowed-origins", f"{url},http://localhost:{port}")
+        environment = settings.clean_environment() | settings.mlflow_server(self.folder, self.credentials)
+        return Service(
+            name="mlflow", arguments=arguments, environment=environment, ready=f"{url}/health", url=url
+        )
+
+    def _keep(self, name: str, entry: dict[str, Any]) -> None:
+        self.state[name] = entry
+        self._write()
+
+    def _write(self) -> None:
+        settings.write_private(self.folder / "state.json", json.dumps(self.state, indent=1))
+
+
+HEALTH = {"prefect": "/api/health", "mlflow": "/health"}
+
+
+CLIENT_KEYS = (  # by which clients find the servers and are let in
+    "PREFECT_API_URL",
+    "PREFECT_API_AUTH_STRING",
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+)
+
+
+def join_stack(root: str) -> bool:
+    """Have this process talk to the running stack of `root`, unless the user named a server; True if so."""
+    if os.environ.get("PREFECT_API_URL"):
+        return False
+    client = Stack(root).client()
+    for key, value in client.items():
+        os.environ.setdefault(key, value)
+    return bool(client)
