@@ -13,15 +13,13 @@ from engine.artifact import open_input
 from engine.loop.build import House
 from engine.loop.report import Report
 from engine.loop.save import forget
-from engine.loop.stop import StopRequest
+from engine.loop.stop import STOPPED, StopRequest
 from engine.loop.training import Surroundings, run_training
 from engine.parallel import Gang, start_gang
 from engine.process import leave
 from engine.spec.base import parse
 from engine.spec.error import AtelierError, StoppedError, of_system, to_line
 from engine.spec.run import RunFile, Trainings
-
-STOPPED = 75  # EX_TEMPFAIL: run it again and it goes on
 
 
 def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
@@ -47,8 +45,9 @@ def main(path: str) -> int:
     try:
         run = parse(RunFile, json.loads(Path(path).read_bytes()), path)
         stop = StopRequest(Path(run.scratch))
-        stop.listen()
+        stop.watch_guard()
         gang = start_gang(run.layout)
+        stop.listen()
         train(run, gang, stop)
     except StoppedError:
         return STOPPED

@@ -224,13 +224,13 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
     notes = []
     for row in rows:
         if "delta" in row:
-            better = "below" if row["delta"] < 0 else "NOT below"
+            better = "below" if row["delta"] < 0 else "ABOVE"
             notes.append(
                 f"{row['name']} is {abs(row['delta']):.3f} nats per token {better} its same-seed control"
             )
         if "accuracy_delta" in row:
             notes.append(
-                f"{row['name']}: {row['accuracy_delta']:+.3f} +- {row['accuracy_delta_interval']:.3f}"
+                f"{row['name']}: {row['accuracy_delta']:+.3f} ± {row['accuracy_delta_interval']:.3f}"
                 f" accuracy against the same network from scratch, paired over {row['draws']} draws (95 %"
                 " t-interval)"
             )

@@ -25,7 +25,6 @@ from infra.lease import Holder, Lease, LeaseLost, Renewal, take
 from infra.store import Store, has_body, read_body
 from infra.trajectory import checkpoint_steps
 
-GRACE_S = 30.0
 RESTARTS = 3  # each only after a new checkpoint: a death at the same place again is told, not repeated
 STOPPED = 75
 PASSED = (
@@ -173,7 +172,7 @@ class Guard:
                         process.terminate()
             if all(code is not None for code in codes):
                 return next((code for code in codes if code), 0)
-            if told_at and time.monotonic() - told_at > (2.0 if failed else GRACE_S):
+            if told_at and time.monotonic() - told_at > (2.0 if failed else self.orders["grace_s"]):
                 self._kill()
             time.sleep(0.02)
 

@@ -41,6 +41,7 @@ class House:
     tracker: Any = None
     stop: threading.Event = field(default_factory=threading.Event)
     links: dict[str, str] = field(default_factory=dict)
+    grace_s: float = 10.0  # for a gang's checkpoint when it is asked to stop
     place: Place | None = None  # of this node in a gang of several
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -182,6 +183,7 @@ class House:
                 scratch=scratch,
                 ranks=share,
                 threads=threads,
+                grace_s=self.grace_s,
                 env=compile_cache(self.store.root) | env,
                 first_rank=self.place.index * share,
                 world=ranks,
@@ -240,6 +242,7 @@ class House:
             scratch=scratch,
             ranks=ranks,
             threads=threads,
+            grace_s=self.grace_s,
             leases={lease.log.address: lease.fence for lease in held},
             env=compile_cache(self.store.root),
             outputs={

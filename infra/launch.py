@@ -23,6 +23,10 @@ TAIL = 15
 SCARCE = 1 << 16  # bytes: on a fuller disk a gang cannot even say what failed
 
 
+class DiedError(AtelierError):
+    """Processes were ended from outside: the same again may go well."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Orders:
     """All that a guard needs: written to guard.json, run.json beside it."""
@@ -37,6 +41,7 @@ class Orders:
     leases: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    grace_s: float = 10.0
     first_rank: int = 0
     world: int = 0  # ranks of the whole gang when other nodes hold some of them
 
@@ -121,7 +126,10 @@ def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: b
         reason = f"the gang was ended by {signal.Signals(code - 128).name}"
     else:
         reason = f"the gang ended with exit code {code}"
-    raise AtelierError("\n".join([f"{reason}; its files are in {orders.scratch}", *lines]))
+    has_died = code < 0 or (code > 128 and orders.world)
+    raise (DiedError if has_died else AtelierError)(
+        "\n".join([f"{reason}; its files are in {orders.scratch}", *lines])
+    )
 
 
 def _listen(guard: subprocess.Popen[bytes], hear: Callable[[dict[str, Any]], None]) -> None:

@@ -29,6 +29,7 @@ NUMBERS = (
     "vocab",
 )
 ENDS = ("scores", "report", "registration")
+SIBLINGS = 4  # of one family in a brief picture
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,34 @@ class Graph:
         edges = tuple(edge for edge in self.edges if edge.parent in kept and edge.child in kept)
         return Graph(focus=self.focus, nodes=kept, edges=edges)
 
+    def near(self) -> "Graph":
+        """The focus with its data and all its ancestors, and the models that came directly of it."""
+        up = _walk(_nexts(self.edges, up=True), [edge.parent for edge in self.parents(self.focus)])
+        down = {edge.child for edge in self.children(self.focus)}
+        kept = {fp: node for fp, node in self.nodes.items() if fp in up | down | {self.focus}}
+        edges = tuple(edge for edge in self.edges if edge.parent in kept and edge.child in kept)
+        return Graph(focus=self.focus, nodes=kept, edges=edges).brief()
+
+    def brief(self) -> "Graph":
+        """For the eye: without scores, reports and registrations; of many siblings without children only
+        the first few, and how many more there are.
+        """
+        graph = self.only({node.kind for node in self.nodes.values()} - set(ENDS))
+        groups: dict[tuple[Any, ...], list[str]] = {}
+        for fp, node in graph.nodes.items():
+            if fp != graph.focus and graph.parents(fp) and not graph.children(fp):
+                family = (node.kind, *sorted({edge.parent for edge in graph.parents(fp)}))
+                groups.setdefault(family, []).append(fp)
+        nodes = dict(graph.nodes)
+        for group in groups.values():
+            group.sort(key=lambda fp: graph.nodes[fp].name)
+            if len(group) > SIBLINGS:
+                one, *others = group[SIBLINGS - 1 :]
+                nodes[one] = Node(fingerprint=one, kind=nodes[one].kind, name=f"and {len(others) + 1} more")
+                nodes = {fp: node for fp, node in nodes.items() if fp not in others}
+        edges = tuple(edge for edge in graph.edges if edge.parent in nodes and edge.child in nodes)
+        return Graph(focus=graph.focus, nodes=nodes, edges=edges)
+
     def parents(self, fingerprint: str) -> list[Edge]:
         return [edge for edge in self.edges if edge.child == fingerprint]
 
@@ -77,9 +106,7 @@ class Graph:
         """For the eye: a tokenizer that comes with the tokens, and data that comes with the model that was
         scored on it, are left out.
         """
-        nexts: dict[str, list[str]] = {}
-        for edge in self.edges:
-            nexts.setdefault(edge.parent, []).append(edge.child)
+        nexts = _nexts(self.edges, up=False)
 
         def is_plain(edge: Edge) -> bool:
             may_go = edge.label == "tokenizer" or self.nodes[edge.child].kind in ENDS
@@ -338,11 +365,16 @@ def node_of(record: Record) -> Node:
 
 
 def _reach(start: str, edges: Iterable[Edge], *, up: bool) -> set[str]:
+    nexts = _nexts(edges, up=up)
+    return _walk(nexts, nexts.get(start, []))
+
+
+def _nexts(edges: Iterable[Edge], *, up: bool) -> dict[str, list[str]]:
     nexts: dict[str, list[str]] = {}
     for edge in edges:
         here, there = (edge.child, edge.parent) if up else (edge.parent, edge.child)
         nexts.setdefault(here, []).append(there)
-    return _walk(nexts, nexts.get(start, []))
+    return nexts
 
 
 def _walk(nexts: dict[str, list[str]], first: list[str]) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.lineage import Graph
-from infra.lineage_draw import to_svg
+from infra.lineage_picture import to_svg
 
 FILES = ("report.md", "report.html", "loss.png", "lineage.svg", "table.json")
 ORDER = {"teacher": 0, "model": 1, "student": 2, "control": 2, "finetuned": 3, "scratch": 3, "baseline": 4}
@@ -58,7 +58,7 @@ def write_report(folder: Path, content: ReportContent) -> list[Path]:
 
         written["loss.png"] = loss_png(content.curves, controls=content.controls, starts=content.starts)
     if content.graph is not None:
-        written["lineage.svg"] = to_svg(content.graph).encode()
+        written["lineage.svg"] = to_svg(content.graph.brief()).encode()
     document = {
         "title": content.title,
         "command": content.command,
@@ -252,9 +252,10 @@ tr.control td,tr.baseline td,tr.scratch td{color:var(--soft)}
 tr.control td:first-child,tr.scratch td:first-child{padding-left:1.1rem}
 td.good{color:var(--good);font-weight:600}
 td.bad{color:var(--bad);font-weight:600}
-img{max-width:100%;height:auto;border-radius:8px;background:#fff;display:block}
+img{width:100%;min-width:36rem;height:auto;border-radius:8px;background:#fff;display:block}
 details{border-bottom:1px solid var(--line);padding:.35rem 0}
 summary{cursor:pointer;font-weight:600}
+@media (max-width:48rem){th,td{padding:.3rem .45rem;font-size:.85rem}}
 """
 
 
@@ -274,7 +275,8 @@ def to_html(content: ReportContent, png: bytes, svg: str) -> str:
     if png:
         picture = base64.b64encode(png).decode()
         body.append(
-            f'<h2>Loss</h2><img alt="loss curves of all roles" src="data:image/png;base64,{picture}">'
+            f'<h2>Loss</h2><div class=wide><img alt="{_alt(content)}"'
+            f' src="data:image/png;base64,{picture}"></div>'
         )
     if svg:
         body.append(f"<h2>Lineage</h2><div class=wide>{svg}</div>")
@@ -293,6 +295,16 @@ def to_html(content: ReportContent, png: bytes, svg: str) -> str:
     )
 
 
+def _alt(content: ReportContent) -> str:
+    """The loss picture in words: whose curves, and where they ended."""
+    ends = [
+        f"{name} ends at {looks[-1]:.3f}"
+        for name, lines in content.curves.items()
+        if (looks := [v for line in lines if (v := line["values"].get("eval/loss")) is not None])
+    ]
+    return html.escape(", ".join([f"loss of {', '.join(content.curves)}", *ends]), quote=True)
+
+
 def _html_table(table: Table) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in table.head)
     rows = []
@@ -304,8 +316,13 @@ def _html_table(table: Table) -> str:
 
 
 def _cell(head: str, text: str) -> str:
-    """A comparison is coloured by what it means: a lower loss and a higher accuracy are good."""
+    """A comparison is coloured by what it means: a lower loss and a higher accuracy are good; one within its
+    interval means nothing.
+    """
     if not text or head.split(" ")[-1] not in ("control", "scratch") or "vs" not in head:
         return f"<td>{html.escape(text)}</td>"
+    middle, _, half = text.partition(" ± ")
+    if half and abs(float(middle)) <= float(half):
+        return f"<td>{html.escape(text.replace('-', '−'))}</td>"
     is_good = text.startswith("-") if head.startswith("loss") else text.startswith("+")
     return f"<td class={'good' if is_good else 'bad'}>{html.escape(text.replace('-', '−'))}</td>"

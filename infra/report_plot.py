@@ -135,6 +135,7 @@ def _mark_starts(
             color=colours[names[0]] if len(names) == 1 else GREY,
             va="top",
             ha="right",
+            bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.0},
         )
 
 

@@ -11,6 +11,7 @@ from types import FrameType
 
 GUARD = "ATELIER_GUARD_FD"
 STOP_FILE = "stop"  # in the gang's scratch folder
+STOPPED = 75  # EX_TEMPFAIL: run it again and it goes on
 LOOK_EVERY = 1.0  # seconds between looks for the file
 
 
@@ -23,11 +24,18 @@ class StopRequest:
         self._file = folder / STOP_FILE
         self._asked = threading.Event()
         self._next_look = 0.0
+        self._is_listening = False
 
     def listen(self) -> None:
-        """Take over SIGTERM and SIGINT, and watch the guard's pipe when the environment names one."""
+        """Take over SIGTERM and SIGINT. Before the gang has met they end the process at once: one that waits
+        for its peers could not obey them, and has nothing to save.
+        """
+        self._is_listening = True
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
+
+    def watch_guard(self) -> None:
+        """Watch the guard's pipe when the environment names one: its end is a request to stop."""
         if GUARD in os.environ:
             threading.Thread(target=self._watch, args=(int(os.environ[GUARD]),), daemon=True).start()
 
@@ -53,3 +61,5 @@ class StopRequest:
         except OSError:
             pass  # the pipe is gone: so is the guard
         self._asked.set()
+        if not self._is_listening:
+            os._exit(STOPPED)

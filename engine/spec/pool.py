@@ -16,6 +16,9 @@ class Pool(Spec):
     queue: Literal["urgent", "default", "idle"] = Field(
         default="default", description="which of the pool's queues: urgent runs go first, idle ones last"
     )
+    grace_s: float = Field(
+        default=10.0, gt=0, description="seconds that a gang has for its checkpoint when it is asked to stop"
+    )
     members: tuple[str, ...] = Field(
         default=(), description="pools whose workers are one node of a gang each; empty = one node, on `name`"
     )
@@ -33,3 +36,8 @@ class Pool(Spec):
     slots: Count | Literal["auto"] = Field(
         default="auto", description="ranks that may run at once; auto = cores (cpu) or gpus"
     )
+
+    @property
+    def is_served(self) -> bool:
+        """True when gangs run on Prefect work pools, not in the flow's own process."""
+        return bool(self.name or self.members)

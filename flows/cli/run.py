@@ -48,7 +48,7 @@ def _run(frozen: Frozen, command: str, sweep: str) -> tuple[Outcome, Store]:
         )
         for note in plan.notes:
             screen.line(f"note: {note}")
-        if frozen.pool.name:
+        if frozen.pool.is_served:
             return _on_pool(frozen, plan, store, screen), store
         return run_flow(frozen, plan, store, command, screen.hear, sweep=sweep), store
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from engine.spec.error import AtelierError, StoppedError
@@ -16,6 +17,8 @@ from flows.cli.work import work
 from flows.served.board import Reporter
 from infra.dag import Node
 from infra.house import House
+from infra.launch import DiedError
+from infra.meeting import place_of
 from infra.slots import Slots, num_slots
 from infra.stack.settings import stack_folder
 from infra.store import Store, default_root
@@ -41,19 +44,25 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
     with Reporter(store.root, about["id"], node) as reporter:
         house = House(
             store=store,
-            slots=Slots(num_slots(pool), stack_folder(store.root) / "slots" / pool.name),
-            scratch=scratch_of(store, about["id"]),
+            slots=Slots(num_slots(pool), stack_folder(store.root) / "slots" / str(about["on"])),
+            scratch=scratch_of(store, about["id"])
+            / str(flow_run.id)[:13],  # nodes of one gang may share a disk
+            grace_s=pool.grace_s,
             run_id=about["id"],
             flow=about["flow"],
             command=about["command"],
             listener=reporter.hear,
             tracker=tracker,
             links=dict(about["links"]),
+            place=place_of(parameters.get("gang")),
         )
         orphaned = threading.Event()
         status = "failed"
         try:
             with stopping(house.stop), watching_parent(house.stop, orphaned):
+                if house.place is not None and not house.place.is_first:
+                    house.follow(node, "engine.train", node.ranks, int(node.layout["threads"]))
+                    return Completed(message=f"node {house.place.index} of {house.place.size} is done")
                 work(node, house, {}, {})
             status = "finished"
             return Completed(
@@ -64,6 +73,8 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
             if orphaned.is_set():
                 return Crashed(message="its worker died; it has stopped at a checkpoint")
             return Cancelled(message=str(error))
+        except DiedError as error:
+            return Crashed(message=str(error))
         except AtelierError as error:
             return Failed(message=str(error))
         finally:

@@ -2,6 +2,7 @@
 light pool plans, has the nodes made on pools, and shows how far they are.
 """
 
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -12,17 +13,16 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from engine.spec.error import AtelierError, ConfigError
-from flows.cli.catalog import options
 from flows.cli.compose import Frozen, compose
 from flows.cli.execute import Host, Outcome, run_flow
 from flows.cli.plan import Plan, draw
 from flows.served.board import Board
-from flows.served.forms import to_overrides
+from flows.served.forms import POOL_WHEN_BLANK, to_overrides
 from flows.served.remote import Remote
 from infra.snapshot import freeze
 from infra.store import Store, default_root
 
-POOL = "local"  # where nodes run when nobody chose
+LONGEST = 2000  # characters of an error: it may repeat what the user wrote
 
 
 def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
@@ -35,9 +35,10 @@ def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
         if plan.refusals:
             raise ConfigError("plan", "; ".join(plan.refusals))
     except AtelierError as error:
-        log.error(str(error))
-        return Failed(message=str(error))
-    command = " ".join(["atelier", flow, *frozen.overrides])
+        text = str(error)[:LONGEST]
+        log.error(text)
+        return Failed(message=text)
+    command = shlex.join(["atelier", flow, *frozen.overrides])
     log.info("%s   store %s", command, store.root)
     outcome = _run(frozen, plan, store, command, str(parameters.get("code") or ""))
     for text in outcome.untracked:
@@ -48,9 +49,10 @@ def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
 def frozen_of(flow: str, parameters: Mapping[str, Any]) -> Frozen:
     """The configuration that a filled form stands for: what the same words give on a command line."""
     words = to_overrides(flow, parameters)
-    if not any(word.startswith("pool=") for word in words) and POOL in options("pool"):
-        words = [f"pool={POOL}", *words]
-    return compose(flow, words, from_form=True)
+    frozen = compose(flow, words, from_form=True)
+    if frozen.pool.is_served:
+        return frozen
+    return compose(flow, [*words, f"pool={POOL_WHEN_BLANK}"], from_form=True)
 
 
 def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str) -> Outcome:

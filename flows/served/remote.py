@@ -1,10 +1,11 @@
 """Have a node made on a pool: a run of `work` there, watched until it ends, started again when it crashes."""
 
+import hashlib
 import threading
 import time
 from typing import Any
 
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.deployments import run_deployment
 from prefect.runtime import flow_run
 
@@ -15,8 +16,11 @@ from flows.cli.work import work
 from flows.served.board import Board
 from infra.dag import Node
 from infra.house import House
+from infra.meeting import Place, document_of
 from infra.stack import api
+from infra.stack.deploy import WORK
 
+SPREAD = ("train",)  # tasks whose gangs may hold several nodes
 RESTARTS = 3
 POLL_S = 1.0
 STOP_S = 60.0  # for a stopped run's checkpoint
@@ -31,7 +35,7 @@ class Remote:
 
     def make(self, node: Node, house: House, outcome: Outcome) -> dict[str, Any]:
         """Run the node on its pool; reused nodes, and those without a gang, in this process."""
-        if node.ranks == 0 or not self.frozen.pool.name or not house.missing(node):
+        if node.ranks == 0 or not house.missing(node):
             return work(node, house, outcome.states, outcome.errors)
         outcome.states[node.name] = "running"
         try:
@@ -49,15 +53,14 @@ class Remote:
         for attempt in range(RESTARTS + 1):
             if house.stop.is_set():
                 raise StoppedError("stopped")
-            run = self._watch(self._start(node, house, attempt), node, house)
-            state = run.state
-            assert state is not None  # it is final
+            state = worst(self._watch(self._start(node, house, attempt), node, house))
             if state.type == StateType.COMPLETED and not house.missing(node):
                 return
             if state.type == StateType.COMPLETED:
+                pools = ", ".join(self.pools(node))
                 raise AtelierError(
-                    f"{node.name}: its run on {self.frozen.pool.name} ended well, but {house.store.root} has"
-                    " no record of it; give that pool's workers the same ATELIER_ROOT"
+                    f"{node.name}: its run on {pools} ended well, but {house.store.root} has no record of it;"
+                    " give that pool's workers the same ATELIER_ROOT"
                 )
             if state.type != StateType.CRASHED:
                 is_stop = state.type in (StateType.CANCELLED, StateType.CANCELLING)
@@ -67,57 +70,93 @@ class Remote:
                 house.say(node, warning=f"its run crashed: {state.message}; {again}")
         raise AtelierError(f"{node.name}: crashed {RESTARTS + 1} times, the last time: {state.message}")
 
-    def _start(self, node: Node, house: House, attempt: int) -> str:
-        pool = self.frozen.pool
+    def pools(self, node: Node) -> tuple[str, ...]:
+        """Where the node runs: one pool for each node of its gang."""
+        members = self.frozen.pool.members
+        if not members:
+            return (self.frozen.pool.name,)
+        return members if node.task in SPREAD and node.ranks > 1 else members[:1]
+
+    def _start(self, node: Node, house: House, attempt: int) -> list[str]:
+        """A run of `work` on each of the node's pools; their ids, the first node's first."""
+        pools, key = self.pools(node), f"{flow_run.id}-{flow_run.run_count}-{node.name}-{attempt}"
+        gang = hashlib.sha256(key.encode()).hexdigest()[:16]
         about = {
             "id": house.run_id,
             "flow": house.flow,
             "command": house.command,
-            "pool": pool.model_dump(mode="json"),
+            "pool": self.frozen.pool.model_dump(mode="json"),
             "tracker": self.frozen.tracker.model_dump(mode="json"),
             "links": house.links,
         }
-        run: Any = run_deployment(
-            f"work/{pool.name}",
-            parameters={"node": node.model_dump(mode="json"), "run": about, "code": self.code},
-            flow_run_name=node.name,
-            timeout=0,
-            tags=[f"parent:{flow_run.id}"],
-            work_queue_name=pool.queue,
-            idempotency_key=f"{flow_run.id}-{flow_run.run_count}-{node.name}-{attempt}",
-        )
-        self.board.began(node.name, str(run.id), api.page(str(run.id)))
-        return str(run.id)
+        runs = []
+        for index, pool in enumerate(pools):
+            parameters = {
+                "node": node.model_dump(mode="json"),
+                "run": about | {"on": pool},
+                "code": self.code,
+            }
+            if len(pools) > 1:
+                parameters["gang"] = document_of(Place(id=gang, index=index, pools=pools))
+            run: Any = run_deployment(
+                f"{WORK}/{pool}",
+                parameters=parameters,
+                flow_run_name=node.name if index == 0 else f"{node.name} node {index}",
+                timeout=0,
+                tags=[f"parent:{flow_run.id}"],
+                work_queue_name=self.frozen.pool.queue,
+                idempotency_key=f"{key}-{index}",
+            )
+            runs.append(str(run.id))
+        self.board.began(node.name, runs[0], api.page(runs[0]))
+        return runs
 
-    def _watch(self, run_id: str, node: Node, house: House) -> FlowRun:
-        """Wait for the run's end, through outages of the server; a stop of ours is passed on to it."""
+    def _watch(self, runs: list[str], node: Node, house: House) -> list[State[Any]]:
+        """Wait for the end of all runs, through outages of the server; a stop of ours, and the bad end of one
+        run, are passed on to the others.
+        """
         began, is_told, stopped_at = time.monotonic(), False, 0.0
         while True:
-            run = api.read_run(run_id)
-            if run is not None and run.state is not None and run.state.is_final():
-                return run
-            if house.stop.is_set() and not stopped_at:
+            found = [api.read_run(run) for run in runs]
+            states = [run.state for run in found if run is not None and run.state is not None]
+            ended = [state for state in states if state.is_final()]
+            if len(ended) == len(runs):
+                return ended
+            is_broken = any(not state.is_completed() for state in ended)
+            if (house.stop.is_set() or is_broken) and not stopped_at:
                 stopped_at = time.monotonic()
-                api.cancel(run_id)
+                for run in found:
+                    if run is not None and run.state is not None and not run.state.is_final():
+                        api.cancel(str(run.id))
             if stopped_at and time.monotonic() - stopped_at > STOP_S:
+                if ended:
+                    return ended
                 raise StoppedError("stopped; its run on the pool has not answered")
-            is_waiting = run is not None and run.state is not None and run.state.is_scheduled()
+            is_waiting = any(state.is_scheduled() for state in states)
             if is_waiting and not is_told and time.monotonic() - began > UNSERVED_S:
                 is_told = True
                 self._tell_why_it_waits(node, house)
             wait(house.stop, POLL_S, is_over=bool(stopped_at))
 
     def _tell_why_it_waits(self, node: Node, house: House) -> None:
-        pool = self.frozen.pool.name
         try:
             with api.server() as client:
-                served = api.workers(client, pool)
+                served = {pool: bool(api.workers(client, pool)) for pool in self.pools(node)}
         except ConfigError:
             return
-        reason = (
-            f"all slots of {pool} are taken" if served else f"no worker serves {pool}: atelier worker {pool}"
-        )
-        house.say(node, waiting=f"waits: {reason}")
+        reasons = [
+            f"all slots of {pool} are taken"
+            if is_served
+            else f"no worker serves {pool}: atelier worker {pool}"
+            for pool, is_served in served.items()
+        ]
+        house.say(node, waiting=f"waits: {'; '.join(reasons)}")
+
+
+def worst(states: list[State[Any]]) -> State[Any]:
+    """What the whole gang's end is: a crash, of which the others' failures come, first."""
+    order = (StateType.CRASHED, StateType.FAILED, StateType.CANCELLED, StateType.CANCELLING)
+    return min(states, key=lambda state: order.index(state.type) if state.type in order else len(order))
 
 
 def wait(stop: threading.Event, seconds: float, *, is_over: bool) -> None:

@@ -25,6 +25,8 @@ AWAY = (httpx.TransportError, OSError)
 def server() -> Iterator[SyncPrefectClient]:
     """A client of the configured server; one ConfigError for one that is away, locked or of another kind."""
     url = PREFECT_API_URL.value() or ""
+    if not url:
+        raise ConfigError("PREFECT_API_URL", "no Prefect server is running", "atelier up starts one")
     try:
         with get_client(sync_client=True) as client:
             _check(client, url)

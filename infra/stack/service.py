@@ -62,7 +62,7 @@ def is_running(entry: dict[str, Any]) -> bool:
     """True when the process of a state entry still lives."""
     for child in _children:
         child.poll()
-    return bool(entry) and not Holder(**entry["holder"]).is_gone()
+    return "holder" in entry and not Holder(**entry["holder"]).is_gone()
 
 
 def wait_ready(service: Service, entry: dict[str, Any]) -> None:

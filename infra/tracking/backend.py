@@ -40,6 +40,7 @@ with warnings.catch_warnings():
     )
     from mlflow.exceptions import MlflowException
 
+NOTE = "mlflow.note.content"  # what MLflow shows as description of a run, experiment or logged model
 BATCH = 1000  # MLflow's limit for metrics in one request
 FEW = 100  # and for params and tags
 DIGEST = 36  # characters of a data set's digest that MLflow keeps
@@ -129,8 +130,9 @@ class Backend:
 
     def _new_experiment(self, name: str) -> str:
         location = None if self.page else f"{self.artifacts.rstrip('/')}/{plain_name(name)}"
+        note = f"runs of `atelier {name}`"
         try:
-            return self.client.create_experiment(name, artifact_location=location)
+            return self.client.create_experiment(name, artifact_location=location, tags={NOTE: note})
         except MlflowException as error:
             found = self.client.get_experiment_by_name(name)  # another process was first
             if found is None:
@@ -185,10 +187,25 @@ class Backend:
         for part in _parts(new, FEW):
             self.client.log_batch(run_id, params=[Param(k, v) for k, v in part])
 
-    def points(self, run_id: str, points: Sequence[Point], model_id: str | None = None) -> None:
+    def points(
+        self, run_id: str, points: Sequence[Point], model_id: str | None = None, data: Data | None = None
+    ) -> None:
+        """Log the points on the run and, with `model_id`, on that model too, as measured on `data`."""
+        about = {"model_id": model_id}
+        if data is not None:
+            about |= {"dataset_name": data.name, "dataset_digest": data.digest}
         for part in _parts(list(points), BATCH):
-            metrics = [Metric(p.key, p.value, round(p.time * 1000), p.step, model_id=model_id) for p in part]
+            metrics = [Metric(p.key, p.value, round(p.time * 1000), p.step, **about) for p in part]
             self.client.log_batch(run_id, metrics=metrics)
+
+    def points_at(self, run_id: str, keys: Iterable[str], step: int) -> list[Point]:
+        """The points of a run at `step`. Logged again, for a model, they are no further points of the run."""
+        return [
+            Point(key, m.value, m.step, m.timestamp / 1000)
+            for key in keys
+            for m in self.client.get_metric_history(run_id, key)
+            if m.step == step
+        ]
 
     def steps(self, run: Run) -> set[tuple[str, int]]:
         """(metric, step) of everything that the run already has."""
@@ -248,7 +265,7 @@ class Backend:
             experiment,
             name=plain_name(name),
             source_run_id=run_id,
-            tags=_cut(tags),
+            tags={"mlflow.user": _user(), **_cut(tags)},
             params=values,
             model_type=kind,
         )

@@ -11,7 +11,8 @@ from engine.storage import join, names, read_text
 
 DENSE = 200
 PER_OCTAVE = 100
-TIMING = ("tokens_per_s", "mfu", "memory_gb")
+# what a line's timing has, as MLflow shows it beside the model's metrics
+SYSTEM = {key: f"system/{key}" for key in ("tokens_per_s", "mfu", "memory_gb", "cpu_cores", "resident_gb")}
 ALWAYS = "eval/"
 
 
@@ -83,7 +84,8 @@ def points(
         timing = line.get("timing", {})
         time = timing.get("time", now)
         whole = step == last or is_kept(step - start)
-        values = {**line["values"], **{key: timing[key] for key in TIMING if key in timing}}
+        values = {**line["values"], "tokens": line.get("tokens")}
+        values |= {name: timing[key] for key, name in SYSTEM.items() if key in timing}
         for key, value in values.items():
             if (whole or key.startswith(ALWAYS)) and (key, step) not in sent and value is not None:
                 result.append((key, float(value), step, time if time > 1e9 else now))

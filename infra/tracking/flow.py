@@ -32,6 +32,7 @@ class FlowTracker:
         self.store = store
         self.tracker = Tracker(tracking_uri(uri, store), store, **about)
         self._handles: dict[str, TaskHandle] = {}
+        self._makers: dict[str, TaskHandle] = {}  # by the fingerprint of what is made
         self._flow_run = ""
 
     @property
@@ -45,8 +46,9 @@ class FlowTracker:
     def start_task(self, node: Node, is_reused: bool) -> TaskHandle | None:
         if is_reused:
             return None
-        self._handles[node.name] = self.tracker.start_task(node.name, node.task)
-        return self._handles[node.name]
+        handle = self._handles[node.name] = self.tracker.start_task(node.name, node.task)
+        self._makers |= {product.fingerprint: handle for product in node.products.values()}
+        return handle
 
     def end_task(self, handle: TaskHandle | None, status: str) -> None:
         if handle is not None:
@@ -66,10 +68,13 @@ class FlowTracker:
 
     def _followed(self, node: Node, role: str, parts: list[Part]) -> Followed:
         product = node.products[role]
-        params = {
-            key: value for key, value in flatten(comparable(product)).items() if not key.startswith("horizon")
-        }
         teacher = str(node.config["roles"].get(role, {}).get("teacher", ""))
+        # without the role in their names: two roles are compared key by key
+        params = {
+            key.removeprefix(f"roles.{role}."): value
+            for key, value in flatten(comparable(product)).items()
+            if not key.startswith("horizon")
+        } | {"role": role, "teacher": teacher, "train.steps": parts[-1].end}
         inputs = {name: fingerprint for name, (_, fingerprint) in node.inputs.items()}
         return Followed(
             segments=segments(self.store, parts),
@@ -81,7 +86,7 @@ class FlowTracker:
         )
 
     def record(self, record: Record) -> None:
-        self.tracker.record(record)
+        self.tracker.record(record, self._makers.get(record.fingerprint))
 
     def register(self, name: str, record: Record, aliases: list[str]) -> str:
         return self.tracker.register(record, name=name, aliases=aliases)

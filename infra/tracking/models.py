@@ -1,5 +1,5 @@
 """Writes artifacts into MLflow: models and kept checkpoints as logged models, scores, edges to corpus and
-teacher, pages, versions.
+teacher, versions.
 """
 
 import time
@@ -8,18 +8,18 @@ from typing import Any
 from engine.spec.error import AtelierError
 from engine.spec.record import Record
 from engine.storage import join
-from infra.lineage import Index, graph_of, read_birth, teacher_label, trajectory_segments, trajectory_start
-from infra.lineage_draw import to_svg
+from infra.lineage import Index, read_birth, teacher_label, trajectory_segments
 from infra.store import Store
-from infra.tracking.backend import Backend, Point
-from infra.tracking.page import linked, model_page
+from infra.tracking.backend import NOTE, Backend, Data, Point
+from infra.tracking.page import Links
+from infra.tracking.relatives import Relatives
 from infra.tracking.run import Followed, TaskHandle
-from infra.tracking.scribe import NOTE, Curve, Scribe, flat, is_number
+from infra.tracking.scribe import DATA_KINDS, Curve, Scribe, flat, is_number
 from infra.trajectory import checkpoint_steps
 
 EXTERNAL = "mlflow.model.isExternal"
 FRESH_S = 5.0
-FINAL = ("loss", "eval_loss", "tokens")
+FINAL = {"loss": "loss", "eval/loss": "eval_loss", "tokens": "tokens"}  # metric -> word of a summary
 
 
 class Models:
@@ -29,6 +29,7 @@ class Models:
         self.scribe, self.store = scribe, store
         self.backend: Backend = scribe.backend
         self.known = scribe.known
+        self.relatives = Relatives(scribe)
         self._index: Index | None = None
         self._index_age = 0.0
 
@@ -50,7 +51,8 @@ class Models:
             self.model(record, task)
         elif record.kind == "scores":
             self.scores(record)
-        elif record.kind in ("corpus", "tokenizer", "tokens", "labels"):
+        elif record.kind in DATA_KINDS:
+            self.relatives.data(record, task)
             data = self.scribe.training_data({record.kind: record.fingerprint})
             self.backend.inputs(
                 self.scribe.flow_run, [d for d in data if d.fingerprint == record.fingerprint]
@@ -86,17 +88,18 @@ class Models:
                 experiment, record.name, run_id=run_id, tags=self.tags(record), params=params, kind=kind
             )
         self.backend.output(run_id, model_id, step)
-        self.backend.points(run_id, self._final_points(record, step), model_id)
+        self.backend.points(run_id, self._final_points(record, run_id, step), model_id)
         facts = {
             "model": model_id,
             "experiment": experiment,
             "run": run_id,
             "step": step,
+            "task": task.task if task else "",
             "flow": self.scribe.address(),
         }
         self._link_family(record, facts)
         self.known.put("model", record.fingerprint, **facts)
-        self.write_pages(record)
+        self.relatives.write(record, self.index(record))
         return facts
 
     def _run_of(self, record: Record, task: TaskHandle | None) -> tuple[str, str]:
@@ -144,13 +147,18 @@ class Models:
             EXTERNAL: "true",
         }
 
-    def _final_points(self, record: Record, step: int) -> list[Point]:
+    def _final_points(self, record: Record, run_id: str, step: int) -> list[Point]:
+        """What the model was measured to be, in the words of its curve: the curve's own points where it
+        has them.
+        """
         # the same at every try, so that a repeated call adds nothing
         when = float(record.provenance.get("ended", 0.0))
-        points = [
-            Point(f"final/{key}", float(record.summary[key]), step, when)
-            for key in FINAL
-            if is_number(record.summary.get(key))
+        points = self.backend.points_at(run_id, FINAL, step)
+        there = {point.key for point in points}
+        points += [
+            Point(key, float(record.summary[word]), step, when)
+            for key, word in FINAL.items()
+            if key not in there and is_number(record.summary.get(word))
         ]
         steps = record.summary.get("teacher_steps")
         if steps:
@@ -187,10 +195,10 @@ class Models:
             found = there.get(str(step))
             model_id = found.model_id if found else self._new_checkpoint(curve, step, tags)
             self.backend.output(curve.run_id, model_id, step)
-            loss = curve.reader.eval_loss.get(step)
-            if loss is not None and not (found and found.metrics):  # only what was measured on these weights
-                point = Point("checkpoint/eval_loss", loss, step, time.time())
-                self.backend.points(curve.run_id, [point], model_id)
+            if step in curve.reader.eval_loss and not (found and found.metrics):
+                # only what was measured on these weights
+                looks = self.backend.points_at(curve.run_id, ["eval/loss"], step)
+                self.backend.points(curve.run_id, looks, model_id)
         for word, model in there.items():
             if word.isdigit() and int(word) not in kept:
                 self.backend.drop_model(model.model_id)
@@ -233,60 +241,24 @@ class Models:
             points = [
                 Point(f"score/{key}", value, int(known["step"]), when) for key, value in numbers.items()
             ]
-            self.backend.points(known["run"], points, known["model"])
+            self.backend.points(known["run"], points, known["model"], self._scored_on(record))
         self.known.put("scores", record.fingerprint, done=True)
 
-    # pages and versions
+    def _scored_on(self, record: Record) -> Data | None:
+        """The tokens or labels on which a model was scored, when they are among what the store has."""
+        return next(iter(self.scribe.training_data(record.parents)), None)
 
-    def pages(self, records: list[Record]) -> dict[str, str]:
-        """fingerprint -> URL of the page of each that has one."""
-        result = {}
-        for record in records:
-            known = self.known.get("model", record.fingerprint)
-            if "version" in known:
-                result[record.fingerprint] = self.scribe.links.registered(known["name"], known["version"])
-            elif known:
-                result[record.fingerprint] = self.scribe.links.model(known["experiment"], known["model"])
-        return result
+    # reports and versions
 
-    def write_pages(self, record: Record) -> None:
-        """Write the model's page everywhere it is read, and its teacher's, which lists it now."""
-        index = self.index(record)
-        teacher = index.teacher(record)
-        for one in [record, *([teacher] if teacher else []), *index.students(record)]:
-            if known := self.known.get("model", one.fingerprint):
-                self._write_page(one, known, index)
-
-    def _write_page(self, record: Record, known: dict[str, Any], index: Index) -> None:
-        init = index.records.get(record.parents.get("init", ""))
-        relatives = [r for r in (index.teacher(record), init) if r is not None]
-        picture = self.scribe.links.file(known["run"], "lineage/lineage.svg") if known.get("picture") else ""
-        pages = self.pages(relatives + index.students(record))
-        text = model_page(record, index, pages, self._addresses(record, known), picture)
-        self.backend.tag_model(known["model"], {NOTE: text})
-        self.backend.tag(known["run"], {NOTE: text})
-        if known.get("version"):
-            self.backend.describe_version(known["name"], known["version"], text)
-
-    def _addresses(self, record: Record, known: dict[str, Any]) -> list[tuple[str, str]]:
-        """Links from a model to its curve, the run that made it, its version and other pages."""
-        links, experiment = self.scribe.links, known["experiment"]
-        flow = known["flow"]
-        rows = [
-            ("curve", linked(self._role(record), links.run(experiment, known["run"]))),
-            ("flow run", linked(flow["id"], links.run(flow["experiment"], flow["run"]))),
-            ("model", linked("logged model", links.model(experiment, known["model"]))),
-            ("compare", linked("all runs", links.compare(experiment))),
-        ]
-        if known.get("version"):
-            title = f"{known['name']} version {known['version']}"
-            rows.append(("registered", linked(title, links.registered(known["name"], known["version"]))))
-        birth = read_birth(self.store, record.parents.get("trajectory", ""))
-        if birth is not None and "trunk" in birth.parents:
-            place, run_id = self.scribe.trajectory_run(birth.parents["trunk"])
-            if run_id:
-                rows.append(("trunk", linked(f"to step {trajectory_start(birth)}", links.run(place, run_id))))
-        return rows + [(word, linked(word, url)) for word, url in flow["links"].items()]
+    def report(self, record: Record | None, markdown: str, paths: list[str]) -> None:
+        """Show the report on the flow's page, and link it from the pages of the models in it."""
+        self.scribe.report(record, markdown, paths)
+        place = {"run": self.scribe.flow_run, "experiment": self.scribe.experiment}
+        for role, fingerprint in record.parents.items() if record is not None else ():
+            model = self.store.find("model", fingerprint) if role.startswith("model.") else None
+            if record is not None and model is not None and self.known.get("model", fingerprint):
+                self.known.put("model", fingerprint, report={"name": record.name, **place})
+                self.relatives.write_one(model, self.index(model))
 
     def register(self, record: Record, chosen: str, aliases: list[str]) -> str:
         """A version of the registered model `chosen` that `mlflow.pyfunc.load_model` loads; its address."""
@@ -298,7 +270,6 @@ class Models:
 
         name = chosen.replace("/", "-").replace(":", "-")  # what MLflow refuses
         if known.get("name") != name:
-            self.backend.picture(known["run"], to_svg(graph_of(self.index(record), record.fingerprint)))
             tags = {key: value for key, value in self.tags(record).items() if key != EXTERNAL and value}
             tags |= {
                 "atelier.model": known["model"],
@@ -313,14 +284,11 @@ class Models:
                 run_id=known["run"],
                 tags=tags,
             )
-            self.known.put("model", record.fingerprint, name=name, version=version, picture=True)
-            self.write_pages(record)
+            self.known.put("model", record.fingerprint, name=name, version=version)
+            self.relatives.write(record, self.index(record))
             known = self.known.get("model", record.fingerprint)
         for alias in aliases:
             if alias.lower() != "latest":  # MLflow's own word for the highest version
                 self.backend.alias(name, alias, known["version"])
-        return (
-            self.scribe.links.registered(name, known["version"])
-            if self.scribe.links.page
-            else f"models:/{name}/{known['version']}"
-        )
+        page, version = self.backend.page, known["version"]
+        return Links(page).registered(name, version) if page else f"models:/{name}/{version}"

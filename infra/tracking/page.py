@@ -1,20 +1,32 @@
 """What a person reads on MLflow's pages: markdown with links from every page to the others."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from engine.spec.record import Record
 from infra.lineage import Index, teacher_label
+from infra.store import Store
 
 MODE = "?workflowType=machine_learning"  # MLflow opens in another mode without it
+WHOLE = "atelier.whole"  # tag of the curves to compare: a role's whole way, not only its trunk
+FEW = 6  # names in one line
+SPACE = "&nbsp;&nbsp;"  # MLflow draws tables without any between their columns
+NUMBERS = {
+    "step": "step",
+    "eval_loss": "held-out loss",
+    "loss": "training loss",
+    "tokens": "tokens",
+    "params": "parameters",
+    "gate_step": "gate opened at step",
+}
 MOST = 30  # students on a page: MLflow keeps 8,000 characters of it
 
 
 @dataclass(frozen=True)
 class Links:
-    """Addresses of MLflow pages. `page` is the server, or '' for links relative to whatever serves the
-    database.
+    """Addresses of MLflow pages. `page` is the server, its path alone, or '' for links that lead on from
+    whatever serves the database.
     """
 
     page: str
@@ -32,8 +44,20 @@ class Links:
             + MODE
         )
 
-    def compare(self, experiment: str) -> str:
-        return f"{self.page}/#/experiments/{experiment}/runs{MODE}&compareRunsMode=CHART"
+    def report(self, experiment: str, run_id: str) -> str:
+        return f"{self.page}/#/experiments/{experiment}/runs/{run_id}/artifacts/report/report.html{MODE}"
+
+    def compare(self, experiment: str, run: str = "", task: str = "") -> str:
+        """Charts of the whole curves of the experiment, of the flow run `run` and of one kind of task.
+
+        Sorted by name because MLflow draws a list by date as a tree, and of a closed tree no curve.
+        """
+        terms = [f"tags.`{WHOLE}` = 'true'"]
+        terms += [f"tags.`atelier.flow_runs` LIKE '%{run}%'"] if run else []
+        terms += [f"tags.`atelier.task` = '{task}'"] if task else []
+        order = f"orderByKey={quote('tags.`mlflow.runName`', safe='')}&orderByAsc=true"
+        query = f"searchFilter={quote(' AND '.join(terms), safe='')}"
+        return f"{self.page}/#/experiments/{experiment}/runs{MODE}&compareRunsMode=CHART&{query}&{order}"
 
     def file(self, run_id: str, path: str) -> str:
         return f"{self.page}/get-artifact?path={quote(path, safe='')}&run_uuid={run_id}"
@@ -43,17 +67,21 @@ def linked(text: str, url: str) -> str:
     return f"[{text}]({url})" if url else text
 
 
-def first_line(record: Record, teacher: Record | None, num_students: int) -> str:
+def first_line(record: Record, teacher: Record | None, students: Sequence[Record]) -> str:
     """One sentence on where a model stands: whose student, whose teacher."""
+    said = []
     if record.parents.get("teacher"):
         name = teacher.name if teacher else str(record.summary.get("teacher", record.parents["teacher"][:8]))
-        sentence = f"student of {name}" + teacher_label(record).removeprefix("teacher")
-    elif record.parents.get("init"):
-        sentence = "trained from another model"
-    else:
-        sentence = "trained from its initial weights"
-    count = f"{num_students} student" + ("s" if num_students != 1 else "")
-    return sentence + (f"; teacher of {count}" if num_students else "")
+        said.append(f"student of {name}" + teacher_label(record).removeprefix("teacher"))
+    if students:
+        names = list(dict.fromkeys(student.name for student in students))
+        more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+        said.append(f"teaches {', '.join(names[:FEW])}{more}")
+    if not said:
+        said.append(
+            f"trained from {'another model' if record.parents.get('init') else 'its initial weights'}"
+        )
+    return "; ".join(said)
 
 
 def number(value: object) -> str:
@@ -65,7 +93,9 @@ def number(value: object) -> str:
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows if value)])
+    """Two columns without a head; those without a value are left out."""
+    lines = [f"| {name}{SPACE} | {value} |" for name, value in rows if value]
+    return "\n".join(["| | |", "|---|---|", *lines])
 
 
 def model_page(
@@ -75,42 +105,70 @@ def model_page(
     extra: Sequence[tuple[str, str]] = (),
     picture: str = "",
 ) -> str:
-    """The page of a model. `pages`: fingerprint -> URL of what has one; `extra`: rows with links to runs."""
+    """The page of a model: a sentence, links, the picture of its lineage, numbers.
+
+    `pages`: fingerprint -> URL of what has one; `extra`: rows with links to runs.
+    """
     teacher, students = index.teacher(record), index.students(record)
     rows: list[tuple[str, str]] = []
     if teacher is not None:
         rows.append((teacher_label(record), linked(teacher.name, pages.get(teacher.fingerprint, ""))))
+    names = [linked(one.name, pages.get(one.fingerprint, "")) for one in students[-FEW:]]
+    rows.append(("students", ", ".join(names) + (" and more, below" if len(students) > FEW else "")))
     if record.parents.get("init") in index.records:
         init = index.records[record.parents["init"]]
         rows.append(("init", linked(init.name, pages.get(init.fingerprint, ""))))
-    for role, source in sources(record, index):
-        rows.append((role, f"{source.name} `{source.fingerprint[:16]}`"))
-    rows += extra
-    for key in ("step", "tokens", "params", "loss", "eval_loss", "gate_step"):
-        if key in record.summary:
-            rows.append((key, number(record.summary[key])))
-    rows.append(("fingerprint", f"`{record.fingerprint}`"))
-    rows.append(("stored at", f"`{index.store.address(record.kind, record.fingerprint)}`"))
-    rows.append(
-        ("commit", f"`{record.provenance['commit'][:12]}`" if record.provenance.get("commit") else "")
-    )
-    parts = [first_line(record, teacher, len(students)), table(rows)]
+    rows += [
+        (role, f"{linked(source.name, pages.get(source.fingerprint, ''))} `{source.fingerprint[:16]}`")
+        for role, source in sources(record, index)
+    ]
+    parts = [first_line(record, teacher, students), table([*rows, *extra])]
+    if picture:
+        parts.append(f"![lineage of {record.name}]({picture})")
     if students:
         parts.append(students_table(students, pages))
-    if picture:
-        parts.append(f"![lineage]({picture})")
-    if record.provenance.get("command"):
-        parts.append(f"```\n{record.provenance['command']}\n```")
+    parts.append(facts(record, index.store))
     return "\n\n".join(parts)
 
 
+def data_page(
+    record: Record,
+    store: Store,
+    parents: Mapping[str, Record],
+    pages: dict[str, str],
+    extra: Sequence[tuple[str, str]],
+) -> str:
+    """The page of a corpus, tokenizer, tokens or labels."""
+    rows = [(role, linked(one.name, pages.get(one.fingerprint, ""))) for role, one in parents.items()]
+    return "\n\n".join([f"{record.kind} {record.name}", table([*rows, *extra]), facts(record, store)])
+
+
+def facts(record: Record, store: Store) -> str:
+    """An artifact's numbers, where it lies and the command that made it."""
+    keys = NUMBERS if record.kind == "model" else {key: key for key in record.summary}
+    rows = [
+        (word, number(record.summary[key]))
+        for key, word in keys.items()
+        if isinstance(record.summary.get(key), int | float)
+    ]
+    commit = record.provenance.get("commit")
+    rows.append(("fingerprint", f"`{record.fingerprint}`"))
+    rows.append(("stored at", f"`{store.address(record.kind, record.fingerprint)}`"))
+    rows.append(("commit", f"`{commit[:12]}`" if commit else ""))
+    command = record.provenance.get("command")
+    return table(rows) + (f"\n\n```\n{command}\n```" if command else "")
+
+
 def students_table(students: Sequence[Record], pages: dict[str, str]) -> str:
-    lines = ["#### Students", "", "| student | learned at | step | held-out loss |", "|---|---|---|---|"]
+    lines = ["#### Students", "", "| student | learned at | step | held-out loss |", "|:---|:---|---:|---:|"]
     for student in students[-MOST:]:
         name = linked(student.name, pages.get(student.fingerprint, ""))
         label = teacher_label(student).removeprefix("teacher @ ")
-        step, loss = (number(student.summary.get(key, "")) for key in ("step", "eval_loss"))
-        lines.append(f"| {name} | {label} | {step} | {loss} |")
+        step, loss = (
+            number(value) if (value := student.summary.get(key)) is not None else ""
+            for key in ("step", "eval_loss")
+        )
+        lines.append(f"| {name}{SPACE} | {label}{SPACE} | {step}{SPACE} | {loss} |")
     if len(students) > MOST:
         lines.append(f"| and {len(students) - MOST} earlier ones | | | |")
     return "\n".join(lines)

@@ -8,18 +8,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from engine.spec.record import Record
 from engine.storage import is_local, local_path, write_bytes
 from infra.lease import Holder
 from infra.lineage import read_birth
 from infra.store import SHORT, Store
-from infra.tracking.backend import DIGEST, Backend, Data, Point
-from infra.tracking.curve import Reader, points
-from infra.tracking.page import Links
+from infra.tracking.backend import DIGEST, NOTE, Backend, Data, Point
+from infra.tracking.curve import Reader, is_kept, points
+from infra.tracking.gauge import Gauge
+from infra.tracking.page import WHOLE, Links
 from infra.tracking.run import About, Followed, TaskHandle
 
-NOTE = "mlflow.note.content"
 PARENT = "mlflow.parentRunId"
 STATUS = {
     "FINISHED": "FINISHED",
@@ -57,7 +58,8 @@ class Scribe:
     def __init__(self, backend: Backend, store: Store, about: About) -> None:
         self.backend, self.store, self.about = backend, store, about
         self.known = Known(store, backend.key)
-        self.links = Links(backend.page)
+        # without the host: they lead on however a person reached the page, through a tunnel or a password
+        self.links = Links(urlsplit(backend.page).path)
         self.experiment = self.flow_run = ""
         self._sweep_run = ""
         self._is_again = False
@@ -242,6 +244,7 @@ class Curve:
         self.is_open = False
         self._sent: set[tuple[str, int]] | None = None
         self._newest: dict[str, Any] = {}
+        self._gauge = Gauge(self.segments[-1].url)
 
     @property
     def fingerprint(self) -> str:
@@ -256,6 +259,8 @@ class Curve:
     def _send(self, last: int | None = None) -> None:
         if self.reader.pending:
             self._newest = max([self._newest, *self.reader.pending], key=lambda line: line.get("step", -1))
+            if last is None:
+                self._measure()
         lines = [self._newest] if last is not None else self.reader.pending
         if not lines:
             return
@@ -268,6 +273,12 @@ class Curve:
             self._sent = sent | {(key, step) for key, _, step, _ in new}
         if last is None:
             self.reader.pending.clear()
+
+    def _measure(self) -> None:
+        """Write what the gang uses just now at the newest step that is drawn."""
+        drawn = [line for line in self.reader.pending if is_kept(line["step"] - self.segments[0].start)]
+        if drawn and (used := self._gauge.read()):
+            drawn[-1].setdefault("timing", {}).update(used)
 
     def _locate(self) -> set[tuple[str, int]]:
         """Find the trajectory's run or make one; what it has already."""
@@ -282,6 +293,7 @@ class Curve:
         """Make the trajectory's run, with what it was trained on and whom it learned from."""
         scribe, followed = self.scribe, self.followed
         birth = read_birth(scribe.store, self.fingerprint)
+        is_whole = len(self.segments) == len(followed.segments)
         tags = (
             scribe.about.common()
             | self._tags()
@@ -293,13 +305,13 @@ class Curve:
                 "atelier.teacher": followed.teacher,
                 "atelier.teacher_trajectory": birth.parents.get("teacher", "") if birth else "",
                 "atelier.trunk": birth.parents.get("trunk", "") if birth else "",
+                "atelier.task": self.task.task if self.task else "",
+                WHOLE: "true" if is_whole else "false",
                 "atelier.url": self.segments[-1].url,
             }
         )
         name = followed.name or followed.role
-        if len(self.segments) < len(
-            followed.segments
-        ):  # the whole curve, the one to compare, has the plain name
+        if not is_whole:  # the whole curve, the one to compare, has the plain name
             name = f"{name} trunk to step {self.segments[-1].end}"
         self.experiment = scribe.experiment
         started = birth.provenance.get("started") if birth else None

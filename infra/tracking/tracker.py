@@ -112,7 +112,7 @@ class Tracker:
             return {}
         return {
             "flow": links.run(self.scribe.experiment, self.mlflow_run),
-            "compare": links.compare(self.scribe.experiment),
+            "compare": links.compare(self.scribe.experiment, self._about.run_id),
         }
 
     def tag(self, tags: Mapping[str, str]) -> None:
@@ -167,7 +167,7 @@ class Tracker:
     def report(self, record: Record | None, markdown: str, paths: Sequence[Path | str]) -> None:
         """Show a report on the flow's page: `markdown` as its description, the files as artifacts."""
         files = [str(path) for path in paths]
-        self._worker.put("the report", lambda backend: self.scribe.report(record, markdown, files))
+        self._worker.put("the report", lambda backend: self.models.report(record, markdown, files))
 
     def close(self, status: str = "FINISHED", timeout_s: float = CLOSE_S) -> list[str]:
         """End the flow's run and catch up, for `timeout_s` at most; what could not be written, as text."""

@@ -2,6 +2,7 @@
 beside them, no pickle.
 """
 
+import json
 import os
 import shutil
 import tempfile
@@ -27,6 +28,7 @@ from infra.store import RECORD, Store
 from infra.tracking.backend import Backend
 
 EXTERNAL = "mlflow.model.isExternal"
+VERSIONS = "mlflow.modelVersions"  # by this a logged model's page lists its versions
 NEEDED = ("torch", "numpy", "pydantic", "safetensors", "tokenizers", "fsspec")
 
 
@@ -62,6 +64,9 @@ def new_version(
     version = client.create_model_version(
         name, source, run_id=run_id, tags=tags, model_id=model_id, await_creation_for=0
     )
+    shown = client.get_logged_model(model_id).tags.get(VERSIONS, "[]")
+    listed = [*json.loads(shown), {"name": name, "version": str(version.version)}]
+    client.set_logged_model_tags(model_id, {VERSIONS: json.dumps(listed)})
     return str(version.version)
 
 

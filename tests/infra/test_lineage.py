@@ -147,3 +147,51 @@ def test_boxes_of_a_picture_do_not_overlap(tmp_path: Path) -> None:
     assert len(boxes) == 8
     for i, (x, y, width, height) in enumerate(boxes):
         assert all(abs(x - u) >= width or abs(y - v) >= height for u, v, _, _ in boxes[i + 1 :])
+
+
+def test_labels_of_a_picture_cover_neither_boxes_nor_each_other(tmp_path: Path) -> None:
+    made = family(tmp_path)
+    root = ElementTree.fromstring(to_svg(lineage(made.shelf.store, made["corpus"].fingerprint).brief()))
+    taken = [
+        [float(r.attrib[key]) for key in ("x", "y", "width", "height")] for r in root.findall(".//{*}rect")
+    ]
+    boxes = len(taken)
+    for text in root.findall("{*}text"):
+        width = 5.5 * len(text.text or "")  # of letters 11 pixels high
+        taken.append([float(text.attrib["x"]) - width / 2, float(text.attrib["y"]) - 9, width, 11])
+    assert boxes == 7 and len(taken) >= boxes + 9
+    for i, (x, y, width, height) in enumerate(taken):
+        for u, v, wide, high in taken[i + 1 :]:
+            assert x + width <= u or u + wide <= x or y + height <= v or v + high <= y
+
+
+def test_a_deep_lineage_stands_upright_and_a_broad_one_lies(tmp_path: Path) -> None:
+    made = family(tmp_path)
+    deep = lineage(made.shelf.store, "student_a")
+    assert size_of(to_svg(deep)) < (600, 1000) and "width=" in to_svg(deep, 600).split("\n")[0]
+    assert "width=" not in to_svg(deep, 300).split("\n")[0]
+    for number in range(20):
+        made.shelf.publish("tokens", f"t{number}", {"corpus": made["corpus"].fingerprint})
+    broad = lineage(made.shelf.store, made["corpus"].fingerprint)
+    width, height = size_of(to_svg(broad))
+    assert width < height
+
+
+def size_of(svg: str) -> tuple[float, float]:
+    _, _, width, height = map(float, ElementTree.fromstring(svg).attrib["viewBox"].split())
+    return width, height
+
+
+def test_a_brief_picture_has_no_scores_and_counts_what_it_leaves_out(tmp_path: Path) -> None:
+    made = family(tmp_path)
+    teaching = {"teacher": made.segments["teacher"].fingerprint}
+    for number in range(10):
+        segment = made.shelf.trajectory(f"pupil_{number}", teaching, start=number)
+        made.shelf.model(f"pupil_{number}", segment, teaching, step=9)
+    names = [node.name for node in lineage(made.shelf.store, "teacher").brief().nodes.values()]
+    assert sorted(name for name in names if "pupil" in name) == ["pupil_0", "pupil_1", "pupil_2"]
+    assert "and 7 more" in names and {"student_a", "student_b", "stdlib", "bpe"} <= set(names)
+    near = lineage(made.shelf.store, "student_a").near()
+    assert {node.kind for node in near.nodes.values()} == {"corpus", "tokenizer", "tokens", "model"}
+    above = lineage(made.shelf.store, made["corpus"].fingerprint).near()
+    assert {node.kind for node in above.nodes.values()} == {"corpus", "tokenizer", "tokens"}

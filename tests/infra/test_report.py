@@ -175,3 +175,23 @@ def test_numbers_are_written_for_people() -> None:
     ]
     assert interval(0.5, None) == "0.500" and interval(-0.1, 0.02, plus=True) == "-0.100 ± 0.020"
     assert smooth([1.0, 1.0, 1.0], 10) == [1.0, 1.0, 1.0]
+
+
+def test_a_gain_within_its_interval_is_not_coloured_and_the_loss_picture_is_told_in_words(
+    tmp_path: Path,
+) -> None:
+    unsure = {"name": "s fine-tuned", "kind": "finetuned", "accuracy": 0.5, "draws": 2}
+    rows = [
+        unsure | {"accuracy_delta": 0.05, "accuracy_delta_interval": 0.7},
+        unsure | {"accuracy_delta": 0.25, "accuracy_delta_interval": 0.1},
+    ]
+    lines = [{"step": 1, "values": {"loss": 3.0, "eval/loss": 2.5}}]
+    files = {
+        path.name: path
+        for path in write_report(
+            tmp_path, ReportContent(title="t", command="c", rows=rows, curves={"s": lines})
+        )
+    }
+    page = files["report.html"].read_text()
+    assert "<td>+0.050 ± 0.700</td>" in page and "<td class=good>+0.250 ± 0.100</td>" in page
+    assert 'alt="loss of s, s ends at 2.500"' in page

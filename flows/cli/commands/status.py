@@ -5,6 +5,7 @@ import json
 import shlex
 
 from engine.spec.error import AtelierError
+from flows.cli.commands.runs import described
 from flows.cli.root import open_store
 from infra.manifests import manifests
 from infra.stack.stack import Stack
@@ -24,15 +25,15 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(f"export {key}={shlex.quote(value)}" for key, value in client.items()))
         return 0
     parts = stack.parts()
-    running = [m for m in manifests(store) if m.get("status") == "running"]
+    running = [one for one in map(described, manifests(store)) if one["status"] == "running"]
     if options.json:
-        print(json.dumps({"parts": parts, "runs": [m["id"] for m in running]}, indent=1))
+        print(json.dumps({"parts": parts, "runs": [one["id"] for one in running]}, indent=1))
     elif not parts:
         print("nothing was started for this store; atelier up starts it")
     else:
         for part in parts:
             state = "running" if part["running"] and part["answers"] is not False else "not running"
             print(f"{part['name']:<16} {state:<12} {part['url']}  log {part['log']}")
-        for manifest in running:
-            print(f"run {manifest['id']}  {manifest['command']}")
+        for one in running:
+            print(f"run {one['id']}  {one['command']}")
     return 0 if parts and all(part["running"] for part in parts) else 1

@@ -46,7 +46,7 @@ def test_one_query_finds_students_corpora_checkpoints_and_scores(root: Path) -> 
         root, "params.role = 'student_b' AND params.step = '400' AND tags.`atelier.kind` = 'checkpoint'"
     )
     assert {m.key: (m.value, m.step) for m in checkpoint.metrics or []} == {
-        "checkpoint/eval_loss": (pytest.approx(2.3), 400)
+        "eval/loss": (pytest.approx(2.3), 400)
     }
     assert checkpoint.tags["atelier.url"].endswith("checkpoints/step-00000400")
     [scored] = models(root, "metrics.`score/bits_per_byte` < 1.8 AND tags.`atelier.kind` = 'model'")

@@ -44,7 +44,7 @@ def test_a_resumed_training_goes_on_with_its_own_run_and_no_step_comes_twice(roo
     assert run.data.tags["atelier.flow_runs"] == "run-1,run-2"
     assert steps(root, run, "loss") == list(range(1, 61))
     assert steps(root, run, "eval/loss") == [50]
-    assert "data_wait_s" not in run.data.metrics and "tokens_per_s" in run.data.metrics
+    assert "data_wait_s" not in run.data.metrics and "system/tokens_per_s" in run.data.metrics
     [task] = [
         r
         for r in runs(root, "tags.`atelier.kind` = 'task'")

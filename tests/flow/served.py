@@ -1,0 +1,167 @@
+"""A stack of its own, started as a user starts it, with the command line and Prefect's API to look at it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from base64 import b64encode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+
+
+class Served:
+    """`atelier up` for the store at `root`, on free ports."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.prefect_port, self.mlflow_port = free_port(), free_port()
+        self.prefect = f"http://127.0.0.1:{self.prefect_port}"
+        self.mlflow = f"http://127.0.0.1:{self.mlflow_port}"
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
+        return kept | {"ATELIER_ROOT": str(self.root)}
+
+    @property
+    def password(self) -> str:
+        return json.loads((self.root / "stack" / "credentials.json").read_text())["password"]
+
+    def atelier(self, *words: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run the command line to its end."""
+        command = [sys.executable, "-m", "flows", *words]
+        return subprocess.run(
+            command, env=self.environment, cwd=PROJECT, capture_output=True, text=True, timeout=timeout_s
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start the command line and leave it running."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows", *words],
+            env=self.environment,
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def up(self) -> subprocess.CompletedProcess[str]:
+        ports = ("--prefect-port", str(self.prefect_port), "--mlflow-port", str(self.mlflow_port))
+        done = self.atelier("up", *ports)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def down(self) -> None:
+        for worker in self.workers:
+            worker.send_signal(signal.SIGTERM)
+        for worker in self.workers:
+            worker.wait(30)
+        done = self.atelier("down")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def add_worker(self, pool: str) -> subprocess.Popen[bytes]:
+        """`atelier worker <pool>` beside the stack's own."""
+        command = [sys.executable, "-m", "flows", "worker", pool]
+        with open(self.root / f"{pool}.log", "ab") as log:
+            worker = subprocess.Popen(command, env=self.environment, cwd=PROJECT, stdout=log, stderr=log)
+        self.workers.append(worker)
+        return worker
+
+    def pid(self, part: str) -> int:
+        """Process id of prefect, mlflow, worker-light or worker-local."""
+        state = json.loads((self.root / "stack" / "state.json").read_text())
+        return state[part]["holder"]["pid"]
+
+    def api(self, method: str, path: str, body: Any = None) -> Any:
+        """One call of Prefect's API, signed in."""
+        request = urllib.request.Request(
+            f"{self.prefect}/api{path}",
+            method=method,
+            data=json.dumps(body).encode() if body is not None else None,
+            headers={"Content-Type": "application/json", **basic("atelier", self.password)},
+        )
+        if method != "GET":
+            client = "tests"
+            token = self.api("GET", f"/csrf-token?client={client}")["token"]
+            request.add_header("Prefect-Csrf-Token", token)
+            request.add_header("Prefect-Csrf-Client", client)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def submit(self, flow: str, **parameters: Any) -> str:
+        """Start a run as the form does; its id."""
+        found = self.api("GET", f"/deployments/name/{flow}/atelier")
+        run = self.api("POST", f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})
+        return run["id"]
+
+    def state(self, run_id: str) -> dict[str, Any]:
+        return self.api("GET", f"/flow_runs/{run_id}")["state"]
+
+    def children(self, run_id: str) -> list[dict[str, Any]]:
+        """Runs of `work` that the parent run has started."""
+        tags = {"tags": {"all_": [f"parent:{run_id}"]}}
+        return self.api("POST", "/flow_runs/filter", {"flow_runs": tags})
+
+    def wait_final(self, run_id: str, timeout_s: float = 300) -> dict[str, Any]:
+        """The state that the run ends in."""
+
+        def final() -> dict[str, Any] | None:
+            state = self.state(run_id)
+            ends = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+            return state if state["type"] in ends else None
+
+        return wait_for(final, timeout_s, f"the end of run {run_id}")
+
+    def ranks(self) -> list[int]:
+        """Process ids of all gangs' guards and ranks of this store."""
+        return sorted(pid for pid, words in processes().items() if is_of(words, str(self.root)))
+
+
+def is_of(words: list[str], root: str) -> bool:
+    text = " ".join(words)
+    return root in text and ("infra.guard" in text or "-m engine." in text)
+
+
+def processes() -> dict[int, list[str]]:
+    """Process id -> command line of everything that runs here (the dead that nobody reaped have none)."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_text().split("\0")
+            except OSError:
+                continue
+            if any(words):
+                found[int(folder.name)] = words
+    return found
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """The first true value of `condition`; AssertionError when there is none in time."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.25)
+    raise AssertionError(f"waited {timeout_s:.0f} s in vain for {what}")
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

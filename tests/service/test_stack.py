@@ -1,0 +1,73 @@
+"""`atelier up`, runs on its pools, `atelier down`."""
+
+import json
+
+import pytest
+from served import Served, processes, wait_for
+
+pytestmark = pytest.mark.service
+
+
+def test_a_run_on_the_pool_makes_what_a_run_here_makes(served: Served) -> None:
+    done = served.atelier("pretrain", "experiment=tiny", "pool=local")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "completed" in done.stdout and "submitted: " in done.stdout
+    again = served.atelier("plan", "pretrain", "experiment=tiny", "--json")
+    assert {task["state"] for task in json.loads(again.stdout)["tasks"]} == {"reuse"}
+
+
+def test_the_form_and_the_command_line_are_the_same_run(served: Served) -> None:
+    words = {"experiment": "tiny", "train_seed": 7, "overrides": ["tracker=none"]}
+    state = served.wait_final(served.submit("corpus", **{k: words[k] for k in ("experiment", "overrides")}))
+    assert state["type"] == "COMPLETED", state
+    run = served.submit("pretrain", **words)
+    state = served.wait_final(run)
+    assert state["type"] == "COMPLETED", state
+    plan = served.atelier("plan", "pretrain", "experiment=tiny", "train.seed=7", "--json")
+    assert {task["state"] for task in json.loads(plan.stdout)["tasks"]} == {"reuse"}
+
+
+def test_a_bad_value_of_the_form_fails_in_seconds_with_the_message_of_the_command_line(
+    served: Served,
+) -> None:
+    state = served.wait_final(served.submit("pretrain", overrides=["train.stepz=3"]), 60)
+    assert state["type"] == "FAILED"
+    assert "did you mean steps" in state["message"]
+
+
+def test_a_gang_of_two_workers_trains_and_a_missing_one_is_named(served: Served) -> None:
+    words = ("pretrain", "experiment=tiny", "pool=pair", "parallel.shard=2", "tracker=none", "train.seed=9")
+    refused = served.atelier(*words)
+    assert refused.returncode == 2
+    assert "no worker serves the pool 'local_b'; start one: atelier worker local_b" in refused.stderr
+    served.add_worker("local_b")
+    wait_for(
+        lambda: "online" in (served.root / "local_b.log").read_text().lower() or _is_served(served),
+        60,
+        "local_b",
+    )
+    done = served.atelier(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = next(
+        record
+        for path in (served.root / "model").glob("*/record.json")
+        if (record := json.loads(path.read_text()))["name"] == "model"
+        and record["provenance"]["layouts"][0]["shard"] == 2
+    )
+    assert record["summary"]
+
+
+def _is_served(served: Served) -> bool:
+    workers = served.api("POST", "/work_pools/local_b/workers/filter", {})
+    return any(worker["status"] == "ONLINE" for worker in workers)
+
+
+def test_up_again_starts_nothing_and_down_leaves_nothing(served: Served) -> None:
+    before = {part: served.pid(part) for part in ("prefect", "mlflow", "worker-local", "worker-light")}
+    assert "starting" not in served.up().stdout
+    assert {part: served.pid(part) for part in before} == before
+    served.down()
+    left = [words for words in processes().values() if str(served.root) in " ".join(words)]
+    assert left == []
+    assert not before.values() & processes().keys()
+    served.up()
