@@ -1,7 +1,7 @@
 """Tokens per CPU-second of engine.train against a bare hand-written PyTorch loop: same model, batch,
 precision, documents, compile. With --public, public loops run beside them (benchmarks/public_loop.py).
 
-python benchmarks/loop.py [--repeats 3] [--steps 60] [--eager] [--public PYTHON]      goal: 0.95 of the bare one
+python benchmarks/loop.py [--repeats 3] [--steps 60] [--eager] [--public PYTHON]      goal: 0.95 of the bare
 
 Each contender is a whole process; CPU-seconds of a long run minus those of a short one, so that start-up and
 compiling fall out. The order rotates; medians are compared. The bare loop's own goal is 0.95 of the best

@@ -95,13 +95,16 @@ content="width=device-width,initial-scale=1">
 <title>{title}</title><style>
 body{{font-family:system-ui,sans-serif;margin:0 auto;max-width:90rem;padding:1rem clamp(.8rem,3vw,2rem);
 background:#fff;color:#1c2126}} h1{{font-size:1.7rem;line-height:1.2;overflow-wrap:anywhere}}
-.wide{{overflow-x:auto}} table{{border-collapse:collapse;margin-top:1rem;font-size:.9rem}}
+.wide{{overflow-x:auto}} .narrow{{display:none}}
+table{{border-collapse:collapse;margin-top:1rem;font-size:.9rem}}
 th,td{{text-align:left;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #ccd2d7;vertical-align:top}}
 code{{font-size:.85em}} small{{color:#5a656e}}
-@media (max-width:48rem){{table{{font-size:.8rem}} th:nth-child(4),td:nth-child(4){{display:none}}}}
+@media (max-width:48rem){{table{{font-size:.8rem}} th:nth-child(4),td:nth-child(4),.broad{{display:none}}
+.narrow{{display:block}} .narrow svg{{max-width:100%;height:auto}}}}
 @media (prefers-color-scheme:dark){{body{{background:#15191c;color:#e8ecef}} th,td{{border-color:#39424a}}
 small{{color:#a3aeb7}}}}
-</style></head><body><h1>{title}</h1><div class="wide">{svg}</div>
+</style></head><body><h1>{title}</h1><div class="wide broad">{svg}</div>
+<div class="wide narrow">{near}</div>
 <div class="wide"><table>
 <tr><th>name</th><th>numbers</th><th>comes from</th><th>fingerprint</th></tr>
 {rows}</table></div>
@@ -110,7 +113,9 @@ small{{color:#a3aeb7}}}}
 
 
 def to_html(graph: Graph) -> str:
-    """One file with the picture and a table of everything in it; needs nothing else to be read."""
+    """One file with the picture and a table of everything in it; needs nothing else to be read. A narrow
+    window shows the nearest relatives only.
+    """
     rows = []
     for fp in graph.order():
         node = graph.nodes[fp]
@@ -125,7 +130,9 @@ def to_html(graph: Graph) -> str:
         ]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     title = html.escape(f"Lineage of {graph.nodes[graph.focus].name}")
-    return PAGE.format(title=title, svg=to_svg(graph), rows="\n".join(rows))
+    return PAGE.format(
+        title=title, svg=to_svg(graph), near=to_svg(graph.near(), mark="near"), rows="\n".join(rows)
+    )
 
 
 def to_text(graph: Graph, width: int = 110) -> str:

@@ -22,7 +22,7 @@ COLOURS = {  # kind -> (light fill, light line, dark fill, dark line); told apar
     "run": ("#f3eef7", "#77519b", "#2b2136", "#b794d6"),
 }
 MARKER = (
-    '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" '
+    '<defs><marker id="{mark}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" '
     'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z" class="tip"/></marker></defs>'
 )
 BOX_W, BOX_H, MARGIN = 210, 58, 18
@@ -129,9 +129,10 @@ UPRIGHT = Shape(is_upright=True, box=(BOX_H, BOX_W), gap=74, slots=(52, BOX_W + 
 Box = tuple[float, float, float, float]  # left, top, width, height
 
 
-def to_svg(graph: Graph, widest: int = 0) -> str:
+def to_svg(graph: Graph, widest: int = 0, mark: str = "tip") -> str:
     """A picture that stands alone; follows the reader's light or dark setting. From left to right or from top
     to bottom, whichever is narrower. One wider than `widest` has no size of its own: it fills its place.
+    `mark` is another one for each picture of a page.
     """
     graph = graph.without_shortcuts()
     columns, routes = _lay_out(graph)
@@ -146,14 +147,14 @@ def to_svg(graph: Graph, widest: int = 0) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="lineage" {size} role="img" '
         f'aria-label="lineage of {name}">',
         f"<style>{_style()}</style>",
-        MARKER,
+        MARKER.replace("{mark}", mark),
     ]
     taken = [_corner(shape, at[fp]) for fp in graph.nodes]
     lines, labels = [], []
     for edge, route in routes:
         points = [at[place] for _, place in route]
         strong = " strong" if edge.label.startswith("teacher") else ""
-        lines.append(f'<path class="edge{strong}" d="{_way(shape, points)}" marker-end="url(#tip)"/>')
+        lines.append(f'<path class="edge{strong}" d="{_way(shape, points)}" marker-end="url(#{mark})"/>')
         # the box above says which scores they are
         text = edge.label.split(".")[0] if graph.nodes[edge.child].kind in ENDS else edge.label
         labels.append(_label(text, strong, _spots(shape, points), taken))
@@ -253,7 +254,7 @@ def _box(node: Node, corner: Box, is_focus: bool) -> str:
     title = f"{node.kind} {node.name}\n{node.fingerprint}\n{numbers_of(node)}"
     kind = node.kind if node.kind in COLOURS else "run"
     texts = [
-        ("name", 20, _cut(node.name, 22)),
+        ("name", 20, _cut(node.name.removesuffix(f" {node.kind}"), 22)),
         ("small", 35, f"{node.kind} {node.short}"),
         ("small", 49, _cut(numbers_of(node, 2), 36)),
     ]

@@ -4,20 +4,18 @@ and its loss. All of it is written by threads: a server that is away keeps nobod
 
 import json
 import threading
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger
-from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.context import hydrated_context, serialize_context
 
 from flows.cli.execute import Outcome
-from flows.served.live import Live, forget_live, left_s, read_live
-from infra.dag import Node
+from flows.served.live import forget_live, left_s, read_live
 from infra.house import House
 
 EVERY_S = 5.0
@@ -102,63 +100,16 @@ class Board:
                 made: Any = create_table_artifact(table=rows, key="progress", description=about)
                 self._artifact = str(made)
             else:
-                with get_client(sync_client=True) as client:
-                    client.update_artifact(
-                        UUID(self._artifact), ArtifactUpdate(data=json.dumps(rows), description=about)
-                    )
+                replace_artifact(self._artifact, json.dumps(rows), about)
             self._shown = rows
         except Exception as error:  # whatever the server says: it is only for looking at
             self._log.debug("progress is not shown: %s", error)
 
 
-class Reporter:
-    """A node's own page: log lines, a progress bar with its losses; and its live file for the parent."""
-
-    def __init__(self, root: str, run_id: str, node: Node) -> None:
-        self._log = get_run_logger()
-        self._live = Live(root, run_id, node.name)
-        self._changed, self._ended = threading.Event(), threading.Event()
-        self._context = serialize_context()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> "Reporter":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join(5.0)
-
-    def hear(self, node: str, message: dict[str, Any]) -> None:
-        self._live.hear(message)
-        log_message(self._log, node, message)
-        if "progress" in message:
-            self._changed.set()
-
-    def _run(self) -> None:
-        artifact: Any = None
-        with hydrated_context(self._context):
-            while not self._ended.wait(EVERY_S if artifact else 1.0):
-                if not self._changed.is_set():
-                    continue
-                self._changed.clear()
-                with suppress(Exception):  # as on the board
-                    artifact = self._show(artifact)
-            if artifact or self._changed.is_set():
-                with suppress(Exception):
-                    self._show(artifact)
-
-    def _show(self, artifact: Any) -> Any:
-        now = self._live.now
-        share = 100.0 * now["progress"] / max(now["total"], 1)
-        left = time_text(left_s(now))
-        about = f"{now['progress']}/{now['total']} {now.get('unit', '')}, {left} left  {losses(now)}"
-        if artifact is None:
-            return create_progress_artifact(progress=share, key="progress", description=about)
-        update_progress_artifact(artifact_id=artifact, progress=share, description=about)
-        return artifact
+def replace_artifact(artifact: str, data: str, about: str) -> None:
+    """Give an artifact of a page new content, in its place."""
+    with get_client(sync_client=True) as client:
+        client.update_artifact(UUID(artifact), ArtifactUpdate(data=data, description=about))
 
 
 def log_message(log: Any, node: str, message: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from engine.spec.error import AtelierError, StoppedError
 from engine.spec.pool import Pool
 from flows.cli.execute import scratch_of, stopping
 from flows.cli.work import work
-from flows.served.board import Reporter
+from flows.served.reporter import Reporter
 from infra.dag import Node
 from infra.house import House
 from infra.launch import DiedError

@@ -4,10 +4,13 @@ light pool plans, has the nodes made on pools, and shows how far they are.
 
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from prefect import get_run_logger
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
@@ -38,6 +41,8 @@ def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
         text = str(error)[:LONGEST]
         log.error(text)
         return Failed(message=text)
+    with suppress(Exception), get_client(sync_client=True) as client:  # a name is only for looking at
+        client.set_flow_run_name(UUID(str(flow_run.id)), run_id_of())
     command = shlex.join(["atelier", flow, *frozen.overrides])
     log.info("%s   store %s", command, store.root)
     outcome = _run(frozen, plan, store, command, str(parameters.get("code") or ""))

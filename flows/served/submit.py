@@ -78,11 +78,7 @@ def _until_end(run_id: str, store: Store, say: Callable[[str], None]) -> FlowRun
 
 
 def _say_live(store: Store, run: FlowRun, say: Callable[[str], None]) -> None:
-    moment = run.expected_start_time
-    if moment is None:
-        return
-    run_id = f"{moment:%Y%m%d-%H%M%S}-{str(run.id)[:6]}"
-    for node, now in sorted(read_live(store.root, run_id).items()):
+    for node, now in sorted(read_live(store.root, str(run.name)).items()):  # the parent names its run so
         if "total" in now and now.get("state") == "running":
             left = time_text(left_s(now))
             say(f"  {node}: {now['progress']}/{now['total']} {now.get('unit', '')}, {left} left")

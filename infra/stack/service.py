@@ -32,6 +32,7 @@ class Service:
     environment: dict[str, str]
     ready: str = ""  # a URL that answers, with whatever status, when it is
     url: str = ""
+    umask: int = -1  # of what it writes; -1: the caller's
 
     @property
     def command(self) -> list[str]:
@@ -39,9 +40,11 @@ class Service:
 
 
 def start(service: Service, folder: Path) -> dict[str, Any]:
-    """Start it in the background; its words go to `<folder>/<name>.log`. Returns what finds it again."""
+    """Start it in the background; its words go to `<folder>/<name>.log`, which only its owner reads. Returns
+    what finds it again.
+    """
     log = folder / f"{service.name}.log"
-    with open(log, "ab") as out:
+    with open(log, "ab", opener=_open_private) as out:
         process = subprocess.Popen(
             service.command,
             stdin=subprocess.DEVNULL,
@@ -49,10 +52,17 @@ def start(service: Service, folder: Path) -> dict[str, Any]:
             stderr=out,
             env=service.environment,
             start_new_session=True,
+            umask=service.umask,
             cwd=PROJECT,
         )
     _children.append(process)
     return {"holder": asdict(Holder.of(process.pid, service.name)), "url": service.url, "log": str(log)}
+
+
+def _open_private(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)  # one that an older version made
+    return descriptor
 
 
 _children: list[subprocess.Popen[bytes]] = []  # kept so that an early end is reaped and seen

@@ -14,6 +14,7 @@ from typing import Any
 from engine.spec.error import ConfigError
 from engine.storage import is_local, local_path
 
+PROJECT = str(Path(__file__).resolve().parent.parent.parent)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HOST = "127.0.0.1"
 QUIET = {
@@ -77,6 +78,16 @@ class Addresses:
         }
 
 
+def own_hosts(port: int) -> tuple[str, ...]:
+    """What a request to the server at `port` may call it."""
+    return (f"{HOST}:{port}", f"localhost:{port}")
+
+
+def own_origins(port: int) -> tuple[str, ...]:
+    """Where the pages come from that may ask it."""
+    return tuple(f"http://{host}" for host in own_hosts(port))
+
+
 def prefect_server(root: str, port: int, credentials: Credentials) -> dict[str, str]:
     """Environment of the Prefect server: it asks for the credential, and answers no page but its own."""
     own = f"http://{HOST}:{port}"
@@ -84,7 +95,7 @@ def prefect_server(root: str, port: int, credentials: Credentials) -> dict[str, 
         "PREFECT_HOME": str(prefect_home(root)),
         "PREFECT_SERVER_API_AUTH_STRING": credentials.prefect,
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{own},http://localhost:{port}",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(own_origins(port)),
         "PREFECT_UI_API_URL": f"{own}/api",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
     }
@@ -115,6 +126,7 @@ def worker(root: str, client: dict[str, str]) -> dict[str, str]:
         | client
         | {
             "ATELIER_ROOT": root,
+            "PYTHONPATH": PROJECT,  # the flows that it starts are this code's, wherever they run
             "PREFECT_HOME": str(prefect_home(root).with_name("prefect-worker")),
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "PREFECT_WORKER_PREFETCH_SECONDS": "1",
@@ -138,7 +150,7 @@ def clean_environment() -> dict[str, str]:
 def check_binding(host: str) -> None:
     """Refuse an address that others can reach: neither server speaks TLS itself."""
     if host not in LOOPBACK:
-        way_out = "leave --host away, and put a proxy that speaks TLS before both (docs/operations.md)"
+        way_out = f"leave --host away; from elsewhere: ssh -L PORT:{HOST}:PORT <this machine>, for both ports"
         raise ConfigError("--host", f"{host} can be reached by others, and the stack speaks no TLS", way_out)
 
 

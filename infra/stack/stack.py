@@ -15,6 +15,7 @@ from infra.stack.service import Service
 from infra.stack.settings import HOST, Addresses, Credentials
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
+PRIVATE = 0o077  # umask of the servers: their databases have users and runs; what workers make is the store's
 LIGHT = "light"  # the pool of parent flows: they wait, they do not compute
 
 
@@ -112,9 +113,13 @@ class Stack:
         environment = settings.clean_environment() | settings.prefect_server(
             self.root, port, self.credentials
         )
-        arguments = ("prefect", "server", "start", "--host", HOST, "--port", str(port))
         return Service(
-            name="prefect", arguments=arguments, environment=environment, ready=f"{url}/api/health", url=url
+            name="prefect",
+            arguments=("infra.stack.gate", str(port)),
+            environment=environment,
+            ready=f"{url}/api/health",
+            url=url,
+            umask=PRIVATE,
         )
 
     def _mlflow(self, port: int) -> Service:
@@ -123,11 +128,16 @@ class Stack:
         arguments = ("mlflow", "server", "--app-name", "basic-auth", "--host", HOST, "--port", str(port))
         arguments += ("--backend-store-uri", f"sqlite:///{base / 'mlflow.db'}", "--workers", "1")
         arguments += ("--artifacts-destination", str(base / "mlartifacts"))
-        arguments += ("--allowed-hosts", f"{HOST}:{port},localhost:{port}")
-        arguments += ("--cors-allowed-origins", f"{url},http://localhost:{port}")
+        arguments += ("--allowed-hosts", ",".join(settings.own_hosts(port)))
+        arguments += ("--cors-allowed-origins", ",".join(settings.own_origins(port)))
         environment = settings.clean_environment() | settings.mlflow_server(self.folder, self.credentials)
         return Service(
-            name="mlflow", arguments=arguments, environment=environment, ready=f"{url}/health", url=url
+            name="mlflow",
+            arguments=arguments,
+            environment=environment,
+            ready=f"{url}/health",
+            url=url,
+            umask=PRIVATE,
         )
 
     def _keep(self, name: str, entry: dict[str, Any]) -> None:

@@ -236,7 +236,14 @@ class Curve:
     its trunk's.
     """
 
-    def __init__(self, scribe: Scribe, followed: Followed, index: int, task: TaskHandle | None) -> None:
+    def __init__(
+        self,
+        scribe: Scribe,
+        followed: Followed,
+        index: int,
+        task: TaskHandle | None,
+        gauge: Gauge | None = None,
+    ) -> None:
         self.scribe, self.followed, self.task = scribe, followed, task
         self.segments = followed.segments[: index + 1]
         self.reader = Reader(self.segments)
@@ -244,7 +251,7 @@ class Curve:
         self.is_open = False
         self._sent: set[tuple[str, int]] | None = None
         self._newest: dict[str, Any] = {}
-        self._gauge = Gauge(self.segments[-1].url)
+        self._gauge = gauge
 
     @property
     def fingerprint(self) -> str:
@@ -277,8 +284,8 @@ class Curve:
     def _measure(self) -> None:
         """Write what the gang uses just now at the newest step that is drawn."""
         drawn = [line for line in self.reader.pending if is_kept(line["step"] - self.segments[0].start)]
-        if drawn and (used := self._gauge.read()):
-            drawn[-1].setdefault("timing", {}).update(used)
+        if drawn and self._gauge is not None:
+            drawn[-1].setdefault("timing", {}).update(self._gauge.read())
 
     def _locate(self) -> set[tuple[str, int]]:
         """Find the trajectory's run or make one; what it has already."""

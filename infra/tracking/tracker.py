@@ -14,6 +14,7 @@ from engine.spec.error import AtelierError
 from engine.spec.record import Record
 from engine.storage import join
 from infra.store import Store
+from infra.tracking.gauge import Gauge
 from infra.tracking.page import Links
 from infra.tracking.run import About, Followed, TaskHandle
 from infra.tracking.worker import Job, Worker
@@ -194,6 +195,7 @@ class Following:
     def __init__(self, tracker: Tracker, task: TaskHandle | None, trajectories: Sequence[Followed]) -> None:
         self._tracker, self._task, self._trajectories = tracker, task, tuple(trajectories)
         self._curves: list[list[Curve]] = []
+        self._gauge = Gauge([followed.segments[-1].url for followed in trajectories])
         self._label = f"curves {id(self)}"
         self._is_stopped = False
         tracker.put("the curves", lambda backend: self._begin())
@@ -204,11 +206,12 @@ class Following:
 
         if not self._curves:
             self._curves = [
-                [Curve(self._tracker.scribe, f, i, self._task) for i in range(len(f.segments))]
+                [Curve(self._tracker.scribe, f, i, self._task, self._gauge) for i in range(len(f.segments))]
                 for f in self._trajectories
             ]
 
     def _poll(self) -> None:
+        self._gauge.read()
         for chain in self._curves:
             for curve in chain:
                 curve.poll()

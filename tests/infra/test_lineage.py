@@ -151,7 +151,11 @@ def test_boxes_of_a_picture_do_not_overlap(tmp_path: Path) -> None:
 
 def test_labels_of_a_picture_cover_neither_boxes_nor_each_other(tmp_path: Path) -> None:
     made = family(tmp_path)
-    root = ElementTree.fromstring(to_svg(lineage(made.shelf.store, made["corpus"].fingerprint).brief()))
+    taught = {"teacher": made.segments["teacher"].fingerprint, "tokens.main": made["tokens"].fingerprint}
+    for number in range(3):
+        segment = made.shelf.trajectory(f"pupil_{number}", taught, start=number)
+        made.shelf.model(f"pupil_{number}", segment, taught, step=9, teacher_steps=[1, 9])
+    root = ElementTree.fromstring(to_svg(lineage(made.shelf.store, "teacher")))
     taken = [
         [float(r.attrib[key]) for key in ("x", "y", "width", "height")] for r in root.findall(".//{*}rect")
     ]
@@ -159,7 +163,7 @@ def test_labels_of_a_picture_cover_neither_boxes_nor_each_other(tmp_path: Path) 
     for text in root.findall("{*}text"):
         width = 5.5 * len(text.text or "")  # of letters 11 pixels high
         taken.append([float(text.attrib["x"]) - width / 2, float(text.attrib["y"]) - 9, width, 11])
-    assert boxes == 7 and len(taken) >= boxes + 9
+    assert boxes == 10 and len(taken) >= boxes + 9
     for i, (x, y, width, height) in enumerate(taken):
         for u, v, wide, high in taken[i + 1 :]:
             assert x + width <= u or u + wide <= x or y + height <= v or v + high <= y

@@ -4,7 +4,7 @@ import argparse
 import json
 import shlex
 
-from engine.spec.error import AtelierError
+from engine.spec.error import ConfigError
 from flows.cli.commands.runs import described
 from flows.cli.root import open_store
 from infra.manifests import manifests
@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     if options.env:
         client = stack.client()
         if not client:
-            raise AtelierError("the stack does not run; atelier up starts it")
+            raise ConfigError("--env", f"the stack of {store.root} does not run", "atelier up starts it")
         print("\n".join(f"export {key}={shlex.quote(value)}" for key, value in client.items()))
         return 0
     parts = stack.parts()

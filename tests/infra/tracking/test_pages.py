@@ -194,7 +194,7 @@ def test_the_gauge_sees_the_gang_s_processes_and_ends_with_them(
     )
     try:
         Log(str(tmp_path)).append(1, "take", Holder.of(guard.pid))
-        measuring, used = Gauge(str(tmp_path)), {}
+        measuring, used = Gauge([str(tmp_path)]), {}
         deadline = time.monotonic() + 20
         while used.get("cpu_cores", 0.0) < 0.05 and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -203,7 +203,7 @@ def test_the_gauge_sees_the_gang_s_processes_and_ends_with_them(
     finally:
         os.killpg(guard.pid, signal.SIGKILL)
         guard.wait()
-    assert measuring.read() == {} and Gauge(str(tmp_path / "nobody")).read() == {}
+    assert measuring.read() == {} and Gauge([str(tmp_path / "nobody")]).read() == {}
 
 
 def test_a_page_names_few_of_many_students_and_counts_the_rest(root: Path) -> None:

@@ -90,6 +90,8 @@ def test_a_server_that_was_away_gets_everything_once(root: Path) -> None:
         where = tracked.register(made["teacher"], aliases=["best"])
         assert where == f"{address}/#/models/teacher/versions/1?workflowType=machine_learning"
         assert tracked.close() == []
+        about = client(root).get_model_version("teacher", "1").description or ""
+        assert "](/#/experiments/" in about and address not in about  # they lead on through a tunnel, too
         load = "mlflow.pyfunc.load_model('models:/teacher@best')"
         script = f"import mlflow; mlflow.set_tracking_uri({address!r}); {load}"
         shutil.rmtree(root / "model")
