@@ -32,11 +32,14 @@ check: setup  ## format, lint, types, import rule (2 minutes)
 verify: setup  ## everything, root and strace included (an hour)
 	bash tests/verify.sh
 
+up: setup  ## Prefect, MLflow, workers and a form for every flow, on this machine
+	$(BIN)/atelier up
+
 mutants: setup  ## break a promise on purpose, one at a time: each must turn its test red
 	$(BIN)/python tests/mutants/run.py
 
 bench: setup  ## timings and long comparisons; results in benchmarks/results
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
-.PHONY: help setup demo test check verify mutants bench
+.PHONY: help setup demo up test check verify mutants bench
 .DEFAULT_GOAL := help

@@ -9,8 +9,10 @@ marks="not bench"
 left=("timings and long comparisons: make bench")
 leave_out() { marks="$marks and not $1"; left+=("tests marked $1: $2"); }
 
-if ! command -v strace >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-  apt-get update -qq && apt-get install -y -qq strace
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  missing=()
+  for program in strace chromium; do command -v "$program" >/dev/null || missing+=("$program"); done
+  [ ${#missing[@]} = 0 ] || { apt-get update -qq && apt-get install -y -qq "${missing[@]}" fonts-dejavu-core; }
 fi
 command -v strace >/dev/null || left+=("kills and errors at every system call: strace is missing")
 [ "$(id -u)" = 0 ] || leave_out root "this is not root"
