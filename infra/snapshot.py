@@ -7,9 +7,11 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 import uuid
+import zlib
 from pathlib import Path
 
 from engine.spec.error import ConfigError, DamageError
@@ -19,6 +21,7 @@ from infra.code import NOTE, PROJECT, code_provenance
 FOLDERS = ("flows", "tasks", "infra", "engine", "conf")
 SUFFIXES = (".py", ".yaml")  # code and configuration; no data, no hidden file, no secret
 MOST = 64 << 20
+DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def freeze(root: str) -> str:
@@ -36,7 +39,7 @@ def thaw(root: str, digest: str, base: Path) -> Path:
 
     ConfigError when the store has no such code, DamageError when it is not what it should be.
     """
-    if not (digest.isalnum() and digest.isascii()):
+    if not DIGEST.fullmatch(digest):
         raise ConfigError("code", f"{digest[:40]!r} is no digest", "leave it blank for the code as it is now")
     folder = base / digest
     if (folder / NOTE).exists():
@@ -49,15 +52,35 @@ def thaw(root: str, digest: str, base: Path) -> Path:
         ) from None
     if hashlib.sha256(packed).hexdigest()[:32] != digest:
         raise DamageError(f"{_place(root, digest)}: its content does not have its digest")
+    base.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = base / f".{digest}.{uuid.uuid4().hex[:8]}"
-    fresh.mkdir(parents=True, mode=0o700)
-    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
-        archive.extractall(fresh, filter="data")
+    fresh.mkdir(mode=0o700)
     try:
+        _unpack(packed, fresh)
         os.rename(fresh, folder)
-    except OSError:  # another process was first
-        shutil.rmtree(fresh)
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
+        raise DamageError(f"{_place(root, digest)}: is no code of Atelier ({error})") from None
+    except OSError:
+        if not (folder / NOTE).exists():  # else another process was first
+            raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
     return folder
+
+
+def _unpack(packed: bytes, folder: Path) -> None:
+    """Plain files below `folder` and nothing else; ValueError or a TarError for what would be more."""
+    with gzip.open(io.BytesIO(packed)) as file:
+        raw = file.read(2 * MOST + 1)  # heads and padding included
+    if len(raw) > 2 * MOST:
+        raise ValueError(f"unpacked, it is more than {2 * MOST >> 20} MiB")
+    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
+        for member in archive:
+            if not member.isreg():
+                raise ValueError(f"{member.name!r} is no plain file")
+            archive.extract(member, folder, filter="data")
+    if not (folder / NOTE).is_file():
+        raise ValueError(f"it has no {NOTE}")
 
 
 def _place(root: str, digest: str) -> str:
@@ -87,5 +110,9 @@ def _sources(project: Path) -> list[Path]:
         path
         for folder in FOLDERS
         for path in sorted((project / folder).rglob("*"))
-        if path.suffix in SUFFIXES and path.is_file() and "__pycache__" not in path.parts
+        if path.suffix in SUFFIXES and path.is_file() and not _is_hidden(path.relative_to(project))
     ]
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part == "__pycache__" or part.startswith(".") for part in path.parts)

@@ -269,7 +269,7 @@ def _inside(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, started:
 
     outcome.prefect_s = time.monotonic() - started
     house.links["flow_run"] = str(flow_run.id)
-    house.tracker.link(flow_run=str(flow_run.id))
+    house.tracker.link(**house.links)
     show_plan(plan)
     scheduler = Submitting(submit)
     looking_in(house.store)

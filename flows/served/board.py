@@ -4,12 +4,13 @@ and its loss. All of it is written by threads: a server that is away keeps nobod
 
 import json
 import threading
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger
-from prefect.artifacts import create_table_artifact
+from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.context import hydrated_context, serialize_context
@@ -30,7 +31,7 @@ class Board:
         self._states: dict[str, str] = {}
         self._pages: dict[str, str] = {}
         self._ended = threading.Event()
-        self._artifact = ""
+        self._artifact, self._is_linked = "", False
         self._shown: list[dict[str, Any]] = []
         self._thread: threading.Thread | None = None
 
@@ -54,7 +55,9 @@ class Board:
             with hydrated_context(context):
                 while not self._ended.wait(EVERY_S if self._artifact else 1.0):
                     self._show()
+                    self._link(house)
                 self._show()
+                self._link(house)
 
         self._thread = threading.Thread(target=show, daemon=True)
         self._thread.start()
@@ -88,6 +91,19 @@ class Board:
                 }
             )
         return rows
+
+    def _link(self, house: House) -> None:
+        """A card with the way to MLflow, once its run is known."""
+        if self._is_linked:
+            return
+        with suppress(Exception):  # as in `_show`
+            for key, text in (("flow", "this run in MLflow"), ("compare", "the curves of its models")):
+                url = house.tracker.urls.get(key)
+                if url:
+                    create_link_artifact(
+                        link=url, link_text=text, key=f"mlflow-{key}", description=f"[{text}]({url})"
+                    )
+                    self._is_linked = True
 
     def _show(self) -> None:
         rows = self.rows()

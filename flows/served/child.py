@@ -14,6 +14,7 @@ from engine.spec.error import AtelierError, StoppedError
 from engine.spec.pool import Pool
 from flows.cli.execute import scratch_of, stopping
 from flows.cli.work import work
+from flows.served.presence import present
 from flows.served.reporter import Reporter
 from infra.dag import Node
 from infra.house import House
@@ -59,7 +60,7 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
         orphaned = threading.Event()
         status = "failed"
         try:
-            with stopping(house.stop), watching_parent(house.stop, orphaned):
+            with stopping(house.stop), present(house.stop), watching_parent(house.stop, orphaned):
                 if house.place is not None and not house.place.is_first:
                     house.follow(node, "engine.train", node.ranks, int(node.layout["threads"]))
                     return Completed(message=f"node {house.place.index} of {house.place.size} is done")

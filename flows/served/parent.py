@@ -21,8 +21,10 @@ from flows.cli.execute import Host, Outcome, run_flow
 from flows.cli.plan import Plan, draw
 from flows.served.board import Board
 from flows.served.forms import POOL_WHEN_BLANK, to_overrides
+from flows.served.presence import present
 from flows.served.remote import Remote
 from infra.snapshot import freeze
+from infra.stack.api import page
 from infra.store import Store, default_root
 
 LONGEST = 2000  # characters of an error: it may repeat what the user wrote
@@ -66,8 +68,10 @@ def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str) -> O
         remote = Remote(frozen, command, code or freeze(store.root), board)
 
         def host(frozen: Frozen, house: Any, outcome: Outcome, inside: Any) -> None:
+            house.links["prefect.url"] = page(str(flow_run.id))
             board.follow(outcome, house)
-            inside()
+            with present(house.stop):
+                inside()
 
         there: Host = host
         return run_flow(frozen, plan, store, command, board.hear, run_id=run_id, host=there, make=remote.make)

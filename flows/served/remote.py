@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Any
 
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.deployments import run_deployment
 from prefect.runtime import flow_run
 
@@ -14,11 +14,12 @@ from flows.cli.compose import Frozen
 from flows.cli.execute import Outcome
 from flows.cli.work import work
 from flows.served.board import Board
+from flows.served.presence import RECLAIM_S
 from infra.dag import Node
 from infra.house import House
 from infra.meeting import Place, document_of
 from infra.stack import api
-from infra.stack.deploy import WORK
+from infra.stack.deploy import WORK, is_silence
 
 SPREAD = ("train",)  # tasks whose gangs may hold several nodes
 RESTARTS = 3
@@ -98,28 +99,44 @@ class Remote:
             }
             if len(pools) > 1:
                 parameters["gang"] = document_of(Place(id=gang, index=index, pools=pools))
-            run: Any = run_deployment(
-                f"{WORK}/{pool}",
-                parameters=parameters,
-                flow_run_name=node.name if index == 0 else f"{node.name} node {index}",
-                timeout=0,
-                tags=[f"parent:{flow_run.id}"],
-                work_queue_name=self.frozen.pool.queue,
-                idempotency_key=f"{key}-{index}",
+            runs.append(
+                self._submit(
+                    f"{WORK}/{pool}",
+                    house.stop,
+                    parameters=parameters,
+                    flow_run_name=node.name if index == 0 else f"{node.name} node {index}",
+                    idempotency_key=f"{key}-{index}",
+                )
             )
-            runs.append(str(run.id))
         self.board.began(node.name, runs[0], api.page(runs[0]))
         return runs
+
+    def _submit(self, deployment: str, stop: threading.Event, **about: Any) -> str:
+        """Start a run as soon as the server is there; its id. However often it is asked, it starts one."""
+        while True:
+            try:
+                run: Any = run_deployment(
+                    deployment,
+                    timeout=0,
+                    tags=[f"parent:{flow_run.id}"],
+                    work_queue_name=self.frozen.pool.queue,
+                    **about,
+                )
+                return str(run.id)
+            except api.AWAY:
+                if stop.wait(POLL_S):
+                    raise StoppedError("stopped; Prefect's server was away") from None
 
     def _watch(self, runs: list[str], node: Node, house: House) -> list[State[Any]]:
         """Wait for the end of all runs, through outages of the server; a stop of ours, and the bad end of one
         run, are passed on to the others.
         """
         began, is_told, stopped_at = time.monotonic(), False, 0.0
+        silent_since: dict[str, float] = {}
         while True:
             found = [api.read_run(run) for run in runs]
             states = [run.state for run in found if run is not None and run.state is not None]
-            ended = [state for state in states if state.is_final()]
+            ended = [state for run in found if (state := end_of(run, silent_since)) is not None]
             if len(ended) == len(runs):
                 return ended
             is_broken = any(not state.is_completed() for state in ended)
@@ -151,6 +168,16 @@ class Remote:
             for pool, is_served in served.items()
         ]
         house.say(node, waiting=f"waits: {'; '.join(reasons)}")
+
+
+def end_of(run: FlowRun | None, silent_since: dict[str, float]) -> State[Any] | None:
+    """The state that the run has ended in. One that silence has ended may be its process's again soon."""
+    if run is None or run.state is None or not run.state.is_final():
+        return None
+    if is_silence(run.state):
+        since = silent_since.setdefault(str(run.id), time.monotonic())
+        return run.state if time.monotonic() - since > RECLAIM_S else None
+    return run.state
 
 
 def worst(states: list[State[Any]]) -> State[Any]:

@@ -3,15 +3,18 @@ the automation that ends the runs of dead processes.
 """
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
+from prefect.events.utilities import emit_event
 from prefect.exceptions import ObjectNotFound
 
 DEPLOYMENT = "atelier"  # every flow's deployment: `titan/atelier`
@@ -21,11 +24,14 @@ ENTRY = "flows.served.entry"
 # A pool's jobs are Prefect's own start command in the worker's environment. Whoever may submit a run must not
 # be able to choose either, so the template has no variables at all.
 TEMPLATE: dict[str, Any] = {
-    "job_configuration": {"stream_output": True},
+    # its flows wait longer for a server that is away than the worker, which has to be back when it is
+    "job_configuration": {"stream_output": True, "env": {"PREFECT_CLIENT_MAX_RETRIES": "8"}},
     "variables": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 QUEUES = ("urgent", "default", "idle")
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Paused", "Suspended", "AwaitingRetry")
+BEGUN = ("Pending", "Submitting", "Running")  # a process has the run, or a worker is about to start it
+SILENCE = "its process has said nothing for a minute; start the run again and it goes on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,32 +91,61 @@ def put_deployment(client: SyncPrefectClient, deployed: Deployed) -> str:
     return str(found)
 
 
+def is_silence(state: State[Any]) -> bool:
+    """Whether heartbeats that did not arrive, and nothing else, have ended a run."""
+    return state.is_crashed() and state.message == SILENCE
+
+
 def put_zombie_automation(client: SyncPrefectClient) -> None:
-    """Mark a run crashed, so that its slot is free, when its process has said nothing for a minute."""
-    name = "atelier: runs of dead processes"
+    """Mark a run crashed, so that its slot is free, when its process has said nothing for a minute.
+
+    One that is there already stays: with an automation the server forgets whom it was waiting for.
+    """
+    wanted = _zombie_automation()
+    there = client.read_automations_by_name(wanted.name)
+    if len(there) != 1 or there[0].description != wanted.description:
+        for old in there:
+            client.delete_automation(old.id)
+        client.create_automation(wanted)
+    _knock(client)
+
+
+def _zombie_automation() -> AutomationCore:
     event = "prefect.flow-run"
+    begun = {f"{event}.{state}" for state in BEGUN}
     trigger = EventTrigger(
         match=ResourceSpecification({"prefect.resource.id": f"{event}.*"}),
-        after={f"{event}.heartbeat", f"{event}.Running"},
-        expect={f"{event}.heartbeat", *(f"{event}.{state}" for state in ENDS)},
+        after={f"{event}.heartbeat", *begun},
+        expect={f"{event}.heartbeat", *begun, *(f"{event}.{state}" for state in ENDS)},
         for_each={"prefect.resource.id"},
         posture=Posture.Proactive,
         threshold=1,
         within=timedelta(seconds=DEAD_AFTER_S),
     )
-    action = ChangeFlowRunState(
-        name="Crashed",
-        state=StateType.CRASHED,
-        message="its process has said nothing for a minute; start the run again and it goes on",
-        force=False,
+    action = ChangeFlowRunState(name="Crashed", state=StateType.CRASHED, message=SILENCE, force=False)
+    said = repr((sorted(trigger.after), sorted(trigger.expect), trigger.within, action.message))
+    return AutomationCore(
+        name="atelier: runs of dead processes",
+        description="Frees the slot of a run whose process, worker or host died."
+        f" ({sha256(said.encode()).hexdigest()[:8]})",
+        trigger=trigger,
+        actions=[action],
     )
-    for old in client.read_automations_by_name(name):
-        client.delete_automation(old.id)
-    client.create_automation(
-        AutomationCore(
-            name=name,
-            description="Frees the slot of a run whose process, worker or host died.",
-            trigger=trigger,
-            actions=[action],
-        )
-    )
+
+
+def _knock(client: SyncPrefectClient) -> None:
+    """Have the automation wait for every run that nobody has heard of lately: a server that was away, or is
+    new, waits for nobody. Who lives then goes on with its heartbeats.
+    """
+    since = datetime.now(UTC) - timedelta(seconds=1.5 * DEAD_AFTER_S)
+    states = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
+    active = client.read_flow_runs(flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=states)))
+    resources = {f"prefect.flow-run.{run.id}" for run in active if run.state and run.state.timestamp < since}
+    if not resources:
+        return
+    heartbeat = {"name": ["prefect.flow-run.heartbeat"]}
+    asked = {"event": heartbeat, "occurred": {"since": since.isoformat()}, "resource": {"id": [*resources]}}
+    answer = client.request("POST", "/events/filter", json={"filter": asked, "limit": 50})
+    heard = {one["resource"]["prefect.resource.id"] for one in answer.json()["events"]}
+    for resource in resources - heard:
+        emit_event("prefect.flow-run.heartbeat", {"prefect.resource.id": resource})

@@ -98,6 +98,8 @@ def prefect_server(root: str, port: int, credentials: Credentials) -> dict[str, 
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(own_origins(port)),
         "PREFECT_UI_API_URL": f"{own}/api",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds: sqlite has one writer; else a busy one is a 503
+        "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
     }
 
 
@@ -131,7 +133,7 @@ def worker(root: str, client: dict[str, str]) -> dict[str, str]:
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "PREFECT_WORKER_PREFETCH_SECONDS": "1",
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-            "PREFECT_CLIENT_MAX_RETRIES": "8",  # 2 + 4 + ... + 256 s: minutes without a server cost nothing
+            "PREFECT_CLIENT_MAX_RETRIES": "5",  # 2 + 4 + ... + 32 s, then its loops try again
             "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
         }
     )

@@ -126,7 +126,9 @@ class Scribe:
     def address(self) -> dict[str, Any]:
         """Where this flow run is found: its id, experiment and MLflow run, and other pages about it."""
         links = {
-            key.removesuffix(".url"): url for key, url in self.about.tags.items() if key.endswith(".url")
+            key.removesuffix(".url").removeprefix("atelier."): url
+            for key, url in self.about.tags.items()
+            if key.endswith(".url")
         }
         run = {"id": self.about.run_id, "experiment": self.experiment, "run": self.flow_run}
         return {**run, "links": links}

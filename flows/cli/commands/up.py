@@ -23,6 +23,8 @@ def run(options: argparse.Namespace) -> int:
         flag: port_of(flag, getattr(options, flag.replace("-", "_")), default)
         for flag, default in (("prefect-port", PREFECT_PORT), ("mlflow-port", MLFLOW_PORT))
     }
+    if len({*ports.values()}) == 1:
+        raise ConfigError("--mlflow-port", f"{ports['mlflow-port']} is Prefect's", "choose another")
     stack.up(ports["prefect-port"], ports["mlflow-port"], print)
     os.environ |= stack.client()
     from flows.served.deploy import deploy  # here: Prefect's client takes a second, errors above do without

@@ -1,0 +1,92 @@
+"""A stack and a signed-in browser: Debian's chromium, driven by playwright. Screenshots go to ATELIER_SHOTS,
+if that is set.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import Served
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    stack = Served(tmp_path_factory.mktemp("browser") / "store")
+    stack.up()
+    try:
+        yield stack
+    finally:
+        stack.down()
+
+
+@pytest.fixture(scope="module")
+def browser(served: Served) -> Iterator["Browser"]:
+    if not CHROMIUM:
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        credentials = {"username": "atelier", "password": served.password, "origin": served.mlflow}
+        context = chromium.new_context(viewport={"width": 1280, "height": 1100}, http_credentials=credentials)
+        context.set_default_timeout(30_000)
+        yield Browser(context.new_page(), served)
+        chromium.close()
+
+
+class Browser:
+    """One tab, signed in to both pages."""
+
+    def __init__(self, page, served: Served) -> None:
+        self.page, self.served = page, served
+        page.goto(served.prefect)
+        page.get_by_role("textbox").or_(page.locator("input")).first.fill(f"atelier:{served.password}")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/dashboard*")
+
+    def open_form(self, flow: str) -> None:
+        """The form of a flow's custom run, reached as a person does."""
+        self.page.goto(f"{self.served.prefect}/v2/deployments")
+        row = self.page.get_by_role("row").filter(has=self.page.get_by_role("link", name=flow, exact=True))
+        row.get_by_role("link", name="atelier", exact=True).click()
+        self.page.get_by_role("button", name="Run").click()
+        self.page.get_by_role("menuitem", name="Custom run").click()
+        self.page.get_by_label("experiment").wait_for()
+
+    def select(self, label: str, option: str) -> None:
+        self.page.get_by_label(label).first.click()
+        self.page.get_by_role("option", name=option, exact=True).click()
+
+    def fill(self, label: str, text: str) -> None:
+        self.page.get_by_label(label).first.fill(text)
+
+    def submit(self) -> str:
+        """Send the form; the id of the run that it started."""
+        self.page.get_by_role("button", name="Submit").click()
+        link = self.page.locator("a[href*='/flow-run/']").first
+        link.wait_for()
+        return str(link.get_attribute("href")).split("/flow-run/")[1].split("?")[0]
+
+    def follow(self, name: str) -> None:
+        """Click a link; where it opens a tab of its own, go on there."""
+        link = self.page.get_by_role("link", name=name, exact=True).first
+        link.wait_for()
+        if link.get_attribute("target") != "_blank":
+            link.click()
+            return
+        with self.page.context.expect_page() as opened:
+            link.click()
+        self.page = opened.value
+
+    def open_run(self, run_id: str, tab: str = "") -> None:
+        where = f"{self.served.prefect}/v2/runs/flow-run/{run_id}"
+        self.page.goto(f"{where}?tab={tab}" if tab else where)
+
+    def shot(self, name: str) -> None:
+        folder = os.environ.get("ATELIER_SHOTS")
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=f"{folder}/{name}.png")

@@ -1,0 +1,78 @@
+"""What a person does on the pages: fill a form, watch, cancel, compare, find the teacher."""
+
+import re
+
+import pytest
+from served import wait_for
+
+pytestmark = pytest.mark.browser
+SOON_S = 15
+
+
+def test_a_bad_number_is_refused_at_its_field(browser) -> None:
+    browser.open_form("pretrain")
+    browser.fill("train.steps", "-4")
+    browser.page.get_by_role("button", name="Submit").click()
+    steps = browser.page.get_by_label("train.steps").first
+    assert "greater than or equal to 0" in steps.evaluate("field => field.validationMessage")
+    assert browser.page.url.split("?")[0].endswith("/run")
+
+
+def test_a_run_of_the_form_completes_and_shows_plan_progress_and_report(browser, served) -> None:
+    browser.open_form("titan")
+    browser.select("experiment", "tiny")
+    browser.fill("train.seed", "3")
+    browser.page.get_by_role("button", name="Add item").click()
+    browser.page.locator("textarea").nth(-2).fill("finetune.draws=2")
+    browser.shot("form")
+    run = browser.submit()
+    assert served.wait_final(run, 400)["type"] == "COMPLETED"
+    parameters = served.api("GET", f"/flow_runs/{run}")["parameters"]
+    assert parameters == {"experiment": "tiny", "train_seed": 3, "overrides": ["finetune.draws=2"]}
+    browser.open_run(run)
+    browser.page.get_by_text("Completed").first.wait_for()
+    browser.open_run(run, "Artifacts")
+    for key in ("plan", "progress", "report", "mlflow-compare"):
+        browser.page.get_by_text(key, exact=True).first.wait_for()
+    browser.shot("artifacts")
+    browser.page.locator("a[href*='/artifacts/']", has_text="report").last.click()
+    browser.page.locator("a[href*='/artifacts/artifact/']").first.click()
+    browser.page.get_by_text("bits/byte").first.wait_for()
+    browser.page.locator("img[src^='data:image/png']").first.wait_for()
+    browser.shot("report")
+
+
+def test_mlflow_shows_the_curves_of_two_runs_and_the_way_from_student_to_teacher(browser, served) -> None:
+    student = f"{served.mlflow}/#/models/student_a?workflowType=machine_learning"
+    browser.page.goto(student)
+    browser.page.get_by_text(re.compile(r"student of teacher @ steps \d+-\d+")).first.wait_for()
+    browser.page.locator("img[src*='get-artifact']").first.wait_for()
+    browser.shot("student")
+    browser.follow("curves of this run")
+    browser.page.get_by_text("eval/loss").first.wait_for()
+    for name in ("student_a", "teacher"):
+        browser.page.get_by_role("link", name=name, exact=True).first.wait_for()
+    browser.page.locator("path.js-line, .scatterlayer path").first.wait_for()
+    browser.shot("compare")
+    browser.page.goto(student)
+    browser.follow("teacher")
+    browser.page.get_by_text(re.compile("teaches student_a, student_b")).first.wait_for()
+    browser.shot("teacher")
+    browser.follow("student_b")
+    browser.page.get_by_text(re.compile(r"student of teacher @ steps")).first.wait_for()
+
+
+def test_cancel_on_the_page_ends_every_process_of_the_gang_and_leaves_a_checkpoint(browser, served) -> None:
+    words = ["train.steps=100000", "tracker=none"]
+    run = served.submit("pretrain", experiment="tiny", train_seed=77, overrides=words)
+    checkpoints = served.root / "trajectory"
+    before = set(checkpoints.glob("*/checkpoints/step-*"))
+    wait_for(lambda: set(checkpoints.glob("*/checkpoints/step-*")) - before, 120, "a checkpoint")
+    browser.open_run(run)
+    browser.page.get_by_text("Running").first.wait_for()
+    browser.page.get_by_role("button", name="Open menu").first.click()
+    browser.page.get_by_role("menuitem", name="Cancel").click()
+    browser.page.get_by_role("button", name=re.compile("Cancel run|Cancel")).last.click()
+    wait_for(lambda: not served.ranks(), SOON_S, "the end of all processes of the gang")
+    assert served.wait_final(run, 60)["type"] == "CANCELLED"
+    assert set(checkpoints.glob("*/checkpoints/step-*")) - before
