@@ -16,6 +16,9 @@ class Pool(Spec):
     queue: Literal["urgent", "default", "idle"] = Field(
         default="default", description="which of the pool's queues: urgent runs go first, idle ones last"
     )
+    site: str = Field(
+        default="here", pattern=r"^[A-Za-z0-9_]+$", description="where its workers are: a file of conf/site"
+    )
     grace_s: float = Field(
         default=10.0, gt=0, description="seconds that a gang has for its checkpoint when it is asked to stop"
     )

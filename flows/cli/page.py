@@ -44,7 +44,9 @@ def show_report(nodes: list[Node], house: House) -> None:
     if "loss.png" in paths:
         picture = base64.b64encode(read_bytes(join(folder, paths["loss.png"]))).decode()
         text = text.replace("(loss.png)", f"(data:image/png;base64,{picture})")
-    text = text.replace("## Lineage\n\n![lineage](lineage.svg)", "")
+    if "lineage.svg" in paths:
+        drawing = base64.b64encode(read_bytes(join(folder, paths["lineage.svg"]))).decode()
+        text = text.replace("(lineage.svg)", f"(data:image/svg+xml;base64,{drawing})")
     create_markdown_artifact(
         markdown=text, key="report", description=f"{record.name}: results, curves, samples"
     )

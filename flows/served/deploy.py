@@ -4,19 +4,16 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
-from engine.spec.base import parse
 from engine.spec.error import AtelierError
 from engine.spec.pool import Pool
-from flows.cli.catalog import CONF, flow_names, flow_text, options
+from flows.cli.catalog import flow_names, flow_text
 from flows.served.forms import form
+from flows.served.pools import LIGHT_LIMIT, served_pools
 from infra.slots import num_slots
 from infra.stack import api
 from infra.stack.deploy import WORK, Deployed, put_deployment, put_pool, put_queues, put_zombie_automation
 from infra.stack.stack import LIGHT
 
-LIGHT_LIMIT = 50
 WORKER_S = 60.0
 
 
@@ -41,19 +38,6 @@ class Done:
                     f"no worker has come up for {', '.join(missing)}: see its log (atelier status)"
                 )
             time.sleep(0.3)
-
-
-def pool_of(name: str) -> Pool:
-    """conf/pool/<name>.yaml, validated."""
-    if name == LIGHT:
-        return Pool(name=LIGHT, slots=LIGHT_LIMIT)
-    return parse(Pool, yaml.safe_load((CONF / "pool" / f"{name}.yaml").read_text()) or {}, f"pool.{name}")
-
-
-def served_pools() -> dict[str, Pool]:
-    """Pools of conf/ that are Prefect work pools: those with a name, which is their file's."""
-    found = {name: pool_of(name) for name in options("pool")}
-    return {pool.name: pool for pool in found.values() if pool.name and not pool.members}
 
 
 def deploy() -> Done:

@@ -6,6 +6,8 @@ import http.client
 import io
 import json
 import os
+import subprocess
+import sys
 import tarfile
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-from served import Served, basic, processes, wait_for
+from served import PROJECT, Served, basic, processes, wait_for
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -263,6 +265,19 @@ def test_the_form_refuses_what_no_run_takes(served: Served, field: str, value: A
     deployment = served.api("GET", "/deployments/name/pretrain/atelier")["id"]
     status, text = post(served, f"/deployments/{deployment}/create_flow_run", {"parameters": {field: value}})
     assert status == 409 and field in text and says in text, text
+
+
+def test_a_pool_that_nobody_serves_and_a_wrong_password_are_one_line_each(served: Served) -> None:
+    line = "pool: no worker serves the pool 'local_b'; start one: atelier worker local_b\n"
+    refused = served.atelier("pretrain", "experiment=tiny", "pool=local_b")
+    assert (refused.returncode, refused.stderr) == (2, line)
+    command = [sys.executable, "-m", "flows", "pretrain", "experiment=tiny", "pool=local"]
+    locked = served.environment | {"PREFECT_API_AUTH_STRING": "atelier:wrong"}
+    done = subprocess.run(command, env=locked, cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert (
+        f"{served.prefect}/api does not accept the user and password; `atelier status --env`" in done.stderr
+    )
 
 
 HOSTILE = [

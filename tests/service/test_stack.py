@@ -62,6 +62,22 @@ def _is_served(served: Served) -> bool:
     return any(worker["status"] == "ONLINE" for worker in workers)
 
 
+def test_a_cancelled_run_that_is_retried_on_the_page_goes_on_from_its_checkpoint(served: Served) -> None:
+    words = ["train.steps=400", "train.checkpoint_every=20", "tracker=none"]
+    run = served.submit("pretrain", experiment="tiny", train_seed=31, overrides=words)
+    folder = served.root / "trajectory"
+    before = set(folder.glob("*/checkpoints/step-*"))
+    wait_for(lambda: set(folder.glob("*/checkpoints/step-*")) - before, 120, "a checkpoint")
+    served.api("POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+    assert served.wait_final(run, 60)["type"] == "CANCELLED"
+    state = {"type": "SCHEDULED", "name": "AwaitingRetry"}
+    served.api("POST", f"/flow_runs/{run}/set_state", {"state": state, "force": True})
+    wait_for(lambda: served.state(run)["type"] == "RUNNING", 60, "the run to be running again")
+    assert served.wait_final(run, 300)["type"] == "COMPLETED"
+    logs = served.api("POST", "/logs/filter", {"limit": 200, "sort": "TIMESTAMP_DESC"})
+    assert any("goes on from step" in line["message"] for line in logs)
+
+
 def test_up_again_starts_nothing_and_down_leaves_nothing(served: Served) -> None:
     before = {part: served.pid(part) for part in ("prefect", "mlflow", "worker-local", "worker-light")}
     assert "starting" not in served.up().stdout

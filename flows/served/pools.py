@@ -1,0 +1,34 @@
+"""Pools and sites as conf/ describes them."""
+
+import yaml
+
+from engine.spec.base import parse
+from engine.spec.error import ConfigError
+from engine.spec.pool import Pool
+from engine.spec.site import Site
+from flows.cli.catalog import CONF, options
+from infra.stack.stack import LIGHT
+
+LIGHT_LIMIT = 50  # parent flows at once
+
+
+def pool_of(name: str) -> Pool:
+    """conf/pool/<name>.yaml, validated."""
+    if name == LIGHT:
+        return Pool(name=LIGHT, slots=LIGHT_LIMIT)
+    return parse(Pool, yaml.safe_load((CONF / "pool" / f"{name}.yaml").read_text()) or {}, f"pool.{name}")
+
+
+def site_of(pool: Pool) -> Site:
+    """conf/site/<pool.site>.yaml, validated."""
+    there = options("site")
+    if pool.site not in there:
+        raise ConfigError("pool.site", f"no site {pool.site!r}", f"there are: {', '.join(there)}")
+    text = (CONF / "site" / f"{pool.site}.yaml").read_text()
+    return parse(Site, yaml.safe_load(text) or {}, f"site.{pool.site}")
+
+
+def served_pools() -> dict[str, Pool]:
+    """Pools of conf/ that are Prefect work pools: those with a name, which is their file's."""
+    found = {name: pool_of(name) for name in options("pool")}
+    return {pool.name: pool for pool in found.values() if pool.name and not pool.members}
