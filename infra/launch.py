@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.spec.error import AtelierError, StoppedError, from_line
+from infra.guard import PASSED
 
 PROJECT = str(Path(__file__).resolve().parent.parent)
 STOPPED = 75
@@ -67,6 +68,7 @@ def start_gang(orders: Orders, on_message: Callable[[dict[str, Any]], None], sto
             stdout=subprocess.PIPE,
             stderr=err,
             cwd=PROJECT,
+            env={key: os.environ[key] for key in PASSED if key in os.environ},  # no credential of the flow's
             start_new_session=True,
         )
     problems: list[dict[str, Any]] = []

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import prefect
+from prefect.states import Failed
 
 OURS = ("flows", "tasks", "infra", "engine")
 WORK_PARAMETERS = ("node", "run", "code", "gang")
@@ -36,7 +37,9 @@ def _made(name: str) -> Any:
 
 def _flow(name: str, parameters: tuple[str, ...], module: str) -> Any:
     def run(**given: Any) -> Any:
-        use_code(str(given.get("code") or ""))
+        refused = use_code(str(given.get("code") or ""))
+        if refused:
+            return Failed(message=refused)
         filled = {key: value for key, value in given.items() if value is not None}
         return importlib.import_module(module).run(name, filled)
 
@@ -46,19 +49,26 @@ def _flow(name: str, parameters: tuple[str, ...], module: str) -> Any:
     return prefect.flow(name=name, validate_parameters=False, persist_result=False)(run)
 
 
-def use_code(digest: str) -> None:
-    """Import the project from the frozen code of `digest` from now on; '' = from where it is installed."""
+def use_code(digest: str) -> str:
+    """Import the project from the frozen code of `digest` from now on ('' = from where it is installed);
+    returns why that cannot be, or ''.
+    """
     if not digest:
-        return
-    from infra.snapshot import freeze, thaw  # the installed code's, only to find the other
-    from infra.store import default_root
+        return ""
+    from engine.spec.error import AtelierError  # the installed code's, only to find the other
+    from infra.snapshot import freeze, thaw  # as above
+    from infra.store import default_root  # as above
 
     root = default_root()
     if freeze(root) == digest:
-        return
-    folder = thaw(root, digest, Path.home() / ".cache" / "atelier" / "code")
+        return ""
+    try:
+        folder = thaw(root, digest, Path.home() / ".cache" / "atelier" / "code")
+    except AtelierError as error:
+        return str(error)
     for module in [name for name in sys.modules if name.split(".")[0] in OURS and name != __name__]:
         del sys.modules[module]
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = str(folder)  # for gangs and their guards
     importlib.invalidate_caches()
+    return ""

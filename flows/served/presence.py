@@ -13,7 +13,6 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.runtime import flow_run
 from prefect.states import Running
-from rich.console import Console
 
 from infra.stack import api
 from infra.stack.deploy import is_silence
@@ -28,7 +27,6 @@ def present(stop: threading.Event) -> Iterator[None]:
     """While the block runs: a cancellation that no worker passes on sets `stop`; a run that was marked
     crashed for its silence alone (the server had been away) is marked as running again.
     """
-    Console.on_broken_pipe = _go_on  # a log line that a dead worker does not read must not end this process
     run_id, ended = str(flow_run.id), threading.Event()
 
     def look() -> None:
@@ -57,8 +55,3 @@ def present(stop: threading.Event) -> Iterator[None]:
 def _reclaim(run: FlowRun) -> None:
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, Running(message="its process was there all the time"), force=True)
-
-
-def _go_on(self: Console) -> None:
-    """Rich's way with a reader that has gone is to end the program."""
-    self.quiet = True

@@ -42,14 +42,20 @@ def server() -> Iterator[SyncPrefectClient]:
 
 
 def _check(client: SyncPrefectClient, url: str) -> None:
-    answer = client.request("GET", "/admin/version")
-    if answer.status_code in (401, 403):
-        raise _locked(url)
-    theirs = str(answer.json()) if answer.status_code == 200 else f"no version (status {answer.status_code})"
+    theirs: Any = None
+    try:
+        theirs = client.request("GET", "/admin/version").json()
+    except ValueError:
+        pass  # a page, not an answer
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code != 404:
+            raise
+    if not isinstance(theirs, str):
+        raise ConfigError("PREFECT_API_URL", f"{url} is no Prefect server", "atelier up starts one")
     if theirs != prefect.__version__:
         raise ConfigError(
             "PREFECT_API_URL",
-            f"{url} is Prefect {theirs}, this is {prefect.__version__}",
+            f"{url} is Prefect {theirs[:40]}, this is {prefect.__version__}",
             "use the same version on both sides (constraints.txt names it)",
         )
 

@@ -21,11 +21,10 @@ DEPLOYMENT = "atelier"  # every flow's deployment: `titan/atelier`
 WORK = "work"
 DEAD_AFTER_S = 60  # two heartbeats
 ENTRY = "flows.served.entry"
-# A pool's jobs are Prefect's own start command in the worker's environment. Whoever may submit a run must not
-# be able to choose either, so the template has no variables at all.
+# A pool's jobs are this command in the worker's environment. Whoever may submit a run must not be able to
+# choose either: the template has no variables, and no `env`, into which a worker would merge the run's own.
 TEMPLATE: dict[str, Any] = {
-    # its flows wait longer for a server that is away than the worker, which has to be back when it is
-    "job_configuration": {"stream_output": True, "env": {"PREFECT_CLIENT_MAX_RETRIES": "8"}},
+    "job_configuration": {"stream_output": True, "command": "python -m infra.stack.flow_process"},
     "variables": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 QUEUES = ("urgent", "default", "idle")
@@ -140,12 +139,17 @@ def _knock(client: SyncPrefectClient) -> None:
     since = datetime.now(UTC) - timedelta(seconds=1.5 * DEAD_AFTER_S)
     states = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
     active = client.read_flow_runs(flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=states)))
-    resources = {f"prefect.flow-run.{run.id}" for run in active if run.state and run.state.timestamp < since}
-    if not resources:
-        return
-    heartbeat = {"name": ["prefect.flow-run.heartbeat"]}
-    asked = {"event": heartbeat, "occurred": {"since": since.isoformat()}, "resource": {"id": [*resources]}}
-    answer = client.request("POST", "/events/filter", json={"filter": asked, "limit": 50})
-    heard = {one["resource"]["prefect.resource.id"] for one in answer.json()["events"]}
-    for resource in resources - heard:
-        emit_event("prefect.flow-run.heartbeat", {"prefect.resource.id": resource})
+    for run in active:
+        resource = f"prefect.flow-run.{run.id}"
+        if run.state and run.state.timestamp < since and not _was_heard(client, resource, since):
+            emit_event("prefect.flow-run.heartbeat", {"prefect.resource.id": resource})
+
+
+def _was_heard(client: SyncPrefectClient, resource: str, since: datetime) -> bool:
+    wanted = {
+        "event": {"name": ["prefect.flow-run.heartbeat"]},
+        "occurred": {"since": since.isoformat()},
+        "resource": {"id": [resource]},
+    }
+    answer = client.request("POST", "/events/filter", json={"filter": wanted, "limit": 1})
+    return bool(answer.json()["events"])

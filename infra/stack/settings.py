@@ -6,6 +6,7 @@ They lie in `<root>/stack`, readable by their owner alone: a Prefect credential 
 import json
 import os
 import secrets
+import sys
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -128,6 +129,7 @@ def worker(root: str, client: dict[str, str]) -> dict[str, str]:
         | client
         | {
             "ATELIER_ROOT": root,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "PYTHONPATH": PROJECT,  # the flows that it starts are this code's, wherever they run
             "PREFECT_HOME": str(prefect_home(root).with_name("prefect-worker")),
             "PREFECT_WORKER_QUERY_SECONDS": "2",

@@ -18,7 +18,7 @@ class TrackerSpec(Spec):
     kind: Literal["mlflow", "none"] = Field(default="none", description="mlflow or none")
     uri: str = Field(
         default="",
-        pattern=r"^$|^(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://",
+        pattern=r"^$|^(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://[^@]*$",  # a record keeps no password
         description=(
             "an http(s):// server or a database such as sqlite:///file; empty = $MLFLOW_TRACKING_URI, else a"
             " database in the store's folder"

@@ -6,6 +6,7 @@ is in the store all the
 same: the next run that meets the artifact writes it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,7 +163,8 @@ class Tracker:
         job.done.wait(REGISTER_S)
         if job.error or not job.done.is_set():
             why = job.error or self.trouble or f"no answer within {REGISTER_S:.0f} s"
-            raise AtelierError(f"{what}: {why} ({self.uri}); run the same command again when MLflow is back")
+            where = without_secret(self.uri)
+            raise AtelierError(f"{what}: {why} ({where}); run the same command again when MLflow is back")
         return job.result
 
     def report(self, record: Record | None, markdown: str, paths: Sequence[Path | str]) -> None:
@@ -187,6 +189,11 @@ class Tracker:
 
     def put(self, label: str, action: Any) -> None:
         self._worker.put(label, action)
+
+
+def without_secret(uri: str) -> str:
+    """The address without user and password."""
+    return re.sub(r"//[^/@]*@", "//", uri)
 
 
 class Following:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable
@@ -94,8 +95,7 @@ class Served:
             token = self.api("GET", f"/csrf-token?client={client}")["token"]
             request.add_header("Prefect-Csrf-Token", token)
             request.add_header("Prefect-Csrf-Client", client)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            text = answer.read()
+        text = _answer(request)
         return json.loads(text) if text else None
 
     def submit(self, flow: str, **parameters: Any) -> str:
@@ -125,6 +125,17 @@ class Served:
     def ranks(self) -> list[int]:
         """Process ids of all gangs' guards and ranks of this store."""
         return sorted(pid for pid, words in processes().items() if is_of(words, str(self.root)))
+
+
+def _answer(request: urllib.request.Request) -> bytes:
+    """What the server says; asked again, as Prefect's own clients do, when its database was busy (503)."""
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.read()
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
 
 
 def is_of(words: list[str], root: str) -> bool:

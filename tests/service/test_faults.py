@@ -26,7 +26,7 @@ from tests.service.training import (
     Training,
     are_gone,
     copy_data,
-    curves,
+    curve,
     digests,
     drawn,
     flow_processes,
@@ -87,6 +87,20 @@ def test_a_cancelled_run_leaves_no_process_and_a_checkpoint_that_the_same_comman
     assert values(stack.root) == values(calm)
 
 
+def test_a_run_whose_worker_has_died_is_cancelled_all_the_same(stack: Served) -> None:
+    """A worker hears of cancellations for its flows; without one (or with one that has stopped listening, as
+    Prefect's do when the server was away for half a minute) the flow's process sees it itself.
+    """
+    training = Training(stack).until_step(EVERY)
+    [child], gang = training.runs(), stack.ranks()
+    kill(stack.pid("worker-light"))
+    asked = {"type": "CANCELLING", "name": "Cancelling"}
+    stack.api("POST", f"/flow_runs/{training.parent}/set_state", {"state": asked, "force": False})
+    quiet_s = seconds_until(lambda: are_gone(gang), 45, "the end of guard and ranks")
+    assert training.wait(60)["type"] == stack.wait_final(child["id"], 60)["type"] == "CANCELLED"
+    print(f"cancel of a parent without worker: no process after {quiet_s} s")
+
+
 @pytest.mark.parametrize(
     "victims",
     [("guard",), ("flow",), ("worker",), ("worker", "flow", "guard")],
@@ -112,6 +126,8 @@ def test_whoever_is_killed_in_training_nothing_is_orphaned_and_the_parent_starts
         f"{victims} killed: no process after {quiet_s} s, slot free after {slot_s:.1f} s: {said['message']}"
     )
     assert said["type"] == "CRASHED" and slot_s < SLOT_S
+    if victims == ("worker",):
+        assert said["message"] == "its worker died; it has stopped at a checkpoint"
     state = training.wait()
     assert state["type"] == "COMPLETED", state
     assert len(training.runs()) == 2 and stale(stack) == []
@@ -149,7 +165,7 @@ def test_a_server_that_is_away_costs_a_training_nothing_and_its_curve_no_point(
 def test_a_run_that_is_called_crashed_while_it_trains_gets_no_second_gang_and_completes(
     stack: Served, calm: Path, message: str
 ) -> None:
-    training = Training(stack, steps=4 * STEPS).until_step(2 * EVERY)
+    training = Training(stack, steps=2 * STEPS).until_step(2 * EVERY)
     [child] = training.runs()
     for run in (child["id"], training.parent):
         said = {"type": "CRASHED", "name": "Crashed", "message": message}
@@ -168,5 +184,4 @@ def test_a_run_that_is_called_crashed_while_it_trains_gets_no_second_gang_and_co
     assert state["type"] == "COMPLETED", state
     assert len(gangs(stack.root)) == 1
     assert len(training.runs()) == (1 if message == SILENCE else 2)
-    [lines] = curves(stack.root).values()
-    assert [line["step"] for line in lines] == list(range(1, 4 * STEPS + 1))
+    assert [line["step"] for line in curve(stack.root)] == list(range(1, 2 * STEPS + 1))

@@ -223,6 +223,7 @@ def test_a_job_that_prefect_takes_with_a_command_of_its_own_does_not_run_it(
     """Prefect checks job variables in two of the four places that take them; the pool uses none."""
     deployment = served.api("GET", "/deployments/name/corpus/atelier")
     mark = tmp_path / "mark"
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(mark)!r}, 'w')")  # run by any Python that sees it
     run = served.api(
         "POST",
         "/flow_runs/",
@@ -231,7 +232,7 @@ def test_a_job_that_prefect_takes_with_a_command_of_its_own_does_not_run_it(
             "deployment_id": deployment["id"],
             "work_pool_name": "light",
             "parameters": {"overrides": ["train.stepz=3"]},
-            "job_variables": {"command": f"touch {mark}", "env": {"PATH": ""}, "working_dir": str(tmp_path)},
+            "job_variables": {"command": f"touch {mark}", "env": {"PYTHONPATH": str(tmp_path)}},
             "state": {"type": "SCHEDULED", "name": "Scheduled"},
         },
     )

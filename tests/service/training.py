@@ -93,22 +93,27 @@ def forget_all_but_data(root: Path) -> None:
         shutil.rmtree(root / kind, ignore_errors=True)
 
 
+def curve(root: Path) -> list[dict[str, Any]]:
+    """Metric lines of the store's one training, a trunk's and then its branch's."""
+    return sorted(itertools.chain(*curves(root).values()), key=lambda line: line["step"])
+
+
 def rate(root: Path) -> float:
     """Steps a second of the store's one training."""
-    [lines] = curves(root).values()
+    lines = curve(root)
     return len(lines) / (lines[-1]["timing"]["time"] - lines[0]["timing"]["time"])
 
 
 def gaps(root: Path) -> list[tuple[float, float]]:
     """When each step of the store's one training ended, and the seconds since the one before."""
-    [lines] = curves(root).values()
-    times = [line["timing"]["time"] for line in lines]
+    times = [line["timing"]["time"] for line in curve(root)]
     return [(now, now - before) for before, now in itertools.pairwise(times)]
 
 
 def drawn(served: Served, key: str = "loss") -> list[int]:
-    """Steps of every point that MLflow has of the store's one trajectory."""
-    [trajectory] = curves(served.root)
+    """Steps of every point on the one training's whole curve in MLflow."""
+    found = curves(served.root)
+    trajectory = max(found, key=lambda name: found[name][-1]["step"])
     about = json.loads((served.root / "trajectory" / trajectory / "trajectory.json").read_text())
     wanted = f"tags.`atelier.trajectory` = '{about['fingerprint']}' and tags.`atelier.kind` = 'trajectory'"
     found = mlflow(served, "experiments/search", {"max_results": 100})
@@ -193,7 +198,7 @@ def flow_processes(root: Path) -> dict[str, int]:
     """Prefect run -> process id of every flow process of this store."""
     found = {}
     for pid, words in processes().items():
-        if "prefect.engine" in words or any("_workspace_supervisor" in word for word in words):
+        if "infra.stack.flow_process" in words:
             with suppress(OSError):
                 said = (Path("/proc") / str(pid) / "environ").read_text().split("\0")
                 about = dict(line.split("=", 1) for line in said if "=" in line)

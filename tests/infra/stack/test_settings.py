@@ -119,7 +119,12 @@ def test_a_job_takes_nothing_from_whoever_starts_it() -> None:
     make = ProcessJobConfiguration.from_template_and_values
     made = asyncio.run(make(TEMPLATE, wish, client=nobody))
     assert made == asyncio.run(make(TEMPLATE, {}, client=nobody))
-    assert made.command is None and made.env == {} and made.working_dir is None and made.stream_output
+    assert (
+        made.command == "python -m infra.stack.flow_process"
+        and made.env == {}
+        and made.working_dir is None
+        and made.stream_output
+    )
 
 
 OWN = [(b"host", b"127.0.0.1:4200")]
