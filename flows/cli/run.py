@@ -1,6 +1,5 @@
 """`atelier <flow> ...`: plan it, refuse what cannot work, run it, say what came out and what to type next."""
 
-import os
 import shlex
 import sys
 import time
@@ -15,7 +14,7 @@ from flows.cli.plan import Plan, draw
 from flows.cli.screen import Screen
 from flows.cli.sweep import compose_points
 from infra.dag import Node
-from infra.stack.stack import join_stack
+from infra.stack.stack import Stack, join_stack
 from infra.store import Store, default_root
 
 LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports stand in the table above it
@@ -143,10 +142,9 @@ def _show(report: Node, store: Store, frozen: Frozen, *, is_last: bool) -> None:
     if name in content.samples:
         console.print(f"next     atelier generate {name} --prompt 'def '", soft_wrap=True)
         console.print(f"         atelier lineage {name}", soft_wrap=True)
-    console.print(
-        f"         atelier plan {frozen.flow} {' '.join(frozen.overrides)} train.seed=2", soft_wrap=True
-    )
-    if frozen.tracker.kind == "mlflow" and not frozen.tracker.uri and "MLFLOW_TRACKING_URI" not in os.environ:
+    others = shlex.join(word for word in frozen.overrides if not word.startswith("train.seed="))
+    console.print(f"         atelier plan {frozen.flow} {others} train.seed=2", soft_wrap=True)
+    if not frozen.pool.is_served and not Stack(store.root).client():
         console.print(
-            f"         mlflow ui --backend-store-uri sqlite:///{store.root}/mlflow.db", soft_wrap=True
+            "         atelier up                # pages: start and watch runs, compare their curves"
         )
