@@ -146,5 +146,5 @@ def _show(report: Node, store: Store, frozen: Frozen, *, is_last: bool) -> None:
     console.print(f"         atelier plan {frozen.flow} {others} train.seed=2", soft_wrap=True)
     if not frozen.pool.is_served and not Stack(store.root).client():
         console.print(
-            "         atelier up                # pages: start and watch runs, compare their curves"
+            "         atelier up      (pages: start and watch runs, compare curves)", soft_wrap=True
         )
