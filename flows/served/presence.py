@@ -8,14 +8,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.events import Event, Resource
 from prefect.runtime import flow_run
 from prefect.states import Running
 
 from infra.stack import api
-from infra.stack.deploy import is_silence
+from infra.stack.deploy import DEAD_AFTER_S, HEARTBEAT, is_silence
 
 POLL_S = 5.0
 WORKERS_TURN_S = 10.0  # until then the worker, if there is one, passes a cancellation on as a signal
@@ -30,12 +32,17 @@ def present(stop: threading.Event) -> Iterator[None]:
     run_id, ended = str(flow_run.id), threading.Event()
 
     def look() -> None:
-        cancelled_at = 0.0
+        cancelled_at = away_at = 0.0
         while not ended.wait(POLL_S):
             with suppress(Exception):  # whatever the server says: it is asked again
                 run = api.read_run(run_id)
                 if run is None or run.state is None:
+                    away_at = time.monotonic()
                     continue
+                if away_at and time.monotonic() - away_at < DEAD_AFTER_S:
+                    _say_alive(
+                        run
+                    )  # Prefect's own heartbeats find their way back only slowly, the oldest first
                 if run.state.is_cancelling() or run.state.is_cancelled():
                     cancelled_at = cancelled_at or time.monotonic()
                     if time.monotonic() - cancelled_at >= WORKERS_TURN_S:
@@ -50,6 +57,24 @@ def present(stop: threading.Event) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+def end_of(run: FlowRun | None, silent_since: dict[str, float]) -> State[Any] | None:
+    """The state that the run has ended in. One that silence has ended may be its process's again soon."""
+    if run is None or run.state is None:
+        return None
+    if not is_silence(run.state):
+        silent_since.pop(str(run.id), None)
+        return run.state if run.state.is_final() else None
+    since = silent_since.setdefault(str(run.id), time.monotonic())
+    return run.state if time.monotonic() - since > RECLAIM_S else None
+
+
+def _say_alive(run: FlowRun) -> None:
+    resource = Resource.model_validate({"prefect.resource.id": f"prefect.flow-run.{run.id}"})
+    heartbeat = Event(event=HEARTBEAT, resource=resource)
+    with get_client(sync_client=True) as client:
+        client.request("POST", "/events", json=[heartbeat.model_dump(mode="json")])
 
 
 def _reclaim(run: FlowRun) -> None:

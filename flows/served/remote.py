@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Any
 
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.deployments import run_deployment
 from prefect.runtime import flow_run
 
@@ -14,12 +14,12 @@ from flows.cli.compose import Frozen
 from flows.cli.execute import Outcome
 from flows.cli.work import work
 from flows.served.board import Board
-from flows.served.presence import RECLAIM_S
+from flows.served.presence import end_of
 from infra.dag import Node
 from infra.house import House
 from infra.meeting import Place, document_of
 from infra.stack import api
-from infra.stack.deploy import WORK, is_silence
+from infra.stack.deploy import WORK
 
 SPREAD = ("train",)  # tasks whose gangs may hold several nodes
 RESTARTS = 3
@@ -168,16 +168,6 @@ class Remote:
             for pool, is_served in served.items()
         ]
         house.say(node, waiting=f"waits: {'; '.join(reasons)}")
-
-
-def end_of(run: FlowRun | None, silent_since: dict[str, float]) -> State[Any] | None:
-    """The state that the run has ended in. One that silence has ended may be its process's again soon."""
-    if run is None or run.state is None or not run.state.is_final():
-        return None
-    if is_silence(run.state):
-        since = silent_since.setdefault(str(run.id), time.monotonic())
-        return run.state if time.monotonic() - since > RECLAIM_S else None
-    return run.state
 
 
 def worst(states: list[State[Any]]) -> State[Any]:

@@ -11,6 +11,7 @@ from flows.cli.compose import Frozen
 from flows.cli.overrides import check_overrides
 from flows.served.board import time_text
 from flows.served.live import left_s, read_live
+from flows.served.presence import end_of
 from infra.snapshot import freeze
 from infra.stack import api
 from infra.stack.deploy import DEPLOYMENT
@@ -58,6 +59,7 @@ def follow(run_id: str, frozen: Frozen, store: Store, say: Callable[[str], None]
 
 def _until_end(run_id: str, store: Store, say: Callable[[str], None]) -> FlowRun:
     seen, said_at, heard_at = "", 0.0, time.monotonic()
+    silent_since: dict[str, float] = {}
     while True:
         run = api.read_run(run_id)
         if run is None and time.monotonic() - heard_at > AWAY_S:
@@ -69,7 +71,7 @@ def _until_end(run_id: str, store: Store, say: Callable[[str], None]) -> FlowRun
             if run.state.name != seen:
                 seen = str(run.state.name)
                 say(f"{seen.lower()}  {run.state.message or ''}".rstrip())
-            if run.state.is_final():
+            if end_of(run, silent_since) is not None:
                 return run
             if time.monotonic() - said_at >= EVERY_S and run.name:
                 said_at = time.monotonic()

@@ -30,6 +30,7 @@ TEMPLATE: dict[str, Any] = {
 QUEUES = ("urgent", "default", "idle")
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Paused", "Suspended", "AwaitingRetry")
 BEGUN = ("Pending", "Submitting", "Running")  # a process has the run, or a worker is about to start it
+HEARTBEAT = "prefect.flow-run.heartbeat"
 SILENCE = "its process has said nothing for a minute; start the run again and it goes on"
 
 
@@ -114,8 +115,8 @@ def _zombie_automation() -> AutomationCore:
     begun = {f"{event}.{state}" for state in BEGUN}
     trigger = EventTrigger(
         match=ResourceSpecification({"prefect.resource.id": f"{event}.*"}),
-        after={f"{event}.heartbeat", *begun},
-        expect={f"{event}.heartbeat", *begun, *(f"{event}.{state}" for state in ENDS)},
+        after={HEARTBEAT, *begun},
+        expect={HEARTBEAT, *begun, *(f"{event}.{state}" for state in ENDS)},
         for_each={"prefect.resource.id"},
         posture=Posture.Proactive,
         threshold=1,
@@ -142,12 +143,12 @@ def _knock(client: SyncPrefectClient) -> None:
     for run in active:
         resource = f"prefect.flow-run.{run.id}"
         if run.state and run.state.timestamp < since and not _was_heard(client, resource, since):
-            emit_event("prefect.flow-run.heartbeat", {"prefect.resource.id": resource})
+            emit_event(HEARTBEAT, {"prefect.resource.id": resource})
 
 
 def _was_heard(client: SyncPrefectClient, resource: str, since: datetime) -> bool:
     wanted = {
-        "event": {"name": ["prefect.flow-run.heartbeat"]},
+        "event": {"name": [HEARTBEAT]},
         "occurred": {"since": since.isoformat()},
         "resource": {"id": [resource]},
     }

@@ -17,6 +17,7 @@ from typing import Any
 from served import PROJECT, Served, basic, processes, wait_for
 
 from engine.spec.metric import merge
+from infra.stack.deploy import SILENCE
 
 STEPS, EVERY = 600, 20
 WORDS = (
@@ -64,7 +65,13 @@ class Training:
         return sorted(found, key=lambda run: run["created"])
 
     def wait(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
-        return self.served.wait_final(self.parent, timeout_s)
+        """The state that it ends in; it is taken back when silence alone was the reason."""
+
+        def end() -> dict[str, Any] | None:
+            state = self.served.state(self.parent)
+            return state if state["type"] in ENDS and state["message"] != SILENCE else None
+
+        return wait_for(end, timeout_s, "the end of the run")
 
     def again(self) -> subprocess.CompletedProcess[str]:
         """The same command from the command line, to its end."""
