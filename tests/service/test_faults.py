@@ -91,7 +91,7 @@ def test_a_run_whose_worker_has_died_is_cancelled_all_the_same(stack: Served) ->
     """A worker hears of cancellations for its flows; without one (or with one that has stopped listening, as
     Prefect's do when the server was away for half a minute) the flow's process sees it itself.
     """
-    training = Training(stack).until_step(EVERY)
+    training = Training(stack, steps=20 * STEPS).until_step(EVERY)  # it must not end by itself
     [child], gang = training.runs(), stack.ranks()
     kill(stack.pid("worker-light"))
     asked = {"type": "CANCELLING", "name": "Cancelling"}
