@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from bare_loop import INNER, B, D, G, H, L, T, V
 from torch import nn
-
-V, L, D, H, G, INNER, T, B = 4096, 4, 256, 4, 2, 704, 256, 16
 
 
 class Windows(torch.utils.data.Dataset[Any]):

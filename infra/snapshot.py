@@ -27,11 +27,16 @@ DIGEST = re.compile(r"[0-9a-f]{32}")
 def freeze(root: str) -> str:
     """Keep this project's code in the store at `root`; its digest."""
     packed = _packed(PROJECT)
-    digest = hashlib.sha256(packed).hexdigest()[:32]
+    digest = _digest(packed)
     place = _place(root, digest)
     if not exists(place):
         write_bytes(place, packed)
     return digest
+
+
+def installed() -> str:
+    """The digest that this project's code would be kept under."""
+    return _digest(_packed(PROJECT))
 
 
 def thaw(root: str, digest: str, base: Path) -> Path:
@@ -50,7 +55,7 @@ def thaw(root: str, digest: str, base: Path) -> Path:
         raise ConfigError(
             "code", f"{root} has no code {digest}", "leave it blank for the code as it is now"
         ) from None
-    if hashlib.sha256(packed).hexdigest()[:32] != digest:
+    if _digest(packed) != digest:
         raise DamageError(f"{_place(root, digest)}: its content does not have its digest")
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = base / f".{digest}.{uuid.uuid4().hex[:8]}"
@@ -81,6 +86,10 @@ def _unpack(packed: bytes, folder: Path) -> None:
             archive.extract(member, folder, filter="data")
     if not (folder / NOTE).is_file():
         raise ValueError(f"it has no {NOTE}")
+
+
+def _digest(packed: bytes) -> str:
+    return hashlib.sha256(packed).hexdigest()[:32]
 
 
 def _place(root: str, digest: str) -> str:

@@ -1,9 +1,7 @@
 """`work`, the one generic flow on every pool: make one node here, as its parent run asks."""
 
-import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from prefect.client.schemas.objects import State
@@ -14,7 +12,7 @@ from engine.spec.error import AtelierError, StoppedError
 from engine.spec.pool import Pool
 from flows.cli.execute import scratch_of, stopping
 from flows.cli.work import work
-from flows.served.presence import present
+from flows.served.presence import present, watching_worker
 from flows.served.reporter import Reporter
 from infra.dag import Node
 from infra.house import House
@@ -24,8 +22,6 @@ from infra.slots import Slots, num_slots
 from infra.stack.settings import stack_folder
 from infra.store import Store, default_root
 from infra.tracking.choice import TrackerSpec, open_tracker
-
-ORPHAN_POLL_S = 1.0
 
 
 def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
@@ -46,8 +42,8 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
         house = House(
             store=store,
             slots=Slots(num_slots(pool), stack_folder(store.root) / "slots" / str(about["on"])),
-            scratch=scratch_of(store, about["id"])
-            / str(flow_run.id)[:13],  # nodes of one gang may share a disk
+            # of this run alone: nodes of one gang may share a disk
+            scratch=scratch_of(store, about["id"]) / str(flow_run.id)[:13],
             grace_s=pool.grace_s,
             run_id=about["id"],
             flow=about["flow"],
@@ -60,7 +56,7 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
         orphaned = threading.Event()
         status = "failed"
         try:
-            with stopping(house.stop), present(house.stop), watching_parent(house.stop, orphaned):
+            with stopping(house.stop), present(house.stop), watching_worker(house.stop, orphaned):
                 if house.place is not None and not house.place.is_first:
                     house.follow(node, "engine.train", node.ranks, int(node.layout["threads"]))
                     return Completed(message=f"node {house.place.index} of {house.place.size} is done")
@@ -80,24 +76,3 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
             return Failed(message=str(error))
         finally:
             tracker.close(status)
-
-
-@contextmanager
-def watching_parent(stop: threading.Event, orphaned: threading.Event) -> Iterator[None]:
-    """Stop at a checkpoint when the worker that started this process is gone: nobody could cancel it."""
-    parent, ended = os.getppid(), threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(ORPHAN_POLL_S):
-            if os.getppid() != parent:
-                orphaned.set()
-                stop.set()
-                return
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

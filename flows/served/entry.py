@@ -43,10 +43,12 @@ def _flow(name: str, parameters: tuple[str, ...], module: str) -> Any:
         filled = {key: value for key, value in given.items() if value is not None}
         return importlib.import_module(module).run(name, filled)
 
-    fields = [Parameter(key, Parameter.KEYWORD_ONLY, default=None) for key in parameters]
-    run.__signature__ = Signature(fields)  # type: ignore[attr-defined]
-    run.__name__ = run.__qualname__ = name
-    return prefect.flow(name=name, validate_parameters=False, persist_result=False)(run)
+    named: Any = run
+    named.__signature__ = Signature(
+        [Parameter(key, Parameter.KEYWORD_ONLY, default=None) for key in parameters]
+    )
+    named.__name__ = named.__qualname__ = name
+    return prefect.flow(name=name, validate_parameters=False, persist_result=False)(named)
 
 
 def use_code(digest: str) -> str:
@@ -56,14 +58,13 @@ def use_code(digest: str) -> str:
     if not digest:
         return ""
     from engine.spec.error import AtelierError  # the installed code's, only to find the other
-    from infra.snapshot import freeze, thaw  # as above
+    from infra.snapshot import installed, thaw  # as above
     from infra.store import default_root  # as above
 
-    root = default_root()
-    if freeze(root) == digest:
+    if installed() == digest:
         return ""
     try:
-        folder = thaw(root, digest, Path.home() / ".cache" / "atelier" / "code")
+        folder = thaw(default_root(), digest, Path.home() / ".cache" / "atelier" / "code")
     except AtelierError as error:
         return str(error)
     for module in [name for name in sys.modules if name.split(".")[0] in OURS and name != __name__]:

@@ -4,9 +4,10 @@ A worker reads its flows' output and hears of their cancellation; the server hea
 heartbeats. Any of them may be away, so the process looks at its run itself.
 """
 
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,6 +21,7 @@ from infra.stack import api
 from infra.stack.deploy import DEAD_AFTER_S, HEARTBEAT, is_silence
 
 POLL_S = 5.0
+ORPHAN_POLL_S = 1.0
 WORKERS_TURN_S = 10.0  # until then the worker, if there is one, passes a cancellation on as a signal
 RECLAIM_S = 4 * POLL_S  # a run that silence alone has ended is its process's again within this time
 
@@ -29,28 +31,56 @@ def present(stop: threading.Event) -> Iterator[None]:
     """While the block runs: a cancellation that no worker passes on sets `stop`; a run that was marked
     crashed for its silence alone (the server had been away) is marked as running again.
     """
-    run_id, ended = str(flow_run.id), threading.Event()
+    run_id = str(flow_run.id)
+    cancelled_at = away_at = 0.0
 
     def look() -> None:
-        cancelled_at = away_at = 0.0
-        while not ended.wait(POLL_S):
-            with suppress(Exception):  # whatever the server says: it is asked again
-                run = api.read_run(run_id)
-                if run is None or run.state is None:
-                    away_at = time.monotonic()
-                    continue
-                if away_at and time.monotonic() - away_at < DEAD_AFTER_S:
-                    _say_alive(
-                        run
-                    )  # Prefect's own heartbeats find their way back only slowly, the oldest first
-                if run.state.is_cancelling() or run.state.is_cancelled():
-                    cancelled_at = cancelled_at or time.monotonic()
-                    if time.monotonic() - cancelled_at >= WORKERS_TURN_S:
-                        stop.set()
-                elif is_silence(run.state) and not ended.is_set():
-                    _reclaim(run)
+        nonlocal cancelled_at, away_at
+        run = api.read_run(run_id)
+        if run is None or run.state is None:
+            away_at = time.monotonic()
+            return
+        if away_at and time.monotonic() - away_at < DEAD_AFTER_S:
+            # Prefect's own heartbeats find their way back only slowly, the oldest first
+            _say_alive(run)
+        if run.state.is_cancelling() or run.state.is_cancelled():
+            cancelled_at = cancelled_at or time.monotonic()
+            if time.monotonic() - cancelled_at >= WORKERS_TURN_S:
+                stop.set()
+        elif is_silence(run.state):
+            _reclaim(run)
 
-    thread = threading.Thread(target=look, daemon=True, name="presence")
+    with regularly(POLL_S, look):
+        yield
+
+
+@contextmanager
+def watching_worker(stop: threading.Event, orphaned: threading.Event) -> Iterator[None]:
+    """While the block runs: set both when the worker that started this process is gone, for nobody could
+    signal it any more.
+    """
+    worker = os.getppid()
+
+    def look() -> None:
+        if os.getppid() != worker:
+            orphaned.set()
+            stop.set()
+
+    with regularly(ORPHAN_POLL_S, look):
+        yield
+
+
+@contextmanager
+def regularly(seconds: float, look: Callable[[], None]) -> Iterator[None]:
+    """Call `look` every so often beside the block; what goes wrong in it is tried again the next time."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(seconds):
+            with suppress(Exception):  # whatever the server says
+                look()
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield

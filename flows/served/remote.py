@@ -123,7 +123,9 @@ class Remote:
                     **about,
                 )
                 return str(run.id)
-            except api.AWAY:
+            except Exception as error:
+                if not api.is_away(error):
+                    raise
                 if stop.wait(POLL_S):
                     raise StoppedError("stopped; Prefect's server was away") from None
 

@@ -15,7 +15,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 
-from engine.spec.error import AtelierError, ConfigError
+from engine.spec.error import ConfigError
 
 SEEN_S = 90  # a worker that was not heard for longer is no worker
 AWAY = (httpx.TransportError, OSError)
@@ -97,16 +97,19 @@ def workers(client: SyncPrefectClient, pool: str) -> list[str]:
     ]
 
 
-def submit(
-    deployment: str, parameters: Mapping[str, Any], *, name: str = "", tags: tuple[str, ...] = ()
-) -> str:
+def submit(deployment: str, parameters: Mapping[str, Any]) -> str:
     """A run of a deployment that belongs to no other run; its id."""
     with server() as client:
         found = client.read_deployment_by_name(deployment)
-        run = client.create_flow_run_from_deployment(
-            found.id, parameters=dict(parameters), name=name or None, tags=tags
-        )
+        run = client.create_flow_run_from_deployment(found.id, parameters=dict(parameters))
         return str(run.id)
+
+
+def is_away(error: Exception) -> bool:
+    """Whether the same call may succeed later: no server answers, or it has too much to do."""
+    if isinstance(error, PrefectHTTPStatusError):
+        return error.response.status_code >= 500
+    return isinstance(error, AWAY)
 
 
 def read_run(run_id: str) -> FlowRun | None:
@@ -114,10 +117,8 @@ def read_run(run_id: str) -> FlowRun | None:
     try:
         with get_client(sync_client=True) as client:
             return client.read_flow_run(UUID(run_id))
-    except AWAY:
-        return None
-    except PrefectHTTPStatusError as error:
-        if error.response.status_code >= 500:
+    except (*AWAY, PrefectHTTPStatusError) as error:
+        if is_away(error):
             return None
         raise
 
@@ -140,9 +141,3 @@ def page(run_id: str) -> str:
     """Address of a run's page in Prefect's UI."""
     base = (PREFECT_API_URL.value() or "").removesuffix("/api")
     return f"{base}/v2/runs/flow-run/{run_id}"
-
-
-def must_answer(run: FlowRun | None, patience_s: float, since: float) -> None:
-    """AtelierError when the server has been away for longer than `patience_s`."""
-    if run is None and time.monotonic() - since > patience_s:
-        raise AtelierError(f"Prefect's server has been away for {patience_s:.0f} s")

@@ -165,6 +165,7 @@ def join_stack(root: str) -> bool:
     if os.environ.get("PREFECT_API_URL"):
         return False
     client = Stack(root).client()
-    for key, value in client.items():
-        os.environ.setdefault(key, value)
+    if os.environ.get("MLFLOW_TRACKING_URI"):  # a server of the user's: our password is not for it
+        client = {key: value for key, value in client.items() if not key.startswith("MLFLOW_")}
+    os.environ |= client
     return bool(client)

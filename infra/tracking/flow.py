@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from engine.spec.base import flatten
 from engine.spec.error import StoppedError
@@ -17,6 +18,7 @@ from infra.tracking.run import Followed, TaskHandle
 from infra.tracking.tracker import Tracker
 from infra.trajectory import segments
 
+CREDENTIALS = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
@@ -25,12 +27,24 @@ def tracking_uri(given: str, store: Store) -> str:
     return given or os.environ.get("MLFLOW_TRACKING_URI", "") or f"sqlite:///{join(store.root, 'mlflow.db')}"
 
 
+def forget_credentials_of_others(uri: str) -> None:
+    """Have MLflow's client send no credential that belongs to another server than `uri`: it takes what the
+    environment has, whomever it talks to.
+    """
+    theirs = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if theirs and uri.startswith("http") and urlsplit(uri)[:2] != urlsplit(theirs)[:2]:
+        for key in CREDENTIALS:
+            os.environ.pop(key, None)
+
+
 class FlowTracker:
     """One flow run and its tasks, trajectories and models in MLflow."""
 
     def __init__(self, uri: str, store: Store, **about: Any) -> None:
         self.store = store
-        self.tracker = Tracker(tracking_uri(uri, store), store, **about)
+        address = tracking_uri(uri, store)
+        forget_credentials_of_others(address)
+        self.tracker = Tracker(address, store, **about)
         self._handles: dict[str, TaskHandle] = {}
         self._makers: dict[str, TaskHandle] = {}  # by the fingerprint of what is made
         self._flow_run = ""

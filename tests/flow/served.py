@@ -129,12 +129,13 @@ class Served:
 
 def _answer(request: urllib.request.Request) -> bytes:
     """What the server says; asked again, as Prefect's own clients do, when its database was busy (503)."""
+    deadline = time.monotonic() + 60
     while True:
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.read()
         except urllib.error.HTTPError as error:
-            if error.code != 503:
+            if error.code != 503 or time.monotonic() > deadline:
                 raise
 
 

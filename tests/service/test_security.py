@@ -18,9 +18,11 @@ import pytest
 from served import PROJECT, Served, basic, processes, wait_for
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Origin, Subprotocol
 
 pytestmark = pytest.mark.service
 
+PREFECT = Subprotocol("prefect")
 EVIL = "http://evil.example"
 PLANTED = "planted-5e1c7b2f"
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
@@ -147,14 +149,14 @@ def test_a_web_socket_asks_for_the_password_and_its_own_page(served: Served, pat
     url = served.prefect.replace("http", "ws") + path
     with pytest.raises(InvalidStatus, match="403"), connect(url):
         pass
-    with pytest.raises(InvalidStatus, match="403"), connect(url, subprotocols=["prefect"], origin=EVIL):  # type: ignore[arg-type,list-item]
+    with pytest.raises(InvalidStatus, match="403"), connect(url, subprotocols=[PREFECT], origin=Origin(EVIL)):
         pass
     for token in ("wrong", ""):
-        with connect(url, subprotocols=["prefect"]) as socket:  # type: ignore[list-item]
+        with connect(url, subprotocols=[PREFECT]) as socket:
             socket.send(json.dumps({"type": "auth", "token": token}))
             with pytest.raises(ConnectionClosed):
                 socket.recv(timeout=30)
-    with connect(url, subprotocols=["prefect"]) as socket:  # type: ignore[list-item]
+    with connect(url, subprotocols=[PREFECT]) as socket:
         socket.send(json.dumps({"type": "auth", "token": f"atelier:{served.password}"}))
         assert json.loads(socket.recv(timeout=30))["type"] == "auth_success"
 
