@@ -34,7 +34,7 @@ from engine.data.ngram import gzip_bits, trigram_bits, xz_bits
 from engine.data.progress import Progress, say
 from engine.data.vocabulary import Vocabulary
 from engine.model.load import read_model
-from engine.parallel import start_gang
+from engine.parallel.gang import start_gang
 from engine.process import input_of, leave, output_of, run_verb
 from engine.sampling import num_positions
 from engine.scoring import HeldOutText, choose, majority, num_places, read_held_out, row_lengths, text_nats
@@ -42,6 +42,7 @@ from engine.speaker import TOKENIZER, Speaker, check_vocabulary
 from engine.spec.base import parse
 from engine.spec.data import Score
 from engine.spec.error import ConfigError, DataError
+from engine.spec.parallel import Parallel
 from engine.spec.run import RunFile
 from engine.spec.sampling import Sampling
 from engine.spec.scoring import Scoring, Target
@@ -77,7 +78,7 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Any]:
     config = parse(Scoring, run.config, "config")
     targets = targets_of(run, config)
     scratch, progress = Path(run.scratch), Progress(stream)
-    layout = run.layout.model_copy(update={"replicate": 1, "shard": 1, "threads": config.threads})
+    layout = Parallel(shard=1, threads=config.threads, device=run.layout.device)
     gang = start_gang(layout)
     exam, tokenizer = set_exam(run, config.score, targets, scratch)
     models = {key: input_of(run, f"model.{key}") for key in targets}

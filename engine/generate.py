@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TextIO
 
 from engine.data.progress import say
-from engine.parallel import start_gang
+from engine.parallel.gang import start_gang
 from engine.process import input_of, run_verb
 from engine.speaker import Speaker, read_speaker
 from engine.spec.base import parse
 from engine.spec.error import AtelierError, ConfigError
+from engine.spec.parallel import Parallel
 from engine.spec.run import RunFile
 from engine.spec.sampling import Generation, Request, Sampling
 
@@ -57,7 +58,7 @@ def parse_request(line: bytes) -> Request:
 def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
     """Do what the run file says: requests are read from `lines`, answers go to `target`."""
     generation = parse(Generation, run.config, "config")
-    gang = start_gang(run.layout.model_copy(update={"replicate": 1, "shard": 1}))
+    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
     speaker = read_speaker(input_of(run, "model"), Path(run.scratch), gang.device)
     if generation.serve:
         serve(speaker, lines, target)

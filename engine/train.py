@@ -15,7 +15,7 @@ from engine.loop.report import Report
 from engine.loop.save import forget
 from engine.loop.stop import STOPPED, StopRequest
 from engine.loop.training import Surroundings, run_training
-from engine.parallel import Gang, start_gang
+from engine.parallel.gang import Gang, start_gang
 from engine.process import leave
 from engine.spec.base import parse
 from engine.spec.error import AtelierError, StoppedError, of_system, to_line
@@ -27,7 +27,7 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
     config = parse(Trainings, run.config, "config")
     scratch = Path(run.scratch)
     inputs = {key: open_input(url) for key, url in run.inputs.items()}
-    house = House(gang=gang, layout=run.layout, inputs=inputs, scratch=scratch)
+    house = House(gang=gang, layout=run.layout.for_world(gang.world), inputs=inputs, scratch=scratch)
     report = Report(total=sum(each.end for each in config.trainings), is_first=gang.is_first)
     around = Surroundings(
         house=house, outputs=run.outputs, report=report, stop=stop, peak_flops=config.peak_tflops * 1e12

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.spec.error import ConfigError
+from engine.spec.layout import check_layout
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
 from engine.spec.run import Stream, Training
@@ -38,8 +39,8 @@ def train(
     stand in the configuration ('' for a flow with one model); `companions` are roles of other sweep points
     that learn from the same teacher.
     """
-    parallel.check_batch(settings.global_batch, settings.micro_batch)
     everybody = {**roles, **(companions or {})}
+    check_layout(parallel, everybody, settings)
     inputs = {f"tokens.{key}": input_of(reference) for key, reference in tokens.items()} | {
         "tokenizer": input_of(tokenizer)
     }

@@ -1,27 +1,43 @@
-"""Members from a training's description: network, weights, placement, optimiser, in one explicit order."""
+"""Members from a training's description: a plain network on the meta device, changed for its layout in one
+explicit order, then given memory and weights, each rank its own part.
+"""
 
 import resource
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.artifact import Input
+from engine.loop.body import Body
 from engine.loop.learner import Learner
 from engine.loop.member import Member, end_of
-from engine.model.load import build, initialise, read_model
+from engine.model.load import build, first_values, read_weights
+from engine.model.lora import addition_values, is_addition
 from engine.model.lora import apply as apply_lora
 from engine.optim.load import build as build_optimizer
-from engine.parallel import Gang, compile_blocks, compile_mode, shard, weight_dtype
+from engine.parallel.compute import compile_blocks, compile_mode, recompute_blocks, weight_dtype
+from engine.parallel.context import gather_keys
+from engine.parallel.expert import split_experts
+from engine.parallel.gang import Gang
+from engine.parallel.grid import Grid
+from engine.parallel.pipeline import keep_stage, stage_numbers, tied_names
+from engine.parallel.shard import shard
+from engine.parallel.tensor import split_matrices
+from engine.placement import fill
+from engine.plan.stages import partition
 from engine.spec.error import ConfigError
 from engine.spec.parallel import Parallel
 from engine.spec.run import Member as MemberSpec
+from engine.spec.run import Training
 from engine.spec.train import Train
 
+Values = Callable[[str, torch.Size], Tensor]
 
-@dataclass(frozen=True)
+
+@dataclass
 class House:
     """Where members are built: the gang, its layout, the finished models to start from, a folder for copies
     of remote files.
@@ -31,58 +47,145 @@ class House:
     layout: Parallel
     inputs: Mapping[str, Input]
     scratch: Path
+    _grids: dict[str, Grid] = field(default_factory=dict)
+
+    def grid(self, name: str, *, is_student: bool) -> Grid:
+        """The grid of a role. The first time a collective: all ranks ask for the same roles in one order."""
+        axes = self.layout.axes_of(name)
+        key = f"{axes} {is_student}"
+        if key not in self._grids:
+            last_only = is_student and self.layout.pipeline > 1
+            self._grids[key] = Grid(self.gang, axes, pipeline=self.layout.pipeline, last_only=last_only)
+        return self._grids[key]
 
 
-def build_member(name: str, spec: MemberSpec, *, train: Train, house: House) -> Member:
-    """A member with its initial weights at its start: plain network, weights, LoRA, compile, shard,
-    optimiser.
-    """
-    model = _initial_model(name, spec, train=train, house=house)
-    if spec.mode == "frozen":
-        model.requires_grad_(False)
-    else:
-        apply_lora(model, spec.role.trainable, seed=train.seed, name=spec.role.seed_name or name)
-    flops = _flops(spec, train) / house.gang.world
-    is_compiled = compile_mode(house.layout, flops=flops, device=house.gang.device) == "block"
-    blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
-    if is_compiled:
-        compile_blocks(blocks)
-    root = Learner(model, is_compiled=is_compiled)
-    shard(root, blocks, gang=house.gang, layout=house.layout, precision=train.precision)
-    root.train(spec.mode != "frozen")
-    member = Member(name, spec, root=root, gang=house.gang, precision=train.precision, seed=train.seed)
-    if spec.mode != "frozen":
-        member.optimizer = build_optimizer(spec.role.optim, model.named_parameters())
-        member.prime_optimizer()
+def build_member(name: str, spec: MemberSpec, *, training: Training, house: House) -> Member:
+    """A member with its initial weights at its start, or on a rank that has no part of it one without any."""
+    train = training.train
+    grid = house.grid(name, is_student=bool(spec.role.teacher))
+    member = Member(name, spec, grid=grid, precision=train.precision, seed=train.seed)
+    plain, values = _plain(name, spec, train=train, house=house)
+    member.names = [path for path, weight in plain().named_parameters() if weight.requires_grad]
+    if grid.is_here:
+        member.body = _body(name, training=training, house=house, grid=grid, plain=plain, values=values)
+        member.body.set_training(spec.mode != "frozen")
+        if member.moves:
+            member.optimizer = build_optimizer(spec.role.optim, member.body.parameters().items())
+            member.prime_optimizer()
     return member
 
 
-def _initial_model(name: str, spec: MemberSpec, *, train: Train, house: House) -> nn.Module:
-    """The plain network with its first weights, whole, on the CPU, in the type that the optimiser moves."""
-    dtype = weight_dtype(train.precision)
-    if not spec.init:
-        if spec.mode == "frozen":
-            raise ConfigError(
-                f"roles.{name}", "is frozen, but there is no model to take", "give members.<name>.init"
-            )
-        model = build(spec.role.model)
-        initialise(model, seed=train.seed, name=spec.role.seed_name or name)
-        return model.to(dtype)
-    if spec.init not in house.inputs:
-        known = ", ".join(house.inputs) or "none"
-        raise ConfigError(f"roles.{name}.init", f"no input {spec.init!r}", f"inputs are: {known}")
-    parent, parent_spec = read_model(house.inputs[spec.init], house.scratch, dtype=dtype)
-    if spec.mode == "frozen":
-        return parent
-    if parent_spec.shapes() != spec.role.model.shapes():
-        raise ConfigError(
-            f"roles.{name}.init",
-            f"the weights of {spec.init} do not fit roles.{name}.model",
-            "give it the parent's model",
+def _body(
+    name: str,
+    *,
+    training: Training,
+    house: House,
+    grid: Grid,
+    plain: Callable[[], nn.Module],
+    values: Values,
+) -> Body:
+    """Per stage: prune, split matrices, split experts, gather keys, recompute, compile, shard; then the
+    weights.
+    """
+    spec, train, layout = training.members[name], training.train, house.layout
+    is_pipeline = grid.pipeline > 1 and not grid.last_only
+    counts = _stage_blocks(name, training, layout) if is_pipeline else (spec.role.model.num_layers,)
+    flops = _flops(spec, train) / house.gang.world
+    is_compiled = compile_mode(layout, flops=flops, device=house.gang.device) == "block"
+    numbers, stages = stage_numbers(grid, layout), []
+    for number in numbers:
+        model = plain()
+        is_first, is_last = number == 0, number == len(counts) - 1
+        begin = sum(counts[:number])
+        if is_pipeline:
+            keep_stage(model, range(begin, begin + counts[number]), is_first=is_first, is_last=is_last)
+        split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
+        split_experts(model, grid)
+        gather_keys(model, grid)
+        blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
+        if spec.mode != "frozen":
+            recompute_blocks(blocks, layout.recompute, layout.recompute_every)
+        if is_compiled:
+            compile_blocks(blocks)
+        stage = Learner(
+            model,
+            grid=grid,
+            precision=train.precision,
+            is_compiled=is_compiled,
+            sequence_parallel=layout.sequence_parallel,
+            is_split=is_pipeline and layout.schedule == "zb",
+            is_first=is_first,
+            is_last=is_last,
         )
-    model = build(spec.role.model).to(dtype)
-    model.load_state_dict(parent.state_dict())
-    return model
+        shard(stage, blocks, grid=grid, zero=layout.zero, precision=train.precision)
+        stage.to_empty(device=house.gang.device)
+        for path, weight in stage.named_parameters():
+            plain_name = path.removeprefix("model.")
+            fill(weight, lambda name=plain_name, shape=weight.shape: values(name, shape))
+        stages.append(stage)
+    dtype = weight_dtype(train.precision)
+    if train.precision == "bf16" and house.gang.device.type == "cuda" and grid.sharding("dense") is not None:
+        dtype = torch.bfloat16
+    tied = tied_names(plain()) if is_pipeline else set()
+    hidden = spec.role.model.hidden
+    return Body(stages, numbers, grid=grid, layout=layout, hidden=hidden, dtype=dtype, tied=tied)
+
+
+def _plain(
+    name: str, spec: MemberSpec, *, train: Train, house: House
+) -> tuple[Callable[[], nn.Module], Values]:
+    """What makes the plain network without memory, and what its weights begin with."""
+    role, seed, seed_name = spec.role, train.seed, spec.role.seed_name or name
+    source: Mapping[str, Tensor] | None = None
+    model_spec = role.model
+    if spec.init:
+        if spec.init not in house.inputs:
+            known = ", ".join(house.inputs) or "none"
+            raise ConfigError(f"roles.{name}.init", f"no input {spec.init!r}", f"inputs are: {known}")
+        source, parent_spec = read_weights(house.inputs[spec.init], house.scratch)
+        if spec.mode == "frozen":
+            model_spec = parent_spec
+        elif parent_spec.shapes() != model_spec.shapes():
+            raise ConfigError(
+                f"roles.{name}.init",
+                f"the weights of {spec.init} do not fit roles.{name}.model",
+                "give it the parent's model",
+            )
+    elif spec.mode == "frozen":
+        raise ConfigError(
+            f"roles.{name}", "is frozen, but there is no model to take", "give members.<name>.init"
+        )
+
+    def plain() -> nn.Module:
+        with torch.device("meta"):
+            model = build(model_spec).to(weight_dtype(train.precision))
+            if spec.mode == "frozen":
+                return model.requires_grad_(False)
+            apply_lora(model, role.trainable, seed=seed, name=seed_name)
+        return model
+
+    bare = plain()
+
+    def values(weight: str, shape: torch.Size) -> Tensor:
+        if is_addition(weight):
+            return addition_values(weight, shape, seed=seed, name=seed_name)
+        return source[weight] if source is not None else first_values(bare, weight, shape, seed, seed_name)
+
+    return plain, values
+
+
+def _stage_blocks(name: str, training: Training, layout: Parallel) -> tuple[int, ...]:
+    """Blocks of each stage. On the last one come the head, and the students with all they compute."""
+    if layout.stages:
+        return layout.stages
+    sequence = training.train.sequence
+    *blocks, after = training.members[name].role.model.block_flops(sequence)
+    for other in training.members.values():
+        if other.role.teacher == name:
+            after += other.role.model.flops_per_token(sequence)
+    num_stages, given = layout.num_stages, layout.speeds
+    speeds = [given[stage % layout.pipeline] for stage in range(num_stages)] if given else ()
+    return partition(blocks, num_stages=num_stages, speeds=speeds, after=after)
 
 
 def _flops(spec: MemberSpec, train: Train) -> float:
@@ -94,18 +197,23 @@ def _flops(spec: MemberSpec, train: Train) -> float:
     return each * (end_of(spec) - int(spec.role.start))
 
 
-def auto_micro_batch(train: Train, gang: Gang) -> int:
+def auto_micro_batch(train: Train, layout: Parallel, device: torch.device) -> int:
     """`auto` resolved: the largest divisor of a rank's sequences whose tokens are at most 8192 on a CPU,
-    65536 on a GPU.
+    65536 on a GPU; in a pipeline so small that there are 4 micro-batches for each of its ranks, where that is
+    possible.
     """
-    each = train.global_batch // gang.world
+    each = train.global_batch // layout.axes.data
     if train.micro_batch != "auto":
         return train.micro_batch
-    room = 65536 if gang.device.type == "cuda" else 8192
+    room = 65536 if device.type == "cuda" else 8192
+    wanted = min(each, 4 * layout.pipeline) if layout.pipeline > 1 else 1
+    parts = max(1, layout.axes.context)
     return max(
         size
         for size in range(1, each + 1)
-        if each % size == 0 and (size * train.sequence <= room or size == 1)
+        if each % size == 0
+        and (size * train.sequence // parts <= room or size == 1)
+        and (each // size >= wanted or size == 1)
     )
 
 

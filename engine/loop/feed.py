@@ -1,7 +1,7 @@
 """The batches of each step on this rank: pure functions of the step, made one step ahead in a thread.
 
-Step s takes samples [s G, (s+1) G) of the blend, G the global batch; rank r of W the r-th of W equal runs of
-them.
+Step s takes samples [s G, (s+1) G) of the blend, G the global batch; data index d of N the d-th of N equal
+runs of them. Ranks that share a model, a row's tokens or a matrix have the same data index and read the same.
 """
 
 import time
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.data.blend import Blend
-from engine.parallel import Gang
+from engine.parallel.grid import Grid
 
 Batch = dict[str, Tensor]
 
@@ -21,16 +21,16 @@ Batch = dict[str, Tensor]
 @dataclass(frozen=True)
 class StepData:
     batches: list[Batch]  # one a micro-batch, on the gang's device
-    num_scored: int  # labels that count, on this rank
-    num_tokens: int  # tokens that are not padding, on this rank
+    num_scored: int  # labels that count; 0 where another rank speaks for these samples
+    num_tokens: int  # tokens that are not padding, likewise
     wait_s: float = 0.0
 
 
 class Feed:
     """Reads a blend on one rank; steps up to `last` are made ahead."""
 
-    def __init__(self, blend: Blend, *, global_batch: int, micro_batch: int, last: int, gang: Gang) -> None:
-        self._blend, self._gang, self._last = blend, gang, last
+    def __init__(self, blend: Blend, *, global_batch: int, micro_batch: int, last: int, grid: Grid) -> None:
+        self._blend, self._grid, self._last = blend, grid, last
         self._global_batch, self._micro_batch = global_batch, micro_batch
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._ahead: tuple[int, Future[StepData]] | None = None
@@ -45,7 +45,8 @@ class Feed:
         if clock + 1 < self._last:
             self._ahead = (clock + 1, self._thread.submit(self._make, clock + 1))
         batches = [
-            {name: tensor.to(self._gang.device) for name, tensor in batch.items()} for batch in data.batches
+            {name: tensor.to(self._grid.gang.device) for name, tensor in batch.items()}
+            for batch in data.batches
         ]
         return StepData(batches, data.num_scored, data.num_tokens, time.perf_counter() - begin)
 
@@ -53,10 +54,15 @@ class Feed:
         self._thread.shutdown(cancel_futures=True)
 
     def _make(self, clock: int) -> StepData:
-        each = self._global_batch // self._gang.world
-        begin = clock * self._global_batch + self._gang.rank * each
+        each = self._global_batch // self._grid.axes.data
+        begin = clock * self._global_batch + self._grid.data_index * each
         size = self._micro_batch
-        batches = [tensors_of(self._blend.batch(first, size)) for first in range(begin, begin + each, size)]
+        batches = [
+            tensors_of(self._blend.batch(first, size)) | {"samples_B": torch.arange(first, first + size)}
+            for first in range(begin, begin + each, size)
+        ]
+        if not self._grid.counts_samples:
+            return StepData(batches, 0, 0)
         num_scored = sum(int((batch["labels_BT"] >= 0).sum()) for batch in batches)
         num_tokens = sum(int((batch["documents_BT"] >= 0).sum()) for batch in batches)
         return StepData(batches, num_scored, num_tokens)

@@ -7,7 +7,8 @@ import torch
 from engine.data.windows import NOT_SCORED, Windows
 from engine.loop.feed import Batch, tensors_of
 from engine.loop.member import Member
-from engine.parallel import Gang, reshard
+from engine.parallel.gang import Gang
+from engine.parallel.grid import Grid
 
 
 class HeldOut:
@@ -26,7 +27,7 @@ class HeldOut:
             for i in range(min(number, len(stream)))
         ]
         self._micro_batch, self._gang = micro_batch, gang
-        self._batches: list[Batch] = []
+        self._batches: dict[tuple[int, int], list[Batch]] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -34,27 +35,34 @@ class HeldOut:
 
     def loss(self, member: Member) -> float:
         """Mean next-token loss over all scored held-out tokens, nats."""
-        self._batches = self._batches or self._read()
+        key = (member.grid.data_index, member.grid.axes.data)
+        if key not in self._batches:
+            self._batches[key] = self._read(*key)
+        batches = self._batches[key]
         total = torch.zeros(2, dtype=torch.float64, device=self._gang.device)
-        member.root.eval()
-        for batch in self._batches:
-            total[0] += member.look(batch).double()
-            total[1] += (batch["labels_BT"] >= 0).sum()
-        member.root.train()
-        reshard(member.root)
+        total[0] = member.look(batches)
+        if speaks(member.grid):
+            total[1] = sum(int((batch["labels_BT"] >= 0).sum()) for batch in batches)
         loss, count = self._gang.sum(total).tolist()
         return loss / count
 
-    def _read(self) -> list[Batch]:
-        """This rank's batches, of one shape and as many on every rank: a sharded forward is a collective."""
+    def _read(self, index: int, parts: int) -> list[Batch]:
+        """The index-th of so many parts, of one shape and as many batches as every other: a sharded forward
+        is a collective.
+        """
         num = len(self._places)
-        size = max(1, min(self._micro_batch, -(-num // self._gang.world)))
+        size = max(1, min(self._micro_batch, -(-num // parts)))
         result = []
-        for first in range(self._gang.rank * size, num + self._gang.rank * size, size * self._gang.world):
-            places = [self._places[min(index, num - 1)] for index in range(first, first + size)]
+        for first in range(index * size, num + index * size, size * parts):
+            places = [self._places[min(row, num - 1)] for row in range(first, first + size)]
             rows = [tensors_of(stream.batch([place])) for stream, place in places]
             batch = {name: torch.cat([row[name] for row in rows]).to(self._gang.device) for name in rows[0]}
             is_padding = torch.arange(first, first + size, device=self._gang.device) >= num
             batch["labels_BT"] = batch["labels_BT"].masked_fill(is_padding[:, None], NOT_SCORED)
             result.append(batch)
         return result
+
+
+def speaks(grid: Grid) -> bool:
+    """Whether this rank counts its rows' labels: one of those that have the same rows."""
+    return grid.is_last and not (grid.places["context"] or grid.places["tensor"])

@@ -9,11 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.loop.body import After, Body
 from engine.loop.gate import Gate
-from engine.loop.learner import Forward, Learner
-from engine.objective.chunked import Mix, TeacherSide
+from engine.loop.learner import Work
+from engine.model.dropout import noise_keys
+from engine.objective.chunked import Mix
 from engine.optim.load import set_lr
-from engine.parallel import Gang, Precision, arithmetic
+from engine.parallel.compute import Precision
+from engine.parallel.context import own_tokens
+from engine.parallel.grid import Grid
+from engine.placement import local
 from engine.spec.error import AtelierError, ConfigError
 from engine.spec.objective.lm import LM
 from engine.spec.run import Member as MemberSpec
@@ -25,19 +30,19 @@ PATIENCE = 3  # steps in a row that may be skipped for a loss or gradient that i
 
 class Member:
     """A role at `step`: the number of steps of the clock that its weights have behind them. It moves only
-    while the clock is there.
+    while the clock is there. On ranks that have no part of it, it has no `body`.
     """
 
-    def __init__(
-        self, name: str, spec: MemberSpec, *, root: Learner, gang: Gang, precision: Precision, seed: int
-    ) -> None:
+    def __init__(self, name: str, spec: MemberSpec, *, grid: Grid, precision: Precision, seed: int) -> None:
         self.name, self.spec, self.role = name, spec, spec.role
-        self.root, self.gang, self.seed = root, gang, seed
+        self.grid, self.gang, self.seed = grid, grid.gang, seed
+        self.body: Body | None = None
         self.precision: Precision = precision
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
         self.stored_step = -1  # the step of its newest checkpoint that this process read or began to write
         self.optimizer: torch.optim.Optimizer | None = None
+        self.names: list[str] = []  # of all weights that train, on whatever rank
         self.gate = Gate(spec.role.gate, self.start) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
         self.last: dict[str, float] = {}  # loss and eval/loss as last measured
@@ -61,18 +66,12 @@ class Member:
         """Whether checkpoints and metrics of it are written."""
         return self.spec.mode == "train"
 
-    @property
-    def model(self) -> nn.Module:
-        return self.root.model
-
-    @property
-    def moving_optimizer(self) -> torch.optim.Optimizer:
-        if self.optimizer is None:
-            raise AtelierError(f"roles.{self.name}: is frozen and has no optimiser")
-        return self.optimizer
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The weights that lie on this rank, by their names in the plain model."""
+        return self.body.parameters() if self.body is not None else {}
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        return {name: weight for name, weight in self.parameters().items() if weight.requires_grad}
 
     def is_active(self, clock: int) -> bool:
         """Whether step `clock` is one of its own. A frozen member is active when somebody learns from it: the
@@ -99,53 +98,86 @@ class Member:
         whole = sum(spec.weight for spec in active.values())
         return {name: (spec, spec.weight / whole) for name, spec in active.items()}
 
-    def forward(self, batch: dict[str, Tensor], side: TeacherSide | None, *names: int) -> Forward:
-        """One forward pass with the objectives; `names` (step, micro-batch, data-parallel rank) seed its
-        dropout.
+    def work(self, batches: list[dict[str, Tensor]], clock: int) -> Work:
+        """The step's work on this rank's tokens; dropout's keys are those of (seed, role, step, sample,
+        place).
         """
-        if getattr(self.role.model, "dropout", 0.0):
-            torch.manual_seed(seed_of(self.seed, self.role.seed_name or self.name, *names))
-        self.forwards += 1
-        with torch.set_grad_enabled(self.moves), arithmetic(self.precision, self.gang.device):
-            return self.root(batch, self.mix(), side if self.distils() else None)
+        mine = []
+        for batch in batches:
+            more = {}
+            if getattr(self.role.model, "dropout", 0.0) and self.moves:
+                seed = seed_of(self.seed, self.role.seed_name or self.name, clock)
+                places_T = torch.arange(batch["tokens_BT"].shape[1], device=batch["tokens_BT"].device)
+                more["noise_BT"] = noise_keys(seed, batch["samples_B"], places_T)
+            mine.append(own_tokens(batch | more, self.grid))
+        return Work(mine, self.mix())
 
-    def look(self, batch: dict[str, Tensor]) -> Tensor:
-        """Sum of the next-token losses of a held-out batch; touches neither weights nor generators."""
-        eagerly = torch.compiler.set_stance(
-            "force_eager"
-        )  # a look is too short to compile a second graph for
-        with torch.no_grad(), eagerly, arithmetic(self.precision, self.gang.device):
-            result: Forward = self.root(batch, {"lm": (LM(), 1.0)}, None)
-        return result.sums["lm"]
+    def train(self, work: Work, after: After) -> None:
+        """Forward and backward passes of all micro-batches."""
+        if self.body is not None:
+            self.body.train(work, after)
 
-    def squared_norm(self) -> Tensor:
-        """This rank's part of the squared gradient norm, float64: the parts of all ranks add up to it."""
-        grads = [local(weight.grad) for weight in self.trainable().values() if weight.grad is not None]
-        grads = [grad for grad in grads if grad.numel()]
-        if not grads:
-            return torch.zeros((), dtype=torch.float64, device=self.gang.device)
-        copies = self.gang.mesh["replicate"].size() if self.gang.mesh is not None else 1
-        return nn.utils.get_total_norm(grads).double().square() / copies
+    def infer(self, work: Work, after: After) -> None:
+        """Forward passes of all micro-batches; touches no generator and leaves nothing behind."""
+        if self.body is not None:
+            with torch.no_grad():
+                self.body.infer(work, after)
+
+    def look(self, batches: list[dict[str, Tensor]]) -> Tensor:
+        """Sum of the next-token losses of held-out batches, float64; this rank's part."""
+        total = torch.zeros((), dtype=torch.float64, device=self.gang.device)
+        if self.body is None:
+            return total
+        work = Work([own_tokens(batch, self.grid) for batch in batches], {"lm": (LM(), 1.0)})
+        # eagerly: a look is too short to compile a second graph for
+        with torch.compiler.set_stance("force_eager"):
+            self.body.set_training(False)
+            self.infer(work, lambda index, _: total.add_(work.results.pop(index).sums["lm"].double()))
+            self.body.set_training(True)
+        self.body.reshard()
+        return total if self.grid.is_counted else torch.zeros_like(total)
+
+    def squares(self) -> Tensor:
+        """This rank's part of each weight's squared gradient norm, float64, in the order of `names`: the
+        parts of all ranks add up to it. Called when all gradients are there.
+        """
+        total = torch.zeros(len(self.names), dtype=torch.float64, device=self.gang.device)
+        if self.body is None:
+            return total
+        self.body.settle_gradients()
+        places, grads, copies = [], [], []
+        for name, weight in self.trainable().items():
+            if weight.grad is not None and self.body.is_counted(name) and local(weight.grad).numel():
+                places.append(self.names.index(name))
+                grads.append(local(weight.grad))
+                copies.append(self.grid.copies(weight))
+        if grads:
+            norms = torch.stack(torch._foreach_norm(grads)).double()
+            total[places] = norms.square() / torch.tensor(copies, device=total.device)
+        return total
 
     def update(self, norm: float, *, is_finite: bool) -> float:
         """Clip by the global norm and take the optimiser's step, or skip it when something is not finite;
         returns the lr.
         """
-        optimizer, spec = self.moving_optimizer, self.role.optim
+        spec = self.role.optim
         rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end)
-        if is_finite:
-            self.num_skipped = 0
-            coefficient = spec.clip / (norm + 1e-6)
-            if coefficient < 1.0:
-                for weight in self.trainable().values():
-                    local(weight.grad).mul_(coefficient)
-            set_lr(optimizer, rate)
-            optimizer.step()
-        else:
-            self.num_skipped += 1
-        optimizer.zero_grad(set_to_none=True)
+        self.num_skipped = 0 if is_finite else self.num_skipped + 1
+        if self.optimizer is not None:
+            if is_finite:
+                self._clip(norm)
+                set_lr(self.optimizer, rate)
+                self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return rate
+
+    def _clip(self, norm: float) -> None:
+        coefficient = self.role.optim.clip / (norm + 1e-6)
+        if coefficient < 1.0:
+            for weight in self.trainable().values():
+                if weight.grad is not None:
+                    local(weight.grad).mul_(coefficient)
 
     def check_skipped(self) -> None:
         if self.num_skipped >= PATIENCE:
@@ -166,10 +198,11 @@ class Member:
         """Everything that moves, by names that know neither the role nor the layout. Tensors are the live
         ones.
         """
-        trainable, optimizer = self.trainable(), self.moving_optimizer
+        trainable = self.trainable()
+        states = self.optimizer.state if self.optimizer is not None else {}
         return {
             "weights": {name: weight.detach() for name, weight in trainable.items()},
-            "optimizer": {name: dict(optimizer.state.get(weight, {})) for name, weight in trainable.items()},
+            "optimizer": {name: dict(states.get(weight, {})) for name, weight in trainable.items()},
             "gate": self.gate.state() if self.gate is not None else {},
             "counts": {
                 "tokens": self.tokens,
@@ -194,7 +227,8 @@ class Member:
         """Make the optimiser's states exist as they are before the first step, all zero, so that checkpoints
         always have the same names.
         """
-        optimizer = self.moving_optimizer
+        optimizer = self.optimizer
+        assert optimizer is not None  # who has none is not primed
         for weight in self.trainable().values():
             weight.grad = torch.zeros_like(weight)
         set_lr(optimizer, 0.0)
@@ -208,11 +242,6 @@ class Member:
 def end_of(spec: MemberSpec) -> int:
     """The step at which a member's training ends; 0 for a frozen one."""
     return spec.segments[-1].end if spec.segments else 0
-
-
-def local(tensor: Tensor | None) -> Tensor:
-    """The part of a sharded tensor that lies on this rank."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore
 
 
 def is_finite(*numbers: float) -> bool:

@@ -4,13 +4,15 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from engine.artifact import Input, Output
 from engine.loop.member import Member
 from engine.model.load import WEIGHTS, model_files
 from engine.model.lora import adapter_files, merged_state
-from engine.parallel import whole
+from engine.placement import whole
 from engine.spec.error import AtelierError
 
 TOKENIZER = "tokenizer.json"
@@ -20,16 +22,31 @@ def finished_files(member: Member) -> dict[str, bytes]:
     """The files of the model as it is now, on rank 0, {} elsewhere; the same bytes for the same weights. A
     collective.
     """
-    state: dict[str, Tensor] = {}
-    for name, weight in member.model.named_parameters():
-        full = whole(weight.detach())
-        if member.gang.is_first:
-            state[name] = full.cpu()
+    state = _whole_state(member)
     if not member.gang.is_first:
         return {}
     return model_files(merged_state(state, member.role.trainable), member.role.model) | _adapter(
         member, state
     )
+
+
+def _whole_state(member: Member) -> dict[str, Tensor]:
+    """All weights, whole, on rank 0's CPU: every stage puts its own together and its first rank sends."""
+    grid, gang = member.grid, member.gang
+    mine = {name: whole(weight.detach()) for name, weight in member.parameters().items()}
+    mine = {name: weight.cpu() for name, weight in mine.items() if gang.rank % grid.axes.ranks == 0}
+    for place in range(1, grid.pipeline):
+        leader = place * grid.axes.ranks
+        about: list[Any] = [[(name, list(w.shape), w.dtype) for name, w in mine.items()]]
+        dist.broadcast_object_list(about, src=leader, group=gang.aside.group)
+        for name, shape, dtype in about[0]:
+            if gang.rank == leader:
+                dist.send(mine[name].contiguous(), dst=0, group=gang.aside.group)
+            elif gang.is_first:
+                received = torch.empty(shape, dtype=dtype)
+                dist.recv(received, src=leader, group=gang.aside.group)
+                mine.setdefault(name, received)
+    return mine if gang.is_first else {}
 
 
 def _adapter(member: Member, state: dict[str, Tensor]) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from engine.checkpoint.writer import Pending, save_async
 from engine.loop.member import Member
 from engine.loop.report import Curve, Report
 from engine.loop.resume import checkpoints
-from engine.parallel import Gang
+from engine.parallel.gang import Gang
 from engine.spec.error import AtelierError, ConfigError
 from engine.spec.run import Segment
 from engine.storage import join, names, remove, write_bytes

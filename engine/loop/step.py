@@ -2,19 +2,22 @@
 pass of each.
 
 Order for a micro-batch: teacher forward, each student's forward and backward, then the teacher's backward
-(its head must stay gathered until its students have read it). Roles share nothing but the teacher's detached
-tensors, so that none moves another's bits.
+(its head must stay gathered until its students have read it). A pipelined teacher's students do this on the
+last stage, between its forward and backward there. Roles share nothing but the teacher's detached tensors, so
+that none moves another's bits.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from engine.loop.learner import Work
 from engine.loop.member import Member, is_finite
-from engine.objective.chunked import TeacherSide
-from engine.parallel import Gang
+from engine.loop.teach import own_rows, side_for
+from engine.parallel.gang import Gang
 
 
 @dataclass(frozen=True)
@@ -100,54 +103,88 @@ def take_step(
     `num_scored`: scored tokens of the step over all ranks; each objective is summed and divided by it.
     """
     tally = _Tally()
-    before = {member.name: member.forwards for member in circle.all()}
-    for index, batch in enumerate(batches):
-        for root in circle.roots:
-            _descend(root, circle, batch, None, (clock, index, gang.rank), num_scored, tally)
-    moving = circle.moving()
-    numbers = _gather(tally, moving, num_scored, gang)
-    outcomes = {}
-    for member in moving:
-        for learner in circle.learners.get(member.name, ()):
-            learner.teacher_forwards += member.forwards - before[member.name]
-        outcomes[member.name] = _update(member, numbers)
     for root in circle.roots:
-        if not root.moves:
-            for learner in circle.learners[root.name]:
-                learner.teacher_forwards += root.forwards - before[root.name]
-    return outcomes
+        _Round(root, circle, list(batches), clock, num_scored, tally).go()
+    for member in circle.all():
+        member.forwards += len(batches)
+        for learner in circle.learners.get(member.name, ()):
+            learner.teacher_forwards += len(batches)
+    numbers = _gather(tally, circle, num_scored, gang)
+    return {member.name: _update(member, numbers) for member in circle.moving()}
 
 
-def _descend(
-    member: Member,
-    circle: Circle,
-    batch: dict[str, Tensor],
-    side: TeacherSide | None,
-    names: tuple[int, ...],
-    num_scored: int,
-    tally: _Tally,
-) -> None:
-    result = member.forward(batch, side, *names)
-    tally.add(member.name, result.sums)
-    learners = circle.learners.get(member.name, ())
-    own_side = TeacherSide(result.hidden_BTD, result.head_weight_VD) if learners else None
-    for learner in learners:
-        _descend(learner, circle, batch, own_side, names, num_scored, tally)
-    if member.moves:
-        (result.total / num_scored).backward()
+class _Round:
+    """One step of a root, and of all that learn from it, directly or not."""
+
+    def __init__(
+        self,
+        root: Member,
+        circle: Circle,
+        batches: list[dict[str, Tensor]],
+        clock: int,
+        num_scored: int,
+        tally: _Tally,
+    ) -> None:
+        self.root, self.circle, self.num_scored, self.tally = root, circle, num_scored, tally
+        self.works = {root.name: root.work(batches, clock)}
+        self.length = batches[0]["tokens_BT"].shape[1]
+        self._deal_out(root, batches, clock)
+
+    def _deal_out(self, teacher: Member, batches: list[dict[str, Tensor]], clock: int) -> None:
+        for learner in self.circle.learners.get(teacher.name, ()):
+            if learner.body is None:
+                continue
+            mine = [own_rows(batch, learner.grid, teacher.grid) for batch in batches]
+            self.works[learner.name] = learner.work(mine, clock)
+            self._deal_out(learner, mine, clock)
+
+    def go(self) -> None:
+        work = self.works[self.root.name]
+        if self.root.moves:
+            self.root.train(work, lambda index, total: self._after(self.root, index, total))
+        else:
+            self.root.infer(work, lambda index, total: self._after(self.root, index, total))
+
+    def _after(self, member: Member, index: int, total: Tensor) -> Tensor:
+        """What follows a role's forward pass of a micro-batch; returns what its backward pass begins with."""
+        result = self.works[member.name].results.pop(index)
+        self.tally.add(member.name, result.sums)
+        with torch.enable_grad():
+            for learner in self.circle.learners.get(member.name, ()):
+                work = self.works[learner.name]
+                if learner.distils():
+                    work.sides[index] = side_for(learner.grid, member.grid, result, self.length)
+                self._train_one(learner, index, work)
+                work.sides.pop(index, None)
+        return total / self.num_scored
+
+    def _train_one(self, learner: Member, index: int, work: Work) -> None:
+        if learner.body is not None:
+            learner.body.train_one(index, work, lambda index, total: self._after(learner, index, total))
 
 
-def _gather(tally: _Tally, moving: list[Member], num_scored: int, gang: Gang) -> dict[tuple[str, str], float]:
+def _gather(tally: _Tally, circle: Circle, num_scored: int, gang: Gang) -> dict[tuple[str, str], float]:
     """All sums and squared gradient norms over all ranks, in one collective and one transfer: (role,
     objective or "") -> mean or norm.
     """
-    names = [(role, name) for role, sums in tally.sums.items() for name in sums]
-    parts = [tally.sums[role][name] for role, name in names]
-    norms = [member.squared_norm() for member in moving]
-    together = gang.sum(torch.stack([*parts, *norms])).tolist()
-    result = {key: value / num_scored for key, value in zip(names, together, strict=False)}
-    for member, square in zip(moving, together[len(names) :], strict=True):
-        result[(member.name, "")] = square**0.5
+    nothing = torch.zeros((), dtype=torch.float64, device=gang.device)
+    names, parts = [], []
+    for member in circle.all():
+        found = tally.sums.get(member.name, {}) if member.grid.is_counted else {}
+        for name in dict.fromkeys([*member.mix(), "lm"]):
+            names.append((member.name, name))
+            parts.append(found.get(name, nothing))
+    moving = circle.moving()
+    squares = [member.squares() for member in moving]
+    sums, *squares = (
+        circle.roots[0]
+        .grid.sum(torch.cat([torch.stack(parts), *squares]))
+        .split([len(parts), *map(len, squares)])
+    )
+    result = {key: value / num_scored for key, value in zip(names, sums.tolist(), strict=True)}
+    for member, each in zip(moving, squares, strict=True):
+        # exact and in no order: where a weight lies does not move its model's bits
+        result[(member.name, "")] = math.fsum(each.tolist()) ** 0.5
     return result
 
 

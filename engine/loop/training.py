@@ -23,6 +23,7 @@ from engine.loop.save import Saver
 from engine.loop.step import Circle, Outcome, circle_at, take_step
 from engine.loop.stop import StopRequest
 from engine.spec.error import ConfigError, DataError, StoppedError
+from engine.spec.layout import check_layout
 from engine.spec.metric import MetricLine
 from engine.spec.run import Stream, Training
 
@@ -46,10 +47,9 @@ def run_training(training: Training, around: Surroundings) -> list[Member]:
 
     StoppedError after a clean stop: everything is in checkpoints then.
     """
-    gang, train = around.house.gang, training.train
-    around.house.layout.model_copy(update={"shard": gang.world // around.house.layout.replicate}).check_batch(
-        train.global_batch, train.micro_batch
-    )
+    gang = around.house.gang
+    roles = {name: member.role for name, member in training.members.items()}
+    check_layout(around.house.layout, roles, training.train)
     where = Plan(**gang.from_first(vars(plan(training.members)) if gang.is_first else None))
     chosen = {
         name: spec
@@ -57,7 +57,7 @@ def run_training(training: Training, around: Surroundings) -> list[Member]:
         if name in where.steps or any(training.members[other].role.teacher == name for other in where.steps)
     }
     members = {
-        name: build_member(name, spec, train=train, house=around.house) for name, spec in chosen.items()
+        name: build_member(name, spec, training=training, house=around.house) for name, spec in chosen.items()
     }
     if members:
         loop = Loop(training, members, where, around)
@@ -95,14 +95,15 @@ class Loop:
         for member in self.order:
             if where.has_checkpoint.get(member.name):
                 self.saver.restore(member, where.steps[member.name])
-        micro_batch = auto_micro_batch(self.train, self.gang)
+        house = self.around.house
+        micro_batch = auto_micro_batch(self.train, house.layout, self.gang.device)
         streams = self._streams()
         self.feed = Feed(
             Blend(streams, self.train.seed),
             global_batch=self.train.global_batch,
             micro_batch=micro_batch,
             last=self.end,
-            gang=self.gang,
+            grid=house.grid("", is_student=False),
         )
         windows = self._held_out()
         self.held_out = HeldOut(
@@ -111,7 +112,9 @@ class Loop:
         damages = {"damages": where.damages} if where.damages else {}
         is_resumed = any(where.has_checkpoint.values())
         self.report.say(resumed=self.begin if is_resumed else 0, **damages)
-        compiled = [member.name for member in self.order if member.root.is_compiled]
+        compiled = [
+            member.name for member in self.order if member.body is not None and member.body.is_compiled
+        ]
         self.report.say(
             layout={
                 "ranks": self.gang.world,

@@ -10,11 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.model.dropout import dropout, layer_keys
+from engine.model.moe import MoE
 from engine.model.output import Output
 from engine.model.precision import compute_dtype
+from engine.model.split import Split
 from engine.spec.error import ConfigError
 from engine.spec.model.gpt import GPT
 
+Shared = tuple[Tensor | None, Tensor, Tensor | None]  # rotary angles, mask, dropout's keys
 ROWS = 256  # queries a step of attention with an additive mask
 
 
@@ -61,19 +65,25 @@ class Cache:
         return self.documents_BS[:, :end], self.branches_BS[:, :end]
 
 
-def attention_mask(documents_BS: Tensor, branches_BS: Tensor | None, num_new: int) -> Tensor:
-    """[B, 1, T, S] bool: where the last `num_new` = T tokens may look: not later, same document, shared or
-    own branch.
+def attention_mask(
+    documents_BT: Tensor,
+    documents_BS: Tensor,
+    branches_BS: Tensor | None = None,
+    places_T: Tensor | None = None,
+) -> Tensor:
+    """[B, 1, T, S] bool: where T tokens may look among S: not later, same document, shared or own branch.
 
-    A branch of 0 is shared: a prompt that every option behind it sees, while the options do not see each
-    other.
+    `places_T` says where in the row of S the tokens are; None = they are its last. A branch of 0 is shared: a
+    prompt that every option behind it sees, while the options do not see each other.
     """
-    num_seen = documents_BS.shape[1]
+    num_new, num_seen = documents_BT.shape[1], documents_BS.shape[1]
     begin = num_seen - num_new
-    may = documents_BS[:, begin:, None] == documents_BS[:, None, :]
+    may = documents_BT[:, :, None] == documents_BS[:, None, :]
     if branches_BS is not None:
         may &= (branches_BS[:, None, :] == 0) | (branches_BS[:, begin:, None] == branches_BS[:, None, :])
-    not_later = torch.ones(num_new, num_seen, dtype=torch.bool, device=documents_BS.device).tril(begin)
+    if places_T is None:
+        places_T = torch.arange(begin, num_seen, device=documents_BS.device)
+    not_later = places_T[:, None] >= torch.arange(num_seen, device=documents_BS.device)
     return (may & not_later)[:, None]
 
 
@@ -130,6 +140,13 @@ def make_norm(spec: GPT) -> nn.Module:
     return nn.LayerNorm(spec.hidden, eps=spec.norm_eps)
 
 
+class Attend(nn.Module):
+    """`attend` as a module of its own, so that it can be wrapped from outside."""
+
+    def forward(self, query_BHTE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, mask: Tensor) -> Tensor:
+        return attend(query_BHTE, key_BKSE, value_BKSE, mask)
+
+
 class Attention(nn.Module):
     """Grouped-query attention (2305.13245) with RoPE where the spec asks for it."""
 
@@ -140,6 +157,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=False)
         self.value = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=False)
         self.out = nn.Linear(spec.num_heads * spec.head_dim, spec.hidden, bias=False)
+        self.attend = Attend()
 
     def forward(self, x_BTD: Tensor, rope: Tensor | None, mask: Tensor, seen: Seen | None) -> Tensor:
         heads = (*x_BTD.shape[:2], -1, self.head_dim)
@@ -153,7 +171,7 @@ class Attention(nn.Module):
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         if seen is not None:
             key, value = seen.extend(key, value)
-        return self.out(attend(query, key, value, mask).transpose(1, 2).flatten(2))
+        return self.out(self.attend(query, key, value, mask).transpose(1, 2).flatten(2))
 
 
 class SwiGLU(nn.Module):
@@ -181,6 +199,12 @@ class GELU(nn.Module):
         return self.down(F.gelu(self.up(x_BTD), approximate="tanh"))
 
 
+def make_mlp(spec: GPT) -> nn.Module:
+    if spec.num_experts:
+        return MoE(spec.num_experts, spec.experts_per_token, spec.hidden, spec.inner)
+    return SwiGLU(spec) if spec.mlp == "swiglu" else GELU(spec)
+
+
 class Block(nn.Module):
     """x + attention(norm x), then that + mlp(norm of that). Can be compiled and sharded alone: tensors in,
     tensor out.
@@ -192,14 +216,23 @@ class Block(nn.Module):
         self.norm1 = make_norm(spec)
         self.attention = Attention(spec)
         self.norm2 = make_norm(spec)
-        self.mlp = SwiGLU(spec) if spec.mlp == "swiglu" else GELU(spec)
+        self.mlp = make_mlp(spec)
 
-    def forward(self, x_BTD: Tensor, rope: Tensor | None, mask: Tensor, seen: Seen | None = None) -> Tensor:
-        x_BTD = x_BTD + self._drop(self.attention(self.norm1(x_BTD), rope, mask, seen))
-        return x_BTD + self._drop(self.mlp(self.norm2(x_BTD)))
+    def forward(
+        self,
+        x_BTD: Tensor,
+        rope: Tensor | None,
+        mask: Tensor,
+        noise_BT: Tensor | None = None,
+        seen: Seen | None = None,
+    ) -> Tensor:
+        x_BTD = x_BTD + self._drop(self.attention(self.norm1(x_BTD), rope, mask, seen), noise_BT, 0)
+        return x_BTD + self._drop(self.mlp(self.norm2(x_BTD)), noise_BT, 1)
 
-    def _drop(self, x_BTD: Tensor) -> Tensor:
-        return F.dropout(x_BTD, self.dropout, self.training) if self.dropout else x_BTD
+    def _drop(self, x_BTD: Tensor, noise_BT: Tensor | None, branch: int) -> Tensor:
+        if not self.dropout or not self.training or noise_BT is None:
+            return x_BTD
+        return dropout(x_BTD, self.dropout, noise_BT, branch)
 
 
 class Decoder(nn.Module):
@@ -228,7 +261,7 @@ class Decoder(nn.Module):
         owner, leaf = name.rsplit(".", 1)
         if owner.rsplit(".", 1)[-1].startswith("norm"):
             return ("ones" if leaf == "weight" else "zeros"), 0.0
-        is_residual = owner.endswith(("attention.out", "mlp.down"))
+        is_residual = owner.endswith(("attention.out", "mlp.down")) or name.endswith("experts.down")
         return "normal", self.spec.init_std * ((2 * self.spec.num_layers) ** -0.5 if is_residual else 1.0)
 
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache:
@@ -244,24 +277,71 @@ class Decoder(nn.Module):
 
     def forward(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Output:
         """Hidden states of the batch's tokens; with a cache they stand behind the tokens that it holds."""
-        documents_BS, branches_BS = batch["documents_BT"], batch.get("branches_BT")
-        if cache is not None:
-            documents_BS, branches_BS = cache.extend(documents_BS, branches_BS)
-        mask = attention_mask(documents_BS, branches_BS, batch["tokens_BT"].shape[1])
-        if mask.device.type == "cpu" and compute_dtype(self.embed.weight) == torch.bfloat16:
-            mask = additive(mask, torch.bfloat16)
+        shared = self.shared(batch, cache)
+        x_BTD = self.enter(batch)
+        return self.leave(self.through(x_BTD, shared, cache))
+
+    def enter(self, batch: dict[str, Tensor]) -> Tensor:
+        """What the first block gets [B, T, D]."""
         x_BTD = self.embed(batch["tokens_BT"])
-        rope = None
         if self.spec.positions == "learned":
-            if "branches_BT" not in batch:  # options behind one prompt share positions: the row may be longer
-                self._check_length(documents_BS.shape[1])
             x_BTD = x_BTD + self.positions(batch["positions_BT"])
-        else:
-            exact = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
+        return x_BTD
+
+    def shared(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Shared:
+        """What every block gets besides: rotary angles, mask, dropout's keys. No weight is needed for it.
+
+        The batch may be a part of its rows: then `documents_BS` has the documents of whole rows, `places_T`
+        the tokens' places in them.
+        """
+        documents_BT, branches_BS = batch["documents_BT"], batch.get("branches_BT")
+        documents_BS = batch.get("documents_BS", documents_BT)
+        if cache is not None:
+            documents_BS, branches_BS = cache.extend(documents_BT, branches_BS)
+        mask = attention_mask(documents_BT, documents_BS, branches_BS, batch.get("places_T"))
+        weight = next(self.parameters())
+        if mask.device.type == "cpu" and compute_dtype(weight) == torch.bfloat16:
+            mask = additive(mask, torch.bfloat16)
+        rope = None
+        if self.spec.positions == "rope":
+            exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
             rope = rope_angles(batch["positions_BT"], self.spec.head_dim, self.spec.rope_theta, exact)
-        for layer, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, rope, mask, None if cache is None else cache.blocks[layer])
+        elif "branches_BT" not in batch:  # options behind one prompt share positions: the row may be longer
+            self._check_length(documents_BS.shape[1])
+        return rope, mask, batch.get("noise_BT")
+
+    def through(self, x_BTD: Tensor, shared: Shared, cache: Cache | None = None) -> Tensor:
+        """The blocks that are here, in order."""
+        rope, mask, noise_BT = shared
+        for name, block in self.blocks.named_children():
+            keys = None if noise_BT is None else layer_keys(noise_BT, int(name))
+            x_BTD = block(x_BTD, rope, mask, keys, None if cache is None else cache.blocks[int(name)])
+        return x_BTD
+
+    def leave(self, x_BTD: Tensor) -> Output:
+        """What the last block's result becomes."""
         return Output(hidden=self.norm(x_BTD))
+
+    def parts(self) -> dict[str, list[str]]:
+        """The children that entering and leaving need."""
+        positions = ["positions"] if self.spec.positions == "learned" else []
+        return {"enter": ["embed", *positions], "leave": ["norm", "embed" if self.spec.tied else "head"]}
+
+    def splits(self) -> dict[str, Split]:
+        """How each module's weights can be split by the tensor axis; paths with a * stand for all blocks."""
+        found: dict[str, Split] = {"embed": "vocabulary", "norm": "tokens"}
+        found |= {f"blocks.*.{name}": "tokens" for name in ("norm1", "norm2")}
+        found |= {f"blocks.*.attention.{name}": "out" for name in ("query", "key", "value")}
+        found |= {"blocks.*.attention": "inside", "blocks.*.attention.out": "in"}
+        found["blocks.*.mlp"] = "mixture" if self.spec.num_experts else "inside"
+        if not self.spec.num_experts:
+            found |= {f"blocks.*.mlp.{name}": "out" for name in ("gate", "up")}
+            found["blocks.*.mlp.down"] = "in"
+        if self.spec.positions == "learned":
+            found["positions"] = "whole"
+        if not self.spec.tied:
+            found["head"] = "vocabulary"
+        return found
 
     def _check_length(self, num_tokens: int) -> None:
         most = self.spec.max_positions

@@ -2,14 +2,14 @@
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from engine.artifact import Input
 from engine.spec.base import Spec, canonical, parse
@@ -27,19 +27,23 @@ def build(spec: Spec) -> nn.Module:
 
 
 def initialise(model: nn.Module, *, seed: int, name: str) -> None:
-    """Set every weight from its own generator (seed, name, weight name): the same in any order, layout and
+    """Set every weight of a whole model to its first values."""
+    for weight_name, weight in model.named_parameters():
+        plain_name = weight_name.replace(COMPILED, "")
+        with torch.no_grad():
+            weight.copy_(first_values(model, plain_name, weight.shape, seed, name))
+
+
+def first_values(model: nn.Module, weight: str, shape: torch.Size, seed: int, name: str) -> Tensor:
+    """A weight's first values, from its own generator (seed, name, weight): the same in any order, layout and
     device.
 
     Drawn on the CPU in fp32, so that an fp64 model starts from the same numbers. Of a sharded weight each
     rank draws the whole and keeps its part; nothing is sent. The model says by `initial(weight name)` how
     each begins.
     """
-    for weight_name, weight in model.named_parameters():
-        plain_name = weight_name.replace(COMPILED, "")
-        rule, std = cast(Any, model).initial(plain_name)
-        full = draw(weight.shape, rule, std, seed_of(seed, name, plain_name))
-        with torch.no_grad():
-            weight.copy_(_placed_like(full, weight))
+    rule, std = cast(Any, model).initial(weight)
+    return draw(shape, rule, std, seed_of(seed, name, weight))
 
 
 def draw(shape: torch.Size, rule: str, std: float, seed: int) -> Tensor:
@@ -53,20 +57,28 @@ def draw(shape: torch.Size, rule: str, std: float, seed: int) -> Tensor:
     )
 
 
-def _placed_like(full: Tensor, weight: Tensor) -> Tensor:
-    if not isinstance(weight, DTensor):
-        return full
-    mesh = weight.device_mesh
-    full = full.to(device=mesh.device_type, dtype=weight.dtype)
-    return distribute_tensor(
-        full, mesh, weight.placements, src_data_rank=None
-    )  # None: every rank has the whole, nothing is sent
+class StoredWeights(Mapping[str, Tensor]):
+    """The weights of a verified file by name, each read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = safetensors.safe_open(path, framework="pt")
+        self._names = list(self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(self._file.get_slice(name).get_shape()) for name in self._names}
 
 
-def read_model(
-    source: Input, scratch: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
-) -> tuple[nn.Module, Any]:
-    """The model of an artifact, and its spec; dtype None = as stored.
+def read_weights(source: Input, scratch: Path) -> tuple[StoredWeights, Any]:
+    """The weights of a model artifact, not yet in memory, and its spec.
 
     Bytes are compared with their digests before they are parsed (DamageError); weights that do not fit the
     config are a DataError.
@@ -77,13 +89,20 @@ def read_model(
     except ValueError as error:
         raise DataError(f"{source.url}/{CONFIG}: {error}") from None
     spec = parse(kind, config, f"{source.url}/{CONFIG}")
-    state = safetensors.torch.load_file(source.file(WEIGHTS, scratch), device=str(device))
-    _check_names(state, spec, f"{source.url}/{WEIGHTS}")
+    stored = StoredWeights(source.file(WEIGHTS, scratch))
+    _check_names(stored.shapes(), spec, f"{source.url}/{WEIGHTS}")
+    return stored, spec
+
+
+def read_model(
+    source: Input, scratch: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> tuple[nn.Module, Any]:
+    """The model of an artifact, and its spec; dtype None = as stored. Errors as `read_weights`."""
+    stored, spec = read_weights(source, scratch)
     with torch.device("meta"):
         model = build(spec)
-    model.load_state_dict(
-        {name: weight.to(dtype or weight.dtype) for name, weight in state.items()}, assign=True
-    )
+    state = {name: weight.to(device=device, dtype=dtype or weight.dtype) for name, weight in stored.items()}
+    model.load_state_dict(state, assign=True)
     return model, spec
 
 
@@ -95,7 +114,7 @@ def model_files(state: Mapping[str, Tensor], spec: Spec) -> dict[str, bytes]:
         name.replace(COMPILED, ""): weight.detach().to("cpu", copy=False).contiguous()
         for name, weight in state.items()
     }
-    _check_names(plain, spec, "model")
+    _check_names({name: tuple(weight.shape) for name, weight in plain.items()}, spec, "model")
     config = json.loads(canonical(cast(Any, spec).arguments()))
     return {
         # one metadata key at most: safetensors writes several in random order
@@ -104,10 +123,9 @@ def model_files(state: Mapping[str, Tensor], spec: Spec) -> dict[str, bytes]:
     }
 
 
-def _check_names(state: Mapping[str, Tensor], spec: Spec, place: str) -> None:
+def _check_names(found: Mapping[str, tuple[int, ...]], spec: Spec, place: str) -> None:
     """Names and shapes are exactly those of the spec, else a DataError that lists the first differences."""
     wanted = cast(Any, spec).shapes()
-    found = {name: tuple(weight.shape) for name, weight in state.items()}
     if found == wanted:
         return
     faults = [f"no {name}" for name in wanted if name not in found]

@@ -60,13 +60,23 @@ def apply(model: nn.Module, trainable: Trainable, *, seed: int, name: str) -> No
         if not isinstance(plain, nn.Linear) or plain.bias is not None:
             raise ConfigError("trainable.targets", f"{path} is not a plain matrix", "leave it out")
         layer = LowRank(plain, rank=trainable.rank, alpha=trainable.alpha)
-        inner = layer.lora_A.weight
-        drawn = draw(inner.shape, "normal", plain.in_features**-0.5, seed_of(seed, name, path + INNER))
         with torch.no_grad():
-            inner.copy_(drawn)
-            layer.lora_B.weight.zero_()
+            for leaf, weight in ((INNER, layer.lora_A.weight), (OUTER, layer.lora_B.weight)):
+                weight.copy_(addition_values(path + leaf, weight.shape, seed=seed, name=name))
         parent, leaf = path.rsplit(".", 1)
         setattr(model.get_submodule(parent), leaf, layer)
+
+
+def is_addition(weight: str) -> bool:
+    """Whether the name is that of a low-rank addition."""
+    return weight.endswith((INNER, OUTER))
+
+
+def addition_values(weight: str, shape: torch.Size, *, seed: int, name: str) -> Tensor:
+    """The first values of an addition, whole, on the CPU."""
+    if weight.endswith(OUTER):
+        return torch.zeros(shape, device="cpu")
+    return draw(shape, "normal", shape[1] ** -0.5, seed_of(seed, name, weight))
 
 
 def _targets(model: nn.Module, trainable: Trainable) -> list[str]:

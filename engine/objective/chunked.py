@@ -1,6 +1,7 @@
 """The head and any mix of token objectives, a chunk of tokens at a time; a whole batch's logits never exist.
 
-B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K objectives, D hidden, V vocabulary
+B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K objectives, D hidden, V vocabulary (of this
+rank's slice, where ranks share it)
 """
 
 import functools
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from engine.model.precision import compute_dtype
 from engine.objective.load import terms_of
+from engine.objective.vocabulary import Slice
 from engine.spec.base import Spec
 from engine.spec.error import ConfigError
 from engine.spec.objective.lm import LM
@@ -24,7 +26,7 @@ GPU_LOGITS = 1 << 26
 
 Mix = Mapping[str, tuple[Spec, float]]
 TokenLoss = Callable[[Spec, Tensor, Tensor, Tensor | None], Tensor]
-TokenGradient = Callable[[Spec, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+TokenGradient = Callable[[Spec, Tensor, Tensor, Tensor | None, Slice | None], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,12 @@ class _Work:
     terms: tuple[Term, ...]
     shares_K: Tensor
     teacher: TeacherSide | None
+    part: Slice | None
     chunk: int
     compute: torch.dtype
     compiled: bool
     is_training: bool
+    is_split: bool
 
 
 def objective_sums(
@@ -72,6 +76,8 @@ def objective_sums(
     chunk: int | None = None,
     *,
     compiled: bool = False,
+    part: Slice | None = None,
+    is_split: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over the scored tokens (label not -100) of sum_k share_k objective_k; and each objective's own sum;
     in nats.
@@ -81,6 +87,10 @@ def objective_sums(
     autocast's type, all that follows the logits in fp32 (fp64 for fp64). Tokens that are not scored cost
     nothing. `chunk` tokens are computed at once; None = as many as suit device and vocabulary. `compiled`
     fuses what follows the logits (torch.compile).
+
+    With a `part` of the vocabulary both heads are slices of it: sums and the head's gradient are whole, the
+    gradient of the hidden states is this slice's share of a sum over the ranks (2104.04473, section 3.2).
+    `is_split`: the backward pass comes in two, for the hidden states and for the head (zero-bubble).
     """
     _check(hidden_BTD, head_weight_VD, labels_BT, mix, teacher)
     compute = compute_dtype(head_weight_VD)
@@ -92,10 +102,12 @@ def objective_sums(
         terms=tuple(terms.values()),
         shares_K=torch.tensor(shares, dtype=_exact(compute), device=hidden_BTD.device),
         teacher=teacher,
+        part=part,
         chunk=chunk or _chunk_for(head_weight_VD),
         compute=compute,
-        compiled=compiled,
+        compiled=compiled and part is None,
         is_training=torch.is_grad_enabled(),
+        is_split=is_split,
     )
     total, sums_K = _ChunkedObjective.apply(hidden_BTD.flatten(0, 1), head_weight_VD, work)
     return total, dict(zip(terms, sums_K.unbind(), strict=True))
@@ -126,9 +138,18 @@ def _term(spec: Spec, is_trained: bool) -> Term:
 
 
 def derived_gradient(
-    loss: TokenLoss, spec: Spec, logits_CV: Tensor, labels_C: Tensor, teacher_CV: Tensor | None
+    loss: TokenLoss,
+    spec: Spec,
+    logits_CV: Tensor,
+    labels_C: Tensor,
+    teacher_CV: Tensor | None,
+    part: Slice | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Loss [C] and gradient [C, V] of an objective that has no closed form."""
+    """Loss [C] and gradient [C, V] of an objective that has no closed form; of whole logits only."""
+    if part is not None:
+        taught_CV = None if teacher_CV is None else part.whole(teacher_CV)
+        loss_C, gradient_CV = derived_gradient(loss, spec, part.whole(logits_CV), labels_C, taught_CV)
+        return loss_C, part.mine(gradient_CV)
 
     def total(leaf_CV: Tensor) -> tuple[Tensor, Tensor]:
         loss_C = loss(spec, leaf_CV, labels_C, teacher_CV)
@@ -155,6 +176,7 @@ class _ChunkedObjective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_MD: Tensor, head_weight_VD: Tensor, work: _Work) -> tuple[Tensor, Tensor]:
         wants_hidden, wants_head = (work.is_training and wants for wants in ctx.needs_input_grad[:2])
+        ctx.is_split = work.is_split
         with torch.autocast(hidden_MD.device.type, enabled=False):
             sums_K, *ctx.gradients = _all_chunks(hidden_MD, head_weight_VD, work, wants_hidden, wants_head)
         ctx.mark_non_differentiable(sums_K)
@@ -167,6 +189,8 @@ class _ChunkedObjective(torch.autograd.Function):
             raise RuntimeError(
                 "objective_sums: its gradients were given away by an earlier backward; call it again"
             )
+        if ctx.is_split:
+            return *(None if g is None else g * upstream.to(g.dtype) for g in ctx.gradients), None
         hidden_grad, head_grad = (None if g is None else g.mul_(upstream.to(g.dtype)) for g in ctx.gradients)
         ctx.gradients = None
         return hidden_grad, head_grad, None
@@ -192,7 +216,7 @@ def _all_chunks(
         if work.compiled:
             _allow_any_length(logits_CV, teacher_CV, labels_C)
         chunk_sums_K, gradient_CV = chunk_terms(
-            work.terms, work.shares_K, logits_CV, labels_C, teacher_CV, wants_hidden or wants_head
+            work.terms, work.shares_K, logits_CV, labels_C, teacher_CV, wants_hidden or wants_head, work.part
         )
         sums_K += chunk_sums_K
         if hidden_grad is not None and gradient_CV is not None:
@@ -215,6 +239,7 @@ def _chunk_terms(
     labels_C: Tensor,
     teacher_CV: Tensor | None,
     wants_gradient: bool,
+    part: Slice | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Each objective's sum [K], and the shared total's gradient with respect to the logits, in the logits'
     type.
@@ -224,11 +249,13 @@ def _chunk_terms(
     sums: list[Tensor] = []
     total_CV: Tensor | None = None
     for k, term in enumerate(terms):
-        if not (wants_gradient and term.is_trained):
+        if part is None and not (wants_gradient and term.is_trained):
             sums.append(term.loss(term.spec, exact_CV, labels_C, taught_CV).sum())
             continue
-        loss_C, gradient_CV = term.gradient(term.spec, exact_CV, labels_C, taught_CV)
+        loss_C, gradient_CV = term.gradient(term.spec, exact_CV, labels_C, taught_CV, part)
         sums.append(loss_C.sum())
+        if not (wants_gradient and term.is_trained):
+            continue
         gradient_CV.mul_(shares_K[k])
         total_CV = gradient_CV if total_CV is None else total_CV.add_(gradient_CV)
     return torch.stack(sums), None if total_CV is None else total_CV.to(logits_CV.dtype)

@@ -5,6 +5,7 @@ N scored tokens, V vocabulary; p is the teacher's distribution at temperature T,
 
 from torch import Tensor
 
+from engine.objective.vocabulary import Slice, log_softmax, total
 from engine.spec.error import ConfigError
 from engine.spec.objective.logits import Logits
 
@@ -16,17 +17,21 @@ def token_loss(spec: Logits, logits_NV: Tensor, labels_N: Tensor, teacher_logits
 
 
 def token_gradient(
-    spec: Logits, logits_NV: Tensor, labels_N: Tensor, teacher_logits_NV: Tensor | None
+    spec: Logits,
+    logits_NV: Tensor,
+    labels_N: Tensor,
+    teacher_logits_NV: Tensor | None,
+    part: Slice | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`token_loss` [N] and its gradient T (q - p) [N, V]; compiles into few passes."""
-    log_q_NV, log_p_NV = _softened(spec, logits_NV), _softened(spec, teacher_logits_NV)
+    log_q_NV, log_p_NV = _softened(spec, logits_NV, part), _softened(spec, teacher_logits_NV, part)
     p_NV = log_p_NV.exp()
-    loss_N = spec.temperature**2 * log_p_NV.sub_(log_q_NV).mul_(p_NV).sum(1)
+    loss_N = spec.temperature**2 * total(log_p_NV.sub_(log_q_NV).mul_(p_NV), part)
     return loss_N, log_q_NV.exp_().sub_(p_NV).mul_(spec.temperature)
 
 
-def _softened(spec: Logits, logits_NV: Tensor | None) -> Tensor:
+def _softened(spec: Logits, logits_NV: Tensor | None, part: Slice | None = None) -> Tensor:
     """log softmax(logits / T); a division less where T is 1."""
     if logits_NV is None:
         raise ConfigError("objective.logits", "has no teacher", "set teacher=<role>")
-    return (logits_NV if spec.temperature == 1.0 else logits_NV / spec.temperature).log_softmax(1)
+    return log_softmax(logits_NV if spec.temperature == 1.0 else logits_NV / spec.temperature, part)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from engine.placement import by_mesh
 from engine.spec.optim.adamw import AdamW
 
 
@@ -14,11 +15,15 @@ def build(spec: AdamW, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.
     """
     chosen = list({id(p): p for _, p in named_parameters if p.requires_grad}.values())
     groups = [
-        {"params": [p for p in chosen if p.dim() >= 2], "weight_decay": spec.weight_decay},
-        {"params": [p for p in chosen if p.dim() < 2], "weight_decay": 0.0},
+        {"params": alike, "weight_decay": decay}
+        for decay, members in (
+            (spec.weight_decay, [p for p in chosen if p.dim() >= 2]),
+            (0.0, [p for p in chosen if p.dim() < 2]),
+        )
+        for alike in by_mesh(members)
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        groups,
         lr=spec.lr,
         betas=(spec.beta1, spec.beta2),
         eps=spec.eps,

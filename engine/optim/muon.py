@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.adamw import adamw
 
+from engine.placement import by_mesh, like, whole
 from engine.spec.optim.muon import Muon
 
 # Quintic coefficients of K. Jordan's Muon: steep at zero, singular values end between about 0.7 and 1.2.
@@ -58,8 +58,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
             if group["is_muon"]:
                 for parameter in moved:
                     self._step_matrix(parameter, group)
-            elif moved:
-                self._step_adamw(moved, group)
+            else:
+                for alike in by_mesh(moved):
+                    self._step_adamw(alike, group)
 
     def _step_matrix(self, parameter: Tensor, group: dict[str, Any]) -> None:
         state, grad = self.state[parameter], parameter.grad
@@ -70,12 +71,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         update = grad.lerp(state["momentum"], self.spec.momentum)
         rows, columns = parameter.shape
         # each rank orthogonalises the whole matrix: the same bits on all of them, and on one process alone
-        whole = update.full_tensor() if isinstance(update, DTensor) else update
-        turned = orthogonal(whole, self.spec.iterations)
-        if isinstance(parameter, DTensor):
-            turned = distribute_tensor(
-                turned, parameter.device_mesh, parameter.placements, src_data_rank=None
-            )
+        turned = like(orthogonal(whole(update), self.spec.iterations), parameter)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(turned, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 

@@ -2,9 +2,10 @@
 Torch-free.
 
 Sources: FLOPs per token as PaLM (2204.02311, appendix B); states 16 bytes a parameter with fp32 master
-weights and AdamW, split over the shard axis as ZeRO-3 (1910.02054, section 5); activations per layer s b h
-(34 + 5 a s / h) / 2 bytes without recomputation and with flash attention the second term falls away
-(2205.05198, equation 1).
+weights and AdamW, split over tensor and pipeline, and over shard, expert and context as ZeRO-3 (1910.02054,
+section 5); activations per layer s b h (34 + 5 a s / h) bytes, where with flash attention the second term
+falls away, split over context and tensor (2205.05198, equations 1 and 4); 2 s b h with full recomputation. A
+pipeline's first stage holds as many micro-batches as it has stages, so that all blocks count.
 """
 
 from dataclasses import dataclass
@@ -51,11 +52,14 @@ def estimate(
     threads = 1 if parallel.threads == "auto" else parallel.threads
     peak = pool.peak_tflops * 1e12 * parallel.ranks * (threads if pool.gpu == "cpu" else 1)
     step_s = step_flops / (peak * EFFICIENCY)
-    micro = train.global_batch // parallel.ranks if train.micro_batch == "auto" else train.micro_batch
-    shard = 1 if parallel.shard == "auto" else parallel.shard
-    activations = 34 * train.sequence * micro * model.hidden * model.num_layers
+    axes = parallel.axes
+    micro = train.global_batch // axes.data if train.micro_batch == "auto" else train.micro_batch
+    parts = axes.shard * axes.expert * axes.context * axes.tensor * parallel.pipeline
+    bytes_kept = 2 if parallel.recompute == "full" else 34
+    activations = bytes_kept * train.sequence * micro * model.hidden * model.num_layers
+    activations /= axes.context * axes.tensor
     logits = 4 * 1024 * model.tokens * 3
-    memory = (STATE_BYTES * params / shard + activations + logits) / 1e9
+    memory = (STATE_BYTES * params / parts + activations + logits / axes.tensor) / 1e9
     return Estimate(
         params=params,
         flops=step_flops * steps,

@@ -12,6 +12,8 @@ ABSENT: dict[str, dict[str, Any]] = {
         "num_kv_heads": "auto",
         "ffn": "auto",
         "mlp": "swiglu",
+        "num_experts": 0,
+        "experts_per_token": 2,
         "positions": "rope",
         "max_positions": 2048,
         "rope_theta": 10000.0,

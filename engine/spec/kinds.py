@@ -1,12 +1,20 @@
 """What every model, objective and optimiser spec offers, whatever its kind. Torch-free."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
 from engine.spec.base import Spec
 from engine.spec.schedule import Schedule
+
+
+class Limit(NamedTuple):
+    """A number of a model that a mesh axis has to divide; for the axis `stage`, not exceed."""
+
+    axis: str
+    field: str
+    number: int
 
 
 class ModelSpec(Spec, ABC):
@@ -33,6 +41,14 @@ class ModelSpec(Spec, ABC):
     @abstractmethod
     def flops_per_token(self, sequence: int) -> float:
         """Forward and backward FLOPs of one token of a sequence of `sequence` tokens."""
+
+    def limits(self) -> list[Limit]:
+        """What mesh axes have to divide; a model that offers no split divides by 1 only."""
+        return [Limit("tensor", "kind", 1), Limit("expert", "kind", 1), Limit("stage", "num_layers", 1)]
+
+    def block_flops(self, sequence: int) -> list[float]:
+        """Forward and backward FLOPs of one token in each block, and at last in all that follows them."""
+        return [self.flops_per_token(sequence) / self.num_layers] * self.num_layers + [0.0]
 
     @abstractmethod
     def resolved(self, vocab: int) -> Self:

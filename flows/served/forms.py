@@ -41,6 +41,10 @@ KEYS = (  # what people change most; `*` stands for every name there is; what a 
     "train.checkpoint_every",
     "parallel.shard",
     "parallel.replicate",
+    "parallel.tensor",
+    "parallel.pipeline",
+    "parallel.context",
+    "parallel.expert",
     "optim.lr",
     "roles.*.optim.lr",
     "roles.*.start",
@@ -59,6 +63,10 @@ WITHOUT = {  # keys that the flow has but does not use: tasks/finetune.py sets t
         "train.checkpoint_every",
         "parallel.shard",
         "parallel.replicate",
+        "parallel.tensor",
+        "parallel.pipeline",
+        "parallel.context",
+        "parallel.expert",
     )
 }
 BOUNDS = {  # of JSON schema: what pydantic calls it, in words, when it holds

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine.loop.stop import StopRequest
-from engine.parallel import start_gang
+from engine.parallel.gang import start_gang
 from engine.spec.metric import FOLDER, merge
 from engine.spec.model.gpt import GPT
 from engine.spec.objective.lm import LM

@@ -2,13 +2,15 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load
 
 from engine.loop.build import auto_micro_batch
-from engine.parallel import WORTH_COMPILING, Gang, compile_mode, num_threads, start_gang
+from engine.parallel.compute import WORTH_COMPILING, compile_mode
+from engine.parallel.gang import num_threads, start_gang
 from engine.spec.error import ConfigError
 from engine.spec.parallel import Parallel
 from engine.spec.run import Training
@@ -39,10 +41,15 @@ def test_threads_are_an_even_share_of_the_cores(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_automatic_micro_batch_divides_a_ranks_share_and_fits_its_room() -> None:
-    assert auto_micro_batch(train(global_batch=48, micro_batch="auto", sequence=512), Gang()) == 16
-    assert auto_micro_batch(train(global_batch=48, micro_batch="auto", sequence=512), Gang(world=8)) == 6
-    assert auto_micro_batch(train(global_batch=7, micro_batch="auto", sequence=20_000), Gang()) == 1
-    assert auto_micro_batch(train(global_batch=7, micro_batch=7), Gang()) == 7
+    def auto(layout: Parallel = ONE, **how: Any) -> int:
+        return auto_micro_batch(train(**how), layout, CPU)
+
+    assert auto(global_batch=48, micro_batch="auto", sequence=512) == 16
+    assert auto(Parallel(shard=8), global_batch=48, micro_batch="auto", sequence=512) == 6
+    assert auto(global_batch=7, micro_batch="auto", sequence=20_000) == 1
+    assert auto(global_batch=7, micro_batch=7) == 7
+    pipeline = Parallel(shard=1, pipeline=2)
+    assert auto(pipeline, global_batch=64, micro_batch="auto", sequence=32) == 8  # 4 for each of its ranks
 
 
 def test_cuda_where_there_is_none_is_refused() -> None:

@@ -1,7 +1,8 @@
 """A decoder-only transformer: Llama-like by default (grouped-query attention, RoPE, SwiGLU, RMSNorm),
-GPT-2-like by spec.
+GPT-2-like by spec. With `num_experts` each block's MLP is a mixture of them.
 
-D hidden, H query heads, K key/value heads, E head_dim, F ffn, V vocab, P max_positions, L num_layers
+D hidden, H query heads, K key/value heads, E head_dim, F ffn, V vocab, P max_positions, L num_layers,
+X num_experts
 """
 
 from typing import Any, Literal, Self
@@ -10,7 +11,7 @@ from pydantic import Field, model_validator
 
 from engine.spec.base import Count
 from engine.spec.error import ConfigError
-from engine.spec.kinds import ModelSpec
+from engine.spec.kinds import Limit, ModelSpec
 
 Auto = Literal["auto"]
 
@@ -30,6 +31,14 @@ class GPT(ModelSpec):
         ),
     )
     mlp: Literal["swiglu", "gelu"] = Field(default="swiglu", description="swiglu or gelu")
+    num_experts: int = Field(
+        default=0, ge=0, description="experts of each block, every one an MLP of width ffn; 0 = one dense MLP"
+    )
+    experts_per_token: int = Field(
+        default=2,
+        ge=1,
+        description="experts that compute each token (unused without experts); none is dropped",
+    )
     positions: Literal["rope", "learned"] = Field(default="rope", description="rope or learned")
     max_positions: int = Field(
         default=2048, ge=1, description="longest sequence of learned positions, tokens (unused by rope)"
@@ -59,6 +68,12 @@ class GPT(ModelSpec):
             raise ValueError(
                 f"rope needs an even head width, hidden/num_heads = {self.hidden // self.num_heads}"
             )
+        if self.num_experts and self.experts_per_token > self.num_experts:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than num_experts {self.num_experts}"
+            )
+        if self.num_experts and self.mlp != "swiglu":
+            raise ValueError("experts are of mlp=swiglu; leave mlp away or num_experts at 0")
         if self.num_kv_heads != "auto" and self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}"
@@ -92,7 +107,7 @@ class GPT(ModelSpec):
         """Every weight by its name in the plain module, with its shape. The head is `head.weight` unless
         tied.
         """
-        D, E, F = self.hidden, self.head_dim, self.inner
+        D, E = self.hidden, self.head_dim
         result: dict[str, tuple[int, ...]] = {"embed.weight": (self.tokens, D)}
         if self.positions == "learned":
             result["positions.weight"] = (self.max_positions, D)
@@ -107,15 +122,24 @@ class GPT(ModelSpec):
             result[f"{block}attention.out.weight"] = (D, self.num_heads * E)
             for name in norm:
                 result[f"{block}norm2.{name}"] = (D,)
-            if self.mlp == "swiglu":
-                result[f"{block}mlp.gate.weight"] = (F, D)
-            result[f"{block}mlp.up.weight"] = (F, D)
-            result[f"{block}mlp.down.weight"] = (D, F)
+            result |= {f"{block}mlp.{name}": shape for name, shape in self._mlp_shapes().items()}
         for name in norm:
             result[f"norm.{name}"] = (D,)
         if not self.tied:
             result["head.weight"] = (self.tokens, D)
         return result
+
+    def _mlp_shapes(self) -> dict[str, tuple[int, ...]]:
+        D, F, X = self.hidden, self.inner, self.num_experts
+        if X:
+            return {
+                "router.weight": (X, D),
+                "experts.gate": (X, F, D),
+                "experts.up": (X, F, D),
+                "experts.down": (X, D, F),
+            }
+        gate = {"gate.weight": (F, D)} if self.mlp == "swiglu" else {}
+        return {**gate, "up.weight": (F, D), "down.weight": (D, F)}
 
     def num_params(self) -> int:
         total = 0
@@ -128,15 +152,34 @@ class GPT(ModelSpec):
 
     def flops_per_token(self, sequence: int) -> float:
         """Forward and backward FLOPs of one token, causal attention counted in full: 3 x forward, 2 FLOPs a
-        multiply-add (PaLM, 2204.02311, appendix B: 6 N + 12 L D T, embedding look-up free, head counted).
+        multiply-add (PaLM, 2204.02311, appendix B: 6 N + 12 L D T, embedding look-up free, head counted; of
+        the experts those that a token meets).
         """
+        return sum(self.block_flops(sequence))
+
+    def block_flops(self, sequence: int) -> list[float]:
+        """FLOPs of one token in each block, and at last in the head."""
         D, E = self.hidden, self.head_dim
         mlp = (3 if self.mlp == "swiglu" else 2) * D * self.inner
+        if self.num_experts:
+            mlp = mlp * self.experts_per_token + self.num_experts * D
         attention = D * E * (2 * self.num_heads + 2 * self.kv_heads)
-        return (
-            6.0 * (self.num_layers * (mlp + attention) + self.tokens * D)
-            + 12.0 * self.num_layers * D * sequence
-        )
+        block = 6.0 * (mlp + attention) + 12.0 * D * sequence
+        return [block] * self.num_layers + [6.0 * self.tokens * D]
+
+    def limits(self) -> list[Limit]:
+        """Heads, the MLP's width and the vocabulary are split over tensor, experts over expert, blocks over
+        stages.
+        """
+        vocab = [] if self.vocab == "auto" else [Limit("tensor", "vocab", self.vocab)]
+        return [
+            Limit("tensor", "num_heads", self.num_heads),
+            Limit("tensor", "num_kv_heads", self.kv_heads),
+            Limit("tensor", "ffn", self.inner),
+            *vocab,
+            Limit("expert", "num_experts", self.num_experts or 1),
+            Limit("stage", "num_layers", self.num_layers),
+        ]
 
     def resolved(self, vocab: int) -> Self:
         """The same model with its vocabulary filled in from the tokenizer; refuses another number given by

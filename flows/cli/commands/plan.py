@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.spec.base import nearest
 from engine.spec.error import ConfigError
+from engine.spec.parallel import Parallel
 from flows.cli.catalog import flow_names
 from flows.cli.compose import compose
 from flows.cli.plan import Plan, draw, text_of
@@ -51,7 +52,7 @@ def _show(plan: Plan, totals: dict[str, Any]) -> None:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     is_costed = row["params"] > 0
-    ranks = row["layout"].get("replicate", 1) * row["layout"].get("shard", 1) if is_costed else 1
+    ranks = Parallel.model_validate(row["layout"]).ranks if is_costed else 1
     left = row["device_hours"] * 3600 / max(1, ranks)
     return (
         row["name"],

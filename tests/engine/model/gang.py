@@ -8,7 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from engine.model.load import build, initialise
+from engine.model.load import build, first_values, initialise
+from engine.placement import fill
 from engine.spec.model.gpt import GPT
 
 
@@ -23,7 +24,8 @@ def main(meeting: str, rank: int) -> None:
         sharded = build(spec)
     fully_shard(sharded, mesh=mesh)
     sharded.to_empty(device="cpu")
-    initialise(sharded, seed=5, name="role")
+    for name, weight in sharded.named_parameters():
+        fill(weight, lambda name=name, shape=weight.shape: first_values(sharded, name, shape, 5, "role"))
     expected = dict(whole.named_parameters())
     for name, weight in sharded.named_parameters():
         if not isinstance(weight, DTensor) or not torch.equal(weight.full_tensor(), expected[name]):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.model import gpt
+from engine.model.dropout import dropout, noise_keys
 from engine.model.load import build, initialise
 from engine.spec.error import ConfigError
 from engine.spec.model.gpt import GPT
@@ -259,7 +260,7 @@ def test_products_in_slices_of_rows_equal_torch_attention() -> None:
         for heads in (4, 2, 2)
     )
     documents = torch.arange(num_tokens)[None] // 300
-    mask = gpt.attention_mask(documents, None, num_tokens)
+    mask = gpt.attention_mask(documents, documents)
     results = []
     for kind in (mask, gpt.additive(mask, torch.float64)):
         mixed = gpt.attend(query, key, value, kind)
@@ -268,18 +269,31 @@ def test_products_in_slices_of_rows_equal_torch_attention() -> None:
         assert (ours - theirs).abs().max() < 1e-12
 
 
-def test_dropout_is_drawn_from_the_callers_seed_and_off_in_evaluation() -> None:
+def test_dropout_is_a_function_of_seed_sample_and_place_and_off_in_evaluation() -> None:
     model = model_of(torch.float32, **LLAMA | {"dropout": 0.5})
     batch = packed([16])
 
-    def seeded(seed: int) -> Tensor:
-        torch.manual_seed(seed)
-        return model(batch).hidden
+    def seeded(seed: int, sample: int = 7) -> Tensor:
+        keys = noise_keys(seed, torch.tensor([sample]), torch.arange(16))
+        return model(batch | {"noise_BT": keys}).hidden
 
     assert torch.equal(seeded(1), seeded(1))
     assert not torch.equal(seeded(1), seeded(2))
+    assert not torch.equal(seeded(1), seeded(1, sample=8))
     model.eval()
     assert torch.equal(seeded(1), seeded(2))
+
+
+def test_dropout_zeroes_its_share_and_keeps_the_mean() -> None:
+    ones = torch.ones(64, 32, 50)
+    keys = noise_keys(3, torch.arange(64), torch.arange(32))
+    dropped = dropout(ones, 0.3, keys, 0)
+    share = (dropped == 0).double().mean((0, 1)), (dropped == 0).double().mean((0, 2))
+    assert all((part - 0.3).abs().max() < 0.06 for part in share)
+    assert abs((dropped == 0).double().mean().item() - 0.3) < 0.005
+    assert abs(dropped.mean().item() - 1.0) < 0.01
+    other = (dropout(ones, 0.3, keys, 1) == 0).double()
+    assert abs((other * (dropped == 0)).mean().item() - 0.09) < 0.005  # independent
 
 
 @pytest.mark.slow

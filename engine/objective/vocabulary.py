@@ -1,0 +1,75 @@
+"""A slice of the vocabulary: what an objective needs of the rest comes from the other ranks' slices.
+
+N tokens, V vocabulary of this rank's slice
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows `begin` .. `begin + size - 1` of a vocabulary that the ranks of `group` share in order."""
+
+    group: dist.ProcessGroup
+    begin: int
+    size: int
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of all ranks' parts, in place."""
+        dist.all_reduce(part, group=self.group)
+        return part
+
+    def max(self, part: Tensor) -> Tensor:
+        dist.all_reduce(part, op=dist.ReduceOp.MAX, group=self.group)
+        return part
+
+    def whole(self, part_NV: Tensor) -> Tensor:
+        """All ranks' columns side by side."""
+        count = dist.get_world_size(self.group)
+        parts = [torch.empty_like(part_NV) for _ in range(count)]
+        dist.all_gather(parts, part_NV.contiguous(), group=self.group)
+        return torch.cat(parts, dim=1)
+
+    def mine(self, whole_NV: Tensor) -> Tensor:
+        return whole_NV[:, self.begin : self.begin + self.size]
+
+
+def log_softmax(logits_NV: Tensor, part: Slice | None) -> Tensor:
+    """Over the whole vocabulary."""
+    if part is None:
+        return logits_NV.log_softmax(1)
+    most_N1 = part.max(logits_NV.amax(1, keepdim=True))
+    shifted_NV = logits_NV - most_N1
+    return shifted_NV - part.sum(shifted_NV.exp().sum(1, keepdim=True)).log()
+
+
+def total(values_NV: Tensor, part: Slice | None) -> Tensor:
+    """Sum over the whole vocabulary [N]."""
+    sum_N = values_NV.sum(1)
+    return sum_N if part is None else part.sum(sum_N)
+
+
+def at_labels(values_NV: Tensor, labels_N: Tensor, part: Slice | None) -> Tensor:
+    """Each token's value at its label [N]."""
+    if part is None:
+        return values_NV.gather(1, labels_N[:, None])[:, 0]
+    local_N = labels_N - part.begin
+    is_mine_N = (local_N >= 0) & (local_N < part.size)
+    found_N = values_NV.gather(1, local_N.clamp(0, part.size - 1)[:, None])[:, 0]
+    return part.sum(found_N * is_mine_N)
+
+
+def minus_one_at_labels(values_NV: Tensor, labels_N: Tensor, part: Slice | None) -> Tensor:
+    """The values with 1 subtracted at each token's label; may reuse their memory."""
+    if part is not None:
+        labels_N = labels_N - part.begin
+    elif not torch.compiler.is_compiling():
+        minus_N1 = torch.full_like(values_NV[:, :1], -1.0)
+        return values_NV.scatter_add_(1, labels_N[:, None], minus_N1)
+    # no scatter: torch 2.13 loses it where it fuses this gradient with another objective's
+    is_label_NV = torch.arange(values_NV.shape[1], device=values_NV.device) == labels_N[:, None]
+    return values_NV - is_label_NV.to(values_NV.dtype)

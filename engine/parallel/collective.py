@@ -1,0 +1,92 @@
+"""Collectives that gradients flow through."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+
+def all_parts(part: Tensor, group: ProcessGroup) -> Tensor:
+    """All ranks' parts [C, ...]; no gradient."""
+    size = dist.get_world_size(group)
+    result = part.new_empty((size * part.shape[0], *part.shape[1:]))  # gloo takes no further dim
+    dist.all_gather_into_tensor(result, part.contiguous(), group=group)
+    return result.view(size, *part.shape)
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return all_parts(part, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        whole = gradients[0].flatten(0, 1).contiguous()
+        part = whole.new_empty(gradients[0].shape[1:])
+        dist.reduce_scatter_tensor(part, whole, group=ctx.group)
+        return part, None
+
+
+def gather_rows(part: Tensor, group: ProcessGroup) -> Tensor:
+    """All ranks' parts [C, ...]; backward adds up what all ranks' gradients say of this rank's part."""
+    return _GatherRows.apply(part, group)
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        whole = gradients[0].clone()
+        dist.all_reduce(whole, group=ctx.group)
+        return whole, None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        result = x.clone()
+        dist.all_reduce(result, group=group)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def enter_split(x: Tensor, group: ProcessGroup) -> Tensor:
+    """x itself; backward adds up its gradients of all ranks (f of 1909.08053, figure 3)."""
+    return _Enter.apply(x, group)
+
+
+def leave_split(x: Tensor, group: ProcessGroup) -> Tensor:
+    """The sum of all ranks' x; backward passes the gradient on (g of 1909.08053, figure 3)."""
+    return _Leave.apply(x, group)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _all_to_all(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def exchange(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+    """Rows sent to and received from each rank, in the order of ranks; backward sends the gradients back."""
+    return _Exchange.apply(rows, sent, received, group)
+
+
+def _all_to_all(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+    result = rows.new_empty((sum(received), *rows.shape[1:]))
+    dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
+    return result

@@ -1,0 +1,81 @@
+"""A row's tokens split over the context axis: every rank computes its own tokens, attention gathers all keys
+and values (the all-gather form of Llama 3, 2407.21783, section 3.3.2).
+
+Of 2 C equal chunks of a row rank c has the c-th and the c-th from the end, so that causal attention costs
+every rank the same.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from engine.parallel.collective import gather_rows
+from engine.parallel.grid import Grid
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+PER_TOKEN = ("tokens_BT", "positions_BT", "documents_BT", "labels_BT", "noise_BT")
+
+
+def places(length: int, grid: Grid) -> Tensor:
+    """The places [T / C] in a row of `length` tokens that are this rank's."""
+    size, index = grid.axes.context, grid.places["context"]
+    chunk = length // (2 * size)
+    first = torch.arange(index * chunk, (index + 1) * chunk)
+    return torch.cat([first, first + (2 * size - 1 - 2 * index) * chunk])
+
+
+def own_tokens(batch: dict[str, Tensor], grid: Grid) -> dict[str, Tensor]:
+    """This rank's tokens of a batch of whole rows; the whole rows' documents stay known."""
+    if grid.axes.context == 1:
+        return batch
+    here_T = places(batch["tokens_BT"].shape[1], grid).to(batch["tokens_BT"].device)
+    mine = {
+        name: value.index_select(1, here_T) if name in PER_TOKEN else value for name, value in batch.items()
+    }
+    return mine | {"documents_BS": batch["documents_BT"], "places_T": here_T}
+
+
+def gather_keys(model: nn.Module, grid: Grid) -> None:
+    """Have every attention of the plain model see the keys and values of whole rows, in place."""
+    group = grid.group("context")
+    if group is None:
+        return
+    for module in model.modules():
+        attend = getattr(module, "attend", None)
+        if isinstance(attend, nn.Module):
+            attend.forward = functools.partial(
+                _attend_all, attend.forward, group, grid.axes.context, grid.places["context"]
+            )
+
+
+def _attend_all(
+    attend: Attend,
+    group: ProcessGroup,
+    size: int,
+    index: int,
+    query_BHTE: Tensor,
+    key_BKTE: Tensor,
+    value_BKTE: Tensor,
+    mask_B1TS: Tensor,
+) -> Tensor:
+    """Attention of this rank's two chunks, each over the keys up to its own end."""
+    num_keys = key_BKTE.shape[1]
+    both = in_order(gather_rows(torch.cat([key_BKTE, value_BKTE], dim=1), group), size, dim=2)
+    key_BKSE, value_BKSE = both[:, :num_keys], both[:, num_keys:]
+    chunk = query_BHTE.shape[2] // 2
+    mixed = []
+    for half, number in enumerate((index, 2 * size - 1 - index)):
+        own, end = slice(half * chunk, (half + 1) * chunk), (number + 1) * chunk
+        mask = mask_B1TS[:, :, own, :end]
+        mixed.append(attend(query_BHTE[:, :, own], key_BKSE[:, :, :end], value_BKSE[:, :, :end], mask))
+    return torch.cat(mixed, dim=2)
+
+
+def in_order(parts_CX: Tensor, size: int, dim: int) -> Tensor:
+    """Whole rows from what each of `size` ranks has of them, [C, ...]; `dim` is the tokens' dim of a part."""
+    halves = [part.chunk(2, dim=dim) for part in parts_CX.unbind(0)]
+    firsts, lasts = zip(*halves, strict=True)
+    return torch.cat([*firsts, *reversed(lasts)], dim=dim)

@@ -1,0 +1,74 @@
+"""Experts split over the expert axis: each token travels to the ranks that have its experts and back
+(2006.16668).
+
+With tensor > 1 every expert's inner width is split too, as any MLP's.
+"""
+
+import functools
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from engine.model.moe import Experts, experts_mlp
+from engine.parallel.collective import all_parts, enter_split, exchange, leave_split
+from engine.parallel.grid import Grid
+from engine.placement import local
+
+INNER_DIM = {"gate": 1, "up": 1, "down": 2}  # of [X, F, D] and [X, D, F]
+
+
+def split_experts(model: nn.Module, grid: Grid) -> None:
+    """Split the experts of every mixture of the plain model in place, and send tokens to where they are."""
+    if grid.axes.expert * grid.axes.tensor == 1:
+        return
+    mesh = grid.mesh_of("expert", "tensor")
+    for experts in mixtures(model):
+        for name, dim in INNER_DIM.items():
+            weight = getattr(experts, name)
+            placed = distribute_tensor(weight.detach(), mesh, [Shard(0), Shard(dim)], src_data_rank=None)
+            setattr(experts, name, nn.Parameter(placed, requires_grad=weight.requires_grad))
+        experts.forward = functools.partial(_travel, experts, grid)
+
+
+def mixtures(model: nn.Module) -> list[Experts]:
+    return [module for module in model.modules() if isinstance(module, Experts)]
+
+
+def _travel(experts: Experts, grid: Grid, x_ND: Tensor, counts_X: list[int]) -> Tensor:
+    """As `Experts.forward`; the tokens' order on each rank is by its experts, then by source rank."""
+    weights = [local(getattr(experts, name)) for name in INNER_DIM]
+    columns, owners = grid.group("tensor"), grid.group("expert")
+    if columns is not None:
+        x_ND = enter_split(x_ND, columns)
+    if owners is None:
+        y_ND = experts_mlp(x_ND, counts_X, *weights)
+    else:
+        size = grid.axes.expert
+        counts_RX = _all_counts(counts_X, x_ND.device, owners)
+        mine = len(counts_X) // size
+        sent = [sum(counts_X[rank * mine : (rank + 1) * mine]) for rank in range(size)]
+        begin = grid.places["expert"] * mine
+        here_RX = [counts[begin : begin + mine] for counts in counts_RX]
+        received = [sum(counts) for counts in here_RX]
+        arrived_ND = exchange(x_ND, sent, received, owners)
+        order, back = _by_expert(here_RX, x_ND.device)
+        totals = [sum(counts[expert] for counts in here_RX) for expert in range(mine)]
+        y_ND = experts_mlp(arrived_ND[order], totals, *weights)[back]
+        y_ND = exchange(y_ND, received, sent, owners)
+    return y_ND if columns is None else leave_split(y_ND, columns)
+
+
+def _all_counts(counts_X: list[int], device: torch.device, group: dist.ProcessGroup) -> list[list[int]]:
+    """How many tokens each rank has for each expert."""
+    return all_parts(torch.tensor(counts_X, device=device), group).tolist()
+
+
+def _by_expert(here_RX: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """What sorts arrived tokens (by source, then expert) by expert, then source; and its inverse."""
+    owners = [expert for counts in here_RX for expert, count in enumerate(counts) for _ in range(count)]
+    order = torch.tensor(owners, dtype=torch.long, device=device).argsort(stable=True)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=device)
+    return order, back

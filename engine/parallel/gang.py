@@ -1,0 +1,123 @@
+"""Processes become a gang: who is there, how they meet, what they say to each other."""
+
+import ctypes
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.spec.error import ConfigError
+from engine.spec.parallel import Parallel
+
+RENDEZVOUS = "ATELIER_RENDEZVOUS"
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+PATIENCE = timedelta(minutes=10)  # a rank that is silent this long in a collective fails the gang
+
+
+@dataclass(frozen=True)
+class Gang:
+    """This process's place among the processes of one task. Alone (world 1) it has no process group."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    group: dist.ProcessGroup | None = None
+    background: dist.ProcessGroup | None = None  # gloo, for a thread that works beside training
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def aside(self) -> "Gang":
+        """The same gang over the group that training's own collectives do not use: for checkpoints that are
+        written meanwhile.
+        """
+        return replace(self, group=self.background)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add `tensor` up over all ranks, in place."""
+        if self.world > 1:
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier(group=self.group)
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's `value` (plain JSON data) on every rank."""
+        if self.world == 1:
+            return value
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        size = torch.tensor([len(data)])
+        dist.broadcast(size, src=0, group=self.group)
+        data = data if self.is_first else torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=self.group)
+        return json.loads(bytes(data.tolist()))
+
+    def close(self) -> None:
+        if self.world > 1:
+            dist.destroy_process_group()
+
+
+def start_gang(layout: Parallel) -> Gang:
+    """Join the gang that RANK and WORLD_SIZE describe, meeting at ATELIER_RENDEZVOUS (a file:// URL) or by
+    MASTER_ADDR.
+    """
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    device = _device(layout)
+    keep_freed_memory()
+    torch.set_num_threads(num_threads(layout, world))
+    layout.for_world(world)
+    if world == 1:
+        return Gang(device=device)
+    rendezvous = os.environ.get(RENDEZVOUS, "env://")
+    if rendezvous.startswith("file://"):
+        os.environ.setdefault(
+            "GLOO_SOCKET_IFNAME", "lo"
+        )  # one host: nothing of the gang is to be seen from outside
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=PATIENCE)
+    background = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE))
+    return Gang(rank=rank, world=world, device=device, group=dist.group.WORLD, background=background)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what is freed for the next step: else every large tensor is mapped and unmapped again,
+    tens of thousands of page faults a step (6 to 20 % of a small model's CPU time). Other C libraries are
+    left alone.
+    """
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        if hasattr(library, "gnu_get_libc_version"):
+            library.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+            library.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def num_threads(layout: Parallel, world: int) -> int:
+    """CPU threads of this rank: as given, or an even share of the cores this process may use."""
+    if layout.threads != "auto":
+        return layout.threads
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    return max(1, len(os.sched_getaffinity(0)) // here)
+
+
+def _device(layout: Parallel) -> torch.device:
+    if layout.device == "cpu" or (layout.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "parallel.device",
+            "is cuda, but torch sees no such device here",
+            "device=auto takes what there is",
+        )
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device

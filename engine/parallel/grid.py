@@ -1,0 +1,116 @@
+"""A role's place in the gang: one named mesh, pipeline x replicate x shard x expert x context x tensor, ranks
+in row-major order.
+
+A student of a pipelined teacher lies on the ranks of the last stage, in a mesh of its own.
+"""
+
+from functools import cached_property
+from typing import cast
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from engine.parallel.gang import Gang
+from engine.spec.parallel import Axes
+
+INNER = ("replicate", "shard", "expert", "context", "tensor")
+DENSE, SPARSE = ("shard", "expert", "context"), ("shard", "context")  # who shares dense weights, an expert's
+
+
+class Grid:
+    """Axes over the ranks of a gang. `stage_of_students`: True = only the last pipeline rank takes part."""
+
+    def __init__(self, gang: Gang, axes: Axes, *, pipeline: int = 1, last_only: bool = False) -> None:
+        self.gang, self.axes, self.pipeline, self.last_only = gang, axes, pipeline, last_only
+        self.sizes = {"pipeline": pipeline} | {axis: getattr(axes, axis) for axis in INNER}
+        self.places: dict[str, int] = {}
+        rest = gang.rank
+        for axis in reversed(self.sizes):
+            rest, self.places[axis] = divmod(rest, self.sizes[axis])
+        self.mesh: DeviceMesh | None = None
+        self._flat: dict[str, DeviceMesh] = {}
+        if gang.world > 1:
+            self._make_mesh()
+
+    def _make_mesh(self) -> None:
+        """A collective of the whole gang: every rank makes every group."""
+        shape = tuple(self.sizes.values())
+        self.mesh = init_device_mesh(self.gang.device.type, shape, mesh_dim_names=tuple(self.sizes))
+        for name, axes in (("dense", DENSE), ("sparse", SPARSE), ("stage", INNER)):
+            self._flat[name] = self.mesh[axes]._flatten(name)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this rank has a part of the role."""
+        return not self.last_only or self.is_last
+
+    @property
+    def is_first(self) -> bool:
+        return self.last_only or self.places["pipeline"] == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.places["pipeline"] == self.pipeline - 1
+
+    @property
+    def data_index(self) -> int:
+        """Which of `axes.data` equal runs of the samples this rank's are."""
+        axes, places = self.axes, self.places
+        return (places["replicate"] * axes.shard + places["shard"]) * axes.expert + places["expert"]
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether this rank's sums over tokens join the gang's: one tensor rank's do, where outputs are."""
+        return self.is_last and self.places["tensor"] == 0
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether this rank speaks for its samples: one of those that read them."""
+        return not (self.places["pipeline"] or self.places["context"] or self.places["tensor"])
+
+    def group(self, axis: str) -> dist.ProcessGroup | None:
+        """The ranks along one axis; None when this rank is alone there."""
+        if self.mesh is None or self.sizes[axis] == 1:
+            return None
+        return self.mesh[axis].get_group()
+
+    @cached_property
+    def stage_group(self) -> dist.ProcessGroup | None:
+        """The ranks of this rank's stage."""
+        return self._flat["stage"].get_group() if self._flat else None
+
+    @cached_property
+    def pipeline_group(self) -> dist.ProcessGroup | None:
+        return self.group("pipeline")
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up over all ranks, in place: over each stage's, then over the stages. What one stage alone has
+        comes out with the same bits whichever stage it is.
+        """
+        for group in (self.stage_group, self.pipeline_group):
+            if group is not None:
+                dist.all_reduce(tensor, group=group)
+        return tensor
+
+    def mesh_of(self, *axes: str) -> DeviceMesh:
+        assert self.mesh is not None  # the caller asks in a gang only
+        return self.mesh[axes]
+
+    def sharding(self, name: str) -> DeviceMesh | None:
+        """Who shares dense weights ("dense") or an expert's ("sparse"), with replicas where there are any;
+        None when this rank is alone.
+        """
+        if self.mesh is None or self.axes.replicate * self._flat[name].size() == 1:
+            return None
+        return self.mesh["replicate", name] if self.axes.replicate > 1 else self._flat[name]
+
+    def copies(self, weight: Tensor) -> int:
+        """How many ranks of the stage hold the same part of a weight."""
+        placements = weight.placements if isinstance(weight, DTensor) else ()
+        parts = 1
+        for dim, placement in enumerate(placements):
+            if not placement.is_replicate():
+                parts *= cast(DTensor, weight).device_mesh.size(dim)
+        return self.axes.ranks // parts

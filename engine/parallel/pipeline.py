@@ -1,0 +1,162 @@
+"""Blocks dealt out over the pipeline axis. The order of work is torch.distributed.pipelining's: 1F1B,
+interleaved (2104.04473), zero-bubble (2401.10241).
+
+A stage is called as stage(x, index=, work=): x is what the stage before gave (the first one's is not used),
+`index` the number of the micro-batch as a tensor, `work` anything that all stages share.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from engine.parallel.grid import Grid
+from engine.spec.parallel import Parallel
+
+MULTI = {"interleaved": ScheduleInterleaved1F1B, "zb": ScheduleInterleavedZeroBubble}
+
+
+class Parts(Protocol):
+    """What a model says of itself: the children that the first and the last stage need besides blocks."""
+
+    def parts(self) -> dict[str, list[str]]: ...
+
+
+def stage_numbers(grid: Grid, layout: Parallel) -> list[int]:
+    """The stages of this rank: the r-th of each round."""
+    if grid.last_only or grid.pipeline == 1:
+        return [0]
+    return list(range(grid.places["pipeline"], layout.num_stages, grid.pipeline))
+
+
+def keep_stage(model: nn.Module, blocks: range, *, is_first: bool, is_last: bool) -> None:
+    """Leave in the plain model what one stage needs; names stay as they were."""
+    parts = model.parts()  # type: ignore[operator]
+    kept = {"blocks"} | set(parts["enter"] if is_first else ()) | set(parts["leave"] if is_last else ())
+    for name, _ in list(model.named_children()):
+        if name not in kept:
+            delattr(model, name)
+    for name in [name for name, _ in model.blocks.named_children() if int(name) not in blocks]:  # type: ignore[union-attr]
+        del model.blocks._modules[name]  # type: ignore[union-attr]
+
+
+def tied_names(model: nn.Module) -> set[str]:
+    """Children that the first and the last stage both have; their gradients belong together."""
+    parts = model.parts()  # type: ignore[operator]
+    return set(parts["enter"]) & set(parts["leave"])
+
+
+class Pipeline:
+    """The stages of this rank, and how micro-batches travel through all of them."""
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        numbers: Sequence[int],
+        *,
+        grid: Grid,
+        layout: Parallel,
+        dtype: torch.dtype,
+    ) -> None:
+        self.stages, self.numbers, self.grid, self.layout = list(stages), list(numbers), grid, layout
+        self.dtype = dtype  # of what travels
+        group = grid.pipeline_group
+        assert group is not None  # who has no pipeline does not make one
+        self.group = group
+        self._plans: dict[tuple[int, tuple[int, ...]], Any] = {}
+        self._after: Callable[[int, Tensor], Tensor] | None = None
+
+    def train(
+        self, work: Any, *, num_micro: int, shape: tuple[int, ...], after: Callable[[int, Tensor], Tensor]
+    ) -> None:
+        """Forward and backward of all micro-batches; `shape` of what travels. On the last stage `after(index,
+        output)` returns what the backward pass begins with.
+        """
+        key = (num_micro, shape)
+        if key not in self._plans:
+            self._plans[key] = self._plan(num_micro, shape)
+        self._after = after
+        indices = torch.arange(num_micro, device=self.grid.gang.device)
+        given = (indices,) if 0 in self.numbers else ()
+        self._plans[key].step(
+            *given, target=indices, losses=[], return_outputs=False, index=indices, work=work
+        )
+
+    def _plan(self, num_micro: int, shape: tuple[int, ...]) -> Any:
+        last = self.layout.num_stages - 1
+        device = self.grid.gang.device
+        carried = torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
+        scalar = torch.empty((), dtype=self.dtype, device="meta", requires_grad=True)
+        made = [
+            PipelineStage(
+                stage,
+                number,
+                last + 1,
+                device,
+                input_args=torch.empty(1, dtype=torch.long, device="meta") if number == 0 else carried,
+                output_args=scalar if number == last else carried,
+                group=self.group,
+            )
+            for stage, number in zip(self.stages, self.numbers, strict=True)
+        ]
+        more: dict[str, Any] = {"loss_fn": self._begin_backward, "scale_grads": False}
+        if self.layout.schedule == "1f1b":
+            return Schedule1F1B(made[0], num_micro, **more)
+        return MULTI[self.layout.schedule](made, num_micro, **more)
+
+    def _begin_backward(self, output: Tensor, index: Tensor) -> Tensor:
+        assert self._after is not None  # set by train
+        return self._after(int(index), output)
+
+    def infer(
+        self, work: Any, *, num_micro: int, shape: tuple[int, ...], after: Callable[[int, Tensor], Any]
+    ) -> None:
+        """Forward of all micro-batches, stage by stage."""
+        device = self.grid.gang.device
+        indices = torch.arange(num_micro, device=device)
+        sent: list[Any] = []
+        for stage, number in zip(self.stages, self.numbers, strict=True):
+            for index in indices:
+                x = torch.zeros(1, device=device)
+                if number > 0:
+                    x = torch.empty(shape, dtype=self.dtype, device=device)
+                    dist.recv(x, group=self.group, group_src=(number - 1) % self.grid.pipeline)
+                output = stage(x, index=index, work=work)
+                if number == self.layout.num_stages - 1:
+                    after(int(index), output)
+                    continue
+                to = (number + 1) % self.grid.pipeline
+                sent.append((output, dist.isend(output.contiguous(), group=self.group, group_dst=to)))
+        for _, handle in sent:
+            handle.wait()
+
+
+def add_up_tied(weights: dict[str, Tensor], names: set[str], grid: Grid) -> None:
+    """Gradients of weights that the first and the last stage both have become their sum on both: the same
+    bits.
+    """
+    ends = (0, grid.pipeline - 1)
+    if grid.places["pipeline"] not in ends or grid.pipeline == 1:
+        return
+    other = ends[1] if grid.places["pipeline"] == 0 else ends[0]
+    for name in sorted(weights):
+        gradient = weights[name]
+        if name.split(".")[0] not in names or gradient is None:
+            continue
+        theirs = torch.empty_like(gradient)
+        handles = [
+            dist.isend(gradient.contiguous(), group=grid.pipeline_group, group_dst=other),
+            dist.irecv(theirs, group=grid.pipeline_group, group_src=other),
+        ]
+        for handle in handles:
+            assert handle is not None  # both ranks are in the group
+            handle.wait()
+        gradient.add_(theirs)  # a sum of two numbers does not depend on their order

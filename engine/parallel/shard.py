@@ -1,0 +1,62 @@
+"""Weights, gradients and optimiser states shared by ranks: FSDP2 (ZeRO, 1910.02054), HSDP with replicas."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from engine.parallel.compute import Precision
+from engine.parallel.expert import mixtures
+from engine.parallel.grid import Grid
+
+
+def shard(
+    root: nn.Module, blocks: Iterable[nn.Module], *, grid: Grid, zero: int, precision: Precision
+) -> None:
+    """Shard `root` in place, block by block and then the rest.
+
+    Gradients come out as the plain sum over ranks (not the mean): whoever scales the objective by the global
+    token count gets the exact global mean whatever the ranks' shares are.
+    """
+    mesh = grid.sharding("dense")
+    if mesh is None:
+        return
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)  # a block's rotary angles stay fp32
+    if precision == "bf16" and grid.gang.device.type == "cuda":  # on a CPU autocast casts, as alone
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    how: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": zero == 3}
+    alone = set()
+    for experts in mixtures(root) if grid.axes.expert > 1 else ():  # their tokens come from all expert ranks
+        sparse = grid.sharding("sparse")
+        if sparse is None:
+            alone |= set(experts.parameters())
+        else:
+            fully_shard(experts, mesh=sparse, **how)
+    for block in blocks:
+        fully_shard(block, mesh=mesh, ignored_params=alone & set(block.parameters()), **how)
+    # the root holds the head, which students read after its forward: it stays gathered until the backward
+    fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False, ignored_params=alone)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has neither AVG nor PREMUL_SUM
+
+
+def between_micro_batches(root: nn.Module, *, is_last: bool) -> None:
+    """ZeRO-1: gradients are reduced, and whole weights freed, after the last micro-batch alone."""
+    if isinstance(root, FSDPModule):
+        root.set_requires_gradient_sync(is_last)
+        root.set_reshard_after_backward(is_last)
+
+
+def reshard(root: nn.Module) -> None:
+    """Free the gathered weights that a forward without a backward left behind; the next forward gathers the
+    current ones.
+    """
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -1,0 +1,138 @@
+"""Matrices split over the tensor axis (1909.08053), and what lies between them split by tokens (2205.05198).
+
+Weights become DTensors; inside a block's attention and MLP each rank has its own heads and inner columns.
+"""
+
+from fnmatch import fnmatch
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from engine.parallel.grid import Grid
+from engine.spec.error import ConfigError
+
+TOKENS = 1  # the dim of [B, T, ...] that sequence parallelism splits
+
+
+def split_matrices(model: nn.Module, grid: Grid, *, sequence_parallel: bool) -> None:
+    """Split the plain model's weights in place as its `splits()` says."""
+    if grid.axes.tensor == 1:
+        return
+    if not hasattr(model, "splits"):
+        raise ConfigError("parallel.tensor", "the model offers no splits()", "parallel.tensor=1")
+    found: dict[str, ParallelStyle] = {}
+    for pattern, kind in model.splits().items():  # type: ignore[operator]
+        for path, module in model.named_modules():
+            style = _style(kind, module, sequence_parallel) if fnmatch(path, pattern) else None
+            if style is not None:
+                found[path] = style
+    parallelize_module(model, grid.mesh_of("tensor"), found)
+
+
+def _style(kind: str, module: nn.Module, sequence_parallel: bool) -> ParallelStyle | None:
+    between = Shard(TOKENS) if sequence_parallel else Replicate()
+    if kind == "vocabulary" and isinstance(module, nn.Embedding):
+        return RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+    if kind in ("out", "in", "vocabulary"):  # a head's rows are its outputs
+        return _Matrix("in" if kind == "in" else "out", between)
+    if kind == "inside":
+        return _Inside(between)
+    if kind == "whole" and sequence_parallel:
+        return _Whole()
+    if kind == "tokens" and sequence_parallel:
+        return SequenceParallel(use_local_output=True)
+    if kind == "mixture" and sequence_parallel:
+        return PrepareModuleInputOutput(
+            input_layouts=(between,),
+            desired_input_layouts=(Replicate(),),
+            use_local_input=True,
+            output_layouts=(Replicate(),),
+            desired_output_layouts=(between,),
+        )
+    return None
+
+
+class _Matrix(ParallelStyle):
+    """A linear layer, low-rank additions included, whose outputs or inputs are split."""
+
+    def __init__(self, kind: str, between: Any) -> None:
+        self.kind, self.between = kind, between
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        dim, whole = (0, "lora_A.weight") if self.kind == "out" else (1, "lora_B.weight")
+        for path, weight in list(module.named_parameters()):
+            placement = Replicate() if path == whole else Shard(dim)
+            _place(module, path, weight, device_mesh, placement)
+        leave: Any = self._leave  # torch's annotation has no result
+        return distribute_module(module, device_mesh, None, self._enter, leave)
+
+    def _enter(self, module: nn.Module, inputs: Any, device_mesh: DeviceMesh) -> Any:
+        (x,) = inputs
+        if not isinstance(x, DTensor):
+            inside = Replicate() if self.kind == "out" else Shard(-1)
+            x = DTensor.from_local(x, device_mesh, [inside], run_check=False)
+        return (x,)
+
+    def _leave(self, module: nn.Module, output: Any, device_mesh: DeviceMesh) -> Tensor:
+        wanted = Shard(-1) if self.kind == "out" else self.between
+        return output.redistribute(device_mesh, [wanted]).to_local()
+
+
+class _Inside(PrepareModuleInput):
+    """The first argument of a module with split matrices becomes whole; the others are left as they are."""
+
+    def __init__(self, between: Any) -> None:
+        super().__init__(input_layouts=(between,), desired_input_layouts=(Replicate(),))
+
+    def _prepare_input_fn(self, inputs: Any, device_mesh: DeviceMesh) -> Any:
+        (first,) = super()._prepare_input_fn(inputs[:1], device_mesh)
+        return (first, *inputs[1:])
+
+
+class _Whole(ParallelStyle):
+    """An embedding that every rank has whole; of its result each gets its tokens."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def enter(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+            return tuple(DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs)
+
+        def leave(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+            return output.redistribute(mesh, [Shard(TOKENS)]).to_local()
+
+        untyped: Any = leave  # torch's annotation has no result
+        return distribute_module(module, device_mesh, None, enter, untyped)
+
+
+def _place(module: nn.Module, path: str, weight: Tensor, mesh: DeviceMesh, placement: Any) -> None:
+    owner, _, leaf = path.rpartition(".")
+    placed = distribute_tensor(weight.detach(), mesh, [placement], src_data_rank=None)
+    parameter = nn.Parameter(placed, requires_grad=weight.requires_grad)
+    module.get_submodule(owner).register_parameter(leaf, parameter)
+
+
+def own_noise(batch: dict[str, Tensor], grid: Grid, *, sequence_parallel: bool) -> dict[str, Tensor]:
+    """The batch with dropout's keys of the tokens that this rank has between the matrices."""
+    if "noise_BT" not in batch or grid.axes.tensor == 1 or not sequence_parallel:
+        return batch
+    return batch | {"noise_BT": batch["noise_BT"].chunk(grid.axes.tensor, dim=1)[grid.places["tensor"]]}
+
+
+def gathered(hidden_BTD: Tensor, grid: Grid, *, sequence_parallel: bool) -> Tensor:
+    """The hidden states of all of this rank's tokens, for a head whose rows are split: backward adds up the
+    slices' shares of their gradient.
+    """
+    if grid.axes.tensor == 1:
+        return hidden_BTD
+    between = Shard(TOKENS) if sequence_parallel else Replicate()
+    placed = DTensor.from_local(hidden_BTD, grid.mesh_of("tensor"), [between], run_check=False)
+    return placed.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])

@@ -1,0 +1,129 @@
+"""Whether a layout can carry a training: what its axes do not divide is refused before a process starts."""
+
+from collections.abc import Mapping
+
+from engine.spec.error import ConfigError
+from engine.spec.kinds import Limit
+from engine.spec.parallel import Parallel
+from engine.spec.role import Role
+from engine.spec.train import Train
+
+
+def check_layout(layout: Parallel, roles: Mapping[str, Role], train: Train) -> None:
+    """ConfigError with place, numbers and what would fit."""
+    layout.check_batch(train.global_batch, train.micro_batch)
+    _check_pipeline(layout, train)
+    students = [name for name, role in roles.items() if role.teacher]
+    for name in layout.roles:
+        if name not in students:
+            known = ", ".join(students) or "none"
+            raise ConfigError(f"parallel.roles.{name}", "is no student here", f"students: {known}")
+    for name, role in roles.items():
+        _check_role(layout, name, role)
+        _check_tokens(layout, name, train.sequence)
+        if role.teacher:
+            _check_student(layout, name, role.teacher)
+
+
+def _check_pipeline(layout: Parallel, train: Train) -> None:
+    if layout.pipeline == 1:
+        return
+    each = train.global_batch // layout.axes.data
+    num_micro = each if train.micro_batch == "auto" else each // train.micro_batch
+    if num_micro < layout.pipeline:
+        raise ConfigError(
+            "parallel.pipeline",
+            f"{layout.pipeline} ranks, but {num_micro} micro-batches a step on each of them",
+            f"train.global_batch={layout.pipeline * layout.axes.data} or a smaller micro_batch would fit",
+        )
+    if layout.schedule != "1f1b" and train.micro_batch != "auto" and num_micro % layout.pipeline:
+        raise ConfigError(
+            "train.micro_batch",
+            f"{train.micro_batch} makes {num_micro} micro-batches, which pipeline {layout.pipeline} does not "
+            f"divide as schedule={layout.schedule} needs it",
+            "parallel.schedule=1f1b takes any number",
+        )
+    if layout.schedule == "zb" and layout.axes.data * layout.axes.context > 1:
+        raise ConfigError(
+            "parallel.schedule",
+            "zb does not work where weights are shared by ranks (replicate, shard, expert, context): torch "
+            "2.13 loses gradients there",
+            "schedule=interleaved, or tensor for the other ranks",
+        )
+    if layout.speeds and len(layout.speeds) != layout.pipeline:
+        raise ConfigError(
+            "parallel.speeds",
+            f"{len(layout.speeds)} numbers for {layout.pipeline} pipeline ranks",
+            "give one for each, or none",
+        )
+
+
+def _check_role(layout: Parallel, name: str, role: Role) -> None:
+    """Heads, widths, vocabulary, experts and blocks against the axes."""
+    axes, place = layout.axes_of(name), _place(layout, name)
+    sizes = {"tensor": axes.tensor, "expert": axes.expert, "stage": 1}
+    if not role.teacher:
+        sizes["stage"] = layout.num_stages
+    for limit in role.model.limits():
+        size = sizes[limit.axis]
+        where = f"roles.{name}.model.{limit.field} {limit.number}"
+        if limit.axis == "stage" and size > limit.number:
+            raise ConfigError(
+                f"{place}.pipeline",
+                f"{size} stages are more than {where}",
+                f"pipeline={limit.number} would fit",
+            )
+        if limit.axis != "stage" and limit.number % size:
+            raise ConfigError(
+                f"{place}.{limit.axis}",
+                f"{size} does not divide {where}",
+                f"{limit.axis}={_largest_divisor(limit, size)} would fit",
+            )
+    if layout.stages and not role.teacher:
+        num_layers, num_stages = role.model.num_layers, layout.num_stages
+        if len(layout.stages) != num_stages or sum(layout.stages) != num_layers:
+            raise ConfigError(
+                "parallel.stages",
+                f"{list(layout.stages)} are {len(layout.stages)} stages of {sum(layout.stages)} blocks",
+                f"roles.{name}.model has {num_layers} for {num_stages} stages; stages=[] balances them",
+            )
+
+
+def _check_tokens(layout: Parallel, name: str, sequence: int) -> None:
+    axes = layout.axes_of(name)
+    parts = 2 * axes.context if axes.context > 1 else 1
+    if layout.sequence_parallel and axes.tensor > 1:
+        parts = axes.context * max(2 if axes.context > 1 else 1, axes.tensor)
+    if sequence % parts or (sequence // axes.context) % (axes.tensor if layout.sequence_parallel else 1):
+        raise ConfigError(
+            f"{_place(layout, name)}.context" if axes.context > 1 else f"{_place(layout, name)}.tensor",
+            f"context {axes.context} and tensor {axes.tensor} need parts of {parts} of the "
+            f"train.sequence {sequence}",
+            f"train.sequence={-(-sequence // parts) * parts} would fit",
+        )
+
+
+def _check_student(layout: Parallel, name: str, teacher: str) -> None:
+    """A student's rows and tokens have to be among those of its teacher's ranks."""
+    axes, theirs, place = layout.axes_of(name), layout.axes_of(teacher), _place(layout, name)
+    if axes.ranks != theirs.ranks:
+        raise ConfigError(
+            place,
+            f"its axes' product is {axes.ranks}, but {theirs.ranks} ranks hold the outputs of {teacher}",
+            f"shard={max(1, theirs.ranks * axes.shard // axes.ranks)} may fit",
+        )
+    if (theirs.context * theirs.tensor) % (axes.context * axes.tensor):
+        raise ConfigError(
+            place,
+            f"context x tensor = {axes.context * axes.tensor} does not divide the {theirs.context} x "
+            f"{theirs.tensor} of {teacher}",
+            "a student's tokens come from its teacher's ranks: give the rest to shard or replicate",
+        )
+
+
+def _place(layout: Parallel, name: str) -> str:
+    return f"parallel.roles.{name}" if name in layout.roles else "parallel"
+
+
+def _largest_divisor(limit: Limit, size: int) -> int:
+    return max(r for r in range(1, size + 1) if limit.number % r == 0)

@@ -1,0 +1,120 @@
+"""Layouts beside one process: the same trainings in all of them. `Parity` runs one process in this one, and
+the layouts of one size in one gang.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load
+
+from engine.spec.model.gpt import GPT
+from engine.spec.parallel import Parallel
+from engine.spec.run import Training
+from tests.engine.house import ROOT, House, role, student, train
+
+STEPS = 10
+TIMEOUT_S = 600
+
+
+def net(num_layers: int = 4, hidden: int = 32, **more: Any) -> GPT:
+    """Four heads, two of keys and values; everything divides by 2."""
+    return GPT(num_layers=num_layers, hidden=hidden, num_heads=4, num_kv_heads=2, vocab=64, **more)
+
+
+def taught(house: House, steps: int = STEPS, **how: Any) -> Training:
+    """A teacher with dropout, a student from step 2 on, another behind a gate, and one of a student's own."""
+    roles = {
+        "teacher": role(shape=net(dropout=0.1), lr=1e-2),
+        "open": student(shape=net(2, 16), start=2),
+        "gated": student(shape=net(2, 16, tied=False, norm="layer"), gate=0.1),
+    }
+    return house.training(roles, train(steps, **(HOW | how)))
+
+
+def alone(house: House, **how: Any) -> Training:
+    """The teacher of `taught` without its students."""
+    whole = taught(house, **how)
+    return whole.model_copy(update={"members": {"teacher": whole.members["teacher"]}})
+
+
+def mixed(house: House, **how: Any) -> Training:
+    """A mixture of experts, without students."""
+    return house.training({"moe": role(shape=net(num_experts=4), lr=1e-2)}, train(STEPS, **(HOW | how)))
+
+
+def learned(house: House, **how: Any) -> Training:
+    """A model like GPT-2: learned positions, GELU, biased norms, a head of its own."""
+    shape = net(positions="learned", norm="layer", mlp="gelu", tied=False)
+    return house.training({"gpt2": role(shape=shape, lr=1e-2)}, train(STEPS, **(HOW | how)))
+
+
+HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 8, "micro_batch": 1}
+TRAININGS = {"taught": taught, "mixed": mixed, "learned": learned, "alone": alone}
+
+
+class Parity:
+    """One process and gangs of several sizes after the same trainings."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.alone = House(folder / "alone")
+        self.alone.train(taught(self.alone), mixed(self.alone), learned(self.alone))
+        self.houses: dict[str, House] = {}
+
+    def run(self, cases: dict[str, tuple[Parallel, str]]) -> None:
+        """Train each case (layout, name of the training) in a gang that all of them share."""
+        paths, ranks = [], 0
+        for name, (where, training) in cases.items():
+            house = self.houses[name] = House(self.folder / name)
+            run = house.run_file(TRAININGS[training](house), layout=where)
+            paths.append(str(house.folder / "run.json"))
+            Path(paths[-1]).write_text(run.model_dump_json(by_alias=True))
+            ranks = where.ranks
+        start_gang("tests.parity.gang", self.folder, ranks, *paths)
+
+    def apart(self, name: str, role_name: str) -> tuple[float, float]:
+        """The largest differences to one process: of losses and gradient norms, and of weights at the end."""
+        return apart(self.alone, self.houses[name], role_name)
+
+
+def apart(alone: House, other: House, role_name: str) -> tuple[float, float]:
+    mine, theirs = alone.curve(role_name), other.curve(role_name)
+    assert [line["step"] for line in mine] == [line["step"] for line in theirs]
+    assert [line["tokens"] for line in mine] == [line["tokens"] for line in theirs]
+    values = [(a["values"], b["values"]) for a, b in zip(mine, theirs, strict=True)]
+    assert all(a.keys() == b.keys() for a, b in values)
+    curve = max(abs(a[key] - b[key]) for a, b in values for key in a)
+    here, there = load(alone.weights(role_name)), load(other.weights(role_name))
+    return curve, max((here[key] - there[key]).abs().max().item() for key in here)
+
+
+def layout(**axes: Any) -> Parallel:
+    """One thread a rank, nothing compiled, and these axes."""
+    return Parallel(**({"shard": 1, "threads": 1, "compile": "none", "device": "cpu"} | axes))
+
+
+def start_gang(module: str, folder: Path, world: int, *given: str) -> None:
+    """Run `module` as a gang; its errors fail the test."""
+    gang = {
+        "WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": f"file://{folder}/meeting-{module}-{world}",
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-W", "ignore", "-m", module, *given]
+    logs = [folder / f"gang-{world}-{rank}.log" for rank in range(world)]
+    processes = [
+        subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | gang | {"RANK": str(rank)}, stdout=subprocess.DEVNULL,
+            stderr=log.open("w"),
+        )
+        for rank, log in enumerate(logs)
+    ]  # fmt: skip
+    try:
+        codes = [process.wait(timeout=TIMEOUT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    told = [log.read_text()[-3000:] for log, code in zip(logs, codes, strict=True) if code]
+    assert not told, "\n".join(told)

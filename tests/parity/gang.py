@@ -1,0 +1,33 @@
+"""A gang that trains one run file after another: `python -m tests.parity.gang run-1.json run-2.json ...`,
+with RANK and WORLD_SIZE set. Rank 0 says for each what came out.
+"""
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+from engine.loop.stop import StopRequest
+from engine.parallel.gang import start_gang
+from engine.process import leave
+from engine.spec.base import parse
+from engine.spec.run import RunFile
+from engine.train import train
+
+
+def main(paths: list[str]) -> int:
+    runs = [parse(RunFile, json.loads(Path(path).read_bytes()), path) for path in paths]
+    gang = start_gang(runs[0].layout)
+    for path, run in zip(paths, runs, strict=True):
+        try:
+            train(run, gang, StopRequest(Path(run.scratch)))
+        except Exception:
+            traceback.print_exc()
+            print(json.dumps({"failed": path, "rank": gang.rank}), flush=True)
+            return 1
+        gang.barrier()
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

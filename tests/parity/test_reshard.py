@@ -1,0 +1,80 @@
+"""A checkpoint of any layout goes on in any other: saved on each of four layouts, loaded on each of them."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.checkpoint.folder import address
+from engine.checkpoint.reader import load_full
+from engine.spec.run import RunFile
+from tests.engine.house import House
+from tests.parity.cases import layout, start_gang, taught
+
+STEP = 4
+LAYOUTS = {
+    "shard of 4": layout(shard=4),
+    "pipeline x tensor": layout(pipeline=2, tensor=2),
+    "replicate x context": layout(replicate=2, context=2),
+    "interleaved pipeline x shard": layout(pipeline=2, schedule="interleaved", shard=2),
+}
+PAIRS = list(product(LAYOUTS, LAYOUTS))
+ROLES = ("teacher", "open", "gated")
+
+
+@pytest.fixture(scope="module")
+def houses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, House]:
+    """A house for each layout after 4 steps, and for each pair after 5, the last in the second's layout."""
+    folder = tmp_path_factory.mktemp("reshard")
+    found: dict[str, House] = {}
+    plan: list[dict] = []
+    for name, where in LAYOUTS.items():
+        house = found[name] = House(folder / name)
+        run = house.run_file(taught(house, steps=STEP), layout=where)
+        plan.append({"run": written(run, folder / f"{name}.json"), "from": ""})
+    for source, target in PAIRS:
+        house = found[f"{source} -> {target}"] = House(folder / f"{source} to {target}")
+        run = house.run_file(taught(house, steps=STEP + 1), layout=LAYOUTS[target])
+        plan.append(
+            {
+                "run": written(run, folder / f"{source} to {target}.json"),
+                "from": str(found[source].folder / "trajectory"),
+                "to": str(house.folder / "trajectory"),
+                "again": str(house.folder / "again"),
+                "step": STEP,
+            }
+        )
+    (folder / "plan.json").write_text(json.dumps(plan))
+    start_gang("tests.parity.reshard", folder, 4, str(folder / "plan.json"))
+    return found
+
+
+def written(run: RunFile, path: Path) -> str:
+    path.write_text(run.model_dump_json(by_alias=True))
+    return str(path)
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS, ids=lambda name: name)
+def test_weights_and_optimiser_states_are_the_same_bits_in_the_other_layout(
+    houses: dict[str, House], source: str, target: str
+) -> None:
+    for role in ROLES:
+        saved = load_full(address(str(houses[source].folder / "trajectory" / role / "checkpoints"), STEP))
+        again = load_full(address(str(houses[f"{source} -> {target}"].folder / "again" / role), STEP))
+        assert saved.keys() == again.keys()
+        assert {name.split(".")[0] for name in saved} == {"weights", "optimizer"}
+        assert all(torch.equal(saved[name], again[name]) for name in saved), role
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS, ids=lambda name: name)
+def test_the_next_step_has_the_loss_that_it_has_in_the_first_layout(
+    houses: dict[str, House], source: str, target: str
+) -> None:
+    for role in ROLES:
+        straight = houses[f"{source} -> {source}"].curve(role)[-1]
+        crossed = houses[f"{source} -> {target}"].curve(role)[-1]
+        assert straight["step"] == crossed["step"] == STEP + 1
+        for key in ("loss", "grad_norm"):
+            assert abs(straight["values"][key] - crossed["values"][key]) < 1e-10, (role, key)
