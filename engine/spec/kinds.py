@@ -43,8 +43,10 @@ class ModelSpec(Spec, ABC):
         """Forward and backward FLOPs of one token of a sequence of `sequence` tokens."""
 
     def limits(self) -> list[Limit]:
-        """What mesh axes have to divide; a model that offers no split divides by 1 only."""
-        return [Limit("tensor", "kind", 1), Limit("expert", "kind", 1), Limit("stage", "num_layers", 1)]
+        """What mesh axes have to divide. The axis `expert` is for models that have experts; of others it
+        deals out samples. A model that offers no split and no parts allows no other.
+        """
+        return [Limit("tensor", "num_layers", 1), Limit("stage", "num_layers", 1)]
 
     def block_flops(self, sequence: int) -> list[float]:
         """Forward and backward FLOPs of one token in each block, and at last in all that follows them."""

@@ -13,6 +13,7 @@ def check_layout(layout: Parallel, roles: Mapping[str, Role], train: Train) -> N
     """ConfigError with place, numbers and what would fit."""
     layout.check_batch(train.global_batch, train.micro_batch)
     _check_pipeline(layout, train)
+    _check_experts(layout, roles)
     students = [name for name, role in roles.items() if role.teacher]
     for name in layout.roles:
         if name not in students:
@@ -23,6 +24,16 @@ def check_layout(layout: Parallel, roles: Mapping[str, Role], train: Train) -> N
         _check_tokens(layout, name, train.sequence)
         if role.teacher:
             _check_student(layout, name, role.teacher)
+
+
+def _check_experts(layout: Parallel, roles: Mapping[str, Role]) -> None:
+    has_experts = any(limit.axis == "expert" for role in roles.values() for limit in role.model.limits())
+    if layout.expert > 1 and not has_experts:
+        raise ConfigError(
+            "parallel.expert",
+            f"{layout.expert}, but no role's model has experts",
+            f"shard={layout.axes.shard * layout.expert} uses the same ranks",
+        )
 
 
 def _check_pipeline(layout: Parallel, train: Train) -> None:

@@ -41,8 +41,12 @@ def alone(house: House, **how: Any) -> Training:
 
 
 def mixed(house: House, **how: Any) -> Training:
-    """A mixture of experts, without students."""
-    return house.training({"moe": role(shape=net(num_experts=4), lr=1e-2)}, train(STEPS, **(HOW | how)))
+    """A mixture of experts and a dense student of it."""
+    roles = {
+        "moe": role(shape=net(num_experts=4), lr=1e-2),
+        "dense": student(shape=net(2, 16), teacher="moe"),
+    }
+    return house.training(roles, train(STEPS, **(HOW | how)))
 
 
 def learned(house: House, **how: Any) -> Training:

@@ -64,7 +64,7 @@ EIGHT = {
     "pipeline x shard x expert": (layout(pipeline=2, shard=2, expert=2), "mixed"),
 }
 SIZES = {"two": TWO, "four": FOUR, "eight": EIGHT}
-ROLES = {"taught": ("teacher", "open", "gated"), "mixed": ("moe",), "learned": ("gpt2",)}
+ROLES = {"taught": ("teacher", "open", "gated"), "mixed": ("moe", "dense"), "learned": ("gpt2",)}
 
 
 @pytest.fixture(scope="module")

@@ -172,12 +172,13 @@ class GPT(ModelSpec):
         stages.
         """
         vocab = [] if self.vocab == "auto" else [Limit("tensor", "vocab", self.vocab)]
+        experts = [Limit("expert", "num_experts", self.num_experts)] if self.num_experts else []
         return [
             Limit("tensor", "num_heads", self.num_heads),
             Limit("tensor", "num_kv_heads", self.kv_heads),
             Limit("tensor", "ffn", self.inner),
             *vocab,
-            Limit("expert", "num_experts", self.num_experts or 1),
+            *experts,
             Limit("stage", "num_layers", self.num_layers),
         ]
 
