@@ -5,6 +5,7 @@ explicit order, then given memory and weights, each rank its own part.
 import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,9 +19,10 @@ from engine.model.load import build, first_values, read_weights
 from engine.model.lora import addition_values, is_addition
 from engine.model.lora import apply as apply_lora
 from engine.optim.load import build as build_optimizer
-from engine.parallel.compute import compile_blocks, compile_mode, recompute_blocks, weight_dtype
+from engine.parallel.compute import HALF, compile_blocks, compile_mode, recompute_blocks, weight_dtype
 from engine.parallel.context import gather_keys
-from engine.parallel.expert import split_experts
+from engine.parallel.expert import mixtures, split_experts
+from engine.parallel.float8 import check_float8, use_float8
 from engine.parallel.gang import Gang
 from engine.parallel.grid import Grid
 from engine.parallel.pipeline import keep_stage, stage_numbers, tied_names
@@ -84,51 +86,85 @@ def _body(
     plain: Callable[[], nn.Module],
     values: Values,
 ) -> Body:
-    """Per stage: prune, split matrices, split experts, gather keys, recompute, compile, shard; then the
-    weights.
-    """
+    """The stages of a role that lie on this rank."""
     spec, train, layout = training.members[name], training.train, house.layout
     is_pipeline = grid.pipeline > 1 and not grid.last_only
     counts = _stage_blocks(name, training, layout) if is_pipeline else (spec.role.model.num_layers,)
-    flops = _flops(spec, train) / house.gang.world
-    is_compiled = compile_mode(layout, flops=flops, device=house.gang.device) == "block"
-    numbers, stages = stage_numbers(grid, layout), []
-    for number in numbers:
-        model = plain()
-        is_first, is_last = number == 0, number == len(counts) - 1
-        begin = sum(counts[:number])
-        if is_pipeline:
-            keep_stage(model, range(begin, begin + counts[number]), is_first=is_first, is_last=is_last)
-        split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
-        split_experts(model, grid)
-        gather_keys(model, grid)
-        blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
-        if spec.mode != "frozen":
-            recompute_blocks(blocks, layout.recompute, layout.recompute_every)
-        if is_compiled:
-            compile_blocks(blocks)
-        stage = Learner(
-            model,
+    bare = plain()
+    mode = compile_mode(
+        layout,
+        flops=_flops(spec, train) / house.gang.world,
+        device=house.gang.device,
+        is_plain=grid.axes.context == 1 and not mixtures(bare),
+    )
+    numbers = stage_numbers(grid, layout)
+    stages = [
+        _stage(
+            plain(),
+            number,
+            counts,
+            spec=spec,
+            train=train,
+            house=house,
             grid=grid,
-            precision=train.precision,
-            is_compiled=is_compiled,
-            sequence_parallel=layout.sequence_parallel,
-            is_split=is_pipeline and layout.schedule == "zb",
-            is_first=is_first,
-            is_last=is_last,
+            is_compiled=mode == "block",
         )
-        shard(stage, blocks, grid=grid, zero=layout.zero, precision=train.precision)
+        for number in numbers
+    ]
+    for stage in stages:
         stage.to_empty(device=house.gang.device)
         for path, weight in stage.named_parameters():
-            plain_name = path.removeprefix("model.")
-            fill(weight, lambda name=plain_name, shape=weight.shape: values(name, shape))
-        stages.append(stage)
+            fill(weight, partial(values, path.removeprefix("model."), weight.shape))
     dtype = weight_dtype(train.precision)
-    if train.precision == "bf16" and house.gang.device.type == "cuda" and grid.sharding("dense") is not None:
+    if train.precision in HALF and house.gang.device.type == "cuda" and grid.sharding("dense") is not None:
         dtype = torch.bfloat16
-    tied = tied_names(plain()) if is_pipeline else set()
+    tied = tied_names(bare) if is_pipeline else set()
     hidden = spec.role.model.hidden
     return Body(stages, numbers, grid=grid, layout=layout, hidden=hidden, dtype=dtype, tied=tied)
+
+
+def _stage(
+    model: nn.Module,
+    number: int,
+    counts: tuple[int, ...],
+    *,
+    spec: MemberSpec,
+    train: Train,
+    house: House,
+    grid: Grid,
+    is_compiled: bool,
+) -> Learner:
+    """A plain model without memory, changed for its place: keep the stage's parts, split matrices, split
+    experts, gather keys, recompute, compile, shard (float8 before all of it). In this order: each sees what
+    the ones before made.
+    """
+    layout = house.layout
+    is_first, is_last, begin = number == 0, number == len(counts) - 1, sum(counts[:number])
+    if len(counts) > 1:
+        keep_stage(model, range(begin, begin + counts[number]), is_first=is_first, is_last=is_last)
+    if train.precision == "fp8":
+        check_float8(house.gang.device)
+        use_float8(model)
+    split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
+    split_experts(model, grid)
+    gather_keys(model, grid)
+    blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
+    if spec.mode != "frozen":
+        recompute_blocks(blocks, layout.recompute, layout.recompute_every)
+    if is_compiled:
+        compile_blocks(blocks)
+    stage = Learner(
+        model,
+        grid=grid,
+        precision=train.precision,
+        is_compiled=is_compiled,
+        sequence_parallel=layout.sequence_parallel,
+        is_split=len(counts) > 1 and layout.schedule == "zb",
+        is_first=is_first,
+        is_last=is_last,
+    )
+    shard(stage, blocks, grid=grid, zero=layout.zero, precision=train.precision)
+    return stage
 
 
 def _plain(

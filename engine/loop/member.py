@@ -152,7 +152,7 @@ class Member:
                 grads.append(local(weight.grad))
                 copies.append(self.grid.copies(weight))
         if grads:
-            norms = torch.stack(torch._foreach_norm(grads)).double()
+            norms = torch.stack([torch.linalg.vector_norm(grad) for grad in grads]).double()
             total[places] = norms.square() / torch.tensor(copies, device=total.device)
         return total
 

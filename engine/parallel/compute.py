@@ -12,7 +12,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from engine.spec.parallel import Parallel, Recompute
 
-Precision = Literal["bf16", "fp32", "fp64"]
+Precision = Literal["bf16", "fp32", "fp64", "fp8"]
+HALF = ("bf16", "fp8")  # bf16 products and activations over fp32 weights
 
 # FLOPs of one rank from which compiling pays: the first compiled step costs 2 to 15 s a role and gains 15 to
 # 35 % of the rest
@@ -21,7 +22,7 @@ WORTH_COMPILING = {"cpu": 2e13, "cuda": 2e16}
 
 def arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Where forward passes run: bf16 autocast over fp32 weights; nothing for fp32 and fp64."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision in HALF else nullcontext()
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
@@ -29,15 +30,18 @@ def weight_dtype(precision: Precision) -> torch.dtype:
     return torch.float64 if precision == "fp64" else torch.float32
 
 
-def compile_mode(layout: Parallel, *, flops: float, device: torch.device) -> Literal["none", "block"]:
+def compile_mode(
+    layout: Parallel, *, flops: float, device: torch.device, is_plain: bool = True
+) -> Literal["none", "block"]:
     """`auto` resolved for one role: blocks are compiled when a C++ compiler is found and the role's whole
     training, `flops` a rank, pays for it. The number does not depend on where a run resumes or on other
-    roles: neither may move a role's bits.
+    roles: neither may move a role's bits. Blocks that talk to other ranks by own collectives are not
+    `is_plain`: they are compiled on request alone.
     """
     if layout.compile != "auto":
         return layout.compile
     has_compiler = any(shutil.which(name) for name in ("g++", "clang++"))
-    return "block" if has_compiler and flops >= WORTH_COMPILING[device.type] else "none"
+    return "block" if has_compiler and is_plain and flops >= WORTH_COMPILING[device.type] else "none"
 
 
 def compile_blocks(blocks: Iterable[nn.Module]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from engine.parallel.compute import Precision
+from engine.parallel.compute import HALF, Precision
 from engine.parallel.expert import mixtures
 from engine.parallel.grid import Grid
 
@@ -24,7 +24,7 @@ def shard(
     if mesh is None:
         return
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)  # a block's rotary angles stay fp32
-    if precision == "bf16" and grid.gang.device.type == "cuda":  # on a CPU autocast casts, as alone
+    if precision in HALF and grid.gang.device.type == "cuda":  # on a CPU autocast casts, as alone
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )

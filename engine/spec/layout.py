@@ -14,6 +14,8 @@ def check_layout(layout: Parallel, roles: Mapping[str, Role], train: Train) -> N
     layout.check_batch(train.global_batch, train.micro_batch)
     _check_pipeline(layout, train)
     _check_experts(layout, roles)
+    if train.precision == "fp8" and layout.tensor > 1:
+        raise ConfigError("train.precision", "fp8 with parallel.tensor > 1 is not built", "use other axes")
     students = [name for name, role in roles.items() if role.teacher]
     for name in layout.roles:
         if name not in students:

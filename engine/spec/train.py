@@ -25,8 +25,10 @@ class Train(Spec):
         default="auto", description="sequences a rank computes at once", json_schema_extra=LAYOUT
     )
     sequence: int = Field(ge=8, description="tokens a sequence")
-    precision: Literal["bf16", "fp32", "fp64"] = Field(
-        default="bf16", description="of the arithmetic: bf16 (fp32 master weights), fp32 or fp64"
+    precision: Literal["bf16", "fp32", "fp64", "fp8"] = Field(
+        default="bf16",
+        description="of the arithmetic: bf16 (fp32 master weights), fp32, fp64, or fp8 (bf16 with float8 "
+        "products in blocks: torchao and a GPU that has them)",
     )
     seed: int = Field(default=1, ge=0, description="of data order and initial weights")
     checkpoint_every: int = Field(

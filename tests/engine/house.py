@@ -50,19 +50,19 @@ def artifact(folder: Path, kind: str, files: dict[str, bytes], **summary: Any) -
     return str(folder)
 
 
-def tokens(folder: Path, *, num_tokens: int = 20_000, seed: int = 0) -> str:
+def tokens(folder: Path, *, num_tokens: int = 20_000, seed: int = 0, vocab: int = VOCAB) -> str:
     """Documents of a noisy cycle over the vocabulary: something to learn in a few steps."""
     generator = np.random.default_rng(seed)
     files = {}
     for split, size in (("train", num_tokens), ("held_out", num_tokens // 10)):
         steps = generator.integers(1, 4, size=size)
-        ids = (np.cumsum(steps) % VOCAB).astype("<u2")
+        ids = (np.cumsum(steps) % vocab).astype("<u2")
         ends = np.unique(np.append(np.sort(generator.integers(1, size, size=size // 100)), size)).astype(
             "<i8"
         )
         files[f"{split}.bin"] = ids.tobytes()
         files[f"{split}.ends.npy"] = _npy(ends)
-    return artifact(folder, "tokens", files, vocab=VOCAB)
+    return artifact(folder, "tokens", files, vocab=vocab)
 
 
 def _npy(array: np.ndarray) -> bytes:
