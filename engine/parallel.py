@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from engine.pulse import Pulse
 from engine.spec.error import ConfigError
 from engine.spec.parallel import Parallel
 
@@ -28,7 +29,8 @@ Precision = Literal["bf16", "fp32", "fp64"]
 
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-PATIENCE = timedelta(minutes=10)  # a rank that is silent this long in a collective fails the gang
+# a rank that is silent this long in a collective fails the gang, when no guard found it to hang before
+PATIENCE = timedelta(hours=1)
 # FLOPs of one rank from which compiling pays: the first compiled step costs 2 to 15 s a role and gains 15 to
 # 35 % of the rest
 WORTH_COMPILING = {"cpu": 2e13, "cuda": 2e16}
@@ -44,6 +46,7 @@ class Gang:
     mesh: DeviceMesh | None = None
     group: dist.ProcessGroup | None = None
     background: dist.ProcessGroup | None = None  # gloo, for a thread that works beside training
+    pulse: Pulse = field(default_factory=Pulse)
 
     @property
     def is_first(self) -> bool:
@@ -59,6 +62,7 @@ class Gang:
     def sum(self, tensor: Tensor) -> Tensor:
         """Add `tensor` up over all ranks, in place."""
         if self.world > 1:
+            self.pulse.at("collective")
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
@@ -87,12 +91,13 @@ def start_gang(layout: Parallel) -> Gang:
     MASTER_ADDR.
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    pulse = Pulse.of_rank(rank)
     device = _device(layout)
     keep_freed_memory()
     torch.set_num_threads(num_threads(layout, world))
     shard = _shard_size(layout, world)
     if world == 1:
-        return Gang(device=device)
+        return Gang(device=device, pulse=pulse)
     rendezvous = os.environ.get(RENDEZVOUS, "env://")
     if rendezvous.startswith("file://"):
         os.environ.setdefault(
@@ -103,7 +108,13 @@ def start_gang(layout: Parallel) -> Gang:
     mesh = init_device_mesh(device.type, (layout.replicate, shard), mesh_dim_names=("replicate", "shard"))
     background = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE))
     return Gang(
-        rank=rank, world=world, device=device, mesh=mesh, group=dist.group.WORLD, background=background
+        rank=rank,
+        world=world,
+        device=device,
+        mesh=mesh,
+        group=dist.group.WORLD,
+        background=background,
+        pulse=pulse,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from engine.artifact import Input
+from engine.loop.health import Detector
 from engine.loop.learner import Learner
 from engine.loop.member import Member, end_of
 from engine.model.load import build, initialise, read_model
@@ -50,7 +51,15 @@ def build_member(name: str, spec: MemberSpec, *, train: Train, house: House) -> 
     root = Learner(model, is_compiled=is_compiled)
     shard(root, blocks, gang=house.gang, layout=house.layout, precision=train.precision)
     root.train(spec.mode != "frozen")
-    member = Member(name, spec, root=root, gang=house.gang, precision=train.precision, seed=train.seed)
+    member = Member(
+        name,
+        spec,
+        root=root,
+        gang=house.gang,
+        precision=train.precision,
+        seed=train.seed,
+        health=Detector(train.health),
+    )
     if spec.mode != "frozen":
         member.optimizer = build_optimizer(spec.role.optim, model.named_parameters())
         member.prime_optimizer()

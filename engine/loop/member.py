@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.loop.gate import Gate
+from engine.loop.health import Detector
 from engine.loop.learner import Forward, Learner
 from engine.objective.chunked import Mix, TeacherSide
 from engine.optim.load import set_lr
@@ -20,8 +21,6 @@ from engine.spec.run import Member as MemberSpec
 from engine.spec.run import Segment
 from engine.spec.seed import seed_of
 
-PATIENCE = 3  # steps in a row that may be skipped for a loss or gradient that is not finite
-
 
 class Member:
     """A role at `step`: the number of steps of the clock that its weights have behind them. It moves only
@@ -29,11 +28,20 @@ class Member:
     """
 
     def __init__(
-        self, name: str, spec: MemberSpec, *, root: Learner, gang: Gang, precision: Precision, seed: int
+        self,
+        name: str,
+        spec: MemberSpec,
+        *,
+        root: Learner,
+        gang: Gang,
+        precision: Precision,
+        seed: int,
+        health: Detector,
     ) -> None:
         self.name, self.spec, self.role = name, spec, spec.role
         self.root, self.gang, self.seed = root, gang, seed
         self.precision: Precision = precision
+        self.health = health
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
         self.stored_step = -1  # the step of its newest checkpoint that this process read or began to write
@@ -106,11 +114,13 @@ class Member:
         if getattr(self.role.model, "dropout", 0.0):
             torch.manual_seed(seed_of(self.seed, self.role.seed_name or self.name, *names))
         self.forwards += 1
+        self.gang.pulse.at("forward")
         with torch.set_grad_enabled(self.moves), arithmetic(self.precision, self.gang.device):
             return self.root(batch, self.mix(), side if self.distils() else None)
 
     def look(self, batch: dict[str, Tensor]) -> Tensor:
         """Sum of the next-token losses of a held-out batch; touches neither weights nor generators."""
+        self.gang.pulse.at("look")
         eagerly = torch.compiler.set_stance(
             "force_eager"
         )  # a look is too short to compile a second graph for
@@ -127,13 +137,13 @@ class Member:
         copies = self.gang.mesh["replicate"].size() if self.gang.mesh is not None else 1
         return nn.utils.get_total_norm(grads).double().square() / copies
 
-    def update(self, norm: float, *, is_finite: bool) -> float:
-        """Clip by the global norm and take the optimiser's step, or skip it when something is not finite;
+    def update(self, norm: float, *, is_good: bool) -> float:
+        """Clip by the global norm and take the optimiser's step, or skip it when the step is not good;
         returns the lr.
         """
         optimizer, spec = self.moving_optimizer, self.role.optim
         rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end)
-        if is_finite:
+        if is_good:
             self.num_skipped = 0
             coefficient = spec.clip / (norm + 1e-6)
             if coefficient < 1.0:
@@ -143,17 +153,13 @@ class Member:
             optimizer.step()
         else:
             self.num_skipped += 1
+            self.health.num_skipped += 1
         optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return rate
 
     def check_skipped(self) -> None:
-        if self.num_skipped >= PATIENCE:
-            raise AtelierError(
-                f"roles.{self.name}: loss or gradient was not finite in {self.num_skipped} steps in a row, "
-                f"up to step {self.step}; "
-                f"lower roles.{self.name}.optim.lr or raise its warmup; the last checkpoint before is kept"
-            )
+        self.health.check_patience(f"roles.{self.name}", self.step, self.num_skipped)
 
     def segment(self, step: int) -> Segment:
         """The trajectory whose checkpoint `step` is; a role's first one is at its start."""
@@ -178,6 +184,7 @@ class Member:
                 "num_skipped": self.num_skipped,
             },
             "last": dict(self.last),
+            "health": self.health.state(),
         }
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
@@ -188,6 +195,7 @@ class Member:
         self.tokens, self.forwards = counts["tokens"], counts["forwards"]
         self.teacher_forwards, self.num_skipped = counts["teacher_forwards"], counts["num_skipped"]
         self.last = dict(state["last"])
+        self.health.restore(state.get("health", {}))
         self.step = self.stored_step = step
 
     def prime_optimizer(self) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.loop.member import Member, is_finite
 from engine.objective.chunked import TeacherSide
 from engine.parallel import Gang
+from engine.spec.health import Bad
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ class Outcome:
     gap: float | None = None  # the EMA that the gate compares, nats
     distilled: bool = False
     skipped: bool = False
+    bad: Bad = ""
+    passed_over: bool = False  # its root rolled back: no samples were seen, no update was made
+    rolled_back: bool = False  # passed over, and the step for which it rolled back
     eval_loss: float | None = None
 
     def values(self) -> dict[str, float]:
@@ -76,7 +80,9 @@ class Outcome:
         if self.eval_loss is not None:
             result["eval/loss"] = self.eval_loss
         result = {name: value for name, value in result.items() if is_finite(value)}
-        return result | ({"skipped": 1.0} if self.skipped else {})
+        marks = {"skipped": self.skipped, "spike": self.bad == "spike"}
+        marks |= {"passed_over": self.passed_over, "rolled_back": self.rolled_back}
+        return result | {name: 1.0 for name, is_so in marks.items() if is_so}
 
 
 @dataclass
@@ -134,6 +140,7 @@ def _descend(
     for learner in learners:
         _descend(learner, circle, batch, own_side, names, num_scored, tally)
     if member.moves:
+        member.gang.pulse.at("backward")
         (result.total / num_scored).backward()
 
 
@@ -156,13 +163,14 @@ def _update(member: Member, numbers: dict[tuple[str, str], float]) -> Outcome:
     loss, norm = numbers[(name, "lm")], numbers[(name, "")]
     objectives = {key: value for (role, key), value in numbers.items() if role == name and key}
     result = Outcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.distils())
-    result.skipped = not is_finite(loss, norm, *objectives.values())
+    result.bad = member.health.judge(loss, norm, list(objectives.values()))
+    result.skipped = bool(result.bad)
     if member.gate is not None:
         gap = loss - numbers[(member.role.teacher, "lm")]
         if is_finite(gap):
             member.gate.observe(gap, member.step)
         result.gap = member.gate.gap
-    result.lr = member.update(norm, is_finite=not result.skipped)
+    result.lr = member.update(norm, is_good=not result.skipped)
     if is_finite(loss):
         member.last["loss"] = loss
     return result
