@@ -52,6 +52,14 @@ def like(full: Tensor, weight: Tensor) -> Tensor:
     )
 
 
+def is_split(tensor: Tensor, axis: str) -> bool:
+    """Whether the ranks along a mesh axis hold different parts of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return False
+    axes = tensor.device_mesh.mesh_dim_names or ()
+    return axis in axes and not tensor.placements[axes.index(axis)].is_replicate()
+
+
 def settle_gradient(weight: Tensor) -> None:
     """Place a gradient as its weight is placed: what the ranks have may still be parts of a sum."""
     gradient = weight.grad

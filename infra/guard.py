@@ -4,12 +4,14 @@ task.
 It takes over the leases with new fences, starts the ranks, renews the leases, and ends with the gang: when
 its parent dies (its standard input ends) or asks (SIGTERM) it tells the ranks to checkpoint and stop, and
 kills what is left after the grace time. When the gang has finished it publishes the records. Ranks notice its
-death by the pipe they hold. A gang that lost a rank to a signal starts again from its last checkpoint, if it
-made one. Standard output carries JSON lines for the parent; the ranks' own output goes to files.
+death by the pipe they hold. A gang that lost a rank to a signal, that nobody moves in any more, or whose
+copies of the weights differ starts again from its last checkpoint, if it made one. Standard output carries
+JSON lines for the parent; the ranks' own output goes to files.
 """
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +21,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.spec.error import AtelierError, StoppedError, of_system, to_line
+from engine.spec.error import AtelierError, CopiesError, StoppedError, of_system, to_line
+from engine.spec.pulse import PULSE
 from engine.spec.record import Record
 from infra.lease import Holder, Lease, LeaseLost, Renewal, take
 from infra.store import Store, has_body, read_body
 from infra.trajectory import checkpoint_steps
+from infra.watch import Watch, last_error
 
 RESTARTS = 3  # each only after a new checkpoint: a death at the same place again is told, not repeated
 STOPPED = 75
@@ -60,6 +64,7 @@ class Guard:
         self.ranks: list[subprocess.Popen[bytes]] = []
         self.leases: list[Lease] = []
         self.death = ""  # how a rank ended that nobody asked to end
+        self.hang = ""  # who was stuck when the gang was ended for it
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, lambda *_: self.stop_asked.set())
@@ -101,11 +106,19 @@ class Guard:
             is_over = self.stop_asked.is_set() or renewal.lost.is_set() or restart == RESTARTS
             is_over |= bool(self.orders.get("world"))  # a part of a gang: all of it starts again, or none
             if not self.death or not gained or is_over:
+                self._tell_hang()
                 return code
             at = max(step for _, step in gained)
             again = f"the gang starts again from step {at} (restart {restart + 1} of {RESTARTS})"
             say({"warning": f"{self.death}; {again}", "restart": restart + 1})
         raise AssertionError("the last round returns")
+
+    def _tell_hang(self) -> None:
+        """No rank could say that it hung."""
+        if self.hang and self.orders.get("world"):
+            say({"warning": self.hang})  # its other nodes end with it, and it may go well again
+        elif self.hang:
+            say(to_line(AtelierError(f"{self.orders['name']}: {self.hang}; run again to go on")))
 
     def _checkpoints(self) -> set[tuple[str, int]]:
         addresses = [lease.log.address for lease in self.leases]
@@ -113,7 +126,10 @@ class Guard:
 
     def _gang(self, renewal: Renewal, mode: str) -> int:
         count, first = self.orders["ranks"], self.orders.get("first_rank", 0)
-        self.ranks, self.death = [], ""
+        self.ranks, self.death, self.hang = [], "", ""
+        pulses = self.scratch / "pulse"
+        shutil.rmtree(pulses, ignore_errors=True)
+        pulses.mkdir(mode=0o700)
         read_end, write_end = os.pipe()  # the ranks hold the reading end: it ends when the guard does
         (self.scratch / "rendezvous").unlink(missing_ok=True)
         for local in range(count):
@@ -127,6 +143,7 @@ class Guard:
                 "LOCAL_WORLD_SIZE": str(count),
                 "WORLD_SIZE": str(self.orders.get("world") or count),
                 "ATELIER_GUARD_FD": str(read_end),
+                PULSE: str(pulses),
                 "PYTHONUNBUFFERED": "1",
                 "OMP_NUM_THREADS": str(self.orders.get("threads", 1)),
             }
@@ -152,19 +169,26 @@ class Guard:
             lease.name_writers(pids)
         say({"pids": pids, "guard": os.getpid()})
         try:
-            return self._wait(renewal)
+            return self._wait(renewal, Watch(pulses, {first + local: pid for local, pid in enumerate(pids)}))
         finally:
             self._kill()
             os.close(write_end)
 
-    def _wait(self, renewal: Renewal) -> int:
-        """Wait for the ranks; the first failure, a lost lease or a request to stop ends all of them."""
+    def _wait(self, renewal: Renewal, watch: Watch) -> int:
+        """Wait for the ranks; the first failure, a hang, a lost lease or a request to stop ends all of
+        them.
+        """
         told_at = 0.0
         while True:
             codes = [process.poll() for process in self.ranks]
             failed = any(code not in (None, 0) for code in codes)
             if failed and not told_at:
-                self.death = _death(codes)
+                self.death = self._death(codes)
+            if not told_at and (hang := watch.hang()):
+                self.death = self.hang = hang
+                told_at = time.monotonic()
+                self._kill()
+                continue
             if (failed or self.stop_asked.is_set() or renewal.lost.is_set()) and not told_at:
                 told_at = time.monotonic()
                 for process in self.ranks:
@@ -182,6 +206,18 @@ class Guard:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+    def _death(self, codes: list[int | None]) -> str:
+        """How a rank ended that the gang may well live without: by a signal, or by what its memory did to
+        copies of the weights; '' when none did.
+        """
+        for local, code in enumerate(codes):
+            if code is not None and code < 0:
+                rank = self.orders.get("first_rank", 0) + local
+                return f"rank {rank} was ended by {signal.Signals(-code).name}"
+            if code == CopiesError.exit_code:
+                return last_error(self.scratch / f"rank{local}.out") or "copies of the weights differ"
+        return ""
 
     def _publish(self) -> None:
         for lease in self.leases:
@@ -204,14 +240,6 @@ class Guard:
                 draft, self.holder, fence=fences.get(self.store.address(draft.kind, draft.fingerprint), 0)
             )
             say({"published": key, "kind": record.kind, "fingerprint": record.fingerprint})
-
-
-def _death(codes: list[int | None]) -> str:
-    """Which rank a signal ended; '' when none."""
-    for rank, code in enumerate(codes):
-        if code is not None and code < 0:
-            return f"rank {rank} was ended by {signal.Signals(-code).name}"
-    return ""
 
 
 def say(message: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.spec.error import AtelierError, StoppedError, from_line
+from engine.spec.error import AtelierError, CopiesError, StoppedError, from_line
 from infra.guard import PASSED
 
 PROJECT = str(Path(__file__).resolve().parent.parent)
@@ -111,6 +111,8 @@ def _wait(guard: subprocess.Popen[bytes], stop: threading.Event) -> None:
 def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: bool) -> None:
     if code == 0:
         return
+    if code != CopiesError.exit_code:  # told by a gang that was started again: it may be heard after that
+        problems = [each for each in problems if each.get("exit_code") != CopiesError.exit_code]
     if problems:
         raise from_line(problems[-1])
     if stopped or code == STOPPED:

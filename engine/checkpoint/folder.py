@@ -90,7 +90,7 @@ def retain(folder_url: str, keep: int, protected: set[int]) -> list[int]:
     for step in reversed(steps(folder_url)):
         url = address(folder_url, step)
         if kept >= keep and step not in protected:
-            _drop(url)
+            drop(url)
             removed.append(step)
         elif kept < keep and _looks_whole(url, step):
             kept += 1
@@ -107,7 +107,8 @@ def _looks_whole(url: str, step: int) -> bool:
         return False
 
 
-def _drop(url: str) -> None:
+def drop(url: str) -> None:
+    """Remove a checkpoint; it disappears from `steps` at once, not file by file."""
     if not is_local(url):
         remove(join(url, MANIFEST))  # first: without it the rest is no checkpoint
         remove(url)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from engine.artifact import Input
 from engine.loop.body import Body
+from engine.loop.health import Detector
 from engine.loop.learner import Learner
 from engine.loop.member import Member, end_of
 from engine.model.load import build, first_values, read_weights
@@ -65,9 +66,12 @@ def build_member(name: str, spec: MemberSpec, *, training: Training, house: Hous
     """A member with its initial weights at its start, or on a rank that has no part of it one without any."""
     train = training.train
     grid = house.grid(name, is_student=bool(spec.role.teacher))
-    member = Member(name, spec, grid=grid, precision=train.precision, seed=train.seed)
+    health = Detector(train.health)
+    member = Member(name, spec, grid=grid, precision=train.precision, seed=train.seed, health=health)
     plain, values = _plain(name, spec, train=train, house=house)
-    member.names = [path for path, weight in plain().named_parameters() if weight.requires_grad]
+    weights = dict(plain().named_parameters())
+    member.every_name = list(weights)
+    member.names = [name for name, weight in weights.items() if weight.requires_grad]
     if grid.is_here:
         member.body = _body(name, training=training, house=house, grid=grid, plain=plain, values=values)
         member.body.set_training(spec.mode != "frozen")

@@ -58,6 +58,7 @@ class Learner(nn.Module):
         self.is_first, self.is_last = is_first, is_last
 
     def forward(self, x: Tensor | None, *, index: Tensor | int, work: Work) -> Tensor:
+        self.grid.gang.pulse.at("forward")
         with arithmetic(self.precision, self.grid.gang.device):  # forward alone: torch asks for it
             return self._forward(x, int(index), work)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from engine.loop.body import After, Body
 from engine.loop.gate import Gate
+from engine.loop.health import Detector
 from engine.loop.learner import Work
 from engine.model.dropout import noise_keys
 from engine.objective.chunked import Mix
@@ -19,13 +20,11 @@ from engine.parallel.compute import Precision
 from engine.parallel.context import own_tokens
 from engine.parallel.grid import Grid
 from engine.placement import local
-from engine.spec.error import AtelierError, ConfigError
+from engine.spec.error import ConfigError
 from engine.spec.objective.lm import LM
 from engine.spec.run import Member as MemberSpec
 from engine.spec.run import Segment
 from engine.spec.seed import seed_of
-
-PATIENCE = 3  # steps in a row that may be skipped for a loss or gradient that is not finite
 
 
 class Member:
@@ -33,16 +32,27 @@ class Member:
     while the clock is there. On ranks that have no part of it, it has no `body`.
     """
 
-    def __init__(self, name: str, spec: MemberSpec, *, grid: Grid, precision: Precision, seed: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        spec: MemberSpec,
+        *,
+        grid: Grid,
+        precision: Precision,
+        seed: int,
+        health: Detector,
+    ) -> None:
         self.name, self.spec, self.role = name, spec, spec.role
         self.grid, self.gang, self.seed = grid, grid.gang, seed
         self.body: Body | None = None
         self.precision: Precision = precision
+        self.health = health
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
         self.stored_step = -1  # the step of its newest checkpoint that this process read or began to write
         self.optimizer: torch.optim.Optimizer | None = None
-        self.names: list[str] = []  # of all weights that train, on whatever rank
+        self.every_name: list[str] = []  # of all weights, on whatever rank
+        self.names: list[str] = []  # of those that train
         self.gate = Gate(spec.role.gate, self.start) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
         self.last: dict[str, float] = {}  # loss and eval/loss as last measured
@@ -128,6 +138,7 @@ class Member:
         total = torch.zeros((), dtype=torch.float64, device=self.gang.device)
         if self.body is None:
             return total
+        self.gang.pulse.at("look")
         work = Work([own_tokens(batch, self.grid) for batch in batches], {"lm": (LM(), 1.0)})
         # eagerly: a look is too short to compile a second graph for
         with torch.compiler.set_stance("force_eager"):
@@ -156,15 +167,16 @@ class Member:
             total[places] = norms.square() / torch.tensor(copies, device=total.device)
         return total
 
-    def update(self, norm: float, *, is_finite: bool) -> float:
-        """Clip by the global norm and take the optimiser's step, or skip it when something is not finite;
+    def update(self, norm: float, *, is_good: bool) -> float:
+        """Clip by the global norm and take the optimiser's step, or skip it when the step is not good;
         returns the lr.
         """
         spec = self.role.optim
         rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end)
-        self.num_skipped = 0 if is_finite else self.num_skipped + 1
+        self.num_skipped = 0 if is_good else self.num_skipped + 1
+        self.health.num_skipped += not is_good
         if self.optimizer is not None:
-            if is_finite:
+            if is_good:
                 self._clip(norm)
                 set_lr(self.optimizer, rate)
                 self.optimizer.step()
@@ -180,12 +192,7 @@ class Member:
                     local(weight.grad).mul_(coefficient)
 
     def check_skipped(self) -> None:
-        if self.num_skipped >= PATIENCE:
-            raise AtelierError(
-                f"roles.{self.name}: loss or gradient was not finite in {self.num_skipped} steps in a row, "
-                f"up to step {self.step}; "
-                f"lower roles.{self.name}.optim.lr or raise its warmup; the last checkpoint before is kept"
-            )
+        self.health.check_patience(f"roles.{self.name}", self.step, self.num_skipped)
 
     def segment(self, step: int) -> Segment:
         """The trajectory whose checkpoint `step` is; a role's first one is at its start."""
@@ -211,6 +218,7 @@ class Member:
                 "num_skipped": self.num_skipped,
             },
             "last": dict(self.last),
+            "health": self.health.state(),
         }
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
@@ -221,6 +229,7 @@ class Member:
         self.tokens, self.forwards = counts["tokens"], counts["forwards"]
         self.teacher_forwards, self.num_skipped = counts["teacher_forwards"], counts["num_skipped"]
         self.last = dict(state["last"])
+        self.health.restore(state.get("health", {}))
         self.step = self.stored_step = step
 
     def prime_optimizer(self) -> None:

@@ -101,4 +101,4 @@ def summary(member: Member) -> dict[str, Any]:
         result["gate_step"] = opened if opened >= 0 else None
         result["teacher_steps"] = [opened, member.end - 1] if 0 <= opened < member.end else []
         result["teacher_forwards"] = member.teacher_forwards
-    return result
+    return result | member.health.summary()

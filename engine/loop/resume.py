@@ -33,9 +33,9 @@ class Plan:
         return min(unfinished, default=max(self.steps.values(), default=0))
 
 
-def plan(members: Mapping[str, Member]) -> Plan:
-    """Find every role's step. Roles that nobody needs any more, finished and published, are left out of
-    `steps`.
+def plan(members: Mapping[str, Member], limits: Mapping[str, int]) -> Plan:
+    """Find every role's step, not past its limit where it has one. Roles that nobody needs any more, finished
+    and published, are left out of `steps`.
     """
     result = Plan()
     for name in students_first(members):
@@ -48,7 +48,8 @@ def plan(members: Mapping[str, Member]) -> Plan:
         ]
         if member.mode == "frozen":
             continue
-        at_most = min([member.segments[-1].end, *(result.steps[learner] for learner in unfinished)])
+        end = member.segments[-1].end
+        at_most = min([limits.get(name, end), end, *(result.steps[learner] for learner in unfinished)])
         step = _newest(member, at_most, result.damages)
         result.has_checkpoint[name] = step is not None
         start = int(member.role.start)

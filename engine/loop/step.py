@@ -18,6 +18,7 @@ from engine.loop.learner import Work
 from engine.loop.member import Member, is_finite
 from engine.loop.teach import own_rows, side_for
 from engine.parallel.gang import Gang
+from engine.spec.health import Bad
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ class Outcome:
     gap: float | None = None  # the EMA that the gate compares, nats
     distilled: bool = False
     skipped: bool = False
+    bad: Bad = ""
+    passed_over: bool = False  # its root rolled back: no samples were seen, no update was made
+    rolled_back: bool = False  # passed over, and the step for which it rolled back
     eval_loss: float | None = None
 
     def values(self) -> dict[str, float]:
@@ -79,7 +83,9 @@ class Outcome:
         if self.eval_loss is not None:
             result["eval/loss"] = self.eval_loss
         result = {name: value for name, value in result.items() if is_finite(value)}
-        return result | ({"skipped": 1.0} if self.skipped else {})
+        marks = {"skipped": self.skipped, "spike": self.bad == "spike"}
+        marks |= {"passed_over": self.passed_over, "rolled_back": self.rolled_back}
+        return result | {name: 1.0 for name, is_so in marks.items() if is_so}
 
 
 @dataclass
@@ -104,7 +110,7 @@ def take_step(
     """
     tally = _Tally()
     for root in circle.roots:
-        _Round(root, circle, list(batches), clock, num_scored, tally).go()
+        Round(root, circle, list(batches), clock, num_scored, tally).go()
     for member in circle.all():
         member.forwards += len(batches)
         for learner in circle.learners.get(member.name, ()):
@@ -113,7 +119,7 @@ def take_step(
     return {member.name: _update(member, numbers) for member in circle.moving()}
 
 
-class _Round:
+class Round:
     """One step of a root, and of all that learn from it, directly or not."""
 
     def __init__(
@@ -141,11 +147,11 @@ class _Round:
     def go(self) -> None:
         work = self.works[self.root.name]
         if self.root.moves:
-            self.root.train(work, lambda index, total: self._after(self.root, index, total))
+            self.root.train(work, lambda index, total: self.after(self.root, index, total))
         else:
-            self.root.infer(work, lambda index, total: self._after(self.root, index, total))
+            self.root.infer(work, lambda index, total: self.after(self.root, index, total))
 
-    def _after(self, member: Member, index: int, total: Tensor) -> Tensor:
+    def after(self, member: Member, index: int, total: Tensor) -> Tensor:
         """What follows a role's forward pass of a micro-batch; returns what its backward pass begins with."""
         result = self.works[member.name].results.pop(index)
         self.tally.add(member.name, result.sums)
@@ -156,11 +162,12 @@ class _Round:
                     work.sides[index] = side_for(learner.grid, member.grid, result, self.length)
                 self._train_one(learner, index, work)
                 work.sides.pop(index, None)
+        member.gang.pulse.at("backward")
         return total / self.num_scored
 
     def _train_one(self, learner: Member, index: int, work: Work) -> None:
         if learner.body is not None:
-            learner.body.train_one(index, work, lambda index, total: self._after(learner, index, total))
+            learner.body.train_one(index, work, lambda index, total: self.after(learner, index, total))
 
 
 def _gather(tally: _Tally, circle: Circle, num_scored: int, gang: Gang) -> dict[tuple[str, str], float]:
@@ -193,13 +200,14 @@ def _update(member: Member, numbers: dict[tuple[str, str], float]) -> Outcome:
     loss, norm = numbers[(name, "lm")], numbers[(name, "")]
     objectives = {key: value for (role, key), value in numbers.items() if role == name and key}
     result = Outcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.distils())
-    result.skipped = not is_finite(loss, norm, *objectives.values())
+    result.bad = member.health.judge(loss, norm, list(objectives.values()))
+    result.skipped = bool(result.bad)
     if member.gate is not None:
         gap = loss - numbers[(member.role.teacher, "lm")]
         if is_finite(gap):
             member.gate.observe(gap, member.step)
         result.gap = member.gate.gap
-    result.lr = member.update(norm, is_finite=not result.skipped)
+    result.lr = member.update(norm, is_good=not result.skipped)
     if is_finite(loss):
         member.last["loss"] = loss
     return result

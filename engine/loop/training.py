@@ -2,9 +2,12 @@
 their roles.
 """
 
+import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 
@@ -13,16 +16,19 @@ from engine.data.blend import Blend, Dataset
 from engine.data.examples import Examples
 from engine.data.windows import Windows
 from engine.loop.build import House, auto_micro_batch, build_member, memory_gb
+from engine.loop.copies import check_copies
 from engine.loop.feed import Feed, StepData
 from engine.loop.look import HeldOut
 from engine.loop.member import Member
+from engine.loop.pace import Pace
 from engine.loop.publish import TOKENIZER, check_digest, publish
 from engine.loop.report import Curve, Report
 from engine.loop.resume import Plan, plan, protected_steps, students_first
+from engine.loop.rollback import History, RolledBack, act, drop_later, part, pass_over, remember
 from engine.loop.save import Saver
 from engine.loop.step import Circle, Outcome, circle_at, take_step
 from engine.loop.stop import StopRequest
-from engine.spec.error import ConfigError, DataError, StoppedError
+from engine.spec.error import AtelierError, ConfigError, DataError, StoppedError
 from engine.spec.layout import check_layout
 from engine.spec.metric import MetricLine
 from engine.spec.run import Stream, Training
@@ -47,10 +53,25 @@ def run_training(training: Training, around: Surroundings) -> list[Member]:
 
     StoppedError after a clean stop: everything is in checkpoints then.
     """
-    gang = around.house.gang
+    gang, train = around.house.gang, training.train
+    gang.pulse.rest("load")
+    gang.pulse.watch(train.health.hang_s)
     roles = {name: member.role for name, member in training.members.items()}
-    check_layout(around.house.layout, roles, training.train)
-    where = Plan(**gang.from_first(vars(plan(training.members)) if gang.is_first else None))
+    check_layout(around.house.layout, roles, train)
+    history = History()
+    while True:
+        try:
+            return _run_from(history, training, around)
+        except RolledBack as back:
+            history = back.history
+        gc.collect()  # the roles as they were, before they are built again
+
+
+def _run_from(history: History, training: Training, around: Surroundings) -> list[Member]:
+    """Train from the newest checkpoints that fit `history`; RolledBack when there is more of it."""
+    gang = around.house.gang
+    found = vars(plan(training.members, history.at_most)) if gang.is_first else None
+    where = Plan(**gang.from_first(found))
     chosen = {
         name: spec
         for name, spec in training.members.items()
@@ -60,15 +81,21 @@ def run_training(training: Training, around: Surroundings) -> list[Member]:
         name: build_member(name, spec, training=training, house=around.house) for name, spec in chosen.items()
     }
     if members:
-        loop = Loop(training, members, where, around)
+        loop = Loop(training, members, where, around, history)
         loop.run()
+        gang.pulse.rest("publish")
         loop.publish()
     return list(members.values())
 
 
 class Loop:
     def __init__(
-        self, training: Training, members: dict[str, Member], where: Plan, around: Surroundings
+        self,
+        training: Training,
+        members: dict[str, Member],
+        where: Plan,
+        around: Surroundings,
+        history: History,
     ) -> None:
         self.training, self.train, self.members, self.around = training, training.train, members, around
         self.gang, self.report = around.house.gang, around.report
@@ -88,7 +115,13 @@ class Loop:
         )
         self.begin = where.clock(training.members)
         self.stall_s = 0.0
+        self.pace = Pace(self.gang, self.train.health.straggler)
+        self.known: set[tuple[str, bool]] = (
+            set()
+        )  # what has been computed here: roles, with their teacher or not
         self._place(where)
+        self.outdated = remember(members, history)
+        self.has_rolled_back = bool(history.bad)
 
     def _place(self, where: Plan) -> None:
         """Bring every role to its step and say where the gang begins."""
@@ -161,13 +194,24 @@ class Loop:
     def run(self) -> None:
         """From `begin` to the end, or to a StoppedError."""
         try:
+            if self.outdated is not None:
+                self._roll_back(self.outdated)
+            if self.has_rolled_back:
+                self._save(self.begin)  # else one who is stopped again and again would roll back for ever
             self._save_if_due(self.begin)
             for clock in range(self.begin, self.end):
                 began = time.perf_counter()
+                circle, passing = part(circle_at(self.members, clock), clock)
+                is_usual = self._begin(circle, clock)
                 data = self.feed.at(clock)
                 num_scored, num_tokens = self._agree(data, clock)
-                circle = circle_at(self.members, clock)
-                outcomes = take_step(circle, data.batches, clock=clock, num_scored=num_scored, gang=self.gang)
+                outcomes: dict[str, Outcome] = {}
+                if circle.roots:
+                    outcomes = take_step(
+                        circle, data.batches, clock=clock, num_scored=num_scored, gang=self.gang
+                    )
+                outcomes |= {member.name: pass_over(member) for member in passing}
+                self.pace.end(data.wait_s, is_usual=is_usual and not passing)
                 step_s = time.perf_counter() - began
                 self._after(clock + 1, circle, outcomes, num_tokens, step_s, data.wait_s)
             self.saver.settle(is_last=True)
@@ -176,12 +220,23 @@ class Loop:
         finally:
             self.feed.close()
 
+    def _begin(self, circle: Circle, clock: int) -> bool:
+        """A step begins; whether this process has computed its like before, so that nothing is compiled."""
+        now = {(member.name, member.distils()) for member in circle.all()}
+        is_usual, self.known = now <= self.known, self.known | now
+        self.gang.pulse.begin(clock + 1, is_usual=is_usual)
+        self.pace.begin()
+        return is_usual
+
     def _agree(self, data: StepData, clock: int) -> tuple[int, int]:
         """Scored and real tokens of the step over all ranks; stops all ranks here when any of them was asked
         to.
         """
-        numbers = torch.tensor([data.num_scored, data.num_tokens, int(self.around.stop.is_asked)])
-        num_scored, num_tokens, num_asked = self.gang.sum(numbers).tolist()
+        own = [data.num_scored, data.num_tokens, int(self.around.stop.is_asked)]
+        numbers = self.gang.sum(torch.tensor([*own, *self.pace.tell()])).tolist()
+        num_scored, num_tokens, num_asked = numbers[:3]
+        if slow := self.pace.hear(numbers[3:]):
+            self.report.say(warning=f"step {clock + 1}: {slow}")
         if num_asked:
             self._stop(clock)
         if not num_scored:
@@ -221,11 +276,14 @@ class Loop:
                     timing=timing | {"time": time.time()},
                 )
                 self.curves[name].add(line)
-            self._check_skipped(member)
             if member.spec.mode == "replay" and step == member.end and member.spec.digest:
                 check_digest(member)
+        self._act(outcomes)
+        every = self.train.health.digest_every
+        if every and step % every == 0:
+            self._check_copies(step)
         self._save_if_due(step)
-        losses = {name: outcome.loss for name, outcome in outcomes.items()}
+        losses = {name: outcome.loss for name, outcome in outcomes.items() if not outcome.passed_over}
         self.report.progress(step, step_s, losses, is_last=step == self.end)
 
     def _timing(self, circle: Circle, num_tokens: int, step_s: float, wait_s: float) -> dict[str, float]:
@@ -236,6 +294,7 @@ class Loop:
             "checkpoint_stall_s": self.stall_s,
             "memory_gb": memory_gb(self.gang.device),
         }
+        timing |= self.pace.timing()
         self.stall_s = 0.0
         if self.around.peak_flops:
             # a frozen teacher has no backward pass, which is two thirds
@@ -250,10 +309,36 @@ class Loop:
             return
         outcome.eval_loss = member.last["eval/loss"] = self.held_out.loss(member)
 
-    def _check_skipped(self, member: Member) -> None:
-        if member.num_skipped:
-            self.curves[member.name].flush()
-            member.check_skipped()
+    def _act(self, outcomes: dict[str, Outcome]) -> None:
+        """Do what the roles' health says of a step that went wrong."""
+        bad = [name for name, outcome in outcomes.items() if outcome.bad]
+        if not bad:
+            return
+        for name in bad:
+            self.curves[name].flush()
+        with self._settled_by_errors():
+            history = act(self.members, outcomes, self.report)
+        if history is not None:
+            self._roll_back(history)
+
+    @contextmanager
+    def _settled_by_errors(self) -> Iterator[None]:
+        """An error of all ranks leaves the checkpoint that is under way behind, whole."""
+        try:
+            yield
+        except AtelierError:
+            self.saver.settle()
+            raise
+
+    def _check_copies(self, step: int) -> None:
+        with self._settled_by_errors():
+            check_copies(self.order, self.gang, step)
+
+    def _roll_back(self, history: History) -> NoReturn:
+        self.gang.pulse.rest("roll back")
+        self.saver.settle()
+        drop_later(self.order, history, self.gang)
+        raise RolledBack(history)
 
     def _is_due(self, step: int) -> bool:
         return step % self.train.checkpoint_every == 0 or step in self.protected
@@ -270,6 +355,8 @@ class Loop:
             member for member in self.order if member.is_kept and member.step == step != member.stored_step
         ]
         if due and step > 0:
+            self.gang.pulse.rest("save")
+            self._check_copies(step)
             self.stall_s += self.saver.save(due, step)
 
     def publish(self) -> None:

@@ -12,12 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.pulse import Pulse
 from engine.spec.error import ConfigError
 from engine.spec.parallel import Parallel
 
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-PATIENCE = timedelta(minutes=10)  # a rank that is silent this long in a collective fails the gang
+# a rank that is silent this long in a collective fails the gang, when no guard found it to hang before
+PATIENCE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Gang:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     group: dist.ProcessGroup | None = None
     background: dist.ProcessGroup | None = None  # gloo, for a thread that works beside training
+    pulse: Pulse = field(default_factory=Pulse)
 
     @property
     def is_first(self) -> bool:
@@ -44,6 +47,7 @@ class Gang:
     def sum(self, tensor: Tensor) -> Tensor:
         """Add `tensor` up over all ranks, in place."""
         if self.world > 1:
+            self.pulse.at("collective")
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
@@ -72,12 +76,13 @@ def start_gang(layout: Parallel) -> Gang:
     MASTER_ADDR.
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    pulse = Pulse.of_rank(rank)
     device = _device(layout)
     keep_freed_memory()
     torch.set_num_threads(num_threads(layout, world))
     layout.for_world(world)
     if world == 1:
-        return Gang(device=device)
+        return Gang(device=device, pulse=pulse)
     rendezvous = os.environ.get(RENDEZVOUS, "env://")
     if rendezvous.startswith("file://"):
         os.environ.setdefault(
@@ -86,7 +91,9 @@ def start_gang(layout: Parallel) -> Gang:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=PATIENCE)
     background = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE))
-    return Gang(rank=rank, world=world, device=device, group=dist.group.WORLD, background=background)
+    return Gang(
+        rank=rank, world=world, device=device, group=dist.group.WORLD, background=background, pulse=pulse
+    )
 
 
 def keep_freed_memory() -> None:

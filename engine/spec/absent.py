@@ -53,7 +53,16 @@ ABSENT: dict[str, dict[str, Any]] = {
         "attach": "refuse",
         "seed_name": "",
     },
-    "Train": {"precision": "bf16"},
+    "Train": {"precision": "bf16", "health": {}},
+    "Health": {
+        "nan": "skip",
+        "spike": "off",
+        "spike_sigmas": 6.0,
+        "spike_nats": 0.5,
+        "spike_norm": 0.0,
+        "spike_after": 20,
+        "pass_over": 10,
+    },
     "Source": {"field": "text", "on_error": "stop"},
     "Labels": {
         "task": "package",

@@ -37,6 +37,14 @@ class DamageError(AtelierError):
     way_out = "`atelier gc --damaged` offers to remove it, the next run makes it again"
 
 
+class CopiesError(AtelierError):
+    """Copies of the same weights differ: memory or a device failed. The last checkpoint is from before, so
+    the gang's guard begins again.
+    """
+
+    exit_code = 70  # EX_SOFTWARE
+
+
 class StoppedError(AtelierError):
     """Stopped on request (Ctrl-C, SIGTERM); everything finished is kept."""
 

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 from pydantic.config import JsonDict
 
 from engine.spec.base import Count, Spec
+from engine.spec.health import Health
 
 LAYOUT: JsonDict = {"layout": True}
 
@@ -49,6 +50,7 @@ class Train(Spec):
     eval_sequences: int = Field(
         default=32, ge=1, description="held-out sequences a look", json_schema_extra=LAYOUT
     )
+    health: Health = Field(default=Health(), description="what happens when a step or a rank goes wrong")
 
     @model_validator(mode="after")
     def _length(self) -> "Train":

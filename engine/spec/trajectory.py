@@ -3,7 +3,8 @@ torch-free.
 
 A role's training is cut into segments where something starts to depend on where training ends: at its own
 schedule's branch step and at its teacher's. What lies before a cut is a trunk that longer runs and other
-decays share.
+decays share. A rollback passes over steps before the one that asked for it, so a root that may roll back has
+no trunk: what comes later moves what came before.
 """
 
 from collections.abc import Mapping
@@ -104,7 +105,8 @@ def parts_of(
 def _parts(name: str, role: Role, train: Train, feed: Feed, init: str, teaching: list[Part]) -> list[Part]:
     start, end = int(role.start), train.num_steps
     schedule = role.optim.schedule
-    own = schedule.branch_step(start, end)
+    is_whole = train.health.rolls_back and not role.teacher
+    own = start if is_whole else schedule.branch_step(start, end)
     frozen = role.attach == "frozen"
     cuts = {own} | (set() if frozen else {part.end for part in teaching})
     ends = sorted({cut for cut in cuts if start < cut < end} | {end})
@@ -143,7 +145,7 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
         identity["optim"] = identity["optim"] | {"schedule": role.optim.schedule.trunk()}
     else:
         identity["horizon"] = [int(role.start), train.num_steps]
-    if role.optim.schedule.kind == "constant":
+    if role.optim.schedule.kind == "constant" and (role.teacher or not train.health.rolls_back):
         identity.pop("horizon", None)
     return identity | train.as_identity()
 
@@ -153,7 +155,7 @@ def origins(prefix: str) -> dict[str, str]:
     'roles.teacher.' or ''.
     """
     role = ("model", "objective", "optim", "trainable", "start", "gate", "attach", "seed_name")
-    train = ("global_batch", "sequence", "precision", "seed")
+    train = ("global_batch", "sequence", "precision", "seed", "health")
     return (
         {key: f"{prefix}{key}" for key in role}
         | {key: f"train.{key}" for key in train}

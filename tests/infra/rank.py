@@ -10,6 +10,13 @@ import time
 from pathlib import Path
 
 from engine.artifact import Output
+from engine.spec.pulse import PULSE, Stand, pulse_file
+
+
+def stand_still(rank: int) -> None:
+    """As one that was stopped in its third step."""
+    pulse_file(os.environ[PULSE], rank).write_bytes(Stand(3, 2, 0.5, "forward").pack())
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def main(path: str) -> int:
@@ -23,6 +30,8 @@ def main(path: str) -> int:
     if config["gains"]:
         (Path(config["trajectory"]) / "checkpoints" / f"step-{life + 1:08d}").mkdir(parents=True)
     if life < config["deaths"]:
+        if config["hangs"]:
+            stand_still(rank)
         if config["code"]:
             return config["code"]
         os.kill(os.getpid(), signal.SIGKILL)

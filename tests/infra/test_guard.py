@@ -35,9 +35,18 @@ class Gang:
         self.trajectory = self.store.address("trajectory", "a" * 64)
 
     def run(
-        self, *, deaths: int, gains: bool = True, code: int = 0, ranks: int = 1, stop_at: str = ""
+        self,
+        *,
+        deaths: int,
+        gains: bool = True,
+        code: int = 0,
+        hangs: bool = False,
+        ranks: int = 1,
+        stop_at: str = "",
     ) -> None:
-        """The last rank ends `deaths` times with `code` (0: SIGKILL), after a checkpoint if it `gains`."""
+        """The last rank ends `deaths` times with `code` (0: SIGKILL) or hangs, after a checkpoint if it
+        `gains`.
+        """
         draft = Record(
             kind="model", name="m", fingerprint=self.fingerprint, version=1, identity={"x": 1}, parents={}
         )
@@ -51,6 +60,7 @@ class Gang:
             "deaths": deaths,
             "gains": gains,
             "code": code,
+            "hangs": hangs,
             "trajectory": self.trajectory,
         }
         run = {"config": config, "scratch": str(scratch / "work"), "outputs": {"m": payload}}
@@ -126,6 +136,23 @@ def test_an_error_of_its_own_is_not_repeated(gang: Gang) -> None:
     with pytest.raises(AtelierError, match="exit code 3"):
         gang.run(deaths=1, code=3)
     assert not gang.warnings
+
+
+def test_a_gang_that_hangs_is_ended_named_and_started_again(gang: Gang) -> None:
+    gang.run(deaths=1, hangs=True)
+    assert gang.warnings == [
+        "rank 0 stands at step 3 (forward, stopped); nothing moved for 1 s; "
+        f"the gang starts again from step 1 (restart 1 of {RESTARTS})"
+    ]
+    record = gang.store.find("model", gang.fingerprint)
+    assert record is not None and record.summary == {"lives": 2}
+    assert len(gang.pids()) == 2 and gang.is_over()
+
+
+def test_a_gang_that_hangs_before_its_first_checkpoint_ends_with_the_name_of_the_rank(gang: Gang) -> None:
+    with pytest.raises(AtelierError, match=r"gang: rank 0 stands at step 3 \(forward, stopped\)"):
+        gang.run(deaths=1, gains=False, hangs=True)
+    assert not gang.warnings and gang.is_over()
 
 
 def test_the_lease_is_free_when_the_gang_has_ended(gang: Gang) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from engine.spec.absent import ABSENT
 from engine.spec.base import canonical, fingerprint, parse
+from engine.spec.health import Health
 from engine.spec.model.gpt import GPT
 from engine.spec.objective.lm import LM
 from engine.spec.objective.logits import Logits
@@ -53,7 +54,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("spec", [GPT, LM, Logits, AdamW, Muon, Schedule, Role, Train])
+@pytest.mark.parametrize("spec", [GPT, LM, Logits, AdamW, Muon, Schedule, Role, Train, Health])
 def test_the_table_of_absent_values_names_only_fields_that_there_are(spec: type) -> None:
     assert set(ABSENT.get(spec.__name__, {})) <= set(spec.model_fields)
 
@@ -67,14 +68,30 @@ def test_a_default_given_by_hand_is_the_same_thing() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"checkpoint_every": 7}, {"keep": 9}, {"micro_batch": 2}, {"eval_every": 3}, {"eval_sequences": 5}],
+    [
+        {"checkpoint_every": 7},
+        {"keep": 9},
+        {"micro_batch": 2},
+        {"eval_every": 3},
+        {"eval_sequences": 5},
+        {"health": {"patience": 9, "rollbacks": 1, "hang_s": 60, "digest_every": 5, "straggler": 0}},
+        {"health": {"nan": "skip", "spike": "off"}},
+    ],
 )
 def test_how_it_is_run_is_not_identity(change: dict[str, object]) -> None:
     assert fingerprints({"m": role()}, train()) == fingerprints({"m": role()}, train(**change))
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 2}, {"global_batch": 16}, {"sequence": 128}, {"precision": "fp32"}]
+    "change",
+    [
+        {"seed": 2},
+        {"global_batch": 16},
+        {"sequence": 128},
+        {"precision": "fp32"},
+        {"health": {"spike": "skip"}},
+        {"health": {"nan": "stop"}},
+    ],
 )
 def test_what_changes_the_result_is_identity(change: dict[str, object]) -> None:
     assert fingerprints({"m": role()}, train()) != fingerprints({"m": role()}, train(**change))
@@ -117,6 +134,19 @@ def test_a_stable_phase_is_shared_by_longer_runs_and_a_cosine_is_not() -> None:
     assert parts("wsd", 100)[0] == parts("wsd", 200)[0] == parts("constant", 100)[0]
     assert parts("wsd", 100)[1] != parts("wsd", 200)[1]
     assert parts("cosine", 100) != parts("cosine", 200)
+
+
+def test_a_root_that_may_roll_back_shares_no_trunk_and_its_students_do() -> None:
+    constant = {"kind": "adamw", "lr": 1e-3, "schedule": {"kind": "constant"}}
+
+    def parts(steps: int, **optim: object) -> dict[str, list[str]]:
+        roles = {"teacher": role(**optim), "s": role(**STUDENT)}
+        return fingerprints(roles, train(steps=steps, health={"spike": "rollback"}))
+
+    assert [len(found) for found in parts(100).values()] == [1, 2]
+    assert parts(100)["teacher"] != parts(200)["teacher"]
+    assert parts(100)["s"][0] != parts(200)["s"][0], "its teacher is another one"
+    assert parts(100, optim=constant)["teacher"] != parts(200, optim=constant)["teacher"]
 
 
 def test_a_student_is_cut_where_its_teacher_first_depends_on_the_end() -> None:

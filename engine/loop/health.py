@@ -1,0 +1,91 @@
+"""Whether a role's step went wrong, from losses and norms that all ranks share; kept in the role's
+checkpoint, so that a resumed run judges as an uninterrupted one.
+
+Steps are counted as in metric lines and checkpoints: step s is the one after which s steps are done.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from engine.spec.error import AtelierError
+from engine.spec.health import Bad, Health
+
+BETA = 0.98
+
+
+class Detector:
+    """Averages of the good steps, and what was done about the bad ones."""
+
+    def __init__(self, spec: Health) -> None:
+        self.spec = spec
+        self.sums = {"loss": 0.0, "square": 0.0, "norm": 0.0}  # EMAs, not yet bias-corrected
+        self.num_seen = 0
+        self.num_skipped = 0  # over the whole training
+        self.rolled_back: list[int] = []  # the bad steps that a rollback of its root passes over, ascending
+        self.words = ""  # what was wrong with the last bad step
+
+    def judge(self, loss: float, norm: float, others: Sequence[float] = ()) -> Bad:
+        """Take the numbers of a step; what is wrong with it, '' when nothing is. Bad steps leave the averages
+        as they are.
+        """
+        if not all(math.isfinite(number) for number in (loss, norm, *others)):
+            self.words = f"loss {loss:.4g} or gradient norm {norm:.4g} is not finite"
+            return "nan"
+        if self.spec.spike == "off":
+            return ""
+        if self._spikes(loss, norm):
+            return "spike"
+        for name, value in (("loss", loss), ("square", loss * loss), ("norm", norm)):
+            self.sums[name] = BETA * self.sums[name] + (1.0 - BETA) * value
+        self.num_seen += 1
+        return ""
+
+    def _spikes(self, loss: float, norm: float) -> bool:
+        if self.num_seen < self.spec.spike_after:
+            return False
+        mean, square, usual = (self._average(name) for name in ("loss", "square", "norm"))
+        deviation = math.sqrt(max(0.0, square - mean * mean))
+        limit = mean + max(self.spec.spike_sigmas * deviation, self.spec.spike_nats)
+        if loss > limit:
+            self.words = f"loss {loss:.4g} spikes over {limit:.4g} nats (average {mean:.4g})"
+            return True
+        if self.spec.spike_norm and norm > self.spec.spike_norm * usual:
+            times = self.spec.spike_norm
+            self.words = f"gradient norm {norm:.4g} spikes over {times:g} times its average {usual:.4g}"
+            return True
+        return False
+
+    def _average(self, name: str) -> float:
+        return self.sums[name] / (1.0 - BETA**self.num_seen)  # Adam's correction, 1412.6980
+
+    def passes_over(self, step: int) -> bool:
+        return any(bad - self.spec.pass_over < step <= bad for bad in self.rolled_back)
+
+    def check_patience(self, place: str, step: int, in_a_row: int) -> None:
+        """Refuse to go on when as many steps in a row were skipped as patience allows."""
+        if in_a_row < self.spec.patience:
+            return
+        what = "not finite or a spike" if self.spec.spike != "off" else "not finite"
+        raise AtelierError(
+            f"{place}: loss or gradient was {what} in {in_a_row} steps in a row, up to step {step}; "
+            f"lower {place}.optim.lr or raise its warmup; the last checkpoint before is kept"
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """What the record says of it: nothing where nothing happened."""
+        found: dict[str, Any] = {"skipped": self.num_skipped} if self.num_skipped else {}
+        if self.rolled_back:
+            found["rolled_back"] = list(self.rolled_back)
+            found["pass_over"] = self.spec.pass_over
+        return found
+
+    def state(self) -> dict[str, Any]:
+        counts = {"num_seen": self.num_seen, "num_skipped": self.num_skipped}
+        return {**self.sums, **counts, "rolled_back": list(self.rolled_back)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over `state()`; a checkpoint from before there was one leaves everything as at the start."""
+        self.sums = {name: float(state.get(name, 0.0)) for name in self.sums}
+        self.num_seen, self.num_skipped = state.get("num_seen", 0), state.get("num_skipped", 0)
+        self.rolled_back = list(state.get("rolled_back", []))

@@ -1,0 +1,80 @@
+"""Which rank computes for longer than the others. What a rank tells rides in a sum that every step makes
+anyway.
+
+A rank's own time is what its training thread could run (on a core, or waiting for one) and what it waited for
+data: not what it waited in collectives, where it sleeps. On a GPU that is the host's part of a step alone.
+"""
+
+import time
+from pathlib import Path
+
+from engine.parallel.gang import Gang
+
+KEEP = 0.9  # of the average, a step
+SETTLED = 10  # steps until anybody is named
+_SCHEDULER = Path("/proc/thread-self/schedstat")  # ns on a core, ns runnable without one, slices
+
+
+def runnable_s() -> float:
+    """Seconds that this thread ran or could have run; processor time where the system does not tell."""
+    try:
+        running, waiting, _ = _SCHEDULER.read_text().split()
+    except (OSError, ValueError):
+        return time.thread_time()
+    return (int(running) + int(waiting)) / 1e9
+
+
+class Pace:
+    """Own times of all ranks, smoothed; equal on every rank."""
+
+    def __init__(self, gang: Gang, factor: float) -> None:
+        self._gang, self._factor = gang, factor
+        self._average_s = [0.0] * gang.world
+        self._num_heard = 0
+        self._own_us = 0
+        self._began = 0.0
+        self._named = -1
+
+    def begin(self) -> None:
+        if self._gang.world > 1:
+            self._began = runnable_s()
+
+    def end(self, wait_s: float, *, is_usual: bool) -> None:
+        """The step is done; `wait_s` of it was waiting for data. One that compiled does not count."""
+        if self._gang.world > 1:
+            self._own_us = round((runnable_s() - self._began + wait_s) * 1e6) if is_usual else 0
+
+    def tell(self) -> list[int]:
+        """Microseconds of the step before by rank, only this rank's filled in: to be summed up."""
+        return [self._own_us if rank == self._gang.rank else 0 for rank in range(self._gang.world)]
+
+    def hear(self, times_us: list[int]) -> str:
+        """Take what all ranks told; names a rank that has become slow, '' otherwise."""
+        if not all(times_us) or self._gang.world == 1:
+            return ""
+        self._num_heard += 1
+        keep = KEEP if self._num_heard > 1 else 0.0
+        pairs = zip(self._average_s, times_us, strict=True)
+        self._average_s = [keep * average + (1 - keep) * us / 1e6 for average, us in pairs]
+        slowest, ratio = self._slowest()
+        is_slow = bool(self._factor) and self._num_heard >= SETTLED and ratio > self._factor
+        was, self._named = self._named, slowest if is_slow else -1
+        if not is_slow or was == slowest:
+            return ""
+        longest, usual = self._average_s[slowest], self._average_s[slowest] / ratio
+        return (
+            f"rank {slowest} computes {ratio:.1f} times as long a step as the median rank "
+            f"({longest:.3f} s, {usual:.3f} s): all wait for it"
+        )
+
+    def timing(self) -> dict[str, float]:
+        """The slowest rank and how many times the median it computes."""
+        if not self._num_heard:
+            return {}
+        slowest, ratio = self._slowest()
+        return {"slowest_rank": float(slowest), "slowest_ratio": ratio}
+
+    def _slowest(self) -> tuple[int, float]:
+        times = sorted(self._average_s)
+        median = times[(len(times) - 1) // 2]  # of two the faster: else no rank of two could be twice as slow
+        return self._average_s.index(times[-1]), times[-1] / max(median, 1e-9)

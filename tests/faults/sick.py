@@ -1,0 +1,61 @@
+"""A rank of engine.train that falls ill, `python -m tests.faults.sick run.json`: sick.json beside the run
+file says which rank, at which step and how. Each gang falls ill once.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.loop.member import Member
+from engine.placement import local
+from engine.process import leave
+from engine.train import main
+
+
+def stop(member: Member) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def flip(member: Member) -> None:
+    """One bit of one weight, in the middle of its mantissa: rounding could lose the lowest."""
+    weight = next(local(weight) for weight in member.trainable().values() if local(weight).numel())
+    with torch.no_grad():
+        weight.view(torch.int32).view(-1)[0] ^= 1 << 12
+
+
+def drag(member: Member) -> None:
+    """A fifth of a second of computing."""
+    end = time.thread_time() + 0.2
+    while time.thread_time() < end:
+        pass
+
+
+ILLS = {"stop": stop, "flip": flip, "drag": drag}
+
+
+def fall_ill(path: Path) -> None:
+    sick = json.loads(path.with_name("sick.json").read_text())
+    if int(os.environ["RANK"]) != sick["rank"]:
+        return
+    work, mark = Member.work, path.with_name("was-sick")
+
+    def faulty(self: Member, batches: Any, clock: int) -> Any:
+        step = clock + 1
+        again = sick["ill"] == "drag" and step >= sick["step"]
+        if again or (step == sick["step"] and not mark.exists()):
+            mark.touch()
+            ILLS[sick["ill"]](self)
+        return work(self, batches, clock)
+
+    Member.work = faulty
+
+
+if __name__ == "__main__":
+    fall_ill(Path(sys.argv[1]))
+    leave(main(sys.argv[1]))

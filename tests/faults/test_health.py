@@ -1,0 +1,123 @@
+"""A rank that stands still, forgets a bit or drags: found, named, and the gang ends with a healthy one's
+bits.
+"""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.spec.error import AtelierError
+from engine.spec.health import Health
+from engine.spec.record import Record, identify
+from engine.spec.run import Segment
+from infra.launch import Orders, start_gang
+from infra.lease import Holder, take
+from infra.store import Store
+from tests.engine.house import ONE, House, role, train
+
+STEPS, EVERY = 12, 4
+
+
+class Ward(House):
+    """A house whose gang runs under a guard, over a store; `said` is what both told."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.store = Store(str(folder))
+        self.said: list[dict[str, Any]] = []
+        self.payload = ""
+
+    def segment(self, name: str, start: int, end: int, *, attempt: int = 1) -> Segment:
+        found = super().segment(name, start, end, attempt=attempt)
+        return found.model_copy(update={"url": self.store.address("trajectory", found.fingerprint)})
+
+    def run(self, ill: str, *, rank: int, step: int, copies: int = 2, **more: Any) -> None:
+        """Train in so many copies, with one rank falling ill at a step."""
+        health = Health(**more)
+        how = train(STEPS, checkpoint_every=EVERY, global_batch=12, health=health)
+        layout = ONE.model_copy(update={"replicate": copies, "shard": 1})
+        training = self.training({"model": role()}, how)
+        run = self.run_file(training, layout=layout)
+        trajectory = training.members["model"].segments[0].url
+        held = take(trajectory, Holder.me())
+        assert held is not None
+        scratch = self.folder / "gang"
+        (scratch / "work").mkdir(parents=True)
+        (scratch / "sick.json").write_text(json.dumps({"ill": ill, "rank": rank, "step": step}))
+        fingerprint = identify("model", 1, {}, {})
+        draft = Record(
+            kind="model", name="model", fingerprint=fingerprint, version=1, identity={}, parents={}
+        )
+        self.payload = self.store.new_payload("model", fingerprint)
+        document = run.model_dump(mode="json", by_alias=True)
+        document |= {"scratch": str(scratch / "work"), "outputs": {"model": self.payload}}
+        orders = Orders(
+            name="gang",
+            module="tests.faults.sick",
+            run=document,
+            root=self.store.root,
+            scratch=scratch,
+            ranks=copies,
+            leases={trajectory: held.fence},
+            outputs={"model": {"payload": self.payload, "draft": draft.dump()}},
+        )
+        start_gang(orders, self.said.append, threading.Event())
+
+    def output(self, name: str) -> Path:
+        return Path(self.payload) if self.payload else super().output(name)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [message["warning"] for message in self.said if "warning" in message]
+
+    def marks(self) -> list[int]:
+        return [message["resumed"] for message in self.said if "resumed" in message]
+
+
+@pytest.fixture
+def ward(tmp_path: Path) -> Ward:
+    return Ward(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def dragged(tmp_path_factory: pytest.TempPathFactory) -> Ward:
+    """A gang that computes what a healthy one does, one rank of it slowly."""
+    ward = Ward(tmp_path_factory.mktemp("dragged"))
+    ward.run("drag", rank=1, step=1, straggler=1.5)
+    return ward
+
+
+def test_a_rank_that_drags_is_named(dragged: Ward) -> None:
+    [warning] = dragged.warnings
+    assert "rank 1 computes" in warning and "times as long a step as the median rank" in warning
+
+
+def test_a_stopped_rank_is_named_with_its_step_and_the_gang_starts_again(ward: Ward, dragged: Ward) -> None:
+    ward.run("stop", rank=1, step=7, hang_s=8.0)
+    [warning] = ward.warnings
+    assert warning.startswith("rank 1 stands at step 7 (collective, stopped), rank 0 waits at step 7 (")
+    assert warning.endswith("nothing moved for 8 s; the gang starts again from step 4 (restart 1 of 3)")
+    assert ward.marks() == [0, 4]
+    assert ward.weights("model") == dragged.weights("model")
+
+
+def test_a_flipped_bit_in_one_of_two_copies_is_found_before_the_checkpoint_that_would_hold_it(
+    ward: Ward, dragged: Ward
+) -> None:
+    ward.run("flip", rank=1, step=6)
+    [warning] = ward.warnings
+    assert warning.startswith("step 8: ranks 0 and 1 have other bits than the other copies of model.")
+    assert "of two copies nobody knows which is right" in warning
+    assert warning.endswith("the gang starts again from step 4 (restart 1 of 3)")
+    assert ward.marks() == [0, 4]
+    assert ward.weights("model") == dragged.weights("model")
+
+
+def test_a_flipped_bit_in_one_of_three_copies_is_the_minoritys(ward: Ward) -> None:
+    """Before the first checkpoint: there is nothing to begin again from."""
+    with pytest.raises(AtelierError, match=r"step 3: rank 2 has other bits than the other copies of model\."):
+        ward.run("flip", rank=2, step=3, copies=3, digest_every=1)
+    assert not ward.warnings
