@@ -19,6 +19,7 @@ from engine.loop.member import Member
 from engine.loop.publish import TOKENIZER, check_digest, publish
 from engine.loop.report import Curve, Report
 from engine.loop.resume import Plan, plan, protected_steps, students_first
+from engine.loop.retention import Retention
 from engine.loop.save import Saver
 from engine.loop.step import Circle, Outcome, circle_at, take_step
 from engine.loop.stop import StopRequest
@@ -80,8 +81,7 @@ class Loop:
             for member in self.order
         }
         self.saver = Saver(
-            keep=self.train.keep,
-            protected=self.protected,
+            retention=Retention(self.train, self.protected),
             curves=self.curves,
             gang=self.gang,
             report=self.report,
@@ -246,6 +246,7 @@ class Loop:
         if self.held_out.is_empty or (member.step % every and member.step != member.end):
             return
         outcome.eval_loss = member.last["eval/loss"] = self.held_out.loss(member)
+        member.last["eval/step"] = member.step
 
     def _check_skipped(self, member: Member) -> None:
         if member.num_skipped:

@@ -67,7 +67,15 @@ def test_a_default_given_by_hand_is_the_same_thing() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"checkpoint_every": 7}, {"keep": 9}, {"micro_batch": 2}, {"eval_every": 3}, {"eval_sequences": 5}],
+    [
+        {"checkpoint_every": 7},
+        {"keep": 9},
+        {"keep_every": 300},
+        {"keep_best": 2},
+        {"micro_batch": 2},
+        {"eval_every": 3},
+        {"eval_sequences": 5},
+    ],
 )
 def test_how_it_is_run_is_not_identity(change: dict[str, object]) -> None:
     assert fingerprints({"m": role()}, train()) == fingerprints({"m": role()}, train(**change))
