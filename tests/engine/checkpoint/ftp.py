@@ -1,10 +1,12 @@
 """A store that is no local folder: an FTP server in a thread, as much of it as fsspec's client asks for."""
 
+import gc
 import os
 import shutil
 import socket
 import socketserver
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -116,4 +118,7 @@ def serving(folder: Path) -> Iterator[Server]:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield server
         server.shutdown()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()  # the client's connections, before another test meets them
     shutil.rmtree(folder)
