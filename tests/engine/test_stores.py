@@ -232,10 +232,8 @@ def test_a_checkpoint_of_another_trajectory_is_named_and_passed_over(
     capsys.readouterr()
     house.train(house.training({"model": role()}, train(8)))
     [[damage]] = said(capsys, "damages")
-    assert (
-        damage.startswith(f"{mine}/manifest.json: holds trajectory ")
+    assert damage.startswith(f"{mine}/manifest.json: holds trajectory ")
     assert house.summary("model")["step"] == 8
-    )
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_both_shapes(house: House) -> None:
