@@ -80,7 +80,7 @@ def together(house: House, steps: int = 8, world: int = 2, **more: Any) -> list[
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, list[dict]]:
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=300)
     assert errors == ""
     return process.returncode, [json.loads(line) for line in out.splitlines()]
 
@@ -200,6 +200,28 @@ def test_a_disk_that_refuses_in_mid_save_is_told_and_training_goes_on_to_the_sam
     assert os.strerror(code) in warning and "step-00000008" in warning
     assert house.steps("model") == [4, 12] and house.weights("model") == other.weights("model")
     assert not list(house.folder.glob(f"trajectory/*/checkpoints/{TEMPORARY}*"))
+
+
+class RefusedError(Exception):
+    """What the client of some store raises, which is no OSError."""
+
+
+def test_an_error_of_the_stores_own_kind_is_told_and_training_goes_on(
+    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing = tensorfile.writing
+
+    @contextmanager
+    def refusing(place: str) -> Iterator[Any]:
+        if "step-00000008" in place:
+            raise RefusedError("550 quota")
+        with writing(place) as file:
+            yield file
+
+    monkeypatch.setattr(tensorfile, "writing", refusing)
+    house.train(house.training({"model": role()}, train(12, keep=9)))
+    assert said(capsys, "warning") == ["checkpoint model step 8 failed: 550 quota"]
+    assert house.steps("model") == [4, 12]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
