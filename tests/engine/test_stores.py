@@ -282,7 +282,7 @@ def test_sigterm_leaves_an_emergency_checkpoint_in_the_grace_time_that_goes_on_t
     house: House, tmp_path: Path
 ) -> None:
     other = House(tmp_path / "other")
-    how = {"steps": 400, "checkpoint_every": 10**6, "eval_every": 10**6}
+    how = {"steps": 100, "checkpoint_every": 10**6, "eval_every": 10**6}
     assert [code for code, _ in together(other, **how)] == [0, 0]
     run = house.run_file(house.training(ROLES, train(**how)), layout=TWO)
     ranks = house.processes(run, world=2)
@@ -295,7 +295,7 @@ def test_sigterm_leaves_an_emergency_checkpoint_in_the_grace_time_that_goes_on_t
     (code, lines), (other_code, _) = [finish(rank) for rank in ranks]
     assert code == other_code == 75 and time.monotonic() - asked < GRACE_S
     step = lines[-1]["stopped"]
-    assert 0 < step < 400 and house.steps("teacher") == house.steps("s") == [step]
+    assert 0 < step < 100 and house.steps("teacher") == house.steps("s") == [step]
     (code, lines), _ = together(house, **how)
     assert code == 0 and lines[0] == {"resumed": step}
     for name in ROLES:
