@@ -195,9 +195,16 @@ class Collector:
                 yield from self._checkpoints(address, what)
 
     def _checkpoints(self, address: str, what: str) -> Iterator[Waste]:
-        """Older checkpoints of a training that is over: the newest and those at branch points stay."""
+        """Older checkpoints of a training that is over: the newest, those at branch points and those that it
+        was asked to keep stay.
+        """
         steps = checkpoint_steps(address)
-        kept = {int(name) for name in names(join(address, "kept")) if name.isdigit()}
+        kept = {
+            int(name)
+            for marker in ("kept", "best")  # see engine/loop/retention.py
+            for name in names(join(address, marker))
+            if name.isdigit()
+        }
         fingerprint = self.births[address].fingerprint
         kept |= {
             int(b.identity.get("trunk_step", 0))
@@ -210,7 +217,7 @@ class Collector:
                 yield self._waste(
                     url,
                     f"{what}, step {step}",
-                    "its model is finished; newer checkpoints and branch points stay",
+                    "its model is finished; the newest, branch points and what was asked for stay",
                     address,
                 )
 

@@ -46,6 +46,8 @@ def finetune(
             "micro_batch": "auto",
             "sequence": settings.sequence,
             "keep": 0,
+            "keep_every": 0,
+            "keep_best": 0,
             "checkpoint_every": 10**9,
         }
     )

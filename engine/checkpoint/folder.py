@@ -92,12 +92,12 @@ def retain(folder_url: str, keep: int, protected: set[int]) -> list[int]:
         if kept >= keep and step not in protected:
             drop(url)
             removed.append(step)
-        elif kept < keep and _looks_whole(url, step):
+        elif kept < keep and looks_whole(url, step):
             kept += 1
     return sorted(removed)
 
 
-def _looks_whole(url: str, step: int) -> bool:
+def looks_whole(url: str, step: int) -> bool:
     """True when the manifest is good and every file has its size; reads no tensor data."""
     system, path = filesystem(url)
     try:

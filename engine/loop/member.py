@@ -55,7 +55,7 @@ class Member:
         self.names: list[str] = []  # of those that train
         self.gate = Gate(spec.role.gate, self.start) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
-        self.last: dict[str, float] = {}  # loss and eval/loss as last measured
+        self.last: dict[str, float] = {}  # loss and eval/loss as last measured, and eval/step: when
         self._check()
 
     def _check(self) -> None:

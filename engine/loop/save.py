@@ -4,29 +4,24 @@ to fall back on.
 
 import time
 
-from engine.checkpoint.folder import address, retain, steps
+from engine.checkpoint.folder import address, steps
 from engine.checkpoint.reader import load
 from engine.checkpoint.writer import Pending, save_async
 from engine.loop.member import Member
 from engine.loop.report import Curve, Report
 from engine.loop.resume import checkpoints
+from engine.loop.retention import Retention, stays
 from engine.parallel.gang import Gang
 from engine.spec.error import AtelierError, ConfigError
 from engine.spec.run import Segment
-from engine.storage import join, names, remove, write_bytes
-
-KEPT = "kept"  # <trajectory>/kept/<step>: trainings branch off there, so retention leaves its checkpoint
+from engine.storage import remove
 
 
 class Saver:
-    """`keep` newest checkpoints are retained besides the protected ones. One round of saves is under way at a
-    time.
-    """
+    """Saves and then retains. One round of saves is under way at a time."""
 
-    def __init__(
-        self, *, keep: int, protected: set[int], curves: dict[str, Curve], gang: Gang, report: Report
-    ) -> None:
-        self._keep, self._protected, self._curves = keep, protected, curves
+    def __init__(self, *, retention: Retention, curves: dict[str, Curve], gang: Gang, report: Report) -> None:
+        self._retention, self._curves = retention, curves
         self._gang, self._report = gang, report
         self._pending: list[tuple[Member, Segment, int, Pending]] = []
         self._unsealed: Exception | None = None
@@ -59,7 +54,7 @@ class Saver:
         try:
             for member in members:
                 self._curves[member.name].flush()
-        except OSError as error:
+        except Exception as error:  # each kind of store has errors of its own
             return str(error)
         return ""
 
@@ -72,14 +67,14 @@ class Saver:
         for member, segment, step, save in pending:
             try:
                 save.wait()
-            except (OSError, RuntimeError, AtelierError) as error:
-                if isinstance(error, ConfigError):
-                    raise
+            except ConfigError:
+                raise
+            except Exception as error:  # each kind of store has errors of its own; told, and on all ranks
                 failure = error
                 self._report.say(warning=f"checkpoint {member.name} step {step} failed: {error}")
                 continue
             if self._gang.is_first:
-                self._retain(segment, step)
+                self._retain(segment)
         if failure is not None and (is_last or not self._has_earlier(pending)):
             raise AtelierError(
                 f"no checkpoint could be written: {failure}; make room or another store, then run again"
@@ -93,10 +88,14 @@ class Saver:
         values = load(place, state, step=step, trajectory=segment.fingerprint, gang=self._gang.aside)
         member.restore(values, step)
 
-    def _retain(self, segment: Segment, step: int) -> None:
-        if step in self._protected and self._keep:
-            write_bytes(join(segment.url, KEPT, str(step)), b"")
-        retain(checkpoints(segment), max(1, self._keep), self._protected | kept_steps(segment))
+    def _retain(self, segment: Segment) -> None:
+        """Remove what need not stay. What the store refuses is told: the checkpoint is there, and the next
+        one tries again.
+        """
+        try:
+            self._retention.apply(segment)
+        except Exception as error:  # each kind of store has errors of its own
+            self._report.say(warning=f"older checkpoints of {segment.url} stay: {error}")
 
     def _has_earlier(self, pending: list[tuple[Member, Segment, int, Pending]]) -> bool:
         """Whether every role has another checkpoint in its trajectories; rank 0 looks for all."""
@@ -108,17 +107,10 @@ class Saver:
 
 
 def forget(members: list[Member], gang: Gang) -> None:
-    """Remove the checkpoints of finished roles, but those that trainings with `keep` marked as their branch
-    points.
-    """
+    """Remove the checkpoints of finished roles, but those that some training marked as to stay."""
     if not gang.is_first:
         return
     for member in members:
         for segment in member.spec.segments if member.is_kept else ():
-            for step in set(steps(checkpoints(segment))) - kept_steps(segment):
+            for step in set(steps(checkpoints(segment))) - stays(segment):
                 remove(address(checkpoints(segment), step))
-
-
-def kept_steps(segment: Segment) -> set[int]:
-    """Steps that some training marked as a branch point of this trajectory."""
-    return {int(name) for name in names(join(segment.url, KEPT)) if name.isdigit()}

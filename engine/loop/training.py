@@ -23,7 +23,8 @@ from engine.loop.member import Member
 from engine.loop.pace import Pace
 from engine.loop.publish import TOKENIZER, check_digest, publish
 from engine.loop.report import Curve, Report
-from engine.loop.resume import Plan, plan, protected_steps, students_first
+from engine.loop.resume import Plan, plan_together, protected_steps, students_first
+from engine.loop.retention import Retention
 from engine.loop.rollback import History, RolledBack, act, drop_later, part, pass_over, remember
 from engine.loop.save import Saver
 from engine.loop.step import Circle, Outcome, circle_at, take_step
@@ -70,8 +71,7 @@ def run_training(training: Training, around: Surroundings) -> list[Member]:
 def _run_from(history: History, training: Training, around: Surroundings) -> list[Member]:
     """Train from the newest checkpoints that fit `history`; RolledBack when there is more of it."""
     gang = around.house.gang
-    found = vars(plan(training.members, history.at_most)) if gang.is_first else None
-    where = Plan(**gang.from_first(found))
+    where = plan_together(training.members, history.at_most, gang.aside)
     chosen = {
         name: spec
         for name, spec in training.members.items()
@@ -107,8 +107,7 @@ class Loop:
             for member in self.order
         }
         self.saver = Saver(
-            keep=self.train.keep,
-            protected=self.protected,
+            retention=Retention(self.train, self.protected),
             curves=self.curves,
             gang=self.gang,
             report=self.report,
@@ -308,6 +307,7 @@ class Loop:
         if self.held_out.is_empty or (member.step % every and member.step != member.end):
             return
         outcome.eval_loss = member.last["eval/loss"] = self.held_out.loss(member)
+        member.last["eval/step"] = member.step
 
     def _act(self, outcomes: dict[str, Outcome]) -> None:
         """Do what the roles' health says of a step that went wrong."""

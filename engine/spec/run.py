@@ -4,7 +4,7 @@ Torch-free.
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from engine.spec.base import Spec
 from engine.spec.parallel import Parallel
@@ -82,6 +82,14 @@ class Training(Spec):
     members: dict[str, Member]
     streams: tuple[Stream, ...]
     train: Train
+
+    @model_validator(mode="after")
+    def _judge(self) -> "Training":
+        if self.train.keep_best and all(stream.kind != "windows" for stream in self.streams):
+            raise ValueError(
+                f"train.keep_best={self.train.keep_best}, but no stream has held-out text to judge by; give 0"
+            )
+        return self
 
     @property
     def end(self) -> int:

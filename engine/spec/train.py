@@ -41,6 +41,18 @@ class Train(Spec):
         description="checkpoints kept besides those at branch points; 0 = none once the model is finished",
         json_schema_extra=LAYOUT,
     )
+    keep_every: int = Field(
+        default=0,
+        ge=0,
+        description="checkpoints at multiples of so many steps are kept for good; 0 = none",
+        json_schema_extra=LAYOUT,
+    )
+    keep_best: int = Field(
+        default=0,
+        ge=0,
+        description="checkpoints of each trajectory kept for their held-out loss, the lowest ones; 0 = none",
+        json_schema_extra=LAYOUT,
+    )
     eval_every: int = Field(
         default=0,
         ge=0,
@@ -56,6 +68,21 @@ class Train(Spec):
     def _length(self) -> "Train":
         if bool(self.steps) == bool(self.tokens):
             raise ValueError("give either steps or tokens (above 0)")
+        return self
+
+    @model_validator(mode="after")
+    def _retention(self) -> "Train":
+        if self.keep_every % self.checkpoint_every:
+            raise ValueError(
+                f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}: "
+                "there would be nothing to keep at most of these steps"
+            )
+        if self.keep_best and self.eval_every and self.checkpoint_every % self.eval_every:
+            raise ValueError(
+                f"keep_best={self.keep_best} needs the held-out loss of every checkpoint, but "
+                f"eval_every={self.eval_every} does not divide checkpoint_every={self.checkpoint_every}; "
+                "eval_every=0 looks at checkpoints"
+            )
         return self
 
     @property

@@ -151,16 +151,17 @@ def test_what_is_taken_up_between_the_look_and_the_removal_stays(store: Store) -
     assert Path(address, "payload-00000000", "half.bin").exists()
 
 
-def test_a_finished_training_keeps_its_newest_checkpoint_and_its_branch_points(store: Store) -> None:
-    trunk = trajectory(store, "teacher", "run-1", (8, 12, 16, 18))
+def test_a_finished_training_keeps_its_newest_its_best_its_marked_and_its_branch_points(store: Store) -> None:
+    trunk = trajectory(store, "teacher", "run-1", (6, 8, 10, 12, 16, 18))
     branch = trajectory(store, "teacher", "run-1", (20, 24), {"trunk": trunk}, trunk_step=16)
     model = publish(store, "model", "teacher", "run-1", {"trajectory": branch}, step=24)
     address = store.address("trajectory", trunk)
     write_bytes(join(address, "kept", "12"), b"")
+    write_bytes(join(address, "best", "8"), b"")
     manifest(store, "run-1", model)
     for waste in Collector(store, now=LATER).find().waste:
         assert discard(waste)
-    assert checkpoint_steps(address) == [12, 16, 18]
+    assert checkpoint_steps(address) == [8, 12, 16, 18]
     assert checkpoint_steps(store.address("trajectory", branch)) == [24]
 
 

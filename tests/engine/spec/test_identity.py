@@ -71,6 +71,8 @@ def test_a_default_given_by_hand_is_the_same_thing() -> None:
     [
         {"checkpoint_every": 7},
         {"keep": 9},
+        {"keep_every": 300},
+        {"keep_best": 2},
         {"micro_batch": 2},
         {"eval_every": 3},
         {"eval_sequences": 5},
