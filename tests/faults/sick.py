@@ -29,6 +29,13 @@ def flip(member: Member) -> None:
         weight.view(torch.int32).view(-1)[0] ^= 1 << 12
 
 
+def lose(member: Member) -> None:
+    """The weights that this rank holds are no numbers any more."""
+    with torch.no_grad():
+        for weight in member.trainable().values():
+            local(weight).fill_(float("nan"))
+
+
 def drag(member: Member) -> None:
     """A fifth of a second of computing."""
     end = time.thread_time() + 0.2
@@ -36,7 +43,7 @@ def drag(member: Member) -> None:
         pass
 
 
-ILLS = {"stop": stop, "flip": flip, "drag": drag}
+ILLS = {"stop": stop, "flip": flip, "lose": lose, "drag": drag}
 
 
 def fall_ill(path: Path) -> None:

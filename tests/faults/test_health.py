@@ -34,11 +34,11 @@ class Ward(House):
         found = super().segment(name, start, end, attempt=attempt)
         return found.model_copy(update={"url": self.store.address("trajectory", found.fingerprint)})
 
-    def run(self, ill: str, *, rank: int, step: int, copies: int = 2, **more: Any) -> None:
-        """Train in so many copies, with one rank falling ill at a step."""
+    def run(self, ill: str, *, rank: int, step: int, copies: int = 2, shard: int = 1, **more: Any) -> None:
+        """Train in so many copies of so many parts, with one rank falling ill at a step."""
         health = Health(**more)
         how = train(STEPS, checkpoint_every=EVERY, global_batch=12, health=health)
-        layout = ONE.model_copy(update={"replicate": copies, "shard": 1})
+        layout = ONE.model_copy(update={"replicate": copies, "shard": shard})
         training = self.training({"model": role()}, how)
         run = self.run_file(training, layout=layout)
         trajectory = training.members["model"].segments[0].url
@@ -60,7 +60,7 @@ class Ward(House):
             run=document,
             root=self.store.root,
             scratch=scratch,
-            ranks=copies,
+            ranks=copies * shard,
             leases={trajectory: held.fence},
             outputs={"model": {"payload": self.payload, "draft": draft.dump()}},
         )
@@ -102,6 +102,15 @@ def test_a_stopped_rank_is_named_with_its_step_and_the_gang_starts_again(ward: W
     assert warning.endswith("nothing moved for 8 s; the gang starts again from step 4 (restart 1 of 3)")
     assert ward.marks() == [0, 4]
     assert ward.weights("model") == dragged.weights("model")
+
+
+def test_ranks_roll_back_together_when_one_loses_its_part_of_the_weights(ward: Ward) -> None:
+    ward.run("lose", rank=1, step=7, copies=1, shard=2, nan="rollback", pass_over=2)
+    [warning] = ward.warnings
+    assert warning.startswith("roles.model: step 7: loss nan")
+    assert warning.endswith("rolled back, steps 6 to 7 are passed over (rollback 1 of 3)")
+    assert ward.marks() == [0, 4], "in the same processes"
+    assert len([message for message in ward.said if "pids" in message]) == 1
 
 
 def test_a_flipped_bit_in_one_of_two_copies_is_found_before_the_checkpoint_that_would_hold_it(
