@@ -41,7 +41,7 @@ def run_file(folder: Path, inputs: dict[str, str], steps: int, every: int) -> Pa
     }
     train = {
         "steps": steps,
-        "global_batch": 8,
+        "global_batch": 4,
         "sequence": 256,
         "precision": "fp32",
         "checkpoint_every": every,
@@ -78,7 +78,7 @@ def judged(run: dict[str, Any], steps: int) -> dict[str, float]:
     first step after a save is the one beside which most of it is written.
     """
     timing = run["timing"]
-    saves = range(EVERY, steps, EVERY)
+    saves = range(EVERY, steps - EVERY + 1, EVERY)
     stalls = [timing[save + 1]["checkpoint_stall_s"] for save in saves]
     quiet = [timing[save + i]["step_s"] for save in saves for i in range(EVERY // 2, EVERY + 1)]
     beside = [timing[save + 1]["step_s"] for save in saves]
