@@ -54,6 +54,25 @@ def local_path(url: str) -> Path:
     return Path(path)
 
 
+def reach(url: str) -> None:
+    """ConfigError unless files can be written under `url`: asked before work whose result could not be kept.
+    A local folder is taken at its word.
+    """
+    probe = join(url, f"{TEMPORARY}probe")
+    try:
+        if not is_local(url):
+            write_bytes(probe, b"\n")
+            remove(probe)
+    except ConfigError:
+        raise
+    except Exception as error:  # each kind of store has errors of its own
+        raise ConfigError(
+            url,
+            f"the store cannot be written to ({type(error).__name__}: {error})",
+            "see that it is up, that the address is right and that you may write there",
+        ) from None
+
+
 def exists(url: str) -> bool:
     system, path = filesystem(url)
     return system.exists(path)

@@ -45,6 +45,8 @@ class Commit:
     def begin(self) -> None:
         """Make the place and clear away what killed attempts left: saves of one folder never overlap."""
         if not is_local(self.url):
+            system, path = filesystem(self.url)
+            system.makedirs(path, exist_ok=True)  # ranks that each made it would race, and some stores refuse
             return
         folder = local_path(self.parent)
         make_folder(folder)

@@ -8,11 +8,13 @@ earliest of them; who is ahead waits.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
+from engine.checkpoint.accord import Gang, settle
 from engine.checkpoint.folder import newest_good
 from engine.spec.error import ConfigError
 from engine.spec.run import Member, Segment
-from engine.storage import join
+from engine.storage import join, reach
 
 CHECKPOINTS = "checkpoints"
 
@@ -62,6 +64,22 @@ def plan(members: Mapping[str, Member]) -> Plan:
         if step < member.segments[-1].end or unfinished or member.output or member.mode == "replay":
             result.steps[name] = step
     return result
+
+
+def plan_together(members: Mapping[str, Member], gang: Gang) -> Plan:
+    """`plan` by rank 0, after it has reached every store that checkpoints go to; its result or its error is
+    every rank's.
+    """
+
+    def look() -> Plan | None:
+        if gang.rank != 0:
+            return None
+        for member in members.values():
+            if member.mode == "train":
+                reach(checkpoints(member.segments[-1]))
+        return plan(members)
+
+    return cast(Plan, settle(gang, look, lambda found: found[:1] * gang.world))
 
 
 def students_first(members: Mapping[str, Member]) -> list[str]:

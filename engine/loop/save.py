@@ -54,7 +54,7 @@ class Saver:
         try:
             for member in members:
                 self._curves[member.name].flush()
-        except OSError as error:
+        except Exception as error:  # each kind of store has errors of its own
             return str(error)
         return ""
 
@@ -67,9 +67,9 @@ class Saver:
         for member, segment, step, save in pending:
             try:
                 save.wait()
-            except (OSError, RuntimeError, AtelierError) as error:
-                if isinstance(error, ConfigError):
-                    raise
+            except ConfigError:
+                raise
+            except Exception as error:  # each kind of store has errors of its own; told, and on all ranks
                 failure = error
                 self._report.say(warning=f"checkpoint {member.name} step {step} failed: {error}")
                 continue
@@ -94,7 +94,7 @@ class Saver:
         """
         try:
             self._retention.apply(segment)
-        except OSError as error:
+        except Exception as error:  # each kind of store has errors of its own
             self._report.say(warning=f"older checkpoints of {segment.url} stay: {error}")
 
     def _has_earlier(self, pending: list[tuple[Member, Segment, int, Pending]]) -> bool:

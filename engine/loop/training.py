@@ -18,7 +18,7 @@ from engine.loop.look import HeldOut
 from engine.loop.member import Member
 from engine.loop.publish import TOKENIZER, check_digest, publish
 from engine.loop.report import Curve, Report
-from engine.loop.resume import Plan, plan, protected_steps, students_first
+from engine.loop.resume import Plan, plan_together, protected_steps, students_first
 from engine.loop.retention import Retention
 from engine.loop.save import Saver
 from engine.loop.step import Circle, Outcome, circle_at, take_step
@@ -51,7 +51,7 @@ def run_training(training: Training, around: Surroundings) -> list[Member]:
     around.house.layout.model_copy(update={"shard": gang.world // around.house.layout.replicate}).check_batch(
         train.global_batch, train.micro_batch
     )
-    where = Plan(**gang.from_first(vars(plan(training.members)) if gang.is_first else None))
+    where = plan_together(training.members, gang.aside)
     chosen = {
         name: spec
         for name, spec in training.members.items()

@@ -1,4 +1,4 @@
-"""Hundreds of random damages to a real checkpoint: all are found, the file is named, the one before is used."""
+"""Hundreds of random damages to a checkpoint: all are found, the file is named, the one before is used."""
 
 import json
 import os

@@ -1,17 +1,20 @@
 """Killed at any moment and run again: the same bits as if nothing had happened."""
 
+import os
 import random
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from engine.spec.parallel import Parallel
-from engine.spec.run import RunFile
+from engine.checkpoint.manifest import MANIFEST
+from engine.storage import TEMPORARY
 from tests.engine.house import ONE, House, model, role, student, train
 
+SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 STEPS = 30
 ROLES = {
     "teacher": role(shape=model(32, dropout=0.1)),
@@ -20,20 +23,85 @@ ROLES = {
     "late": student(start=11),
 }
 HOW = train(STEPS, checkpoint_every=3, eval_every=5)
+START_S = 4.0  # what a start-up takes, about: a kill is drawn from so many seconds
+RUN_S = 0.3  # what the steps between two checkpoints take, about
+TRIES = 12  # runs in which a moment that lasts some milliseconds is waited for
+
+Gang = list[subprocess.Popen[str]]
 
 
-def gang(house: House, run: RunFile, *, world: int, kill_after: float = 0.0) -> list[int]:
-    """Run the gang; with `kill_after` a random rank of it is killed so many seconds after the first step. The
-    exit codes.
-    """
-    processes = house.processes(run, world=world)
-    if kill_after and has_started(processes[0]):
-        time.sleep(kill_after)
-        random.choice(processes).kill()
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert kill_after or process.returncode == 0, errors
-    return [process.returncode for process in processes]
+class Moment:
+    """A moment of a training that can be seen from outside, and when in it the kill comes."""
+
+    def __init__(self, kind: str, rng: random.Random) -> None:
+        self.kind, self.victims = kind, rng.choice(([0], [1], [0, 1]))
+        self.delay = rng.uniform(0.0, {"start-up": START_S, "step": 3 * RUN_S}.get(kind, 0.0))
+        self.num = 1 if kind == "publish" else rng.randrange(1, 4)  # which sighting
+
+    def is_now(self, house: House) -> bool:
+        if self.kind == "publish":
+            return any(house.output(name).exists() for name in ROLES)
+        attempts = house.folder.glob(f"trajectory/*/checkpoints/{TEMPORARY}step-*")
+        return any(self.kind == "save" or (attempt / MANIFEST).exists() for attempt in attempts)
+
+    def hit(self, house: House, ranks: Gang) -> bool:
+        """Kill the victims in this moment; False when it did not come before they ended."""
+        if self.kind in ("start-up", "step"):
+            if self.kind == "step" and not has_started(ranks[0]):
+                return False
+            time.sleep(self.delay)
+        elif not self.is_caught(house, ranks):
+            return False
+        was_alive = [ranks[number].poll() is None for number in self.victims]
+        for number in self.victims:
+            ranks[number].kill()
+        send(ranks, signal.SIGCONT)
+        return all(was_alive)
+
+    def is_caught(self, house: House, ranks: Gang) -> bool:
+        """Stand all ranks still in the wanted sighting of the moment."""
+        seen = False
+        while all(rank.poll() is None for rank in ranks):
+            time.sleep(0.0005)
+            if not self.is_now(house):
+                seen = False
+            elif not seen:
+                self.num -= 1
+                seen = self.num > 0
+                if not seen:
+                    send(ranks, signal.SIGSTOP)
+                    if self.is_now(house):
+                        return True
+                    send(ranks, signal.SIGCONT)
+                    self.num = 1
+        return False
+
+
+def send(ranks: Gang, number: signal.Signals) -> None:
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(rank.pid, number)
+
+
+def begin(house: House, world: int) -> Gang:
+    layout = ONE.model_copy(update={"shard": world})
+    return house.processes(house.run_file(house.training(ROLES, HOW), layout=layout), world=world)
+
+
+def ended(ranks: Gang) -> list[int]:
+    """The exit codes. As the guard does, ends what is left two seconds after a rank has failed."""
+    deadline = time.monotonic() + 120
+    while not any(rank.poll() for rank in ranks) and any(rank.poll() is None for rank in ranks):
+        assert time.monotonic() < deadline, "the gang hangs"
+        time.sleep(0.02)
+    send([rank for rank in ranks if rank.poll() is None], signal.SIGTERM)
+    for rank in ranks:
+        try:
+            rank.communicate(timeout=2)
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            rank.communicate()
+    return [rank.returncode for rank in ranks]
 
 
 def has_started(process: subprocess.Popen[str]) -> bool:
@@ -48,21 +116,61 @@ def assert_same(mine: House, other: House) -> None:
         assert mine.summary(name) == other.summary(name)
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_killed_at_three_random_moments_and_run_again_it_ends_with_the_same_bits(
-    tmp_path: Path, world: int
+def moments(rng: random.Random) -> list[Moment]:
+    """One of each kind, the last of a training last."""
+    kinds = rng.sample(["start-up", "step", "save", "commit"], 4)
+    return [Moment(kind, rng) for kind in (*kinds, "publish")]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """Where nothing happened to the two ranks."""
+    house = House(tmp_path_factory.mktemp("straight"))
+    assert ended(begin(house, 2)) == [0, 0]
+    return house
+
+
+@pytest.mark.parametrize(
+    "chain", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 3))]
+)
+def test_a_gang_killed_in_start_up_step_save_commit_and_publish_ends_with_the_same_bits(
+    straight: House, tmp_path: Path, chain: int
 ) -> None:
+    print(f"ATELIER_SEED={SEED}, chain {chain}")
+    wanted = moments(random.Random(f"{SEED} {chain}"))
+    house, number = House(tmp_path / "0"), 0
+    for moment in wanted:
+        while True:
+            number += 1
+            assert number <= TRIES, f"{moment.kind}: not seen in {TRIES} runs"
+            ranks = begin(house, 2)
+            is_hit = moment.hit(house, ranks)
+            codes = ended(ranks)
+            print(f"{moment.kind}: ranks {moment.victims} {'killed' if is_hit else 'missed'}, exit {codes}")
+            if is_hit:
+                assert 0 not in codes and {codes[rank] for rank in moment.victims} == {-signal.SIGKILL}
+                break
+            assert codes == [0, 0]
+            assert_same(house, straight)
+            house = House(tmp_path / str(number))
+    assert ended(begin(house, 2)) == [0, 0]
+    assert_same(house, straight)
+
+
+def test_a_process_killed_at_three_random_moments_ends_with_the_same_bits(tmp_path: Path) -> None:
     straight, killed = House(tmp_path / "straight"), House(tmp_path / "killed")
-    layout: Parallel = ONE.model_copy(update={"shard": world})
-    began = time.monotonic()
-    gang(straight, straight.run_file(straight.training(ROLES, HOW), layout=layout), world=world)
-    whole = max(0.5, time.monotonic() - began - 4)
+    assert ended(begin(straight, 1)) == [0]
+    rng = random.Random(SEED)
+    print(f"ATELIER_SEED={SEED}")
     codes = []
     for _ in range(3):
-        run = killed.run_file(killed.training(ROLES, HOW), layout=layout)
-        codes += gang(killed, run, world=world, kill_after=random.uniform(0.02, whole / 3))
+        ranks = begin(killed, 1)
+        moment = Moment("step", rng)
+        moment.victims = [0]
+        moment.hit(killed, ranks)
+        codes += ended(ranks)
     assert -signal.SIGKILL in codes
-    gang(killed, killed.run_file(killed.training(ROLES, HOW), layout=layout), world=world)
+    assert ended(begin(killed, 1)) == [0]
     assert_same(killed, straight)
 
 
