@@ -199,7 +199,7 @@ def test_a_root_that_rolls_back_moves_no_bit_of_another_root(tmp_path: Path, mon
 def test_no_checkpoint_of_the_past_that_was_rolled_back_is_left(house: House, monkeypatch) -> None:
     plant(monkeypatch, {("model", 11): SPIKE})
     found = []
-    monkeypatch.setattr("engine.loop.training.plan", _spy(found, house))
+    monkeypatch.setattr("engine.loop.resume.plan", _spy(found, house))
     house.train(house.training({"model": role()}, how(every=2, keep=9, spike="rollback")))
     assert found == [[], [2, 4, 6, 8]]
 

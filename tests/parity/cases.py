@@ -11,7 +11,9 @@ from typing import Any
 from safetensors.torch import load
 
 from engine.spec.model.gpt import GPT
+from engine.spec.optim.muon import Muon
 from engine.spec.parallel import Parallel
+from engine.spec.role import Trainable
 from engine.spec.run import Training
 from tests.engine.house import ROOT, House, role, student, train
 
@@ -50,9 +52,16 @@ def mixed(house: House, **how: Any) -> Training:
 
 
 def learned(house: House, **how: Any) -> Training:
-    """A model like GPT-2: learned positions, GELU, biased norms, a head of its own."""
+    """Three roots: a model like GPT-2 (learned positions, GELU, biased norms, a head of its own), one that
+    Muon trains, one of which low-rank additions train.
+    """
     shape = net(positions="learned", norm="layer", mlp="gelu", tied=False)
-    return house.training({"gpt2": role(shape=shape, lr=1e-2)}, train(STEPS, **(HOW | how)))
+    roles = {
+        "gpt2": role(shape=shape, lr=1e-2),
+        "muon": role(shape=net()).model_copy(update={"optim": Muon(lr=1e-3, matrix_lr=1e-2)}),
+        "lora": role(shape=net(), lr=1e-2, trainable=Trainable(kind="lora", rank=4)),
+    }
+    return house.training(roles, train(STEPS, **(HOW | how)))
 
 
 HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 8, "micro_batch": 1}
@@ -62,10 +71,11 @@ TRAININGS = {"taught": taught, "mixed": mixed, "learned": learned, "alone": alon
 class Parity:
     """One process and gangs of several sizes after the same trainings."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, alone: bool = True) -> None:
         self.folder = folder
         self.alone = House(folder / "alone")
-        self.alone.train(taught(self.alone), mixed(self.alone), learned(self.alone))
+        if alone:
+            self.alone.train(taught(self.alone), mixed(self.alone), learned(self.alone))
         self.houses: dict[str, House] = {}
 
     def run(self, cases: dict[str, tuple[Parallel, str]]) -> None:
@@ -78,10 +88,6 @@ class Parity:
             Path(paths[-1]).write_text(run.model_dump_json(by_alias=True))
             ranks = where.ranks
         start_gang("tests.parity.gang", self.folder, ranks, *paths)
-
-    def apart(self, name: str, role_name: str) -> tuple[float, float]:
-        """The largest differences to one process: of losses and gradient norms, and of weights at the end."""
-        return apart(self.alone, self.houses[name], role_name)
 
 
 def apart(alone: House, other: House, role_name: str) -> tuple[float, float]:

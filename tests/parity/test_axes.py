@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.parallel import Axes, Parallel
-from tests.parity.cases import Parity, layout
+from engine.spec.parallel import Axes
+from tests.engine.house import House
+from tests.parity.cases import STEPS, Parity, apart, layout
 
 TWO = {
     "replicate": (layout(replicate=2), "taught"),
@@ -63,60 +64,87 @@ EIGHT = {
     "shard x expert x tensor": (layout(shard=2, expert=2, tensor=2), "mixed"),
     "pipeline x shard x expert": (layout(pipeline=2, shard=2, expert=2), "mixed"),
 }
+QUICK = {  # the rest is marked slow
+    *(
+        "replicate",
+        "shard",
+        "context",
+        "tensor",
+        "pipeline",
+        "pipeline, interleaved",
+        "pipeline, zero-bubble",
+    ),
+    *("expert", "recompute selective", "replicate x shard", "shard x tensor", "pipeline x tensor"),
+    *("pipeline x shard", "shard x expert", "students split otherwise", "pipeline x shard x tensor"),
+}
 SIZES = {"two": TWO, "four": FOUR, "eight": EIGHT}
-ROLES = {"taught": ("teacher", "open", "gated"), "mixed": ("moe", "dense"), "learned": ("gpt2",)}
+ROLES = {
+    "taught": ("teacher", "open", "gated"),
+    "mixed": ("moe", "dense"),
+    "learned": ("gpt2", "muon", "lora"),
+}
+
+
+class Gangs:
+    """A gang for each size, and for what is slow another one; started when first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.parity = Parity(folder)
+        self.done: set[tuple[str, bool]] = set()
+
+    def house(self, size: str, name: str) -> House:
+        """The house of a case after its training."""
+        group = (size, name in QUICK)
+        if group not in self.done:
+            cases = {each: case for each, case in SIZES[size].items() if (each in QUICK) == group[1]}
+            self.parity.run(cases)
+            self.done.add(group)
+        return self.parity.houses[name]
 
 
 @pytest.fixture(scope="module")
-def parity(tmp_path_factory: pytest.TempPathFactory) -> Parity:
-    return Parity(tmp_path_factory.mktemp("parity"))
+def gangs(tmp_path_factory: pytest.TempPathFactory) -> Gangs:
+    return Gangs(tmp_path_factory.mktemp("parity"))
 
 
-@pytest.fixture(scope="module")
-def two(parity: Parity) -> Parity:
-    parity.run({f"two, {name}": case for name, case in TWO.items()})
-    return parity
+CASES = [
+    pytest.param(size, name, id=name, marks=() if name in QUICK else pytest.mark.slow)
+    for size, cases in SIZES.items()
+    for name in sorted(cases, key=lambda name: name not in QUICK)
+]
 
 
-@pytest.fixture(scope="module")
-def four(parity: Parity) -> Parity:
-    parity.run({f"four, {name}": case for name, case in FOUR.items()})
-    return parity
-
-
-@pytest.fixture(scope="module")
-def eight(parity: Parity) -> Parity:
-    parity.run({f"eight, {name}": case for name, case in EIGHT.items()})
-    return parity
-
-
-@pytest.mark.parametrize(
-    ("size", "name"), [(size, name) for size, cases in SIZES.items() for name in cases], ids=lambda each: each
-)
-def test_a_layout_gives_what_one_process_gives(request: pytest.FixtureRequest, size: str, name: str) -> None:
-    parity: Parity = request.getfixturevalue(size)
+@pytest.mark.parametrize(("size", "name"), CASES)
+def test_a_layout_gives_what_one_process_gives(gangs: Gangs, size: str, name: str) -> None:
     _, training = SIZES[size][name]
     for role in ROLES[training]:
-        curve, weights = parity.apart(f"{size}, {name}", role)
+        curve, weights = apart(gangs.parity.alone, gangs.house(size, name), role)
         assert curve < 1e-10, role
         assert weights < 1e-8, role
 
 
-def test_a_teacher_forwards_once_a_micro_batch_whatever_the_layout(four: Parity) -> None:
-    for name, (where, training) in FOUR.items():
-        if training == "taught":
-            forwards = four.houses[f"four, {name}"].summary("teacher")["forwards"]
-            assert forwards == 10 * 8 // where.axes.data
+@pytest.mark.parametrize("name", ["pipeline x tensor", "shard x tensor", "students split otherwise"])
+def test_a_teacher_forwards_once_a_micro_batch_whatever_the_layout(gangs: Gangs, name: str) -> None:
+    where, _ = FOUR[name]
+    summary = gangs.house("four", name).summary("teacher")
+    assert summary["forwards"] == STEPS * 8 // where.axes.data
 
 
-@pytest.mark.parametrize("axes", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 2, "schedule": "zb"}])
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Parity:
+    """The teacher without students, in three layouts of two."""
+    found = Parity(tmp_path_factory.mktemp("without"), alone=False)
+    found.run({name: (TWO[name][0], "alone") for name in WITHOUT})
+    return found
+
+
+WITHOUT = ("tensor", "pipeline", "pipeline, zero-bubble")
+
+
+@pytest.mark.parametrize("name", WITHOUT)
 def test_a_teacher_ends_with_the_same_bits_with_and_without_students(
-    two: Parity, tmp_path: Path, axes: dict
+    gangs: Gangs, without: Parity, name: str
 ) -> None:
-    alone = Parity.__new__(Parity)
-    alone.folder, alone.houses = tmp_path, {}
-    where: Parallel = layout(**axes)
-    alone.run({"alone": (where, "alone")})
-    name = next(name for name, (other, training) in TWO.items() if other == where and training == "taught")
-    assert alone.houses["alone"].weights("teacher") == two.houses[f"two, {name}"].weights("teacher")
-    assert alone.houses["alone"].curve("teacher") == two.houses[f"two, {name}"].curve("teacher")
+    with_students = gangs.house("two", name)
+    assert without.houses[name].weights("teacher") == with_students.weights("teacher")
+    assert without.houses[name].curve("teacher") == with_students.curve("teacher")

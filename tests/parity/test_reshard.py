@@ -21,6 +21,8 @@ LAYOUTS = {
     "interleaved pipeline x shard": layout(pipeline=2, schedule="interleaved", shard=2),
 }
 PAIRS = list(product(LAYOUTS, LAYOUTS))
+
+pytestmark = pytest.mark.slow
 ROLES = ("teacher", "open", "gated")
 
 
