@@ -64,7 +64,7 @@ def learned(house: House, **how: Any) -> Training:
     return house.training(roles, train(STEPS, **(HOW | how)))
 
 
-HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 8, "micro_batch": 1}
+HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 4, "micro_batch": 1}
 TRAININGS = {"taught": taught, "mixed": mixed, "learned": learned, "alone": alone}
 
 
@@ -114,13 +114,13 @@ def start_gang(module: str, folder: Path, world: int, *given: str) -> None:
     }  # fmt: skip
     command = [sys.executable, "-W", "ignore", "-m", module, *given]
     logs = [folder / f"gang-{world}-{rank}.log" for rank in range(world)]
-    processes = [
-        subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | gang | {"RANK": str(rank)}, stdout=subprocess.DEVNULL,
-            stderr=log.open("w"),
-        )
-        for rank, log in enumerate(logs)
-    ]  # fmt: skip
+    processes = []
+    for rank, log in enumerate(logs):
+        env = os.environ | gang | {"RANK": str(rank)}
+        with log.open("w") as errors:
+            processes.append(
+                subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=errors)
+            )
     try:
         codes = [process.wait(timeout=TIMEOUT_S) for process in processes]
     finally:
