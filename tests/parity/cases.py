@@ -5,6 +5,7 @@ the layouts of one size in one gang.
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from engine.spec.run import Training
 from tests.engine.house import ROOT, House, role, student, train
 
 STEPS = 10
-TIMEOUT_S = 600
+TIMEOUT_S = 400
 
 
 def net(num_layers: int = 4, hidden: int = 32, **more: Any) -> GPT:
@@ -121,10 +122,14 @@ def start_gang(module: str, folder: Path, world: int, *given: str) -> None:
             processes.append(
                 subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=errors)
             )
-    try:
-        codes = [process.wait(timeout=TIMEOUT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    told = [log.read_text()[-3000:] for log, code in zip(logs, codes, strict=True) if code]
-    assert not told, "\n".join(told)
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(process.poll() is None for process in processes):
+        if time.monotonic() > deadline or any(process.poll() for process in processes):
+            break  # one has failed: the others would wait for it
+        time.sleep(0.05)
+    codes = [process.poll() for process in processes]
+    for process in processes:
+        process.kill()
+        process.wait()
+    told = [f"{log.name}: {code} {log.read_text()[-3000:]}" for log, code in zip(logs, codes, strict=True)]
+    assert not any(codes) and None not in codes, "\n".join(told)
