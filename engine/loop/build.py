@@ -247,13 +247,17 @@ def auto_micro_batch(train: Train, layout: Parallel, device: torch.device) -> in
         return train.micro_batch
     room = 65536 if device.type == "cuda" else 8192
     wanted = min(each, 4 * layout.pipeline) if layout.pipeline > 1 else 1
-    parts = max(1, layout.axes.context)
+    axes = layout.axes
+    rows = max(
+        [1, *(other.data // axes.data for other in layout.roles.values())]
+    )  # a student's ranks share them
     return max(
         size
         for size in range(1, each + 1)
         if each % size == 0
-        and (size * train.sequence // parts <= room or size == 1)
-        and (each // size >= wanted or size == 1)
+        and size % rows == 0
+        and (size * train.sequence // axes.context <= room or size == rows)
+        and (each // size >= wanted or size == rows)
     )
 
 

@@ -25,7 +25,7 @@ def check_layout(layout: Parallel, roles: Mapping[str, Role], train: Train) -> N
         _check_role(layout, name, role)
         _check_tokens(layout, name, train.sequence)
         if role.teacher:
-            _check_student(layout, name, role.teacher)
+            _check_student(layout, name, role.teacher, train)
 
 
 def _check_experts(layout: Parallel, roles: Mapping[str, Role]) -> None:
@@ -116,7 +116,7 @@ def _check_tokens(layout: Parallel, name: str, sequence: int) -> None:
         )
 
 
-def _check_student(layout: Parallel, name: str, teacher: str) -> None:
+def _check_student(layout: Parallel, name: str, teacher: str, train: Train) -> None:
     """A student's rows and tokens have to be among those of its teacher's ranks."""
     axes, theirs, place = layout.axes_of(name), layout.axes_of(teacher), _place(layout, name)
     if axes.ranks != theirs.ranks:
@@ -131,6 +131,15 @@ def _check_student(layout: Parallel, name: str, teacher: str) -> None:
             f"context x tensor = {axes.context * axes.tensor} does not divide the {theirs.context} x "
             f"{theirs.tensor} of {teacher}",
             "a student's tokens come from its teacher's ranks: give the rest to shard or replicate",
+        )
+    parts, each = axes.data // theirs.data, train.global_batch // theirs.data
+    rows = each if train.micro_batch == "auto" else train.micro_batch
+    if rows % parts:
+        raise ConfigError(
+            place,
+            f"its {axes.data} ranks with samples of their own share micro-batches of {rows} of {teacher}'s "
+            f"{theirs.data}",
+            f"train.micro_batch={parts} would fit",
         )
 
 

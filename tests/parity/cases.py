@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ def taught(house: House, steps: int = STEPS, **how: Any) -> Training:
     return house.training(roles, train(steps, **(HOW | how)))
 
 
+def paired(house: House) -> Training:
+    """`taught` in micro-batches of two rows, which a student's ranks can share."""
+    return taught(house, micro_batch=2)
+
+
 def alone(house: House, **how: Any) -> Training:
     """The teacher of `taught` without its students."""
     whole = taught(house, **how)
@@ -66,7 +72,7 @@ def learned(house: House, **how: Any) -> Training:
 
 
 HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 4, "micro_batch": 1}
-TRAININGS = {"taught": taught, "mixed": mixed, "learned": learned, "alone": alone}
+TRAININGS = {"paired": paired, "taught": taught, "mixed": mixed, "learned": learned, "alone": alone}
 
 
 class Parity:
@@ -110,7 +116,7 @@ def layout(**axes: Any) -> Parallel:
 def start_gang(module: str, folder: Path, world: int, *given: str) -> None:
     """Run `module` as a gang; its errors fail the test."""
     gang = {
-        "WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": f"file://{folder}/meeting-{module}-{world}",
+        "WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": f"file://{folder}/meeting-{uuid.uuid4().hex}",
         "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     command = [sys.executable, "-W", "ignore", "-m", module, *given]

@@ -118,6 +118,13 @@ def test_a_layout_that_does_not_divide_is_refused_with_one_that_would(name: str)
     assert str(caught.value).startswith(message)
 
 
+def test_a_student_whose_ranks_cannot_share_a_micro_batch_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"share micro-batches of 1 of teacher's 1; train.micro_batch=2 would"
+    ):
+        check(tensor=2, roles={"s": {"shard": 2}})
+
+
 def test_fewer_micro_batches_than_pipeline_ranks_are_refused() -> None:
     with pytest.raises(ConfigError, match="4 ranks, but 2 micro-batches a step on each of them"):
         check(how={"micro_batch": 4}, pipeline=4)
@@ -126,7 +133,7 @@ def test_fewer_micro_batches_than_pipeline_ranks_are_refused() -> None:
 def test_what_divides_is_taken() -> None:
     check(pipeline=2, tensor=2, shard=2, how={"sequence": 32})
     check({"num_experts": 4}, shard=2, expert=2)  # its student has none: there the axis deals out samples
-    check(context=2, tensor=2, roles={"s": {"shard": 2, "tensor": 2}})
+    check(how={"micro_batch": 2}, context=2, tensor=2, roles={"s": {"shard": 2, "tensor": 2}})
 
 
 def test_a_gang_of_another_size_is_told_what_would_fit() -> None:
