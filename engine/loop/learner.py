@@ -5,7 +5,7 @@ B rows, T tokens, D hidden, V vocab
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -64,14 +64,17 @@ class Learner(nn.Module):
 
     def _forward(self, x: Tensor | None, number: int, work: Work) -> Tensor:
         batch = own_noise(work.batches[number], self.grid, sequence_parallel=self.sequence_parallel)
-        shared = self.model.shared(batch)  # type: ignore[operator]
-        x_BTD = self.model.enter(batch) if self.is_first else x  # type: ignore[operator]
-        x_BTD = self.model.through(x_BTD, shared)  # type: ignore[operator]
-        if not self.is_last:
-            return x_BTD
-        hidden_BTD: Tensor = self.model.leave(x_BTD).hidden  # type: ignore[operator]
+        model: Any = self.model
+        if self.is_first and self.is_last:
+            hidden_BTD = model(batch).hidden
+        else:  # a stage: the forward pass in pieces
+            shared = model.shared(batch)
+            x_BTD = model.through(model.enter(batch) if self.is_first else x, shared)
+            if not self.is_last:
+                return x_BTD
+            hidden_BTD = model.leave(x_BTD).hidden
         hidden_BTD = gathered(hidden_BTD, self.grid, sequence_parallel=self.sequence_parallel)
-        head_weight_VD = local(self.model.head_weight)  # type: ignore[arg-type]
+        head_weight_VD = local(model.head_weight)
         total, sums = objective_sums(
             hidden_BTD,
             head_weight_VD,

@@ -6,7 +6,7 @@ A stage is called as stage(x, index=, work=): x is what the stage before gave (t
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,12 +24,6 @@ from engine.spec.parallel import Parallel
 MULTI = {"interleaved": ScheduleInterleaved1F1B, "zb": ScheduleInterleavedZeroBubble}
 
 
-class Parts(Protocol):
-    """What a model says of itself: the children that the first and the last stage need besides blocks."""
-
-    def parts(self) -> dict[str, list[str]]: ...
-
-
 def stage_numbers(grid: Grid, layout: Parallel) -> list[int]:
     """The stages of this rank: the r-th of each round."""
     if grid.last_only or grid.pipeline == 1:
@@ -39,18 +33,20 @@ def stage_numbers(grid: Grid, layout: Parallel) -> list[int]:
 
 def keep_stage(model: nn.Module, blocks: range, *, is_first: bool, is_last: bool) -> None:
     """Leave in the plain model what one stage needs; names stay as they were."""
-    parts = model.parts()  # type: ignore[operator]
+    offering: Any = model
+    parts = offering.parts()
     kept = {"blocks"} | set(parts["enter"] if is_first else ()) | set(parts["leave"] if is_last else ())
     for name, _ in list(model.named_children()):
         if name not in kept:
             delattr(model, name)
-    for name in [name for name, _ in model.blocks.named_children() if int(name) not in blocks]:  # type: ignore[union-attr]
-        del model.blocks._modules[name]  # type: ignore[union-attr]
+    for name in [name for name, _ in offering.blocks.named_children() if int(name) not in blocks]:
+        del offering.blocks._modules[name]
 
 
 def tied_names(model: nn.Module) -> set[str]:
     """Children that the first and the last stage both have; their gradients belong together."""
-    parts = model.parts()  # type: ignore[operator]
+    offering: Any = model
+    parts = offering.parts()
     return set(parts["enter"]) & set(parts["leave"])
 
 

@@ -19,7 +19,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from engine.parallel.grid import Grid
-from engine.spec.error import ConfigError
 
 TOKENS = 1  # the dim of [B, T, ...] that sequence parallelism splits
 
@@ -28,10 +27,9 @@ def split_matrices(model: nn.Module, grid: Grid, *, sequence_parallel: bool) -> 
     """Split the plain model's weights in place as its `splits()` says."""
     if grid.axes.tensor == 1:
         return
-    if not hasattr(model, "splits"):
-        raise ConfigError("parallel.tensor", "the model offers no splits()", "parallel.tensor=1")
     found: dict[str, ParallelStyle] = {}
-    for pattern, kind in model.splits().items():  # type: ignore[operator]
+    offering: Any = model
+    for pattern, kind in offering.splits().items():
         for path, module in model.named_modules():
             style = _style(kind, module, sequence_parallel) if fnmatch(path, pattern) else None
             if style is not None:

@@ -46,7 +46,7 @@ class ModelSpec(Spec, ABC):
         """What mesh axes have to divide. The axis `expert` is for models that have experts; of others it
         deals out samples. A model that offers no split and no parts allows no other.
         """
-        return [Limit("tensor", "num_layers", 1), Limit("stage", "num_layers", 1)]
+        return [Limit(axis, "kind", 1) for axis in ("tensor", "context", "stage")]
 
     def block_flops(self, sequence: int) -> list[float]:
         """Forward and backward FLOPs of one token in each block, and at last in all that follows them."""

@@ -74,12 +74,19 @@ def _check_pipeline(layout: Parallel, train: Train) -> None:
 def _check_role(layout: Parallel, name: str, role: Role) -> None:
     """Heads, widths, vocabulary, experts and blocks against the axes."""
     axes, place = layout.axes_of(name), _place(layout, name)
-    sizes = {"tensor": axes.tensor, "expert": axes.expert, "stage": 1}
+    sizes = {"tensor": axes.tensor, "expert": axes.expert, "context": axes.context, "stage": 1}
     if not role.teacher:
         sizes["stage"] = layout.num_stages
     for limit in role.model.limits():
         size = sizes[limit.axis]
         where = f"roles.{name}.model.{limit.field} {limit.number}"
+        if limit.field == "kind" and size > 1:
+            axis = "pipeline" if limit.axis == "stage" else limit.axis
+            raise ConfigError(
+                f"{place}.{axis}",
+                f"{size}, but roles.{name}.model of kind {role.model.kind} offers no such split",
+                f"{axis}=1, or docs/parallel.md says what the model has to offer",
+            )
         if limit.axis == "stage" and size > limit.number:
             raise ConfigError(
                 f"{place}.pipeline",

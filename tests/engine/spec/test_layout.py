@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from engine.spec.error import ConfigError
+from engine.spec.kinds import ModelSpec
 from engine.spec.layout import check_layout
 from engine.spec.model.gpt import GPT
 from engine.spec.objective.lm import LM
@@ -141,3 +142,13 @@ def test_a_gang_of_another_size_is_told_what_would_fit() -> None:
         Parallel(shard=1, tensor=2, pipeline=2).for_world(6)
     assert Parallel(tensor=2, pipeline=2).for_world(8).shard == 2
     assert Parallel(tensor=2).resolved(slots=8, cores=8).shard == 4
+
+
+def test_a_model_that_offers_no_split_is_refused_on_these_axes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GPT, "limits", ModelSpec.limits)
+    check(shard=2, replicate=2)
+    for axis in ("tensor", "context", "pipeline"):
+        with pytest.raises(
+            ConfigError, match=rf"parallel\.{axis}: 2, but .* of kind gpt offers no such split"
+        ):
+            check(**{axis: 2})
