@@ -167,5 +167,6 @@ def join_stack(root: str) -> bool:
     client = Stack(root).client()
     if os.environ.get("MLFLOW_TRACKING_URI"):  # a server of the user's: our password is not for it
         client = {key: value for key, value in client.items() if not key.startswith("MLFLOW_")}
-    os.environ |= client
+    for key, value in client.items():  # what the user has set stays, right or wrong
+        os.environ.setdefault(key, value)
     return bool(client)
