@@ -20,7 +20,7 @@ from engine.spec.run import Training
 from tests.engine.house import ROOT, House, role, student, train
 
 STEPS = 10
-TIMEOUT_S = 400
+TIMEOUT_S = 900
 
 
 def net(num_layers: int = 4, hidden: int = 32, **more: Any) -> GPT:
