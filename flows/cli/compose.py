@@ -183,6 +183,10 @@ def _resolved(arguments: Spec, pool: Pool) -> Spec:
         cores = num_cores()
         updates["parallel"] = parallel.resolved(cores if pool.slots == "auto" else pool.slots, cores)
     train: Train | None = getattr(arguments, "train", None)
+    if train is not None and train.precision == "fp8" and pool.gpu == "cpu":
+        raise ConfigError(
+            "train.precision", "fp8, but the pool's devices are CPUs", "train.precision=bf16 runs everywhere"
+        )
     roles: dict[str, Role] | None = getattr(arguments, "roles", None)
     if roles is not None and train is not None:
         in_teaching_order(roles)

@@ -74,7 +74,7 @@ QUICK = {  # the rest is marked slow
         "pipeline, interleaved",
         "pipeline, zero-bubble",
     ),
-    *("expert", "recompute selective", "replicate x shard", "shard x tensor", "pipeline x tensor"),
+    *("expert", "shard x tensor", "pipeline x tensor"),
     *("pipeline x shard", "shard x expert", "students split otherwise", "pipeline x shard x tensor"),
 }
 SIZES = {"two": TWO, "four": FOUR, "eight": EIGHT}

@@ -55,7 +55,7 @@ def test_a_tracker_of_another_server_does_not_get_the_stack_s_password(
     uri = f"http://127.0.0.1:{stranger.server_port}"
     about = {"flow": "f", "command": "c", "run_id": "r", "config": {}}
     tracker = FlowTracker(uri, Store(str(tmp_path)), **about)
-    tracker.tracker.close("FAILED", timeout_s=20)
+    tracker.tracker.close("FAILED", timeout_s=3)
     assert stranger.heard, "the tracker has asked it nothing"
     assert set(stranger.heard) == {None}
 
