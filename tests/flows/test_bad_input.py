@@ -61,7 +61,7 @@ MISTAKES = [
     ("pretrain model.num_heads=-1", "greater than or equal to 1 (given: -1)", "must divide hidden"),
     ("pretrain parallel.shard=-1", "greater than or equal to 1 (given: -1)", "auto = the pool's slots"),
     ("pretrain train.precision=i8", "'bf16', 'fp32', 'fp64' or 'fp8' (given: 'i8')", "of the arithmetic"),
-    ("pretrain train.precision=fp8", "fp8, but the pool's devices are CPUs", "precision=bf16 runs everywhere"),
+    ("pretrain train.precision=fp8", "fp8, but the pool's devices are CPUs", "precision=bf16 runs"),
     ("pretrain optim=4.5", "no option '4.5' in group optim", "adamw"),
     ("pretrain model=", "no option '' in group model", "gpt_nano"),
     ("pretrain experiment=null", "no option 'null' in group experiment", "there are:"),
