@@ -40,7 +40,7 @@ def train(
     that learn from the same teacher.
     """
     everybody = {**roles, **(companions or {})}
-    check_layout(parallel, everybody, settings)
+    check_layout(parallel, everybody, settings, prefix=prefix)
     inputs = {f"tokens.{key}": input_of(reference) for key, reference in tokens.items()} | {
         "tokenizer": input_of(tokenizer)
     }

@@ -9,8 +9,12 @@ from engine.spec.role import Role
 from engine.spec.train import Train
 
 
-def check_layout(layout: Parallel, roles: Mapping[str, Role], train: Train) -> None:
-    """ConfigError with place, numbers and what would fit."""
+def check_layout(
+    layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str = "roles."
+) -> None:
+    """ConfigError with place, numbers and what would fit. `prefix` is where roles stand in the configuration,
+    '' for a flow with one model.
+    """
     layout.check_batch(train.global_batch, train.micro_batch)
     _check_pipeline(layout, train)
     _check_experts(layout, roles)
@@ -22,7 +26,7 @@ def check_layout(layout: Parallel, roles: Mapping[str, Role], train: Train) -> N
             known = ", ".join(students) or "none"
             raise ConfigError(f"parallel.roles.{name}", "is no student here", f"students: {known}")
     for name, role in roles.items():
-        _check_role(layout, name, role)
+        _check_role(layout, name, role, f"{prefix}{name}.model" if prefix else "model")
         _check_tokens(layout, name, train.sequence)
         if role.teacher:
             _check_student(layout, name, role.teacher, train)
@@ -71,7 +75,7 @@ def _check_pipeline(layout: Parallel, train: Train) -> None:
         )
 
 
-def _check_role(layout: Parallel, name: str, role: Role) -> None:
+def _check_role(layout: Parallel, name: str, role: Role, model: str) -> None:
     """Heads, widths, vocabulary, experts and blocks against the axes."""
     axes, place = layout.axes_of(name), _place(layout, name)
     sizes = {"tensor": axes.tensor, "expert": axes.expert, "context": axes.context, "stage": 1}
@@ -79,12 +83,12 @@ def _check_role(layout: Parallel, name: str, role: Role) -> None:
         sizes["stage"] = layout.num_stages
     for limit in role.model.limits():
         size = sizes[limit.axis]
-        where = f"roles.{name}.model.{limit.field} {limit.number}"
+        where = f"{model}.{limit.field} {limit.number}"
         if limit.field == "kind" and size > 1:
             axis = "pipeline" if limit.axis == "stage" else limit.axis
             raise ConfigError(
                 f"{place}.{axis}",
-                f"{size}, but roles.{name}.model of kind {role.model.kind} offers no such split",
+                f"{size}, but {model} of kind {role.model.kind} offers no such split",
                 f"{axis}=1, or docs/parallel.md says what the model has to offer",
             )
         if limit.axis == "stage" and size > limit.number:
@@ -105,7 +109,7 @@ def _check_role(layout: Parallel, name: str, role: Role) -> None:
             raise ConfigError(
                 "parallel.stages",
                 f"{list(layout.stages)} are {len(layout.stages)} stages of {sum(layout.stages)} blocks",
-                f"roles.{name}.model has {num_layers} for {num_stages} stages; stages=[] balances them",
+                f"{model} has {num_layers} for {num_stages} stages; stages=[] balances them",
             )
 
 
