@@ -99,7 +99,7 @@ def _body(
         layout,
         flops=_flops(spec, train) / house.gang.world,
         device=house.gang.device,
-        is_plain=grid.axes.context == 1 and not mixtures(bare),
+        is_plain=grid.axes.context * grid.axes.tensor * len(counts) == 1 and not mixtures(bare),
     )
     numbers = stage_numbers(grid, layout)
     stages = [
