@@ -3,6 +3,7 @@ are.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
-def local(tensor: Tensor | None) -> Tensor:
+def local(tensor: Any) -> Any:
     """The part of a sharded tensor that lies on this rank."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor  # type: ignore[return-value]
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -71,7 +71,8 @@ def build_member(name: str, spec: MemberSpec, *, training: Training, house: Hous
     plain, values = _plain(name, spec, train=train, house=house)
     weights = dict(plain().named_parameters())
     member.every_name = list(weights)
-    member.names = [name for name, weight in weights.items() if weight.requires_grad]
+    moving = [name for name, weight in weights.items() if weight.requires_grad]
+    member.places = {name: place for place, name in enumerate(moving)}
     if grid.is_here:
         member.body = _body(name, training=training, house=house, grid=grid, plain=plain, values=values)
         member.body.set_training(spec.mode != "frozen")

@@ -52,7 +52,7 @@ class Member:
         self.stored_step = -1  # the step of its newest checkpoint that this process read or began to write
         self.optimizer: torch.optim.Optimizer | None = None
         self.every_name: list[str] = []  # of all weights, on whatever rank
-        self.names: list[str] = []  # of those that train
+        self.places: dict[str, int] = {}  # of those that train, in the order of their squared norms
         self.gate = Gate(spec.role.gate, self.start) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
         self.last: dict[str, float] = {}  # loss and eval/loss as last measured, and eval/step: when
@@ -149,17 +149,17 @@ class Member:
         return total if self.grid.is_counted else torch.zeros_like(total)
 
     def squares(self) -> Tensor:
-        """This rank's part of each weight's squared gradient norm, float64, in the order of `names`: the
+        """This rank's part of each weight's squared gradient norm, float64, in the order of `places`: the
         parts of all ranks add up to it. Called when all gradients are there.
         """
-        total = torch.zeros(len(self.names), dtype=torch.float64, device=self.gang.device)
+        total = torch.zeros(len(self.places), dtype=torch.float64, device=self.gang.device)
         if self.body is None:
             return total
         self.body.settle_gradients()
         places, grads, copies = [], [], []
         for name, weight in self.trainable().items():
             if weight.grad is not None and self.body.is_counted(name) and local(weight.grad).numel():
-                places.append(self.names.index(name))
+                places.append(self.places[name])
                 grads.append(local(weight.grad))
                 copies.append(self.grid.copies(weight))
         if grads:

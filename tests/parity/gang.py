@@ -4,7 +4,6 @@ with RANK and WORLD_SIZE set. Rank 0 says for each what came out.
 
 import json
 import sys
-import traceback
 from pathlib import Path
 
 from engine.loop.stop import StopRequest
@@ -18,13 +17,8 @@ from engine.train import train
 def main(paths: list[str]) -> int:
     runs = [parse(RunFile, json.loads(Path(path).read_bytes()), path) for path in paths]
     gang = start_gang(runs[0].layout)
-    for path, run in zip(paths, runs, strict=True):
-        try:
-            train(run, gang, StopRequest(Path(run.scratch)))
-        except Exception:
-            traceback.print_exc()
-            print(json.dumps({"failed": path, "rank": gang.rank}), flush=True)
-            return 1
+    for run in runs:
+        train(run, gang, StopRequest(Path(run.scratch)))
         gang.barrier()
     return 0
 
