@@ -28,6 +28,7 @@ def split_matrices(model: nn.Module, grid: Grid, *, sequence_parallel: bool) -> 
     if grid.axes.tensor == 1:
         return
     found: dict[str, ParallelStyle] = {}
+    fixed = {path for path, weight in model.named_parameters() if not weight.requires_grad}
     offering: Any = model
     for pattern, kind in offering.splits().items():
         for path, module in model.named_modules():
@@ -35,6 +36,8 @@ def split_matrices(model: nn.Module, grid: Grid, *, sequence_parallel: bool) -> 
             if style is not None:
                 found[path] = style
     parallelize_module(model, grid.mesh_of("tensor"), found)
+    for path, weight in model.named_parameters():  # SequenceParallel makes new ones, which all would train
+        weight.requires_grad_(path not in fixed)
 
 
 def _style(kind: str, module: nn.Module, sequence_parallel: bool) -> ParallelStyle | None:
