@@ -4,6 +4,8 @@ Needed is what a run's manifest names, what a running flow has made, and all tha
 goes on, what it may be about to read is not known: then only scratch and stray attempts go.
 """
 
+import os
+import stat
 import threading
 import time
 import uuid
@@ -268,7 +270,7 @@ class Collector:
         """Seconds since anything below `url` changed; a store that does not tell makes it young."""
         if not is_local(url):
             return 0.0
-        times = [path.stat().st_mtime for path in _below(local_path(url))]
+        times = [each.st_mtime for each in _below(local_path(url))]
         return self.now - max(times, default=0.0)
 
 
@@ -318,15 +320,21 @@ def _vanish(url: str) -> None:
 def size_of(url: str) -> int:
     """Bytes of a file or of all files below a folder."""
     if is_local(url):
-        return sum(path.stat().st_size for path in _below(local_path(url)) if path.is_file())
+        return sum(each.st_size for each in _below(local_path(url)) if stat.S_ISREG(each.st_mode))
     system, path = filesystem(url)
     return int(system.du(path))
 
 
-def _below(path: Path) -> Iterator[Path]:
-    yield path
-    if path.is_dir() and not path.is_symlink():
-        yield from path.rglob("*")
+def _below(path: Path) -> Iterator[os.stat_result]:
+    """What the system says of a file, or of a folder and all below it; of what vanishes meanwhile nothing."""
+    paths = [str(path)]
+    if not path.is_symlink():
+        paths += [
+            os.path.join(root, name) for root, *names in os.walk(path) for name in (*names[0], *names[1])
+        ]
+    for each in paths:
+        with suppress(FileNotFoundError):
+            yield os.stat(each)
 
 
 def _is_gone(holder: dict[str, Any] | None) -> bool:

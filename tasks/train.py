@@ -10,6 +10,7 @@ from engine.spec.layout import check_layout
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
 from engine.spec.run import Stream, Training
+from engine.spec.teaching import check_teaching
 from engine.spec.train import Train
 from engine.spec.trajectory import Feed, Part, origins, parts_of
 from infra.dag import Node, Product, Reference, declare, input_of
@@ -41,6 +42,7 @@ def train(
     """
     everybody = {**roles, **(companions or {})}
     check_layout(parallel, everybody, settings, prefix=prefix)
+    check_teaching(everybody, prefix=prefix)
     inputs = {f"tokens.{key}": input_of(reference) for key, reference in tokens.items()} | {
         "tokenizer": input_of(tokenizer)
     }

@@ -16,6 +16,7 @@ from engine.loop.body import Body
 from engine.loop.health import Detector
 from engine.loop.learner import Learner
 from engine.loop.member import Member, end_of
+from engine.model import auxiliary
 from engine.model.load import build, first_values, read_weights
 from engine.model.lora import addition_values, is_addition
 from engine.model.lora import apply as apply_lora
@@ -68,7 +69,7 @@ def build_member(name: str, spec: MemberSpec, *, training: Training, house: Hous
     grid = house.grid(name, is_student=bool(spec.role.teacher))
     health = Detector(train.health)
     member = Member(name, spec, grid=grid, precision=train.precision, seed=train.seed, health=health)
-    plain, values = _plain(name, spec, train=train, house=house)
+    plain, values = _plain(name, spec, training=training, house=house)
     weights = dict(plain().named_parameters())
     member.every_name = list(weights)
     moving = [name for name, weight in weights.items() if weight.requires_grad]
@@ -173,10 +174,11 @@ def _stage(
 
 
 def _plain(
-    name: str, spec: MemberSpec, *, train: Train, house: House
+    name: str, spec: MemberSpec, *, training: Training, house: House
 ) -> tuple[Callable[[], nn.Module], Values]:
     """What makes the plain network without memory, and what its weights begin with."""
-    role, seed, seed_name = spec.role, train.seed, spec.role.seed_name or name
+    role, train = spec.role, training.train
+    seed, seed_name = train.seed, role.seed_name or name
     source: Mapping[str, Tensor] | None = None
     model_spec = role.model
     if spec.init:
@@ -203,6 +205,9 @@ def _plain(
             if spec.mode == "frozen":
                 return model.requires_grad_(False)
             apply_lora(model, role.trainable, seed=seed, name=seed_name)
+            if role.teacher:
+                width = training.members[role.teacher].role.model.hidden
+                auxiliary.add(model, role.objective.values(), teacher_hidden=width)
         return model
 
     bare = plain()
@@ -210,7 +215,9 @@ def _plain(
     def values(weight: str, shape: torch.Size) -> Tensor:
         if is_addition(weight):
             return addition_values(weight, shape, seed=seed, name=seed_name)
-        return source[weight] if source is not None else first_values(bare, weight, shape, seed, seed_name)
+        if source is None or auxiliary.is_auxiliary(weight):
+            return first_values(bare, weight, shape, seed, seed_name)
+        return source[weight]
 
     return plain, values
 

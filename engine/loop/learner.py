@@ -9,19 +9,28 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from engine.objective.chunked import Mix, TeacherSide, objective_sums
+from engine.model.auxiliary import PROJECTION
+from engine.model.output import Output, Relations
+from engine.objective import attention, hidden
+from engine.objective.chunked import UNSCORED, Mix, TeacherSide, objective_sums
 from engine.objective.vocabulary import Slice
 from engine.parallel.compute import Precision, arithmetic
+from engine.parallel.context import whole_keys
 from engine.parallel.grid import Grid
 from engine.parallel.tensor import gathered, own_noise
 from engine.placement import local
+from engine.spec.error import ConfigError
+from engine.spec.kinds import ObjectiveSpec
+from engine.spec.objective.attention import Attention
+from engine.spec.objective.hidden import Hidden
 
 
 class Forward(NamedTuple):
     total: Tensor  # scalar: sum over scored tokens of the mixed objectives
     sums: dict[str, Tensor]  # scalars: plain sums by objective, always with "lm"
-    hidden_BTD: Tensor  # detached
-    head_weight_VD: Tensor  # detached
+    hidden_BTD: Tensor  # detached, as all that a student sees
+    head_weight_VD: Tensor
+    relations: Relations | None
 
 
 @dataclass
@@ -66,27 +75,55 @@ class Learner(nn.Module):
         batch = own_noise(work.batches[number], self.grid, sequence_parallel=self.sequence_parallel)
         model: Any = self.model
         if self.is_first and self.is_last:
-            hidden_BTD = model(batch).hidden
+            output = model(batch)
         else:  # a stage: the forward pass in pieces
             shared = model.shared(batch)
-            x_BTD = model.through(model.enter(batch) if self.is_first else x, shared)
+            x_BTD, relations = model.through(model.enter(batch) if self.is_first else x, shared)
             if not self.is_last:
                 return x_BTD
-            hidden_BTD = model.leave(x_BTD).hidden
-        hidden_BTD = gathered(hidden_BTD, self.grid, sequence_parallel=self.sequence_parallel)
+            output = model.leave(x_BTD, shared, relations)
+        hidden_BTD = gathered(output.hidden, self.grid, sequence_parallel=self.sequence_parallel)
         head_weight_VD = local(model.head_weight)
         total, sums = objective_sums(
             hidden_BTD,
             head_weight_VD,
             batch["labels_BT"],
-            work.mix,
+            {name: part for name, part in work.mix.items() if type(part[0]).compares == "logits"},
             work.sides.get(number),
             compiled=self.is_compiled,
             part=self._slice(head_weight_VD),
             is_split=self.is_split,
         )
-        work.results[number] = Forward(total, sums, hidden_BTD.detach(), head_weight_VD.detach())
+        for name, (spec, share) in work.mix.items():
+            if type(spec).compares != "logits":
+                some, sums[name] = self._compare(spec, hidden_BTD, output, work, number)
+                total = total + share * some
+        relations = None if output.relations is None else output.relations.detached()
+        work.results[number] = Forward(total, sums, hidden_BTD.detach(), head_weight_VD.detach(), relations)
         return total
+
+    def _compare(
+        self, spec: ObjectiveSpec, hidden_BTD: Tensor, output: Output, work: Work, number: int
+    ) -> tuple[Tensor, Tensor]:
+        """What is compared beside the logits: this rank's share of the sum, and the sum."""
+        side, is_scored_BT = work.sides[number], work.batches[number]["labels_BT"] != UNSCORED
+        group = self.grid.group("tensor")
+        if isinstance(spec, Hidden):
+            projection_DC = local(self.model.get_submodule(PROJECTION).weight)
+            return hidden.state_sum(spec, hidden_BTD, projection_DC, side.hidden_BTD, is_scored_BT, group)
+        if (
+            not isinstance(spec, Attention)
+            or output.mask is None
+            or not output.relations
+            or not side.relations
+        ):
+            raise ConfigError(
+                "objective",
+                "one of the two models shows no attention",
+                "objective=distill needs logits alone",
+            )
+        mine, theirs = whole_keys(output.relations, self.grid), whole_keys(side.relations, self.grid)
+        return attention.state_sum(spec, mine, theirs, output.mask, is_scored_BT, group)
 
     def _slice(self, head_weight_VD: Tensor) -> Slice | None:
         group = self.grid.group("tensor")

@@ -94,7 +94,9 @@ class Member:
         return self.role.model.flops_per_token(sequence) / (1 if self.moves else 3)
 
     def distils(self) -> bool:
-        return self.gate is not None and self.gate.is_open
+        """Whether the step that comes is a lesson."""
+        is_due = (self.step - self.start) % self.role.period == 0
+        return self.gate is not None and self.gate.is_open and is_due
 
     def mix(self) -> Mix:
         """The active objectives with their shares: weight / sum of active weights."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.artifact import Input, Output
 from engine.loop.member import Member
+from engine.model.auxiliary import is_auxiliary
 from engine.model.load import WEIGHTS, model_files
 from engine.model.lora import adapter_files, merged_state
 from engine.placement import whole
@@ -25,9 +26,8 @@ def finished_files(member: Member) -> dict[str, bytes]:
     state = _whole_state(member)
     if not member.gang.is_first:
         return {}
-    return model_files(merged_state(state, member.role.trainable), member.role.model) | _adapter(
-        member, state
-    )
+    own = {name: weight for name, weight in state.items() if not is_auxiliary(name)}
+    return model_files(merged_state(own, member.role.trainable), member.role.model) | _adapter(member, own)
 
 
 def _whole_state(member: Member) -> dict[str, Tensor]:
@@ -101,4 +101,6 @@ def summary(member: Member) -> dict[str, Any]:
         result["gate_step"] = opened if opened >= 0 else None
         result["teacher_steps"] = [opened, member.end - 1] if 0 <= opened < member.end else []
         result["teacher_forwards"] = member.teacher_forwards
+        result["left_at"] = member.end
+        result["period"] = member.role.period
     return result | member.health.summary()

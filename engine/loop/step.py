@@ -159,7 +159,10 @@ class Round:
             for learner in self.circle.learners.get(member.name, ()):
                 work = self.works[learner.name]
                 if learner.distils():
-                    work.sides[index] = side_for(learner.grid, member.grid, result, self.length)
+                    compares = {type(spec).compares for spec, _ in work.mix.values()}
+                    work.sides[index] = side_for(
+                        learner.grid, member.grid, result, self.length, with_relations="attention" in compares
+                    )
                 self._train_one(learner, index, work)
                 work.sides.pop(index, None)
         member.gang.pulse.at("backward")

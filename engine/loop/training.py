@@ -33,6 +33,7 @@ from engine.spec.error import AtelierError, ConfigError, DataError, StoppedError
 from engine.spec.layout import check_layout
 from engine.spec.metric import MetricLine
 from engine.spec.run import Stream, Training
+from engine.spec.teaching import check_teaching
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def run_training(training: Training, around: Surroundings) -> list[Member]:
     gang.pulse.watch(train.health.hang_s)
     roles = {name: member.role for name, member in training.members.items()}
     check_layout(around.house.layout, roles, train)
+    check_teaching(roles)
     history = History()
     while True:
         try:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from engine.model.dropout import dropout, layer_keys
 from engine.model.moe import MoE
-from engine.model.output import Output
+from engine.model.output import Output, Relations
 from engine.model.precision import compute_dtype
 from engine.model.split import Split
 from engine.spec.error import ConfigError
@@ -159,7 +159,9 @@ class Attention(nn.Module):
         self.out = nn.Linear(spec.num_heads * spec.head_dim, spec.hidden, bias=False)
         self.attend = Attend()
 
-    def forward(self, x_BTD: Tensor, rope: Tensor | None, mask: Tensor, seen: Seen | None) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, rope: Tensor | None, mask: Tensor, seen: Seen | None
+    ) -> tuple[Tensor, Relations]:
         heads = (*x_BTD.shape[:2], -1, self.head_dim)
         query, key, value = (
             self.query(x_BTD).view(heads),
@@ -169,9 +171,10 @@ class Attention(nn.Module):
         if rope is not None:
             query, key = rotate(query, rope), rotate(key, rope)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        relations = Relations(query, key)
         if seen is not None:
             key, value = seen.extend(key, value)
-        return self.out(self.attend(query, key, value, mask).transpose(1, 2).flatten(2))
+        return self.out(self.attend(query, key, value, mask).transpose(1, 2).flatten(2)), relations
 
 
 class SwiGLU(nn.Module):
@@ -207,12 +210,14 @@ def make_mlp(spec: GPT) -> nn.Module:
 
 class Block(nn.Module):
     """x + attention(norm x), then that + mlp(norm of that). Can be compiled and sharded alone: tensors in,
-    tensor out.
+    tensors out. What it attended by goes out detached, unless `is_taught`: then an objective's gradient comes
+    in there.
     """
 
     def __init__(self, spec: GPT) -> None:
         super().__init__()
         self.dropout = spec.dropout
+        self.is_taught = False
         self.norm1 = make_norm(spec)
         self.attention = Attention(spec)
         self.norm2 = make_norm(spec)
@@ -225,9 +230,11 @@ class Block(nn.Module):
         mask: Tensor,
         noise_BT: Tensor | None = None,
         seen: Seen | None = None,
-    ) -> Tensor:
-        x_BTD = x_BTD + self._drop(self.attention(self.norm1(x_BTD), rope, mask, seen), noise_BT, 0)
-        return x_BTD + self._drop(self.mlp(self.norm2(x_BTD)), noise_BT, 1)
+    ) -> tuple[Tensor, Relations]:
+        mixed_BTD, relations = self.attention(self.norm1(x_BTD), rope, mask, seen)
+        x_BTD = x_BTD + self._drop(mixed_BTD, noise_BT, 0)
+        x_BTD = x_BTD + self._drop(self.mlp(self.norm2(x_BTD)), noise_BT, 1)
+        return x_BTD, relations if self.is_taught else relations.detached()
 
     def _drop(self, x_BTD: Tensor, noise_BT: Tensor | None, branch: int) -> Tensor:
         if not self.dropout or not self.training or noise_BT is None:
@@ -246,6 +253,7 @@ class Decoder(nn.Module):
             self.positions = nn.Embedding(spec.max_positions, spec.hidden)
         self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.num_layers))
         self.norm = make_norm(spec)
+        self.auxiliary: nn.Module | None = None  # while a student learns by it: engine.model.auxiliary
         if not spec.tied:
             self.head = nn.Linear(spec.hidden, spec.tokens, bias=False)
 
@@ -278,8 +286,8 @@ class Decoder(nn.Module):
     def forward(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Output:
         """Hidden states of the batch's tokens; with a cache they stand behind the tokens that it holds."""
         shared = self.shared(batch, cache)
-        x_BTD = self.enter(batch)
-        return self.leave(self.through(x_BTD, shared, cache))
+        x_BTD, relations = self.through(self.enter(batch), shared, cache)
+        return self.leave(x_BTD, shared, relations)
 
     def enter(self, batch: dict[str, Tensor]) -> Tensor:
         """What the first block gets [B, T, D]."""
@@ -310,17 +318,23 @@ class Decoder(nn.Module):
             self._check_length(documents_BS.shape[1])
         return rope, mask, batch.get("noise_BT")
 
-    def through(self, x_BTD: Tensor, shared: Shared, cache: Cache | None = None) -> Tensor:
-        """The blocks that are here, in order."""
+    def through(
+        self, x_BTD: Tensor, shared: Shared, cache: Cache | None = None
+    ) -> tuple[Tensor, Relations | None]:
+        """The blocks that are here, in order; and what the last of them attended by."""
         rope, mask, noise_BT = shared
+        relations = None
         for name, block in self.blocks.named_children():
             keys = None if noise_BT is None else layer_keys(noise_BT, int(name))
-            x_BTD = block(x_BTD, rope, mask, keys, None if cache is None else cache.blocks[int(name)])
-        return x_BTD
+            seen = None if cache is None else cache.blocks[int(name)]
+            x_BTD, relations = block(x_BTD, rope, mask, keys, seen)
+        return x_BTD, relations
 
-    def leave(self, x_BTD: Tensor) -> Output:
+    def leave(self, x_BTD: Tensor, shared: Shared, relations: Relations | None = None) -> Output:
         """What the last block's result becomes."""
-        return Output(hidden=self.norm(x_BTD))
+        if self.auxiliary is not None and self.training:
+            relations = self.auxiliary(x_BTD, shared[0])
+        return Output(hidden=self.norm(x_BTD), relations=relations, mask=shared[1])
 
     def parts(self) -> dict[str, list[str]]:
         """The children that entering and leaving need."""

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.model.output import Relations
 from engine.model.precision import compute_dtype
 from engine.objective.load import terms_of
 from engine.objective.vocabulary import Slice
 from engine.spec.base import Spec
 from engine.spec.error import ConfigError
+from engine.spec.kinds import ObjectiveSpec
 from engine.spec.objective.lm import LM
 
 UNSCORED = -100
@@ -24,19 +26,20 @@ MIN_CHUNK = 256  # below it the additions to the head's gradient, V x D a chunk,
 CPU_LOGITS = 1 << 21  # logits of a chunk: 8 MB in fp32, measured fastest for a vocabulary of 4096
 GPU_LOGITS = 1 << 26
 
-Mix = Mapping[str, tuple[Spec, float]]
+Mix = Mapping[str, tuple[ObjectiveSpec, float]]
 TokenLoss = Callable[[Spec, Tensor, Tensor, Tensor | None], Tensor]
 TokenGradient = Callable[[Spec, Tensor, Tensor, Tensor | None, Slice | None], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class TeacherSide:
-    """The teacher's hidden states [B, T, D'] of the same tokens and its head [V, D']; no gradient flows
-    there.
+    """The teacher's hidden states [B, T, D'] of the same tokens, its head [V, D'] and its last layer's
+    queries and keys; no gradient flows there.
     """
 
     hidden_BTD: Tensor
     head_weight_VD: Tensor
+    relations: Relations | None = None
 
 
 @dataclass(frozen=True)
@@ -82,11 +85,11 @@ def objective_sums(
     """Sum over the scored tokens (label not -100) of sum_k share_k objective_k; and each objective's own sum;
     in nats.
 
-    The mix maps a name to (spec, share). The total is differentiable, once, with respect to hidden states and
-    head. The sums are detached; "lm", the cross-entropy, is always among them. Products are computed in
-    autocast's type, all that follows the logits in fp32 (fp64 for fp64). Tokens that are not scored cost
-    nothing. `chunk` tokens are computed at once; None = as many as suit device and vocabulary. `compiled`
-    fuses what follows the logits (torch.compile).
+    The mix maps a name to (spec, share); with none the total is 0. It is differentiable, once, with respect
+    to hidden states and head. The sums are detached; "lm", the cross-entropy, is always among them. Products
+    are computed in autocast's type, all that follows the logits in fp32 (fp64 for fp64). Tokens that are not
+    scored cost nothing. `chunk` tokens are computed at once; None = as many as suit device and vocabulary.
+    `compiled` fuses what follows the logits (torch.compile).
 
     With a `part` of the vocabulary both heads are slices of it: sums and the head's gradient are whole, the
     gradient of the hidden states is this slice's share of a sum over the ranks (2104.04473, section 3.2).
@@ -119,8 +122,6 @@ def _check(
     if hidden_BTD.shape[:2] != labels_BT.shape:
         sizes = f"labels {tuple(labels_BT.shape)} do not fit hidden states {tuple(hidden_BTD.shape)}"
         raise ConfigError("objective", sizes, "a label for every token; -100 where it is not scored")
-    if not mix:
-        raise ConfigError("objective", "is empty", "objective=lm is next-token prediction")
     if "lm" in mix and not isinstance(mix["lm"][0], LM):
         raise ConfigError("objective.lm", "is not of kind lm", "this name is kept for the cross-entropy")
     if teacher is not None and teacher.head_weight_VD.shape[0] != head_weight_VD.shape[0]:

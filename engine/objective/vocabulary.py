@@ -38,6 +38,14 @@ class Slice:
         return whole_NV[:, self.begin : self.begin + self.size]
 
 
+def summed(part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """A new tensor: the sum of all ranks' parts."""
+    whole = part.clone()
+    if group is not None:
+        dist.all_reduce(whole, group=group)
+    return whole
+
+
 def log_softmax(logits_NV: Tensor, part: Slice | None) -> Tensor:
     """Over the whole vocabulary."""
     if part is None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from engine.model.output import Relations
 from engine.parallel.collective import gather_rows
 from engine.parallel.grid import Grid
 
@@ -72,6 +73,15 @@ def _attend_all(
         mask = mask_B1TS[:, :, own, :end]
         mixed.append(attend(query_BHTE[:, :, own], key_BKSE[:, :, :end], value_BKSE[:, :, :end], mask))
     return torch.cat(mixed, dim=2)
+
+
+def whole_keys(relations: Relations, grid: Grid) -> Relations:
+    """Queries of this rank's tokens, keys of whole rows."""
+    group = grid.group("context")
+    if group is None:
+        return relations
+    keys = in_order(gather_rows(relations.key_BKTE, group), grid.axes.context, dim=2)
+    return Relations(relations.query_BHTE, keys)
 
 
 def in_order(parts_CX: Tensor, size: int, dim: int) -> Tensor:

@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from engine.model import auxiliary
 from engine.parallel.grid import Grid
 
 TOKENS = 1  # the dim of [B, T, ...] that sequence parallelism splits
@@ -30,7 +31,7 @@ def split_matrices(model: nn.Module, grid: Grid, *, sequence_parallel: bool) -> 
     found: dict[str, ParallelStyle] = {}
     fixed = {path for path, weight in model.named_parameters() if not weight.requires_grad}
     offering: Any = model
-    for pattern, kind in offering.splits().items():
+    for pattern, kind in (offering.splits() | auxiliary.SPLITS).items():
         for path, module in model.named_modules():
             style = _style(kind, module, sequence_parallel) if fnmatch(path, pattern) else None
             if style is not None:

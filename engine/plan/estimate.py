@@ -45,7 +45,7 @@ def estimate(
     model: Any = role.model
     if model.vocab == "auto":
         model = model.resolved(vocab)
-    steps = train.num_steps - int(role.start) if steps is None else steps
+    steps = role.last(train.num_steps) - int(role.start) if steps is None else steps
     tokens = train.global_batch * train.sequence
     params = model.num_params()
     step_flops = model.flops_per_token(train.sequence) * tokens

@@ -26,6 +26,8 @@ ABSENT: dict[str, dict[str, Any]] = {
     },
     "LM": {"weight": 1.0},
     "Logits": {"weight": 0.5, "temperature": 1.0},
+    "Attention": {"weight": 0.5, "relation_heads": "auto", "auxiliary": True},
+    "Hidden": {"weight": 0.5},
     "AdamW": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0},
     "Muon": {
         "matrix_lr": 0.02,
@@ -49,6 +51,8 @@ ABSENT: dict[str, dict[str, Any]] = {
         "trainable": {},
         "teacher": "",
         "start": 0,
+        "end": 0,
+        "period": 1,
         "gate": "open",
         "attach": "refuse",
         "seed_name": "",

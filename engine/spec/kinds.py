@@ -8,6 +8,8 @@ from pydantic import Field
 from engine.spec.base import Spec
 from engine.spec.schedule import Schedule
 
+Compared = Literal["logits", "hidden", "attention"]
+
 
 class Limit(NamedTuple):
     """A number of a model that a mesh axis has to divide; for the axis `stage`, not exceed."""
@@ -61,6 +63,7 @@ class ObjectiveSpec(Spec):
     """Something that is optimised. Its shares follow from the weights of the objectives that are active."""
 
     needs_teacher: ClassVar[bool] = False
+    compares: ClassVar[Compared] = "logits"  # what of the model it is computed from
 
     kind: str
     weight: float = Field(default=1.0, gt=0)

@@ -42,6 +42,17 @@ class Role(Spec):
             " compose)"
         ),
     )
+    end: int | float = Field(
+        default=0,
+        ge=0,
+        description="the step after which it leaves: a step, or a fraction of all steps below 1 (resolved at "
+        "compose); 0 = with the training",
+    )
+    period: int = Field(
+        default=1,
+        ge=1,
+        description="steps from one lesson to the next; between them it learns from text alone",
+    )
     gate: float | Literal["open"] = Field(
         default="open",
         description=(
@@ -61,6 +72,10 @@ class Role(Spec):
         description="names the initial weights; empty = the role's name; a same-seed control sets it",
     )
 
+    def last(self, num_steps: int) -> int:
+        """The step at which its training ends, in one of `num_steps`."""
+        return int(self.end) or num_steps
+
     @model_validator(mode="after")
     def _teacher_for_distillation(self) -> "Role":
 
@@ -73,4 +88,6 @@ class Role(Spec):
             )
         if self.gate != "open" and not self.teacher:
             raise ValueError("a gate needs a teacher")
+        if self.period > 1 and len(needing) == len(self.objective):
+            raise ValueError(f"period {self.period} leaves nothing to optimise between lessons; add lm")
         return self

@@ -73,7 +73,7 @@ def in_teaching_order(roles: Mapping[str, Role], place: str = "roles") -> list[s
 
 
 def resolve_starts(roles: Mapping[str, Role], train: Train, place: str = "roles") -> dict[str, Role]:
-    """The same roles with every `start` a step: fractions below 1 of all steps, rounded."""
+    """The same roles with every `start` and `end` a step: fractions below 1 of all steps, rounded."""
     result = {}
     for name, role in roles.items():
         share = isinstance(role.start, float) and 0 < role.start < 1
@@ -84,7 +84,22 @@ def resolve_starts(roles: Mapping[str, Role], train: Train, place: str = "roles"
                 f"step {start} is not before the end of training at step {train.num_steps}",
                 "give an earlier step, or a fraction below 1",
             )
-        result[name] = role.model_copy(update={"start": start})
+        leaves = role.end if role.end >= 1 else round(role.end * train.num_steps)
+        if role.end and not start < leaves <= train.num_steps:
+            raise ConfigError(
+                f"{place}.{name}.end",
+                f"step {leaves} is not after its start at {start} and among {train.num_steps} steps",
+                f"0 = it stays to the end, step {train.num_steps}",
+            )
+        result[name] = role.model_copy(update={"start": start, "end": int(leaves)})
+    for name, role in result.items():
+        teacher = result.get(role.teacher)
+        if teacher and role.attach != "frozen" and role.last(train.num_steps) > teacher.last(train.num_steps):
+            raise ConfigError(
+                f"{place}.{role.teacher}.end",
+                f"step {teacher.end}, but its student {name} stays until step {role.last(train.num_steps)}",
+                f"{place}.{name}.end={teacher.end} would fit",
+            )
     return result
 
 
@@ -103,7 +118,7 @@ def parts_of(
 
 
 def _parts(name: str, role: Role, train: Train, feed: Feed, init: str, teaching: list[Part]) -> list[Part]:
-    start, end = int(role.start), train.num_steps
+    start, end = int(role.start), role.last(train.num_steps)
     schedule = role.optim.schedule
     is_whole = train.health.rolls_back and not role.teacher
     own = start if is_whole else schedule.branch_step(start, end)
@@ -138,13 +153,14 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
     identity = role.as_identity()
     identity.pop("init", None)
     identity.pop("teacher", None)
+    identity.pop("end", None)  # it is the horizon, where that matters
     if identity.get("attach") == "replay":
         identity.pop("attach")
     identity["seed_name"] = role.seed_name or name
     if not knows_end:
         identity["optim"] = identity["optim"] | {"schedule": role.optim.schedule.trunk()}
     else:
-        identity["horizon"] = [int(role.start), train.num_steps]
+        identity["horizon"] = [int(role.start), role.last(train.num_steps)]
     if role.optim.schedule.kind == "constant" and (role.teacher or not train.health.rolls_back):
         identity.pop("horizon", None)
     return identity | train.as_identity()
@@ -154,7 +170,7 @@ def origins(prefix: str) -> dict[str, str]:
     """First part of an identity key -> the configuration key that a person would change. `prefix` is e.g.
     'roles.teacher.' or ''.
     """
-    role = ("model", "objective", "optim", "trainable", "start", "gate", "attach", "seed_name")
+    role = ("model", "objective", "optim", "trainable", "start", "period", "gate", "attach", "seed_name")
     train = ("global_batch", "sequence", "precision", "seed", "health")
     return (
         {key: f"{prefix}{key}" for key in role}

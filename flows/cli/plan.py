@@ -144,7 +144,7 @@ def _row(
             Role.model_validate(node.config["roles"][key]),
             Train.model_validate(node.config["train"]),
         )
-        steps = max(0, settings.num_steps - max(int(role.start), row["from_step"]))
+        steps = max(0, role.last(settings.num_steps) - max(int(role.start), row["from_step"]))
         row |= estimate(
             role, settings, Parallel.model_validate(node.layout), frozen.pool, vocab, 0 if is_done else steps
         ).row()

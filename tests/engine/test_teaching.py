@@ -122,3 +122,33 @@ def test_a_frozen_teacher_teaches_without_moving_by_one_forward_a_micro_batch(ho
     assert kl[-1] < 0.8 * kl[0]
     assert house.summary("a")["eval_loss"] < house.summary("control")["eval_loss"]
     assert house.summary("b")["gate_step"] == 1
+
+
+def test_a_student_that_leaves_or_comes_late_changes_nothing_for_the_others(tmp_path: Path) -> None:
+    with_it, without = House(tmp_path / "with"), House(tmp_path / "without")
+    stays = student(24)
+    without.train(without.training({"teacher": TEACHER, "stays": stays}, train(8)))
+    guest = with_it.member("guest", student(start=2, end=6), 6)
+    with_it.train(with_it.training({"teacher": TEACHER, "guest": guest, "stays": stays}, train(8)))
+    for name in ("teacher", "stays"):
+        assert with_it.weights(name) == without.weights(name)
+        assert with_it.curve(name) == without.curve(name)
+    summary = with_it.summary("guest")
+    assert (summary["started_at"], summary["left_at"], summary["teacher_steps"]) == (2, 6, [2, 5])
+    assert summary["teacher_forwards"] == 8  # of 2 micro-batches a step
+
+
+def test_one_who_left_has_the_bits_of_one_whose_training_was_that_long(tmp_path: Path) -> None:
+    left, short = House(tmp_path / "left"), House(tmp_path / "short")
+    guest = left.member("guest", student(end=4), 4)
+    left.train(left.training({"teacher": TEACHER, "guest": guest}, train(8)))
+    short.train(short.training({"teacher": TEACHER, "guest": student()}, train(4)))
+    assert left.weights("guest") == short.weights("guest")
+
+
+def test_between_lessons_a_student_learns_from_text_alone(house: House) -> None:
+    roles = {"teacher": TEACHER, "weekly": student(period=3, start=1)}
+    house.train(house.training(roles, train(8)))
+    lines = [line["values"] for line in house.curve("weekly")]
+    assert [line["distilling"] for line in lines] == [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+    assert ["objective/kd" in line for line in lines] == [bool(line["distilling"]) for line in lines]

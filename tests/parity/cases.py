@@ -13,6 +13,9 @@ from typing import Any
 from safetensors.torch import load
 
 from engine.spec.model.gpt import GPT
+from engine.spec.objective.attention import Attention
+from engine.spec.objective.hidden import Hidden
+from engine.spec.objective.lm import LM
 from engine.spec.optim.muon import Muon
 from engine.spec.parallel import Parallel
 from engine.spec.role import Trainable
@@ -58,6 +61,22 @@ def mixed(house: House, **how: Any) -> Training:
     return house.training(roles, train(STEPS, **(HOW | how)))
 
 
+def attended(house: House, **how: Any) -> Training:
+    """A teacher and who learns from its attention: through a layer of its own with other heads, through the
+    last block; and from its hidden states.
+    """
+    ways = {
+        "stacked": {"a": Attention()},
+        "bare": {"a": Attention(auxiliary=False)},
+        "hidden": {"h": Hidden()},
+    }
+    small = GPT(num_layers=2, hidden=16, num_heads=2, vocab=64)
+    roles = {"guide": role(shape=net(dropout=0.1), lr=1e-2)} | {
+        name: role(shape=small, objective={"lm": LM(), **way}, teacher="guide") for name, way in ways.items()
+    }
+    return house.training(roles, train(STEPS, **(HOW | {"micro_batch": 2} | how)))
+
+
 def learned(house: House, **how: Any) -> Training:
     """Three roots: a model like GPT-2 (learned positions, GELU, biased norms, a head of its own), one that
     Muon trains, one of which low-rank additions train.
@@ -72,7 +91,14 @@ def learned(house: House, **how: Any) -> Training:
 
 
 HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 4, "micro_batch": 1}
-TRAININGS = {"paired": paired, "taught": taught, "mixed": mixed, "learned": learned, "alone": alone}
+TRAININGS = {
+    "attended": attended,
+    "paired": paired,
+    "taught": taught,
+    "mixed": mixed,
+    "learned": learned,
+    "alone": alone,
+}
 
 
 class Parity:
@@ -82,7 +108,8 @@ class Parity:
         self.folder = folder
         self.alone = House(folder / "alone")
         if alone:
-            self.alone.train(taught(self.alone), mixed(self.alone), learned(self.alone))
+            each = (taught(self.alone), mixed(self.alone), learned(self.alone))
+            self.alone.train(*each, attended(self.alone))
         self.houses: dict[str, House] = {}
 
     def run(self, cases: dict[str, tuple[Parallel, str]]) -> None:

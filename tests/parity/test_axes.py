@@ -27,6 +27,14 @@ TWO = {
     "experts under tensor": (layout(tensor=2), "mixed"),
     "learned positions under tensor": (layout(tensor=2), "learned"),
     "learned positions under pipeline": (layout(pipeline=2), "learned"),
+    "attention under tensor": (layout(tensor=2), "attended"),
+    "attention under context": (layout(context=2), "attended"),
+    "attention under shard": (layout(shard=2), "attended"),
+    "attention under pipeline": (layout(pipeline=2), "attended"),
+    "attention dealt out anew": (
+        layout(context=2, roles={name: Axes(tensor=2) for name in ("stacked", "bare", "hidden")}),
+        "attended",
+    ),
     "recompute full": (layout(shard=2, recompute="full"), "taught"),
     "recompute selective": (layout(tensor=2, recompute="selective", recompute_every=2), "taught"),
 }
@@ -74,11 +82,13 @@ QUICK = {  # the rest is marked slow
         "pipeline, interleaved",
         "pipeline, zero-bubble",
     ),
+    *("attention under tensor", "attention dealt out anew"),
     *("expert", "shard x tensor", "pipeline x tensor"),
     *("pipeline x shard", "shard x expert", "students split otherwise", "pipeline x shard x tensor"),
 }
 SIZES = {"two": TWO, "four": FOUR, "eight": EIGHT}
 ROLES = {
+    "attended": ("guide", "stacked", "bare", "hidden"),
     "taught": ("teacher", "open", "gated"),
     "paired": ("teacher", "open", "gated"),
     "mixed": ("moe", "dense"),

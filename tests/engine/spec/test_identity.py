@@ -1,9 +1,12 @@
 """Identity: what changes the result is in it, what moves bits is not, and what exists stays valid."""
 
+from typing import Any
+
 import pytest
 
 from engine.spec.absent import ABSENT
 from engine.spec.base import canonical, fingerprint, parse
+from engine.spec.error import ConfigError
 from engine.spec.health import Health
 from engine.spec.model.gpt import GPT
 from engine.spec.objective.lm import LM
@@ -167,3 +170,18 @@ def test_a_fraction_becomes_a_step_and_a_circle_is_refused() -> None:
 
 def test_numbers_have_one_spelling() -> None:
     assert canonical({"b": 1.0, "a": [1, 2e-3]}) == b'{"a":[1,0.002],"b":1.0}'
+
+
+def test_where_a_student_leaves_is_its_horizon_and_moves_nobody_else() -> None:
+    def found(**more: Any) -> dict[str, Any]:
+        roles = resolve_starts({"teacher": role(), "s": role(**STUDENT, **more)}, train())
+        return parts_of(roles, train(), FEED, {})
+
+    stays, leaves = found(), found(end=0.5)
+    assert stays["teacher"] == leaves["teacher"]
+    assert leaves["s"][-1].end == 50
+    assert stays["s"][-1].fingerprint != leaves["s"][-1].fingerprint
+    with pytest.raises(ConfigError, match=r"roles\.s\.end: step 30 is not after its start at 40"):
+        found(start=40, end=30)
+    with pytest.raises(ConfigError, match=r"roles\.teacher\.end: step 50, but its student s stays"):
+        resolve_starts({"teacher": role(end=50), "s": role(**STUDENT)}, train())

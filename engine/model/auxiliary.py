@@ -1,0 +1,86 @@
+"""What a student has only while it learns: put into its plain model from outside, never part of the exported
+one.
+
+B rows, T tokens, D hidden, H query heads, K key heads, E head width
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.model.gpt import make_norm, rotate
+from engine.model.output import Relations
+from engine.model.split import Split
+from engine.spec.kinds import ObjectiveSpec
+
+LAYER, PROJECTION = "auxiliary", "projection"
+
+
+class Relating(nn.Module):
+    """Queries and keys of an attention that attends to nothing."""
+
+    def __init__(self, spec: Any) -> None:
+        super().__init__()
+        self.head_dim = spec.head_dim
+        self.query = nn.Linear(spec.hidden, spec.num_heads * spec.head_dim, bias=False)
+        self.key = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=False)
+
+    def forward(self, x_BTD: Tensor, rope: Tensor | None) -> Relations:
+        heads = (*x_BTD.shape[:2], -1, self.head_dim)
+        query, key = self.query(x_BTD).view(heads), self.key(x_BTD).view(heads)
+        if rope is not None:
+            query, key = rotate(query, rope), rotate(key, rope)
+        return Relations(query.transpose(1, 2), key.transpose(1, 2))
+
+
+class Auxiliary(nn.Module):
+    """One more layer on top of a student, to be compared with its teacher's last one, so that the gradient of
+    its attention reaches every part of the layers below (auxiliary layer distillation, 2112.12731, section
+    5).
+
+    Of that layer only what its attention distribution is made of exists: the rest would get no gradient.
+    """
+
+    def __init__(self, spec: Any) -> None:
+        super().__init__()
+        self.norm = make_norm(spec)
+        self.attention = Relating(spec)
+
+    def forward(self, x_BTD: Tensor, rope: Tensor | None) -> Relations:
+        return self.attention(self.norm(x_BTD), rope)
+
+
+SPLITS: dict[str, Split] = {
+    f"{LAYER}.norm": "tokens",
+    f"{LAYER}.attention": "inside",
+    f"{LAYER}.attention.query": "out",
+    f"{LAYER}.attention.key": "out",
+    PROJECTION: "out",
+}
+
+
+def add(model: nn.Module, objectives: Iterable[ObjectiveSpec], *, teacher_hidden: int) -> None:
+    """Put in what these objectives learn through, in place: the auxiliary layer, or an open last block, for
+    attention; the projection to the teacher's width for hidden states.
+    """
+    offering: Any = model
+    weight = next(model.parameters())
+    for objective in objectives:
+        if objective.compares == "attention":
+            if objective.auxiliary:  # type: ignore[attr-defined]
+                with torch.device(weight.device):
+                    offering.auxiliary = Auxiliary(offering.spec).to(weight.dtype)
+            else:
+                offering.blocks[-1].is_taught = True
+        if objective.compares == "hidden" and not hasattr(model, PROJECTION):
+            with torch.device(weight.device):
+                offering.projection = nn.Linear(offering.spec.hidden, teacher_hidden, bias=False).to(
+                    weight.dtype
+                )
+
+
+def is_auxiliary(weight: str) -> bool:
+    """Whether a weight belongs to learning alone."""
+    return weight.split(".")[0] in (LAYER, PROJECTION)

@@ -1,0 +1,68 @@
+"""Distillation on attention: KL of attention distributions, mean over heads, of each scored token.
+
+B rows, T tokens, S tokens of whole rows, R relation heads, E head width, W = R E
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.model.output import Relations
+from engine.objective.vocabulary import summed
+from engine.spec.objective.attention import Attention
+
+ROWS = 256  # queries a step: the scores of a whole long row are never there at once
+
+
+def state_sum(
+    spec: Attention,
+    student: Relations,
+    teacher: Relations,
+    mask_B1TS: Tensor,
+    is_scored_BT: Tensor,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """sum over scored tokens of mean_r sum_s p_rs (log p_rs - log q_rs), nats: differentiable, and its value.
+
+    p is the teacher's attention over the tokens that the mask lets see, q the student's. Keys are those of
+    whole rows. In a `group` each rank has some of the heads: the first result is this rank's share, the
+    second whole.
+    """
+    may_B1TS = mask_B1TS if mask_B1TS.dtype == torch.bool else mask_B1TS == 0
+    num_parts = 1 if group is None else dist.get_world_size(group)
+    heads = student.query_BHTE.shape[1] if spec.relation_heads == "auto" else spec.relation_heads // num_parts
+    mine, theirs = resplit(student, heads), resplit(teacher, heads)
+    total = torch.zeros(
+        (), dtype=torch.promote_types(mine.query_BHTE.dtype, torch.float32), device=may_B1TS.device
+    )
+    for begin in range(0, may_B1TS.shape[2], ROWS):
+        rows = slice(begin, begin + ROWS)
+        log_q, log_p = _log_attention(mine, rows, may_B1TS), _log_attention(theirs, rows, may_B1TS)
+        divergence_BRT = (log_p.exp() * (log_p - log_q)).masked_fill(~may_B1TS[:, :, rows], 0.0).sum(-1)
+        total = total + (divergence_BRT.sum(1) * is_scored_BT[:, rows]).sum()
+    total = total / (heads * num_parts)
+    return total, summed(total.detach(), group)
+
+
+def resplit(relations: Relations, heads: int) -> Relations:
+    """Queries and keys with all heads side by side, cut into so many heads (MiniLMv2, 2012.15828, section
+    3.1).
+    """
+    query, key = relations
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    if query.shape[1] == heads:
+        return Relations(query, key)
+    return Relations(
+        *(x.transpose(1, 2).flatten(2).unflatten(2, (heads, -1)).transpose(1, 2) for x in (query, key))
+    )
+
+
+def _log_attention(relations: Relations, rows: slice, may_B1TS: Tensor) -> Tensor:
+    """log softmax(q k^T / sqrt(E)) [B, R, T, S] in fp32 at least; 0 where one may not look."""
+    query, key = relations
+    scores = (query[:, :, rows] * query.shape[-1] ** -0.5) @ key.transpose(2, 3)
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    hidden_B1TS = ~may_B1TS[:, :, rows]
+    return (
+        scores.to(exact).masked_fill(hidden_B1TS, float("-inf")).log_softmax(-1).masked_fill(hidden_B1TS, 0.0)
+    )
