@@ -63,6 +63,7 @@ ABSENT: dict[str, dict[str, Any]] = {
         "spike_after": 20,
         "pass_over": 10,
     },
+    "Tokenizer": {"specials": []},
     "Source": {"field": "text", "on_error": "stop"},
     "Labels": {
         "task": "package",
