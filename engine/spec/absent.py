@@ -26,6 +26,11 @@ ABSENT: dict[str, dict[str, Any]] = {
     },
     "LM": {"weight": 1.0},
     "Logits": {"weight": 0.5, "temperature": 1.0},
+    "MLM": {"weight": 1.0, "rows": 1.0, "rate": 0.15, "phrase_count": 20, "phrase_bits": 6.0},
+    "DocumentLM": {"weight": 1.0, "rows": 1.0, "memory": "auto"},
+    "Reorder": {"weight": 1.0, "rows": 1.0, "max_segments": 3},
+    "Distance": {"weight": 1.0, "rows": 1.0},
+    "Knowledge": {"weight": 1.0, "rows": 1.0, "rate": 0.15},
     "AdamW": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0},
     "Muon": {
         "matrix_lr": 0.02,

@@ -61,6 +61,7 @@ class ObjectiveSpec(Spec):
     """Something that is optimised. Its shares follow from the weights of the objectives that are active."""
 
     needs_teacher: ClassVar[bool] = False
+    reads: ClassVar[str] = "windows"  # or a kind of engine/data/rows: what its samples are
 
     kind: str
     weight: float = Field(default=1.0, gt=0)
