@@ -2,7 +2,7 @@
 2112.12731).
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,8 +16,7 @@ class DocumentLM(ObjectiveSpec):
     kind: Literal["document"] = "document"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
     rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
-    memory: int | Literal["auto"] = Field(
+    memory: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
-        ge=0,
         description="tokens of memory at the beginning of a row, not predicted; auto = a quarter of the row",
     )
