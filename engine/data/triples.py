@@ -101,14 +101,10 @@ def _of_body(node: ast.AST, module: str, owner: str | None) -> Iterator[Triple]:
 def _of_definition(node: _Definition, module: str, owner: str | None) -> Iterator[Triple]:
     text = first_sentence(ast.get_docstring(node) or "")
     name = f"{owner}.{node.name}" if owner else node.name
-    if text:
-        is_method = owner and not isinstance(node, ast.ClassDef)
-        yield Triple(
-            node.name if is_method else name,
-            METHOD if is_method else DEFINED,
-            owner if is_method else module,
-            text,
-        )
+    if text and owner and not isinstance(node, ast.ClassDef):
+        yield Triple(node.name, METHOD, owner, text)
+    elif text:
+        yield Triple(name, DEFINED, module, text)
     if isinstance(node, ast.ClassDef):
         for base in node.bases if text else []:
             if isinstance(base, ast.Name | ast.Attribute):

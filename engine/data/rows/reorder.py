@@ -98,7 +98,7 @@ class Paragraphs:
     ) -> np.ndarray:
         num_cuts = len(order) - 1
         places = ends if len(ends) >= num_cuts else np.arange(1, len(tokens))
-        cuts = np.sort(places[np.argsort(uniform(key, places, 1), kind="stable")[:num_cuts]])
+        cuts = np.sort(places[np.argsort(uniform(np.asarray(key), places, 1), kind="stable")[:num_cuts]])
         segments = np.split(tokens, cuts)
         parts = [np.array([self._cls])]
         for place, segment in enumerate(order):
