@@ -35,7 +35,7 @@ class Pieces:
             raise DataError(f"{text.source()}: {text.split} holds no document to predict; give more text")
         self._begins_P, self._sizes_P, self._memories_P = begins_P, sizes_P, memories_P
         # the first piece of each row, and the number of all pieces
-        self._rows = _filled(sizes_P, memories_P, sequence)
+        self._rows = _filled(sizes_P, sequence)
 
     def __len__(self) -> int:
         return len(self._rows) - 1
@@ -79,11 +79,14 @@ def _cut(text: Text, sequence: int, memory: int) -> tuple[np.ndarray, np.ndarray
     return begin_P + offsets_P, sizes_P, np.where(number_P > 0, memory, 0)
 
 
-def _filled(sizes_P: np.ndarray, memories_P: np.ndarray, sequence: int) -> np.ndarray:
-    """The first piece of each row, then the number of pieces: rows take pieces in order while they fit."""
+def _filled(sizes_P: np.ndarray, sequence: int) -> np.ndarray:
+    """The first piece of each row, then the number of pieces: rows take pieces in order while they fit.
+
+    A piece with memory begins a row, because the one before it in its document fills one.
+    """
     firsts, used = [], sequence
-    for piece, (size, memory) in enumerate(zip(sizes_P.tolist(), memories_P.tolist(), strict=True)):
-        if memory or used + size > sequence:
+    for piece, size in enumerate(sizes_P.tolist()):
+        if used + size > sequence:
             firsts.append(piece)
             used = 0
         used += size

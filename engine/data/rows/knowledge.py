@@ -72,7 +72,8 @@ class Statements:
         result = packed([self._row(line) for line in self._lines[rows_B]], self.length, self._pad)
         tokens_BT = result["tokens_BT"]
         units_BT = self._units(tokens_BT, hides_relation_B)
-        targets_B = np.where(hides_relation_B, np.inf, self._rate * (self._field(tokens_BT) == 3).sum(1))
+        # a relation, being the only unit of its row, is hidden whatever the target
+        targets_B = self._rate * (self._field(tokens_BT) == 3).sum(1)
         keys_B = self._chance.keys(rows_B, epochs_B)
         hidden_BT, labels_BT = hide(tokens_BT, units_BT, targets_B, keys_B, self._mask, self._ordinary_K)
         return result | {"tokens_BT": hidden_BT, "labels_BT": labels_BT}

@@ -63,6 +63,10 @@ def test_half_the_rows_hide_the_relation_and_half_words_of_the_sentence(opened, 
         assert abs(hides_relation_B.mean() - 0.5) < 0.01
         whole_BT = (relation_BT & ~marks_BT)[hides_relation_B]
         assert (hidden_BT[hides_relation_B] == whole_BT).all()  # all of the relation and nothing else
+        is_mask_BT = (batch["tokens_BT"] == harbour.vocabulary.special("<|mask|>"))[hides_relation_B]
+        num_masks_B = is_mask_BT.sum(1)
+        assert set(num_masks_B[num_masks_B != whole_BT.sum(1)].tolist()) == {0}  # one unit
+        assert 0.7 < (num_masks_B > 0).mean() < 0.9
         others = hidden_BT[~hides_relation_B]
         assert others.any(1).all() and not (others & ~sentence_BT[~hides_relation_B]).any()
         share = others.sum() / (sentence_BT & ~marks_BT)[~hides_relation_B].sum()
