@@ -23,10 +23,11 @@ from engine.spec.error import DataError
 
 DEFINED, METHOD, SUBCLASS, RAISES, IS = "defined in", "method of", "subclass of", "raises", "is a"
 MAX_CHARS = 400  # of a sentence
-_END = re.compile(r"(?<=[.!?])\s+(?=\S)|(?<=[。！？])|\n\s*\n")
+_END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<=[.!?])\s+(?=\S)|(?<=[。！？])|\n\s*\n")
+_POINTING = r"(?!(?:This|That|It|There|Here|These|Those|What|Which|He|She|They|We|You|I|One)\b)"
 _NAME = r"(?:[A-Z][\w.'-]*|[a-z]\w*[._(]\w*\)?)"
 _IS = re.compile(
-    rf"(?P<head>(?:(?:The|A|An)\s+)?{_NAME}(?:\s+[A-Z][\w'-]*){{0,3}})\s+(?:is|was)\s+(?:an?|the)\s+"
+    rf"{_POINTING}(?P<head>(?:(?:The|A|An)\s+)?{_NAME}(?:\s+[A-Z][\w'-]*){{0,3}})\s+(?:is|was)\s+(?:an?|the)\s+"
     r"(?P<tail>[\w-]+(?:\s+(?!which|that|who|of|in|for|to|and|or|with|from|by)[\w-]+){0,3})"
 )
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -127,9 +128,12 @@ def _raised(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 
 def first_sentence(text: str) -> str:
-    """Up to the first end of a sentence or blank line, on one line; '' when it is too long for a row."""
-    sentence = " ".join(_END.split(text.strip(), maxsplit=1)[0].split())
-    return sentence if len(sentence) <= MAX_CHARS else ""
+    """Up to the first end of a sentence or blank line, on one line; '' when it is one word, or too long for a
+    row.
+    """
+    words = _END.split(text.strip(), maxsplit=1)[0].split()
+    sentence = " ".join(words)
+    return sentence if len(words) > 1 and len(sentence) <= MAX_CHARS else ""
 
 
 def _of_prose(text: str) -> Iterator[Triple]:

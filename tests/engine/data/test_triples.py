@@ -22,14 +22,14 @@ class Boat(Vessel, abc.ABC):
     def silent(self): ...
 if True:
     def steer(to):
-        """Steer. Slowly."""
+        """Steer to. Slowly."""
         def inner():
             """Not seen from outside."""
 '''
 
 
 def test_triples_of_source_name_module_class_bases_and_errors_with_the_heads_own_sentence():
-    boat = "A boat, e.g."
+    boat = "A boat, e.g. a dinghy or a punt."
     assert list(triples("fleet/boats.py", SOURCE)) == [
         Triple("Boat", "defined in", "fleet.boats", boat),
         Triple("Boat", "subclass of", "Vessel", boat),
@@ -37,13 +37,15 @@ def test_triples_of_source_name_module_class_bases_and_errors_with_the_heads_own
         Triple("row", "method of", "Boat", "Row the boat."),
         Triple("Boat.row", "raises", "Exhausted", "Row the boat."),
         Triple("Boat.Mast", "defined in", "fleet.boats", "What holds the sail."),
-        Triple("steer", "defined in", "fleet.boats", "Steer."),
+        Triple("steer", "defined in", "fleet.boats", "Steer to."),
     ]
     assert next(triples("fleet/__init__.py", SOURCE)).tail == "fleet"
 
 
 def test_triples_of_other_text_come_from_sentences_that_say_what_something_is():
-    text = "The Atlantic is a deep ocean of the world. It rains. Ada Lovelace was an English mathematician!"
+    text = (
+        "The Atlantic is a deep ocean of the world. It is a pity. Ada Lovelace was an English mathematician!"
+    )
     assert [triple[:3] for triple in triples("x.txt:3", text)] == [
         ("The Atlantic", "is a", "deep ocean"),
         ("Ada Lovelace", "is a", "English mathematician"),
@@ -53,8 +55,8 @@ def test_triples_of_other_text_come_from_sentences_that_say_what_something_is():
 
 def test_a_sentence_is_one_line_and_not_too_long():
     assert first_sentence("One\n  two.  Three.") == "One two."
-    assert first_sentence("One\n\nTwo.") == "One"
-    assert first_sentence("long " * 100) == ""
+    assert first_sentence("One or\n\nTwo.") == "One or"
+    assert first_sentence("long " * 100) == first_sentence("One.") == ""
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,19 @@ def test_triples_of_the_standard_library_are_in_the_split_of_their_document_and_
     for line in lines:
         where = splits[line["head"], line["relation"], line["tail"]]
         assert line["split"] == ("train" if "train" in where else "held_out")
+
+
+def test_a_triple_of_both_splits_is_kept_for_training(workshop):
+    """Sea n stands in documents n and n + 1."""
+    texts = [f"Sea{n} is a deep ocean. Sea{n + 1} is a deep ocean." for n in range(40)]
+    corpus = workshop.corpus(texts, 0.4)
+    split = {line["text"]: line["split"] for line in workshop.lines(corpus, "documents.jsonl")}
+    found = workshop.run("extract", {}, {"corpus": corpus}, "triples")
+    lines = {line["head"]: line["split"] for line in workshop.lines(found, "triples.jsonl")}
+    assert len(lines) == 41 and set(lines.values()) == {"train", "held_out"}
+    for n in range(1, 40):
+        where = {split[texts[n - 1]], split[texts[n]]}
+        assert lines[f"Sea{n}"] == ("train" if "train" in where else "held_out")
 
 
 def test_the_same_corpus_gives_the_same_bytes(workshop, some_files):
