@@ -1,7 +1,7 @@
 """Prepare data: python -m engine.prepare run.json
 
-The run file's task is the verb: curate, learn_tokenizer, encode or label. Progress, the summary or a user's
-error are JSON lines on stdout. Torch is never loaded: this starts in well under a second.
+The run file's task is the verb: curate, learn_tokenizer, encode, label or extract. Progress, the summary or a
+user's error are JSON lines on stdout. Torch is never loaded: this starts in well under a second.
 """
 
 import os
@@ -16,6 +16,7 @@ from engine.data.encode import encode
 from engine.data.label import label
 from engine.data.learn_tokenizer import TOKENIZER, learn_tokenizer
 from engine.data.progress import Progress, say
+from engine.data.triples import extract
 from engine.data.vocabulary import Vocabulary
 from engine.process import run_verb
 from engine.spec.base import Spec, nearest, parse
@@ -42,6 +43,10 @@ class Encode(Spec):
 class Label(Spec):
     labels: Labels
     files: tuple[tuple[str, str], ...]
+
+
+class Extract(Spec):
+    pass
 
 
 class Job:
@@ -99,8 +104,15 @@ def _label(job: Job) -> tuple[Output, dict[str, Any]]:
     return output, label(config.labels, list(config.files), output, job.progress)
 
 
+def _extract(job: Job) -> tuple[Output, dict[str, Any]]:
+    parse(Extract, job.run.config, "config")
+    output = job.output("triples")
+    return output, extract(job.input("corpus"), output, job.scratch, job.progress)
+
+
 VERBS: dict[str, Callable[[Job], tuple[Output, dict[str, Any]]]] = {
     "curate": _curate, "learn_tokenizer": _learn_tokenizer, "encode": _encode, "label": _label,
+    "extract": _extract,
 }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 tokenizer.json.
 """
 
+from typing import Any
+
 from engine.spec.data import Tokenizer
 from infra.contents import contents_of
 from infra.dag import Node, Product, Reference, declare, input_of
@@ -16,7 +18,9 @@ def learn_tokenizer(corpora: dict[str, Reference], tokenizer: Tokenizer) -> Refe
         [(_, digest)] = contents_of([tokenizer.load])
         identity, parents, inputs = {"sha256": digest}, {}, {}
     else:
-        identity = {"vocab": tokenizer.vocab}
+        identity: dict[str, Any] = {"vocab": tokenizer.vocab}
+        if tokenizer.specials:
+            identity["specials"] = list(tokenizer.specials)
         parents = {f"corpus.{name}": corpus.fingerprint for name, corpus in corpora.items()}
         inputs = {f"corpus_{i}": input_of(corpus) for i, corpus in enumerate(corpora.values())}
     product = Product(
@@ -25,7 +29,7 @@ def learn_tokenizer(corpora: dict[str, Reference], tokenizer: Tokenizer) -> Refe
         version=VERSION,
         identity=identity,
         parents=parents,
-        origin={"vocab": "tokenizer.vocab", "sha256": "tokenizer.load"},
+        origin={"vocab": "tokenizer.vocab", "specials": "tokenizer.specials", "sha256": "tokenizer.load"},
     )
     node = Node(
         name="learn_tokenizer",

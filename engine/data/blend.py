@@ -14,14 +14,22 @@ from engine.spec.error import ConfigError
 BLOCK = 4096
 
 
+Numbers = Sequence[int] | np.ndarray
+
+
 class Dataset(Protocol):
-    """What a blend draws from. `length` is the T of its batches."""
+    """What a blend draws from. `length` is the T of its batches; rows that are made anew in every epoch ask
+    for the `epochs` of their indices, 0 where none are given.
+
+    Two attributes may be there besides: `extras`, the keys of its batches beside tokens, positions,
+    documents and labels; and `part`, a number by which its rows are to be known in a batch.
+    """
 
     length: int
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]: ...
+    def batch(self, indices: Numbers, epochs: Numbers | None = None) -> dict[str, np.ndarray]: ...
 
 
 class Blend:
@@ -46,21 +54,28 @@ class Blend:
         self._shares = shares([weight for _, weight in streams])
         self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.length = max(dataset.length for dataset in self._datasets)
+        self._extras = sorted({name for dataset in self._datasets for name in getattr(dataset, "extras", ())})
+        self._parts = [getattr(dataset, "part", None) for dataset in self._datasets]
 
     def samples(self, first: int, count: int) -> list[tuple[int, int]]:
         """(data set, sample of it) for i = first .. first + count - 1."""
+        sets, samples, _ = self._chosen(first, count)
+        return list(zip(sets.tolist(), samples.tolist(), strict=True))
+
+    def _chosen(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each sample: which set, which of its samples, and in which of its epochs."""
         places = np.arange(first, first + count, dtype=np.int64)
         sets, drawn = np.empty_like(places), np.empty_like(places)
         for block in range(first // BLOCK, (first + count - 1) // BLOCK + 1):
             mine = places // BLOCK == block
             sets[mine], drawn[mine] = (values[places[mine] % BLOCK] for values in self._block(block))
-        result = np.empty_like(places)
+        result, epochs = np.empty_like(places), np.empty_like(places)
         for n, dataset in enumerate(self._datasets):
             for epoch in np.unique(drawn[sets == n] // len(dataset)).tolist():
                 mine = (sets == n) & (drawn // len(dataset) == epoch)
                 order = Permutation(len(dataset), self._seed, "epoch", n, epoch)
-                result[mine] = order(drawn[mine] % len(dataset))
-        return list(zip(sets.tolist(), result.tolist(), strict=True))
+                result[mine], epochs[mine] = order(drawn[mine] % len(dataset)), epoch
+        return sets, result, epochs
 
     def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         """For each place of a block: which set, and how often that set was drawn before."""
@@ -74,22 +89,45 @@ class Blend:
         return self._blocks[block]
 
     def batch(self, first: int, count: int) -> dict[str, np.ndarray]:
-        """Samples first .. first + count - 1 as one batch [count, length]; shorter samples are padded."""
-        chosen = self.samples(first, count)
-        result: dict[str, np.ndarray] = {}
+        """Samples first .. first + count - 1 as one batch [count, length]; shorter samples are padded.
+
+        When any set has an extra key, every batch has it, with its neutral value in the rows of the others;
+        when any has a `part`, so is parts_B, -1 in the rows of those that have none.
+        """
+        sets_B, samples_B, epochs_B = self._chosen(first, count)
+        result = {name: self._empty(name, count) for name in self._extras}
         for n, dataset in enumerate(self._datasets):
-            rows = [row for row, (owner, _) in enumerate(chosen) if owner == n]
-            if not rows:
+            rows = np.flatnonzero(sets_B == n)
+            if not rows.size:
                 continue
-            part = dataset.batch([chosen[row][1] for row in rows])
-            for name, values in part.items():
+            for name, values in dataset.batch(samples_B[rows], epochs_B[rows]).items():
                 if name not in result:
-                    result[name] = np.full((count, self.length), _FILL[name], dtype=np.int64)
-                result[name][rows, : values.shape[1]] = values
+                    result[name] = self._empty(name, count)
+                if values.ndim == 1:
+                    result[name][rows] = values
+                else:
+                    result[name][rows, : values.shape[1]] = values
+        if any(part is not None for part in self._parts):
+            result["parts_B"] = np.array([-1 if p is None else p for p in self._parts], dtype=np.int64)[
+                sets_B
+            ]
         return result
 
+    def _empty(self, name: str, count: int) -> np.ndarray:
+        shape = (count, self.length) if name.endswith("_BT") else (count,)
+        return np.full(shape, FILL[name], dtype=np.int64)
 
-_FILL = {"tokens_BT": 0, "positions_BT": 0, "documents_BT": PADDING, "labels_BT": NOT_SCORED}
+
+# what padding says, and what a row says whose data set does not have the key
+FILL = {
+    "tokens_BT": 0,
+    "positions_BT": 0,
+    "documents_BT": PADDING,
+    "labels_BT": NOT_SCORED,
+    "bidirectional_B": 0,
+    "classes_B": NOT_SCORED,
+    "memory_BT": 0,
+}
 
 
 def shares(weights: Sequence[float]) -> list[int]:

@@ -100,8 +100,12 @@ class Examples:
     def __len__(self) -> int:
         return len(self.examples)
 
-    def batch(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at `indices`: tokens, positions, documents and labels, each [B, length] int64."""
+    def batch(
+        self, indices: Sequence[int] | np.ndarray, epochs: Sequence[int] | np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """The examples at `indices`, the same in all epochs: tokens, positions, documents and labels, each
+        [B, length] int64.
+        """
         rows = [self._row(self.examples[int(i)]) for i in indices]
         return _stacked(rows, self.length, self._vocabulary.pad_id)
 

@@ -15,8 +15,8 @@ from engine.data.corpus import corpus_lines
 from engine.data.progress import Progress
 from engine.data.source import Files, Reader
 from engine.data.split import TRAIN
-from engine.data.vocabulary import END, PAD, Vocabulary
-from engine.spec.data import Tokenizer
+from engine.data.vocabulary import Vocabulary
+from engine.spec.data import END, PAD, Tokenizer
 from engine.spec.error import ConfigError
 
 TOKENIZER = "tokenizer.json"
@@ -32,10 +32,10 @@ def learn_tokenizer(
     With `spec.load` the given file is written unchanged. `files` is its (path, content id), or empty when it
     need not be checked.
     """
-    data = (
-        _given(spec.load, files, progress) if spec.load else _learned(spec.vocab, corpora, scratch, progress)
-    )
+    data = _given(spec.load, files, progress) if spec.load else _learned(spec, corpora, scratch, progress)
     vocabulary = Vocabulary.parse(data, spec.load or TOKENIZER)
+    for name in spec.specials:
+        vocabulary.special(name)
     output.add_bytes(TOKENIZER, data)
     measured = _bytes_per_token(vocabulary, corpora, scratch)
     return {"vocab": vocabulary.size, "end": vocabulary.end_id} | (
@@ -55,7 +55,7 @@ def _given(url: str, files: Files, progress: Progress) -> bytes:
         ) from None
 
 
-def _learned(vocab: int, corpora: list[Input], scratch: Path, progress: Progress) -> bytes:
+def _learned(spec: Tokenizer, corpora: list[Input], scratch: Path, progress: Progress) -> bytes:
     if not corpora:
         raise ConfigError(
             "tokenizer",
@@ -66,8 +66,8 @@ def _learned(vocab: int, corpora: list[Input], scratch: Path, progress: Progress
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab,
-        special_tokens=[END, PAD],
+        vocab_size=spec.vocab,
+        special_tokens=[END, PAD, *spec.specials],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

@@ -38,11 +38,11 @@ class Permutation:
     def _pass(self, numbers: np.ndarray) -> np.ndarray:
         left, right = numbers >> self._half, numbers & self._mask
         for key in self._keys:
-            left, right = right, left ^ (_mixed(right + key) & self._mask)
+            left, right = right, left ^ (mixed(right + key) & self._mask)
         return (left << self._half) | right
 
 
-def _mixed(numbers: np.ndarray) -> np.ndarray:
+def mixed(numbers: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * _M1
     numbers = (numbers ^ (numbers >> np.uint64(27))) * _M2

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
+from engine.spec.data import END, PAD
 from engine.spec.error import ConfigError
 
-END, PAD = "<|end|>", "<|pad|>"
 ENDS = (END, "<|endoftext|>", "</s>")
 
 
@@ -53,6 +53,17 @@ class Vocabulary:
     @staticmethod
     def read(path: Path) -> "Vocabulary":
         return Vocabulary.parse(path.read_bytes(), str(path))
+
+    def special(self, name: str) -> int:
+        """The id of a special token, such as <|mask|>; ConfigError when the vocabulary has none of that
+        name.
+        """
+        found = self._tokenizer.token_to_id(name)
+        if found is None:
+            raise ConfigError(
+                "tokenizer.specials", f"the vocabulary has no {name}", f"add {name} to tokenizer.specials"
+            )
+        return found
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text, nothing added."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.artifact import Input
-from engine.data.encode import token_dtype
+from engine.data.text import Text
 from engine.spec.error import DataError
 
 NOT_SCORED = -100
@@ -26,27 +26,27 @@ class Windows:
     """
 
     def __init__(self, tokens: Input, scratch: Path, split: str, sequence: int) -> None:
-        dtype = token_dtype(int(tokens.record.summary["vocab"]))
-        path = tokens.file(f"{split}.bin", scratch)
-        self._ends_D = np.load(tokens.file(f"{split}.ends.npy", scratch), allow_pickle=False)
-        size = path.stat().st_size // np.dtype(dtype).itemsize
+        text = Text(tokens, scratch, split)
+        size = len(text)
         if size <= sequence:
-            place = "data.source" if split == "train" else "data.held_out"
             more = "more text" if split == "train" else "a larger data.held_out"
             raise DataError(
-                f"{place}: {split} has {size} tokens in {len(self._ends_D)} documents, a window needs"
+                f"{text.source()}: {split} has {size} tokens in {len(text.ends_D)} documents, a window needs"
                 f" {sequence + 1}; give {more}, or set train.sequence={max(size - 1, 1)} or less"
             )
-        self._begins_D = np.concatenate([[0], self._ends_D])
-        self._tokens_N = np.memmap(path, dtype=dtype, mode="r", shape=(size,))
+        self._tokens_N, self._ends_D = text.tokens_N, text.ends_D
+        self._begins_D = np.concatenate([[0], text.ends_D])
         self.length = sequence
         self._count = (size - 1) // sequence
 
     def __len__(self) -> int:
         return self._count
 
-    def batch(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """The windows at `indices`: tokens, positions, documents and labels, each [B, T] int64.
+    def batch(
+        self, indices: Sequence[int] | np.ndarray, epochs: Sequence[int] | np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """The windows at `indices`, the same in all epochs: tokens, positions, documents and labels, each
+        [B, T] int64.
 
         Positions count from where the document begins in the window, so they stay below T; documents are
         numbered from 0 in each row.

@@ -28,6 +28,11 @@ ABSENT: dict[str, dict[str, Any]] = {
     "Logits": {"weight": 0.5, "temperature": 1.0},
     "Attention": {"weight": 0.5, "relation_heads": "auto", "auxiliary": True},
     "Hidden": {"weight": 0.5},
+    "MLM": {"weight": 1.0, "rows": 1.0, "rate": 0.15, "phrase_count": 20, "phrase_bits": 6.0},
+    "DocumentLM": {"weight": 1.0, "rows": 1.0, "memory": "auto"},
+    "Reorder": {"weight": 1.0, "rows": 1.0, "max_segments": 3},
+    "Distance": {"weight": 1.0, "rows": 1.0},
+    "Knowledge": {"weight": 1.0, "rows": 1.0, "rate": 0.15},
     "AdamW": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0},
     "Muon": {
         "matrix_lr": 0.02,
@@ -67,6 +72,7 @@ ABSENT: dict[str, dict[str, Any]] = {
         "spike_after": 20,
         "pass_over": 10,
     },
+    "Tokenizer": {"specials": []},
     "Source": {"field": "text", "on_error": "stop"},
     "Labels": {
         "task": "package",

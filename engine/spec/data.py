@@ -2,11 +2,15 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from engine.spec.base import Count, Spec
 from engine.spec.registry import Optim
 from engine.spec.role import Trainable
+
+END, PAD = "<|end|>", "<|pad|>"  # every learned tokenizer has these two
+MASK, CLS, SEP = "<|mask|>", "<|cls|>", "<|sep|>"  # what rows other than windows are made with
+BYTES = 256
 
 
 class Source(Spec):
@@ -44,6 +48,23 @@ class Tokenizer(Spec):
         default=4096, ge=300, le=1_000_000, description="size of a byte-level BPE vocabulary, 300 or more"
     )
     load: str = Field(default="", description="a tokenizer.json to use instead of learning one; path or URL")
+    specials: tuple[str, ...] = Field(
+        default=(), description="more special tokens, which no text is cut into: <|mask|>, <|cls|>, <|sep|>"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Tokenizer":
+        names = (END, PAD, *self.specials)
+        if len(set(names)) < len(names) or not all(names):
+            raise ValueError(
+                f"tokenizer.specials: {list(self.specials)} holds a name twice, {END}, {PAD} or ''"
+            )
+        if self.vocab < BYTES + len(names):
+            raise ValueError(
+                f"tokenizer.vocab={self.vocab} has no room for {BYTES} bytes and {len(names)} special tokens;"
+                f" give {BYTES + len(names)} or more"
+            )
+        return self
 
 
 class Labels(Spec):

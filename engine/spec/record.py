@@ -11,7 +11,10 @@ from engine.spec.base import Spec, fingerprint
 from engine.spec.error import DamageError
 
 SCHEMA = 1
-KINDS = ("corpus", "tokenizer", "tokens", "labels", "trajectory", "model", "scores", "report", "registration")
+KINDS = (
+    "corpus", "tokenizer", "tokens", "labels", "triples",
+    "trajectory", "model", "scores", "report", "registration",
+)  # fmt: skip
 
 
 class FileEntry(Spec):

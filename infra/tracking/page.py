@@ -186,7 +186,7 @@ def sources(record: Record, index: Index) -> list[tuple[str, Record]]:
             parent = index.records.get(fp)
             if (
                 parent is not None
-                and parent.kind in ("corpus", "tokens", "tokenizer", "labels")
+                and parent.kind in ("corpus", "tokens", "tokenizer", "labels", "triples")
                 and fp not in found
             ):
                 found[fp] = (parent.kind if parent.kind == "corpus" else role, parent)

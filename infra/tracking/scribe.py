@@ -30,7 +30,7 @@ STATUS = {
     "STOPPED": "KILLED",
     "CANCELLED": "KILLED",
 }
-DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels")
+DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples")
 
 
 class Known:

@@ -62,11 +62,10 @@ class Workshop:
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         return self.curate(Source(source=str(path)), held_out)
 
-    def tokenizer(self, *corpora: Input, vocab=300) -> Input:
+    def tokenizer(self, *corpora: Input, vocab=300, specials=()) -> Input:
         inputs = {f"corpus_{n}": corpus for n, corpus in enumerate(corpora)}
-        return self.run(
-            "learn_tokenizer", {"tokenizer": Tokenizer(vocab=vocab).model_dump()}, inputs, "tokenizer"
-        )
+        spec = Tokenizer(vocab=vocab, specials=specials)
+        return self.run("learn_tokenizer", {"tokenizer": spec.model_dump(mode="json")}, inputs, "tokenizer")
 
     def tokens(self, corpus: Input, tokenizer: Input) -> Input:
         return self.run("encode", {}, {"corpus": corpus, "tokenizer": tokenizer}, "tokens")

@@ -17,7 +17,7 @@ class Numbers:
     def __len__(self):
         return self.size
 
-    def batch(self, indices):
+    def batch(self, indices, epochs=None):
         rows = np.repeat(np.asarray(indices, dtype=np.int64)[:, None] + self.offset, self.length, axis=1)
         names = ("tokens_BT", "positions_BT", "documents_BT", "labels_BT")
         return {name: rows.copy() for name in names}
@@ -137,6 +137,54 @@ def test_rows_of_shorter_sets_are_padded_and_not_scored():
         assert batch["tokens_BT"][row].tolist() == [value, value, *(tail or [0, 0])]
         assert batch["labels_BT"][row].tolist() == [value, value, *(tail or [-100, -100])]
         assert batch["documents_BT"][row].tolist() == [value, value, *(tail or [-1, -1])]
+
+
+class Masked(Numbers):
+    """Numbers that say in which epoch they were drawn, with keys of their own."""
+
+    extras = ("bidirectional_B", "classes_B", "memory_BT")
+
+    def batch(self, indices, epochs=None):
+        ones = np.ones(len(indices), dtype=np.int64)
+        rest = super().batch(indices)
+        return rest | {
+            "bidirectional_B": ones,
+            "classes_B": np.asarray(epochs),
+            "memory_BT": np.ones_like(rest["tokens_BT"]),
+        }
+
+
+def test_a_blend_of_ordinary_sets_has_four_keys_and_the_numbers_it_has_always_had():
+    batch = Blend([(Numbers(30), 1.0), (Numbers(9, length=2, offset=1000), 1.0)], 11).batch(5, 8)
+    assert list(batch) == ["tokens_BT", "positions_BT", "documents_BT", "labels_BT"]
+    assert batch["tokens_BT"].tolist() == ORDINARY
+
+
+ORDINARY = [[n] * 4 if n < 1000 else [n, n, 0, 0] for n in (1008, 13, 0, 9, 1003, 16, 1001, 1002)]
+
+
+def test_keys_that_a_set_lacks_are_neutral_in_its_rows_in_every_batch():
+    blend = Blend([(Numbers(30), 1.0), (Masked(9, length=2, offset=1000), 1.0)], 11)
+    for first in range(40):  # also batches in which no row comes from the second set
+        batch = blend.batch(first, 2)
+        for row, (owner, _) in enumerate(blend.samples(first, 2)):
+            assert batch["bidirectional_B"][row] == owner
+            assert (batch["classes_B"][row] == -100) == (owner == 0)
+            assert batch["memory_BT"][row].tolist() == [owner, owner, 0, 0]
+        assert "parts_B" not in batch
+
+
+def test_every_sample_is_made_in_the_epoch_it_is_drawn_in():
+    blend = Blend([(Masked(9), 1.0)], 11)
+    assert blend.batch(0, 45)["classes_B"].tolist() == [n // 9 for n in range(45)]
+
+
+def test_parts_tell_which_set_a_row_came_from_once_a_set_asks():
+    sets = [Numbers(30), Numbers(9), Numbers(9)]
+    sets[1].part, sets[2].part = 7, 3
+    blend = Blend([(one, 1.0) for one in sets], 11)
+    owners = [owner for owner, _ in blend.samples(0, 64)]
+    assert blend.batch(0, 64)["parts_B"].tolist() == [(-1, 7, 3)[owner] for owner in owners]
 
 
 def test_streams_without_samples_or_weight_are_refused():

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import models, pre_tokenizers
 
 from engine.data.vocabulary import Vocabulary
+from engine.spec.base import parse
 from engine.spec.data import Tokenizer
 from engine.spec.error import ConfigError, DataError
 
@@ -31,6 +32,39 @@ def test_any_text_survives_encoding_also_bytes_never_learnt_and_the_text_of_a_sp
         assert not {0, 1} & set(ids)
         assert vocabulary.encode_all([text]) == [ids]
     assert vocabulary.byte_lengths()[[0, 1]].tolist() == [0, 0]
+
+
+NAMES = ("<|mask|>", "<|cls|>", "<|sep|>")
+
+
+def test_special_tokens_come_after_end_and_padding_and_no_text_is_cut_into_them(workshop, poems):
+    corpus = workshop.corpus(poems)
+    vocabulary = Vocabulary.read(
+        Path(workshop.tokenizer(corpus, vocab=320, specials=NAMES).url) / "tokenizer.json"
+    )
+    assert (vocabulary.end_id, vocabulary.pad_id, *map(vocabulary.special, NAMES)) == (0, 1, 2, 3, 4)
+    assert vocabulary.size == 320
+    assert not {2, 3, 4} & set(vocabulary.encode("a<|mask|>b <|cls|><|sep|>"))
+    assert vocabulary.bytes_of([2, 3, 4]) == b""
+
+
+def test_a_special_token_that_is_not_there_is_named_with_the_setting_that_adds_it(workshop, poems):
+    vocabulary = Vocabulary.read(Path(workshop.tokenizer(workshop.corpus(poems)).url) / "tokenizer.json")
+    with pytest.raises(ConfigError, match=r"tokenizer.specials: .*no <\|mask\|>.*add <\|mask\|> to"):
+        vocabulary.special("<|mask|>")
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({"specials": ["<|end|>"]}, "holds a name twice"),
+        ({"specials": ["<|a|>", "<|a|>"]}, "holds a name twice"),
+        ({"vocab": 300, "specials": [f"<|{n}|>" for n in range(43)]}, "give 301 or more"),
+    ],
+)
+def test_special_tokens_that_clash_or_do_not_fit_are_refused(document, problem):
+    with pytest.raises(ConfigError, match=problem):
+        parse(Tokenizer, document, "tokenizer")
 
 
 def test_the_held_out_split_teaches_the_tokenizer_nothing(workshop, poems):

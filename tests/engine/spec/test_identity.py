@@ -6,11 +6,17 @@ import pytest
 
 from engine.spec.absent import ABSENT
 from engine.spec.base import canonical, fingerprint, parse
+from engine.spec.data import Tokenizer
 from engine.spec.error import ConfigError
 from engine.spec.health import Health
 from engine.spec.model.gpt import GPT
+from engine.spec.objective.distance import Distance
+from engine.spec.objective.document import DocumentLM
+from engine.spec.objective.knowledge import Knowledge
 from engine.spec.objective.lm import LM
 from engine.spec.objective.logits import Logits
+from engine.spec.objective.mlm import MLM
+from engine.spec.objective.reorder import Reorder
 from engine.spec.optim.adamw import AdamW
 from engine.spec.optim.muon import Muon
 from engine.spec.role import Role
@@ -57,7 +63,11 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("spec", [GPT, LM, Logits, AdamW, Muon, Schedule, Role, Train, Health])
+OBJECTIVES = [LM, Logits, MLM, DocumentLM, Reorder, Distance, Knowledge]
+SPECS = [GPT, *OBJECTIVES, Tokenizer, AdamW, Muon, Schedule, Role, Train, Health]
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_the_table_of_absent_values_names_only_fields_that_there_are(spec: type) -> None:
     assert set(ABSENT.get(spec.__name__, {})) <= set(spec.model_fields)
 

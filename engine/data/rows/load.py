@@ -1,0 +1,26 @@
+"""The folder is the registry: rows of kind `mlm` are engine/data/rows/mlm.py."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from engine.spec.base import nearest
+from engine.spec.error import ConfigError
+
+
+def kinds() -> list[str]:
+    """The kinds of rows that there are beside windows and examples, sorted."""
+    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in ("__init__", "load"))
+
+
+def rows_of(kind: str) -> Any:
+    """A kind's module: `open_rows(spec, tokens, vocabulary, scratch, *, split, sequence, seed)` opens a data
+    set of a split, whose rows are a pure function of (seed, index, epoch).
+
+    `tokens` is the artifact that the kind reads: tokens, or triples for knowledge.
+    """
+    if kind not in kinds():
+        near = nearest(kind, kinds())
+        hint = f"did you mean {near}? " if near else ""
+        raise ConfigError("rows.kind", f"no rows {kind!r}", f"{hint}there are: {', '.join(kinds())}")
+    return importlib.import_module(f"engine.data.rows.{kind}")

@@ -1,0 +1,144 @@
+"""extract: triples (head, relation, tail) of a corpus, each with a sentence that states or documents it.
+
+From Python source: what is defined in which module, which method belongs to which class, what a class is
+derived from, what a function raises, with the first sentence of the docstring that documents the head. From
+any other text: sentences that begin "X is a Y".
+"""
+
+import ast
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.artifact import Input, Output
+from engine.data.corpus import corpus_lines
+from engine.data.progress import Progress
+from engine.data.rows.knowledge import TRIPLES
+from engine.data.split import HELD_OUT, TRAIN
+from engine.spec.error import DataError
+
+DEFINED, METHOD, SUBCLASS, RAISES, IS = "defined in", "method of", "subclass of", "raises", "is a"
+MAX_CHARS = 400  # of a sentence
+_END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<=[.!?])\s+(?=\S)|(?<=[。！？])|\n\s*\n")
+_POINTING = r"(?!(?:This|That|It|There|Here|These|Those|What|Which|He|She|They|We|You|I|One)\b)"
+_NAME = r"(?:[A-Z][\w.'-]*|[a-z]\w*[._(]\w*\)?)"
+_IS = re.compile(
+    rf"{_POINTING}(?P<head>(?:(?:The|A|An)\s+)?{_NAME}(?:\s+[A-Z][\w'-]*){{0,3}})\s+(?:is|was)\s+(?:an?|the)\s+"
+    r"(?P<tail>[\w-]+(?:\s+(?!which|that|who|of|in|for|to|and|or|with|from|by)[\w-]+){0,3})"
+)
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Triple(NamedTuple):
+    head: str
+    relation: str
+    tail: str
+    text: str
+
+
+def extract(corpus: Input, output: Output, scratch: Path, progress: Progress) -> dict[str, Any]:
+    """Write triples.jsonl: a line is {"head", "relation", "tail", "text", "split"}. Returns the summary.
+
+    Of equal triples one is kept: the first, but one of the training documents before any held-out one, so
+    that what is held out has not been seen.
+    """
+    progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
+    found: dict[tuple[str, str, str], tuple[Triple, str]] = {}
+    for line in corpus_lines(corpus, scratch):
+        for triple in triples(line["id"], line["text"]):
+            kept = found.get(triple[:3])
+            if kept is None or (kept[1], line["split"]) == (HELD_OUT, TRAIN):
+                found[triple[:3]] = triple, line["split"]
+        progress.advance(1)
+    if not found:
+        raise DataError(
+            f"data.source: no triples in {corpus.record.summary.get('documents', 'its')} documents; give"
+            ' Python source, or text with sentences like "X is a Y"'
+        )
+    lines = [triple._asdict() | {"split": split} for triple, split in found.values()]
+    text = "".join(json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n" for line in lines)
+    output.add_bytes(TRIPLES, text.encode())
+    splits = Counter(line["split"] for line in lines)
+    relations = Counter(line["relation"] for line in lines)
+    return {
+        "train": splits[TRAIN],
+        "held_out": splits[HELD_OUT],
+        "relations": dict(sorted(relations.items())),
+    }
+
+
+def triples(name: str, text: str) -> Iterator[Triple]:
+    """The triples of one document, in its order; `name` is its path where it is a source file."""
+    tree = _parsed(text) if name.endswith(".py") else None
+    if tree is None:
+        yield from _of_prose(text)
+    else:
+        module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        yield from _of_body(tree, module, None)
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd escapes in others' sources are not ours to report
+            return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _of_body(node: ast.AST, module: str, owner: str | None) -> Iterator[Triple]:
+    """Definitions at the top of a module and in its classes; those inside functions have no name outside."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, _Definition):
+            yield from _of_definition(child, module, owner)
+        elif isinstance(child, ast.stmt | ast.ExceptHandler):
+            yield from _of_body(child, module, owner)
+
+
+def _of_definition(node: _Definition, module: str, owner: str | None) -> Iterator[Triple]:
+    text = first_sentence(ast.get_docstring(node) or "")
+    name = f"{owner}.{node.name}" if owner else node.name
+    if text and owner and not isinstance(node, ast.ClassDef):
+        yield Triple(node.name, METHOD, owner, text)
+    elif text:
+        yield Triple(name, DEFINED, module, text)
+    if isinstance(node, ast.ClassDef):
+        for base in node.bases if text else []:
+            if isinstance(base, ast.Name | ast.Attribute):
+                yield Triple(name, SUBCLASS, ast.unparse(base), text)
+        yield from _of_body(node, module, name)
+    elif text:
+        for error in _raised(node):
+            yield Triple(name, RAISES, error, text)
+
+
+def _raised(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """The exceptions that a function's own body names in `raise`, each once."""
+    names = []
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Raise) and inner.exc is not None:
+            raised = inner.exc.func if isinstance(inner.exc, ast.Call) else inner.exc
+            if isinstance(raised, ast.Name | ast.Attribute) and ast.unparse(raised)[:1].isupper():
+                names.append(ast.unparse(raised))
+    return list(dict.fromkeys(names))
+
+
+def first_sentence(text: str) -> str:
+    """Up to the first end of a sentence or blank line, on one line; '' when it is one word, or too long for a
+    row.
+    """
+    words = _END.split(text.strip(), maxsplit=1)[0].split()
+    sentence = " ".join(words)
+    return sentence if len(words) > 1 and len(sentence) <= MAX_CHARS else ""
+
+
+def _of_prose(text: str) -> Iterator[Triple]:
+    for part in _END.split(text):
+        sentence = " ".join(part.split())
+        match = _IS.match(sentence) if len(sentence) <= MAX_CHARS else None
+        if match:
+            yield Triple(match["head"], IS, match["tail"], sentence)

@@ -1,0 +1,29 @@
+"""extract: triples of head, relation and tail, each with a sentence that states it, from a corpus; split as
+its documents are.
+"""
+
+from infra.dag import Node, Product, Reference, declare, input_of
+from infra.house import House
+
+VERSION = 1
+
+
+def extract(name: str, corpus: Reference) -> Reference:
+    product = Product(
+        kind="triples",
+        name=name,
+        version=VERSION,
+        identity={},
+        parents={"corpus": corpus.fingerprint},
+    )
+    node = Node(
+        name="extract" if name == "main" else f"extract-{name}",
+        task="extract",
+        products={"triples": product},
+        inputs={"corpus": input_of(corpus)},
+    )
+    return declare(node, [corpus])["triples"]
+
+
+def run(node: Node, house: House) -> None:
+    house.gang(node, "engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))
