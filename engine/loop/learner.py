@@ -13,7 +13,7 @@ from engine.objective.chunked import Mix, TeacherSide, objective_sums
 from engine.objective.vocabulary import Slice
 from engine.parallel.compute import Precision, arithmetic
 from engine.parallel.grid import Grid
-from engine.parallel.tensor import gathered, own_noise
+from engine.parallel.tensor import gathered, own_between
 from engine.placement import local
 
 
@@ -63,7 +63,7 @@ class Learner(nn.Module):
             return self._forward(x, int(index), work)
 
     def _forward(self, x: Tensor | None, number: int, work: Work) -> Tensor:
-        batch = own_noise(work.batches[number], self.grid, sequence_parallel=self.sequence_parallel)
+        batch = own_between(work.batches[number], self.grid, sequence_parallel=self.sequence_parallel)
         model: Any = self.model
         if self.is_first and self.is_last:
             hidden_BTD = model(batch).hidden
@@ -72,7 +72,7 @@ class Learner(nn.Module):
             x_BTD = model.through(model.enter(batch) if self.is_first else x, shared)
             if not self.is_last:
                 return x_BTD
-            hidden_BTD = model.leave(x_BTD).hidden
+            hidden_BTD = model.leave(x_BTD, shared).hidden
         hidden_BTD = gathered(hidden_BTD, self.grid, sequence_parallel=self.sequence_parallel)
         head_weight_VD = local(model.head_weight)
         total, sums = objective_sums(

@@ -6,6 +6,7 @@ Weights become DTensors; inside a block's attention and MLP each rank has its ow
 from fnmatch import fnmatch
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
@@ -21,6 +22,7 @@ from torch.distributed.tensor.parallel import (
 from engine.parallel.grid import Grid
 
 TOKENS = 1  # the dim of [B, T, ...] that sequence parallelism splits
+BETWEEN = ("noise_BT", "memory_BT", "prompts_BT")  # of a batch, what is read where tokens are split
 
 
 def split_matrices(model: nn.Module, grid: Grid, *, sequence_parallel: bool) -> None:
@@ -51,6 +53,8 @@ def _style(kind: str, module: nn.Module, sequence_parallel: bool) -> ParallelSty
     if kind == "whole" and sequence_parallel:
         return _Whole()
     if kind == "tokens" and sequence_parallel:
+        if isinstance(module, nn.Linear):
+            return _TokenMatrix()
         return SequenceParallel(use_local_output=True)
     if kind == "mixture" and sequence_parallel:
         return PrepareModuleInputOutput(
@@ -114,6 +118,23 @@ class _Whole(ParallelStyle):
         return distribute_module(module, device_mesh, None, enter, untyped)
 
 
+class _TokenMatrix(ParallelStyle):
+    """A linear layer that every rank has whole and uses on its own tokens; gradients are parts of a sum.
+
+    SequenceParallel gives wrong shapes for a Linear and no rows (torch 2.13): it flattens rows with tokens.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        linear: Any = module
+        _place(module, "weight", linear.weight, device_mesh, Replicate())
+
+        def forward(x_BTD: Tensor) -> Tensor:
+            return F.linear(x_BTD, linear.weight.to_local(grad_placements=[Partial()]))
+
+        module.forward = forward
+        return module
+
+
 def _place(module: nn.Module, path: str, weight: Tensor, mesh: DeviceMesh, placement: Any) -> None:
     owner, _, leaf = path.rpartition(".")
     placed = distribute_tensor(weight.detach(), mesh, [placement], src_data_rank=None)
@@ -121,11 +142,12 @@ def _place(module: nn.Module, path: str, weight: Tensor, mesh: DeviceMesh, place
     module.get_submodule(owner).register_parameter(leaf, parameter)
 
 
-def own_noise(batch: dict[str, Tensor], grid: Grid, *, sequence_parallel: bool) -> dict[str, Tensor]:
-    """The batch with dropout's keys of the tokens that this rank has between the matrices."""
-    if "noise_BT" not in batch or grid.axes.tensor == 1 or not sequence_parallel:
+def own_between(batch: dict[str, Tensor], grid: Grid, *, sequence_parallel: bool) -> dict[str, Tensor]:
+    """The batch with what is read between the matrices cut to the tokens that this rank has there."""
+    if grid.axes.tensor == 1 or not sequence_parallel:
         return batch
-    return batch | {"noise_BT": batch["noise_BT"].chunk(grid.axes.tensor, dim=1)[grid.places["tensor"]]}
+    size, place = grid.axes.tensor, grid.places["tensor"]
+    return batch | {name: batch[name].chunk(size, dim=TOKENS)[place] for name in BETWEEN if name in batch}
 
 
 def gathered(hidden_BTD: Tensor, grid: Grid, *, sequence_parallel: bool) -> Tensor:
