@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors.torch import load
 
+from engine.spec.model.ernie import Ernie, Net
 from engine.spec.model.gpt import GPT
 from engine.spec.optim.muon import Muon
 from engine.spec.parallel import Parallel
@@ -71,8 +72,25 @@ def learned(house: House, **how: Any) -> Training:
     return house.training(roles, train(STEPS, **(HOW | how)))
 
 
+def universal(house: House, **how: Any) -> Training:
+    """Universal blocks with two nets, a head of classes and soft prompts; of the nets one has no rows."""
+    shape = Ernie(
+        num_layers=4, hidden=32, num_heads=4, num_kv_heads=2, vocab=64, dropout=0.1, prompts=4,
+        nlu=Net(num_layers=1, hidden=16, num_heads=2), nlg=Net(num_layers=2, hidden=16, num_heads=2),
+        classes={"topic": 3},
+    )  # fmt: skip
+    return house.training({"ernie": role(shape=shape, lr=1e-2)}, train(STEPS, **(HOW | how)))
+
+
 HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 4, "micro_batch": 1}
-TRAININGS = {"paired": paired, "taught": taught, "mixed": mixed, "learned": learned, "alone": alone}
+TRAININGS = {
+    "paired": paired,
+    "taught": taught,
+    "mixed": mixed,
+    "learned": learned,
+    "alone": alone,
+    "universal": universal,
+}
 
 
 class Parity:
@@ -82,7 +100,9 @@ class Parity:
         self.folder = folder
         self.alone = House(folder / "alone")
         if alone:
-            self.alone.train(taught(self.alone), mixed(self.alone), learned(self.alone))
+            self.alone.train(
+                taught(self.alone), mixed(self.alone), learned(self.alone), universal(self.alone)
+            )
         self.houses: dict[str, House] = {}
 
     def run(self, cases: dict[str, tuple[Parallel, str]]) -> None:

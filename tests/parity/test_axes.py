@@ -27,6 +27,10 @@ TWO = {
     "experts under tensor": (layout(tensor=2), "mixed"),
     "learned positions under tensor": (layout(tensor=2), "learned"),
     "learned positions under pipeline": (layout(pipeline=2), "learned"),
+    "nets under tensor": (layout(tensor=2), "universal"),
+    "nets under pipeline": (layout(pipeline=2), "universal"),
+    "nets under context": (layout(context=2), "universal"),
+    "nets under shard": (layout(shard=2), "universal"),
     "recompute full": (layout(shard=2, recompute="full"), "taught"),
     "recompute selective": (layout(tensor=2, recompute="selective", recompute_every=2), "taught"),
 }
@@ -83,6 +87,7 @@ ROLES = {
     "paired": ("teacher", "open", "gated"),
     "mixed": ("moe", "dense"),
     "learned": ("gpt2", "muon", "lora"),
+    "universal": ("ernie",),
 }
 
 

@@ -50,7 +50,7 @@ class Ernie(Blocks):
     def universal(self) -> GPT:
         """The universal blocks as a spec of their own."""
         shared = self.model_dump(include=set(Blocks.model_fields) - {"kind"})
-        return GPT(**shared)
+        return GPT.model_validate(shared)
 
     def net(self, name: str) -> GPT | None:
         """The blocks of one net as a spec of their own; None when it has none."""
@@ -59,7 +59,7 @@ class Ernie(Blocks):
             return None
         own = {"num_layers": net.num_layers, "num_kv_heads": "auto", "ffn": net.ffn}
         widths = {"hidden": self._hidden_of(name), "num_heads": self._heads_of(name)}
-        return GPT(**(self.universal.model_dump() | own | widths))
+        return GPT.model_validate(self.universal.model_dump() | own | widths)
 
     def _hidden_of(self, name: str) -> int:
         hidden = getattr(self, name).hidden
