@@ -35,7 +35,7 @@ class Net(nn.Module):
             self.leave = nn.Linear(inner.hidden, outer.hidden, bias=False)
 
     def forward(self, x_BTD: Tensor, shared: Shared, cache: Cache | None, first: int) -> Tensor:
-        """[B, T, D] from the universal states, B may be 0; `first` numbers the blocks, as in `run_blocks`."""
+        """[B, T, D] from the universal states; `first` numbers the blocks, as in `run_blocks`."""
         if not hasattr(self, "blocks"):
             return self.norm(x_BTD)
         x_BTN = self.enter(x_BTD).to(x_BTD.dtype)  # the stream stays as exact as the universal one
@@ -44,8 +44,9 @@ class Net(nn.Module):
 
 
 class Ernie(Decoder):
-    """Universal blocks, then for each row its net. Both nets compute in every forward pass, on no rows if
-    need be: gradients are then 0, and ranks that share weights take the same steps.
+    """Universal blocks, then for each row its net. A net without rows computes one of the other's, of which
+    nothing is kept: its gradients are then 0, and ranks that share weights take the same steps. (With no row
+    at all a split matrix never returns: torch 2.13 loops in DTensor's view_groups.)
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -103,8 +104,9 @@ class Ernie(Decoder):
         found = []
         for name, is_its_B in (("nlu", is_nlu_B), ("nlg", ~is_nlu_B)):
             rows = is_its_B.nonzero().flatten()
-            net = getattr(self, name)
-            found.append((rows, net(x_BTD[rows], self._of_net(name, shared, rows), None, first)))
+            taken = rows if len(rows) else rows.new_zeros(1)
+            given = self._of_net(name, shared, taken)
+            found.append((rows, getattr(self, name)(x_BTD[taken], given, None, first)[: len(rows)]))
         order, parts = zip(*found, strict=True)
         hidden_BTD = torch.cat(parts)[torch.cat(order).argsort()]
         return Output(

@@ -6,7 +6,6 @@ Weights become DTensors; inside a block's attention and MLP each rank has its ow
 from fnmatch import fnmatch
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
@@ -53,8 +52,6 @@ def _style(kind: str, module: nn.Module, sequence_parallel: bool) -> ParallelSty
     if kind == "whole" and sequence_parallel:
         return _Whole()
     if kind == "tokens" and sequence_parallel:
-        if isinstance(module, nn.Linear):
-            return _TokenMatrix()
         return SequenceParallel(use_local_output=True)
     if kind == "mixture" and sequence_parallel:
         return PrepareModuleInputOutput(
@@ -116,23 +113,6 @@ class _Whole(ParallelStyle):
 
         untyped: Any = leave  # torch's annotation has no result
         return distribute_module(module, device_mesh, None, enter, untyped)
-
-
-class _TokenMatrix(ParallelStyle):
-    """A linear layer that every rank has whole and uses on its own tokens; gradients are parts of a sum.
-
-    SequenceParallel gives wrong shapes for a Linear and no rows (torch 2.13): it flattens rows with tokens.
-    """
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        linear: Any = module
-        _place(module, "weight", linear.weight, device_mesh, Replicate())
-
-        def forward(x_BTD: Tensor) -> Tensor:
-            return F.linear(x_BTD, linear.weight.to_local(grad_placements=[Partial()]))
-
-        module.forward = forward
-        return module
 
 
 def _place(module: nn.Module, path: str, weight: Tensor, mesh: DeviceMesh, placement: Any) -> None:

@@ -79,7 +79,7 @@ def universal(house: House, **how: Any) -> Training:
         nlu=Net(num_layers=1, hidden=16, num_heads=2), nlg=Net(num_layers=2, hidden=16, num_heads=2),
         classes={"topic": 3},
     )  # fmt: skip
-    return house.training({"ernie": role(shape=shape, lr=1e-2)}, train(STEPS, **(HOW | how)))
+    return house.training({"ernie": role(shape=shape)}, train(STEPS, **(HOW | how)))
 
 
 HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 4, "micro_batch": 1}
