@@ -56,8 +56,7 @@ class Ernie(Decoder):
         self.nlu = Net(self.spec, self.inner["nlu"], is_causal=False)
         self.nlg = Net(self.spec, self.inner["nlg"], is_causal=True)
         self.num_prompts = spec.prompts
-        if spec.classes:
-            self.classes = nn.ModuleDict()
+        self.classes = nn.ModuleDict()
         for name, number in spec.classes.items():
             if hasattr(self.classes, name):
                 raise ConfigError("model.classes", f"{name} cannot be the name of a head", "rename it")
@@ -109,13 +108,7 @@ class Ernie(Decoder):
             found.append((rows, getattr(self, name)(x_BTD[taken], given, None, first)[: len(rows)]))
         order, parts = zip(*found, strict=True)
         hidden_BTD = torch.cat(parts)[torch.cat(order).argsort()]
-        return Output(
-            hidden=_reached(hidden_BTD, list(self.classes.parameters()) if self.has_classes else [])
-        )
-
-    @property
-    def has_classes(self) -> bool:
-        return "classes" in self._modules
+        return Output(hidden=_reached(hidden_BTD, list(self.classes.parameters())))
 
     def _of_net(self, name: str, shared: Shared, rows: Any) -> Shared:
         """What the blocks of a net get for these rows: angles of its own head width; memory is NLG's."""
@@ -128,15 +121,15 @@ class Ernie(Decoder):
     def parts(self) -> dict[str, list[str]]:
         """The children that entering and leaving need."""
         prompts = ["prompts"] if self.num_prompts else []
-        classes = ["classes"] if self.has_classes else []
-        return {"enter": ["embed", *prompts], "leave": [*NETS, *classes, "embed"]}
+        return {"enter": ["embed", *prompts], "leave": [*NETS, "classes", "embed"]}
 
     def splits(self) -> dict[str, Split]:
         """As the decoder's, in the nets too; the heads of classes stay whole."""
         found = super().splits()
-        inside = {path: kind for path, kind in found.items() if path.startswith("blocks.") or path == "norm"}
+        inside = [path for path in found if path.startswith("blocks.") or path == "norm"]
         for name in NETS:
-            found |= {f"{name}.{path}": kind for path, kind in inside.items()}
+            for path in inside:
+                found[f"{name}.{path}"] = found[path]
             found[f"{name}.enter"] = found[f"{name}.leave"] = "tokens"
         found["prompts"] = "tokens"
         return found

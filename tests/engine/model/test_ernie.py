@@ -10,8 +10,11 @@ from torch import Tensor
 
 from engine.model import ernie
 from engine.model.load import build, initialise
+from engine.model.lora import apply
 from engine.spec.error import ConfigError
 from engine.spec.model.ernie import Ernie
+from engine.spec.model.gpt import GPT
+from engine.spec.role import Trainable
 
 V, T = 61, 12
 NETS: dict[str, Any] = {
@@ -248,3 +251,17 @@ def test_weights_begin_as_their_places_say() -> None:
 def test_a_head_whose_name_a_module_cannot_have_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.classes: train cannot be the name of a head"):
         build(Ernie(**NETS | {"classes": {"train": 2}}))
+
+
+def test_low_rank_additions_go_into_the_nets_too() -> None:
+    model = model_of(**NETS)
+    apply(model, Trainable(kind="lora", rank=2, targets=("query",)), seed=1, name="test")
+    moved = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    owners = ("blocks.0", "blocks.1", "nlu.blocks.0", "nlg.blocks.0", "nlg.blocks.1")
+    assert moved == {f"{owner}.attention.query.lora_{kind}.weight" for owner in owners for kind in "AB"}
+
+
+def test_a_causal_model_refuses_bidirectional_rows() -> None:
+    causal = build(GPT(num_layers=1, hidden=16, num_heads=2, vocab=V))
+    with pytest.raises(ConfigError, match="has bidirectional rows, but it is causal"):
+        causal(rows(NLU))

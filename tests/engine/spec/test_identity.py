@@ -5,6 +5,7 @@ import pytest
 from engine.spec.absent import ABSENT
 from engine.spec.base import canonical, fingerprint, parse
 from engine.spec.health import Health
+from engine.spec.model.ernie import Ernie, Net
 from engine.spec.model.gpt import GPT
 from engine.spec.objective.lm import LM
 from engine.spec.objective.logits import Logits
@@ -54,7 +55,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("spec", [GPT, LM, Logits, AdamW, Muon, Schedule, Role, Train, Health])
+@pytest.mark.parametrize("spec", [GPT, Ernie, Net, LM, Logits, AdamW, Muon, Schedule, Role, Train, Health])
 def test_the_table_of_absent_values_names_only_fields_that_there_are(spec: type) -> None:
     assert set(ABSENT.get(spec.__name__, {})) <= set(spec.model_fields)
 
