@@ -28,7 +28,7 @@ from engine.parallel.float8 import check_float8, use_float8
 from engine.parallel.gang import Gang
 from engine.parallel.grid import Grid
 from engine.parallel.pipeline import keep_stage, stage_numbers, tied_names
-from engine.parallel.shard import shard
+from engine.parallel.shard import blocks_of, shard
 from engine.parallel.tensor import split_matrices
 from engine.placement import fill
 from engine.plan.stages import partition
@@ -154,11 +154,11 @@ def _stage(
     split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
     split_experts(model, grid)
     gather_keys(model, grid)
-    blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
+    blocks = blocks_of(model)
     if spec.mode != "frozen":
         recompute_blocks(blocks, layout.recompute, layout.recompute_every)
     if is_compiled:
-        compile_blocks(blocks)
+        compile_blocks(model.blocks)  # type: ignore[arg-type]
     stage = Learner(
         model,
         grid=grid,

@@ -17,7 +17,7 @@ from engine.objective.vocabulary import Slice
 from engine.parallel.compute import Precision, arithmetic
 from engine.parallel.context import whole_keys
 from engine.parallel.grid import Grid
-from engine.parallel.tensor import gathered, own_noise
+from engine.parallel.tensor import gathered, own_between
 from engine.placement import local
 from engine.spec.error import ConfigError
 from engine.spec.kinds import ObjectiveSpec
@@ -72,7 +72,7 @@ class Learner(nn.Module):
             return self._forward(x, int(index), work)
 
     def _forward(self, x: Tensor | None, number: int, work: Work) -> Tensor:
-        batch = own_noise(work.batches[number], self.grid, sequence_parallel=self.sequence_parallel)
+        batch = own_between(work.batches[number], self.grid, sequence_parallel=self.sequence_parallel)
         model: Any = self.model
         if self.is_first and self.is_last:
             output = model(batch)

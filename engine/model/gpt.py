@@ -1,15 +1,15 @@
 """The decoder of engine/spec/model/gpt.py as plain modules that know nothing of parallelism.
 
-B rows, T tokens, S tokens seen (those in the cache included), D hidden, H query heads, K key/value heads,
-E head width, V vocabulary
+B rows, T tokens, D hidden, E head width, V vocabulary
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.model.attention import Attend, Cache, Seen, additive, attention_mask, rope_angles, rotate
 from engine.model.dropout import dropout, layer_keys
 from engine.model.moe import MoE
 from engine.model.output import Output, Relations
@@ -18,120 +18,13 @@ from engine.model.split import Split
 from engine.spec.error import ConfigError
 from engine.spec.model.gpt import GPT
 
-Shared = tuple[Tensor | None, Tensor, Tensor | None]  # rotary angles, mask, dropout's keys
-ROWS = 256  # queries a step of attention with an additive mask
 
+class Shared(NamedTuple):
+    """What every block gets besides the stream; of the batch it is the keys of dropout and what is memory."""
 
-@dataclass
-class Seen:
-    """One block's keys and values of the tokens seen, in buffers [B, K, max_len, E] of which `length` are
-    filled.
-    """
-
-    keys: Tensor
-    values: Tensor
-    length: int = 0
-
-    def extend(self, key_BKTE: Tensor, value_BKTE: Tensor) -> tuple[Tensor, Tensor]:
-        """Put new keys and values behind the old ones; returns all of them [B, K, S, E]."""
-        end = self.length + key_BKTE.shape[2]
-        self.keys[:, :, self.length : end] = key_BKTE
-        self.values[:, :, self.length : end] = value_BKTE
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-
-@dataclass
-class Cache:
-    """What decoding keeps of the tokens seen: each block's keys and values; document and branch, for the
-    mask.
-    """
-
-    blocks: list[Seen]
-    documents_BS: Tensor
-    branches_BS: Tensor
-    length: int = 0
-
-    def extend(self, documents_BT: Tensor, branches_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Note T new tokens; returns documents and branches of all S tokens seen, the new ones included."""
-        end, room = self.length + documents_BT.shape[1], self.documents_BS.shape[1]
-        if end > room:
-            raise ConfigError(
-                "cache", f"{end} tokens do not fit in {room}", "make the cache with a larger max_len"
-            )
-        self.documents_BS[:, self.length : end] = documents_BT
-        self.branches_BS[:, self.length : end] = 0 if branches_BT is None else branches_BT
-        self.length = end
-        return self.documents_BS[:, :end], self.branches_BS[:, :end]
-
-
-def attention_mask(
-    documents_BT: Tensor,
-    documents_BS: Tensor,
-    branches_BS: Tensor | None = None,
-    places_T: Tensor | None = None,
-) -> Tensor:
-    """[B, 1, T, S] bool: where T tokens may look among S: not later, same document, shared or own branch.
-
-    `places_T` says where in the row of S the tokens are; None = they are its last. A branch of 0 is shared: a
-    prompt that every option behind it sees, while the options do not see each other.
-    """
-    num_new, num_seen = documents_BT.shape[1], documents_BS.shape[1]
-    begin = num_seen - num_new
-    may = documents_BT[:, :, None] == documents_BS[:, None, :]
-    if branches_BS is not None:
-        may &= (branches_BS[:, None, :] == 0) | (branches_BS[:, begin:, None] == branches_BS[:, None, :])
-    if places_T is None:
-        places_T = torch.arange(begin, num_seen, device=documents_BS.device)
-    not_later = places_T[:, None] >= torch.arange(num_seen, device=documents_BS.device)
-    return (may & not_later)[:, None]
-
-
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as numbers to add to the scores: 0 where one may look, else -inf."""
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-
-
-def attend(query_BHTE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, mask_B1TS: Tensor) -> Tensor:
-    """Attention [B, H, T, E] of the last T of S tokens.
-
-    A bool mask goes to torch's kernels. An additive one means plain products, ROWS queries at a time without
-    the keys that are later than all of them: twice as fast as torch's kernel for bf16 on a CPU.
-    """
-    groups = query_BHTE.shape[1] // key_BKSE.shape[1]
-    if mask_B1TS.dtype == torch.bool:
-        return F.scaled_dot_product_attention(
-            query_BHTE, key_BKSE, value_BKSE, attn_mask=mask_B1TS, enable_gqa=groups > 1
-        )
-    if groups > 1:
-        key_BKSE, value_BKSE = key_BKSE.repeat_interleave(groups, 1), value_BKSE.repeat_interleave(groups, 1)
-    num_new, num_seen = mask_B1TS.shape[2:]
-    query_BHTE = query_BHTE * query_BHTE.shape[-1] ** -0.5
-    mixed = []
-    for begin in range(0, num_new, ROWS):
-        end = min(begin + ROWS, num_new)
-        seen = num_seen - num_new + end
-        scores = query_BHTE[:, :, begin:end] @ key_BKSE[:, :, :seen].transpose(2, 3)
-        weights = (scores + mask_B1TS[:, :, begin:end, :seen]).softmax(-1)
-        mixed.append(weights @ value_BKSE[:, :, :seen])
-    return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
-
-
-def rope_angles(positions_BT: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Tensor:
-    """cos and sin [2, B, T, 1, E/2] of RoPE (2104.09864).
-
-    Computed from the positions each time: a meta build would leave a buffer empty.
-    """
-    steps = torch.arange(0, head_dim, 2, dtype=dtype, device=positions_BT.device)
-    angles = positions_BT.to(dtype)[:, :, None, None] * (1.0 / theta ** (steps / head_dim))
-    return torch.stack((angles.cos(), angles.sin()))
-
-
-def rotate(x_BTHE: Tensor, rope_2BT1E: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + E/2) in the precision of the angles; the result has the type of x."""
-    cos, sin = rope_2BT1E
-    left, right = x_BTHE.chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x_BTHE.dtype)
+    rope: Tensor | None  # rotary angles
+    mask: Tensor
+    batch: dict[str, Tensor]
 
 
 def make_norm(spec: GPT) -> nn.Module:
@@ -140,34 +33,24 @@ def make_norm(spec: GPT) -> nn.Module:
     return nn.LayerNorm(spec.hidden, eps=spec.norm_eps)
 
 
-class Attend(nn.Module):
-    """`attend` as a module of its own, so that it can be wrapped from outside."""
-
-    def forward(self, query_BHTE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, mask: Tensor) -> Tensor:
-        return attend(query_BHTE, key_BKSE, value_BKSE, mask)
-
-
 class Attention(nn.Module):
     """Grouped-query attention (2305.13245) with RoPE where the spec asks for it."""
 
-    def __init__(self, spec: GPT) -> None:
+    def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
         self.query = nn.Linear(spec.hidden, spec.num_heads * spec.head_dim, bias=False)
         self.key = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=False)
         self.value = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=False)
         self.out = nn.Linear(spec.num_heads * spec.head_dim, spec.hidden, bias=False)
-        self.attend = Attend()
+        self.attend = Attend(is_causal=is_causal)
 
     def forward(
         self, x_BTD: Tensor, rope: Tensor | None, mask: Tensor, seen: Seen | None
     ) -> tuple[Tensor, Relations]:
-        heads = (*x_BTD.shape[:2], -1, self.head_dim)
-        query, key, value = (
-            self.query(x_BTD).view(heads),
-            self.key(x_BTD).view(heads),
-            self.value(x_BTD).view(heads),
-        )
+        heads = (-1, self.head_dim)
+        query = self.query(x_BTD).unflatten(-1, heads)
+        key, value = self.key(x_BTD).unflatten(-1, heads), self.value(x_BTD).unflatten(-1, heads)
         if rope is not None:
             query, key = rotate(query, rope), rotate(key, rope)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -214,12 +97,12 @@ class Block(nn.Module):
     in there.
     """
 
-    def __init__(self, spec: GPT) -> None:
+    def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
         super().__init__()
         self.dropout = spec.dropout
         self.is_taught = False
         self.norm1 = make_norm(spec)
-        self.attention = Attention(spec)
+        self.attention = Attention(spec, is_causal=is_causal)
         self.norm2 = make_norm(spec)
         self.mlp = make_mlp(spec)
 
@@ -242,16 +125,41 @@ class Block(nn.Module):
         return dropout(x_BTD, self.dropout, noise_BT, branch)
 
 
+def make_blocks(spec: GPT, *, is_causal: bool = True) -> nn.ModuleList:
+    return nn.ModuleList(Block(spec, is_causal=is_causal) for _ in range(spec.num_layers))
+
+
+def run_blocks(
+    blocks: nn.ModuleList, x_BTD: Tensor, shared: Shared, cache: Cache | None = None, *, first: int = 0
+) -> tuple[Tensor, Relations | None]:
+    """The blocks that are here, in order, and what the last of them attended by; the first of all has the
+    number `first` in dropout and cache.
+
+    Tokens that are memory are seen, but no gradient reaches them: the recurrence of Transformer-XL
+    (1901.02860, section 3.2) inside a row.
+    """
+    noise_BT, memory_BT = shared.batch.get("noise_BT"), shared.batch.get("memory_BT")
+    relations = None
+    for name, block in blocks.named_children():
+        number = first + int(name)
+        if memory_BT is not None:
+            x_BTD = torch.where(memory_BT[..., None] > 0, x_BTD.detach(), x_BTD)
+        keys = None if noise_BT is None else layer_keys(noise_BT, number)
+        seen = None if cache is None else cache.blocks[number]
+        x_BTD, relations = block(x_BTD, shared.rope, shared.mask, keys, seen)
+    return x_BTD, relations
+
+
 class Decoder(nn.Module):
     """Embedding, blocks, final norm. The head is not applied: `head_weight` [V, D] is for the objectives."""
 
-    def __init__(self, spec: GPT) -> None:
+    def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.is_causal = spec, is_causal
         self.embed = nn.Embedding(spec.tokens, spec.hidden)
         if spec.positions == "learned":
             self.positions = nn.Embedding(spec.max_positions, spec.hidden)
-        self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.num_layers))
+        self.blocks = make_blocks(spec, is_causal=is_causal)
         self.norm = make_norm(spec)
         self.auxiliary: nn.Module | None = None  # while a student learns by it: engine.model.auxiliary
         if not spec.tied:
@@ -270,24 +178,32 @@ class Decoder(nn.Module):
         if owner.rsplit(".", 1)[-1].startswith("norm"):
             return ("ones" if leaf == "weight" else "zeros"), 0.0
         is_residual = owner.endswith(("attention.out", "mlp.down")) or name.endswith("experts.down")
-        return "normal", self.spec.init_std * ((2 * self.spec.num_layers) ** -0.5 if is_residual else 1.0)
+        return "normal", self.spec.init_std * ((2 * self._depth(name)) ** -0.5 if is_residual else 1.0)
+
+    def _depth(self, name: str) -> int:
+        """How many blocks add to the residual stream that a weight belongs to."""
+        return self.spec.num_layers
 
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache:
         """Room for `max_len` tokens in each of `batch_size` rows, with keys and values of `dtype`."""
         device = self.embed.weight.device
-        shape = (batch_size, self.spec.kv_heads, max_len, self.spec.head_dim)
         kind = {"dtype": dtype, "device": device}
+        shapes = [(batch_size, spec.kv_heads, max_len, spec.head_dim) for spec in self._cached()]
         return Cache(
-            blocks=[Seen(torch.zeros(shape, **kind), torch.zeros(shape, **kind)) for _ in self.blocks],
+            blocks=[Seen(torch.zeros(shape, **kind), torch.zeros(shape, **kind)) for shape in shapes],
             documents_BS=torch.full((batch_size, max_len), -1, device=device),
             branches_BS=torch.zeros((batch_size, max_len), dtype=torch.long, device=device),
         )
+
+    def _cached(self) -> list[GPT]:
+        """The spec of each block that decoding passes, in order."""
+        return [self.spec] * self.spec.num_layers
 
     def forward(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Output:
         """Hidden states of the batch's tokens; with a cache they stand behind the tokens that it holds."""
         shared = self.shared(batch, cache)
         x_BTD, relations = self.through(self.enter(batch), shared, cache)
-        return self.leave(x_BTD, shared, relations)
+        return self.leave(x_BTD, shared, relations, cache)
 
     def enter(self, batch: dict[str, Tensor]) -> Tensor:
         """What the first block gets [B, T, D]."""
@@ -297,44 +213,53 @@ class Decoder(nn.Module):
         return x_BTD
 
     def shared(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Shared:
-        """What every block gets besides: rotary angles, mask, dropout's keys. No weight is needed for it.
+        """What every block gets besides. No weight is needed for it.
 
         The batch may be a part of its rows: then `documents_BS` has the documents of whole rows, `places_T`
         the tokens' places in them.
         """
+        bidirectional_B = batch.get("bidirectional_B")
+        if bidirectional_B is not None and (self.is_causal or cache is not None):
+            what = "is causal" if self.is_causal else "decodes causally"
+            raise ConfigError("model", f"has bidirectional rows, but it {what}", "kind=ernie reads such rows")
         documents_BT, branches_BS = batch["documents_BT"], batch.get("branches_BT")
         documents_BS = batch.get("documents_BS", documents_BT)
         if cache is not None:
             documents_BS, branches_BS = cache.extend(documents_BT, branches_BS)
-        mask = attention_mask(documents_BT, documents_BS, branches_BS, batch.get("places_T"))
+        places_T = batch.get("places_T")
+        mask = attention_mask(documents_BT, documents_BS, branches_BS, places_T, bidirectional_B)
         weight = next(self.parameters())
         if mask.device.type == "cpu" and compute_dtype(weight) == torch.bfloat16:
             mask = additive(mask, torch.bfloat16)
         rope = None
         if self.spec.positions == "rope":
-            exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
-            rope = rope_angles(batch["positions_BT"], self.spec.head_dim, self.spec.rope_theta, exact)
+            rope = self._rope(batch["positions_BT"], self.spec)
         elif "branches_BT" not in batch:  # options behind one prompt share positions: the row may be longer
             self._check_length(documents_BS.shape[1])
-        return rope, mask, batch.get("noise_BT")
+        return Shared(rope, mask, batch)
+
+    def _rope(self, positions_BT: Tensor, spec: GPT) -> Tensor:
+        exact = torch.float64 if next(self.parameters()).dtype == torch.float64 else torch.float32
+        return rope_angles(positions_BT, spec.head_dim, spec.rope_theta, exact)
 
     def through(
         self, x_BTD: Tensor, shared: Shared, cache: Cache | None = None
     ) -> tuple[Tensor, Relations | None]:
         """The blocks that are here, in order; and what the last of them attended by."""
-        rope, mask, noise_BT = shared
-        relations = None
-        for name, block in self.blocks.named_children():
-            keys = None if noise_BT is None else layer_keys(noise_BT, int(name))
-            seen = None if cache is None else cache.blocks[int(name)]
-            x_BTD, relations = block(x_BTD, rope, mask, keys, seen)
-        return x_BTD, relations
+        return run_blocks(self.blocks, x_BTD, shared, cache)
 
-    def leave(self, x_BTD: Tensor, shared: Shared, relations: Relations | None = None) -> Output:
+    def leave(
+        self, x_BTD: Tensor, shared: Shared, relations: Relations | None = None, cache: Cache | None = None
+    ) -> Output:
         """What the last block's result becomes."""
-        if self.auxiliary is not None and self.training:
-            relations = self.auxiliary(x_BTD, shared[0])
-        return Output(hidden=self.norm(x_BTD), relations=relations, mask=shared[1])
+        relations = self._compared(x_BTD, shared, relations)
+        return Output(hidden=self.norm(x_BTD), relations=relations, mask=shared.mask)
+
+    def _compared(self, x_BTD: Tensor, shared: Shared, last: Relations | None) -> Relations | None:
+        """What a student's attention is compared by: of the layer stacked on it where it has one."""
+        if self.auxiliary is None or not self.training:
+            return last
+        return self.auxiliary(x_BTD, shared.rope)
 
     def parts(self) -> dict[str, list[str]]:
         """The children that entering and leaving need."""

@@ -82,9 +82,7 @@ def addition_values(weight: str, shape: torch.Size, *, seed: int, name: str) -> 
 def _targets(model: nn.Module, trainable: Trainable) -> list[str]:
     """The paths of the matrices that get an addition."""
     paths = [
-        path
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Linear) and path.startswith("blocks.")
+        path for path, module in model.named_modules() if isinstance(module, nn.Linear) and "blocks." in path
     ]
     leaves = {path.rsplit(".", 1)[-1] for path in paths}
     for target in trainable.targets:

@@ -17,7 +17,10 @@ from engine.parallel.collective import gather_rows
 from engine.parallel.grid import Grid
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-PER_TOKEN = ("tokens_BT", "positions_BT", "documents_BT", "labels_BT", "noise_BT")
+PER_TOKEN = (
+    *("tokens_BT", "positions_BT", "documents_BT", "labels_BT"),
+    *("noise_BT", "memory_BT", "prompts_BT"),
+)
 
 
 def places(length: int, grid: Grid) -> Tensor:
@@ -47,9 +50,9 @@ def gather_keys(model: nn.Module, grid: Grid) -> None:
     for module in model.modules():
         attend = getattr(module, "attend", None)
         if isinstance(attend, nn.Module):
-            attend.forward = functools.partial(
-                _attend_all, attend.forward, group, grid.axes.context, grid.places["context"]
-            )
+            size, index = grid.axes.context, grid.places["context"]
+            inner, is_causal = attend.forward, bool(attend.is_causal)
+            attend.forward = functools.partial(_attend_all, inner, group, size, index, is_causal=is_causal)
 
 
 def _attend_all(
@@ -61,11 +64,15 @@ def _attend_all(
     key_BKTE: Tensor,
     value_BKTE: Tensor,
     mask_B1TS: Tensor,
+    *,
+    is_causal: bool,
 ) -> Tensor:
-    """Attention of this rank's two chunks, each over the keys up to its own end."""
+    """Attention of this rank's two chunks, each over the keys up to its own end where masks are causal."""
     num_keys = key_BKTE.shape[1]
     both = in_order(gather_rows(torch.cat([key_BKTE, value_BKTE], dim=1), group), size, dim=2)
     key_BKSE, value_BKSE = both[:, :num_keys], both[:, num_keys:]
+    if not is_causal:
+        return attend(query_BHTE, key_BKSE, value_BKSE, mask_B1TS)
     chunk = query_BHTE.shape[2] // 2
     mixed = []
     for half, number in enumerate((index, 2 * size - 1 - index)):

@@ -12,6 +12,12 @@ from engine.parallel.expert import mixtures
 from engine.parallel.grid import Grid
 
 
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The plain model's blocks, and those of the nets in it: all that lies in a list called `blocks`."""
+    lists = [module for path, module in model.named_modules() if path.split(".")[-1] == "blocks"]
+    return [block for each in lists for block in each.children()]
+
+
 def shard(
     root: nn.Module, blocks: Iterable[nn.Module], *, grid: Grid, zero: int, precision: Precision
 ) -> None:

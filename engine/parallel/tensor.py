@@ -22,6 +22,7 @@ from engine.model import auxiliary
 from engine.parallel.grid import Grid
 
 TOKENS = 1  # the dim of [B, T, ...] that sequence parallelism splits
+BETWEEN = ("noise_BT", "memory_BT", "prompts_BT")  # of a batch, what is read where tokens are split
 
 
 def split_matrices(model: nn.Module, grid: Grid, *, sequence_parallel: bool) -> None:
@@ -122,11 +123,12 @@ def _place(module: nn.Module, path: str, weight: Tensor, mesh: DeviceMesh, place
     module.get_submodule(owner).register_parameter(leaf, parameter)
 
 
-def own_noise(batch: dict[str, Tensor], grid: Grid, *, sequence_parallel: bool) -> dict[str, Tensor]:
-    """The batch with dropout's keys of the tokens that this rank has between the matrices."""
-    if "noise_BT" not in batch or grid.axes.tensor == 1 or not sequence_parallel:
+def own_between(batch: dict[str, Tensor], grid: Grid, *, sequence_parallel: bool) -> dict[str, Tensor]:
+    """The batch with what is read between the matrices cut to the tokens that this rank has there."""
+    if grid.axes.tensor == 1 or not sequence_parallel:
         return batch
-    return batch | {"noise_BT": batch["noise_BT"].chunk(grid.axes.tensor, dim=1)[grid.places["tensor"]]}
+    size, place = grid.axes.tensor, grid.places["tensor"]
+    return batch | {name: batch[name].chunk(size, dim=TOKENS)[place] for name in BETWEEN if name in batch}
 
 
 def gathered(hidden_BTD: Tensor, grid: Grid, *, sequence_parallel: bool) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors.torch import load
 
+from engine.spec.model.ernie import Ernie, Net
 from engine.spec.model.gpt import GPT
 from engine.spec.objective.attention import Attention
 from engine.spec.objective.hidden import Hidden
@@ -90,6 +91,16 @@ def learned(house: House, **how: Any) -> Training:
     return house.training(roles, train(STEPS, **(HOW | how)))
 
 
+def universal(house: House, **how: Any) -> Training:
+    """Universal blocks with two nets, a head of classes and soft prompts; of the nets one has no rows."""
+    shape = Ernie(
+        num_layers=4, hidden=32, num_heads=4, num_kv_heads=2, vocab=64, dropout=0.1, prompts=4,
+        nlu=Net(num_layers=1, hidden=16, num_heads=2), nlg=Net(num_layers=2, hidden=16, num_heads=2),
+        classes={"topic": 3},
+    )  # fmt: skip
+    return house.training({"ernie": role(shape=shape)}, train(STEPS, **(HOW | how)))
+
+
 HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 4, "micro_batch": 1}
 TRAININGS = {
     "attended": attended,
@@ -98,6 +109,7 @@ TRAININGS = {
     "mixed": mixed,
     "learned": learned,
     "alone": alone,
+    "universal": universal,
 }
 
 
@@ -108,8 +120,8 @@ class Parity:
         self.folder = folder
         self.alone = House(folder / "alone")
         if alone:
-            each = (taught(self.alone), mixed(self.alone), learned(self.alone))
-            self.alone.train(*each, attended(self.alone))
+            first = (taught(self.alone), mixed(self.alone), learned(self.alone))
+            self.alone.train(*first, attended(self.alone), universal(self.alone))
         self.houses: dict[str, House] = {}
 
     def run(self, cases: dict[str, tuple[Parallel, str]]) -> None:

@@ -35,6 +35,10 @@ TWO = {
         layout(context=2, roles={name: Axes(tensor=2) for name in ("stacked", "bare", "hidden")}),
         "attended",
     ),
+    "nets under tensor": (layout(tensor=2), "universal"),
+    "nets under pipeline": (layout(pipeline=2), "universal"),
+    "nets under context": (layout(context=2), "universal"),
+    "nets under shard": (layout(shard=2), "universal"),
     "recompute full": (layout(shard=2, recompute="full"), "taught"),
     "recompute selective": (layout(tensor=2, recompute="selective", recompute_every=2), "taught"),
 }
@@ -93,6 +97,7 @@ ROLES = {
     "paired": ("teacher", "open", "gated"),
     "mixed": ("moe", "dense"),
     "learned": ("gpt2", "muon", "lora"),
+    "universal": ("ernie",),
 }
 
 

@@ -252,23 +252,6 @@ def test_bf16_autocast_is_near_fp32_and_keeps_fp32_gradients(settings: dict[str,
             )
 
 
-def test_products_in_slices_of_rows_equal_torch_attention() -> None:
-    num_tokens = 2 * gpt.ROWS + 37
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn(1, heads, num_tokens, 8, generator=generator, dtype=torch.float64, requires_grad=True)
-        for heads in (4, 2, 2)
-    )
-    documents = torch.arange(num_tokens)[None] // 300
-    mask = gpt.attention_mask(documents, documents)
-    results = []
-    for kind in (mask, gpt.additive(mask, torch.float64)):
-        mixed = gpt.attend(query, key, value, kind)
-        results.append((mixed, *torch.autograd.grad(mixed.square().sum(), (query, key, value))))
-    for ours, theirs in zip(*results, strict=True):
-        assert (ours - theirs).abs().max() < 1e-12
-
-
 def test_dropout_is_a_function_of_seed_sample_and_place_and_off_in_evaluation() -> None:
     model = model_of(torch.float32, **LLAMA | {"dropout": 0.5})
     batch = packed([16])

@@ -9,9 +9,12 @@ from engine.spec.base import canonical, fingerprint, parse
 from engine.spec.data import Tokenizer
 from engine.spec.error import ConfigError
 from engine.spec.health import Health
+from engine.spec.model.ernie import Ernie, Net
 from engine.spec.model.gpt import GPT
+from engine.spec.objective.attention import Attention
 from engine.spec.objective.distance import Distance
 from engine.spec.objective.document import DocumentLM
+from engine.spec.objective.hidden import Hidden
 from engine.spec.objective.knowledge import Knowledge
 from engine.spec.objective.lm import LM
 from engine.spec.objective.logits import Logits
@@ -63,8 +66,8 @@ GOLDEN = {
 }
 
 
-OBJECTIVES = [LM, Logits, MLM, DocumentLM, Reorder, Distance, Knowledge]
-SPECS = [GPT, *OBJECTIVES, Tokenizer, AdamW, Muon, Schedule, Role, Train, Health]
+OBJECTIVES = [LM, Logits, MLM, DocumentLM, Reorder, Distance, Knowledge, Attention, Hidden]
+SPECS = [GPT, Ernie, Net, *OBJECTIVES, Tokenizer, AdamW, Muon, Schedule, Role, Train, Health]
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -192,7 +192,7 @@ WRONG = [
     ("optim_lr", float("inf"), "optim.lr: must be a number that a machine can hold (given: inf)"),
     ("train_precision", "fp9", "train.precision: is not one of the options (given: 'fp9'); did you mean fp"),
     ("model", "gpt_nan", "model: is not one of the options (given: 'gpt_nan'); did you mean gpt_nano? there"),
-    ("model", 3, "model: must be a text (given: 3); there are: gpt2_small"),
+    ("model", 3, "model: must be a text (given: 3); there are: ernie_teacher"),
     ("pool", "here", "pool: is not one of the options (given: 'here'); "),
     ("experiment", "../model/gpt_nano", "experiment: is not one of the options"),
     ("name", "my model", "name: must match ^[A-Za-z0-9]"),

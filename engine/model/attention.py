@@ -1,0 +1,151 @@
+"""Attention of tokens to those seen so far: masks, rotary angles, the keys and values that decoding keeps.
+
+B rows, T tokens, S tokens seen (those in the cache included), H query heads, K key/value heads, E head width
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.spec.error import ConfigError
+
+ROWS = 256  # queries a step of attention with an additive mask
+
+
+@dataclass
+class Seen:
+    """One block's keys and values of the tokens seen, in buffers [B, K, max_len, E] of which `length` are
+    filled.
+    """
+
+    keys: Tensor
+    values: Tensor
+    length: int = 0
+
+    def extend(self, key_BKTE: Tensor, value_BKTE: Tensor) -> tuple[Tensor, Tensor]:
+        """Put new keys and values behind the old ones; returns all of them [B, K, S, E]."""
+        end = self.length + key_BKTE.shape[2]
+        self.keys[:, :, self.length : end] = key_BKTE
+        self.values[:, :, self.length : end] = value_BKTE
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+@dataclass
+class Cache:
+    """What decoding keeps of the tokens seen: each block's keys and values; document and branch, for the
+    mask.
+    """
+
+    blocks: list[Seen]
+    documents_BS: Tensor
+    branches_BS: Tensor
+    length: int = 0
+
+    def extend(self, documents_BT: Tensor, branches_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Note T new tokens; returns documents and branches of all S tokens seen, the new ones included."""
+        end, room = self.length + documents_BT.shape[1], self.documents_BS.shape[1]
+        if end > room:
+            raise ConfigError(
+                "cache", f"{end} tokens do not fit in {room}", "make the cache with a larger max_len"
+            )
+        self.documents_BS[:, self.length : end] = documents_BT
+        self.branches_BS[:, self.length : end] = 0 if branches_BT is None else branches_BT
+        self.length = end
+        return self.documents_BS[:, :end], self.branches_BS[:, :end]
+
+
+def attention_mask(
+    documents_BT: Tensor,
+    documents_BS: Tensor,
+    branches_BS: Tensor | None = None,
+    places_T: Tensor | None = None,
+    bidirectional_B: Tensor | None = None,
+) -> Tensor:
+    """[B, 1, T, S] bool: where T tokens may look among S: not later (but in bidirectional rows), same
+    document, shared or own branch.
+
+    `places_T` says where in the row of S the tokens are; None = they are its last. A branch of 0 is shared: a
+    prompt that every option behind it sees, while the options do not see each other.
+    """
+    num_new, num_seen = documents_BT.shape[1], documents_BS.shape[1]
+    begin = num_seen - num_new
+    may = documents_BT[:, :, None] == documents_BS[:, None, :]
+    if branches_BS is not None:
+        may &= (branches_BS[:, None, :] == 0) | (branches_BS[:, begin:, None] == branches_BS[:, None, :])
+    if places_T is None:
+        places_T = torch.arange(begin, num_seen, device=documents_BS.device)
+    not_later = places_T[:, None] >= torch.arange(num_seen, device=documents_BS.device)
+    if bidirectional_B is not None:
+        not_later = not_later | (bidirectional_B > 0)[:, None, None]
+    return (may & not_later)[:, None]
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as numbers to add to the scores: 0 where one may look, else -inf."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+
+
+def attend(
+    query_BHTE: Tensor,
+    key_BKSE: Tensor,
+    value_BKSE: Tensor,
+    mask_B1TS: Tensor,
+    *,
+    is_causal: bool = True,
+) -> Tensor:
+    """Attention [B, H, T, E] of the last T of S tokens.
+
+    A bool mask goes to torch's kernels. An additive one means plain products, ROWS queries at a time, where
+    masks are causal without the keys that are later than all of them: twice as fast as torch's kernel for
+    bf16 on a CPU.
+    """
+    groups = query_BHTE.shape[1] // key_BKSE.shape[1]
+    if mask_B1TS.dtype == torch.bool:
+        return F.scaled_dot_product_attention(
+            query_BHTE, key_BKSE, value_BKSE, attn_mask=mask_B1TS, enable_gqa=groups > 1
+        )
+    if groups > 1:
+        key_BKSE, value_BKSE = key_BKSE.repeat_interleave(groups, 1), value_BKSE.repeat_interleave(groups, 1)
+    num_new, num_seen = mask_B1TS.shape[2:]
+    query_BHTE = query_BHTE * query_BHTE.shape[-1] ** -0.5
+    mixed = []
+    for begin in range(0, num_new, ROWS):
+        end = min(begin + ROWS, num_new)
+        seen = num_seen - num_new + end if is_causal else num_seen
+        scores = query_BHTE[:, :, begin:end] @ key_BKSE[:, :, :seen].transpose(2, 3)
+        weights = (scores + mask_B1TS[:, :, begin:end, :seen]).softmax(-1)
+        mixed.append(weights @ value_BKSE[:, :, :seen])
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
+
+
+def rope_angles(positions_BT: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Tensor:
+    """cos and sin [2, B, T, 1, E/2] of RoPE (2104.09864).
+
+    Computed from the positions each time: a meta build would leave a buffer empty.
+    """
+    steps = torch.arange(0, head_dim, 2, dtype=dtype, device=positions_BT.device)
+    angles = positions_BT.to(dtype)[:, :, None, None] * (1.0 / theta ** (steps / head_dim))
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+def rotate(x_BTHE: Tensor, rope_2BT1E: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + E/2) in the precision of the angles; the result has the type of x."""
+    cos, sin = rope_2BT1E
+    left, right = x_BTHE.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x_BTHE.dtype)
+
+
+class Attend(nn.Module):
+    """`attend` as a module of its own, so that it can be wrapped from outside. `is_causal`: no mask that it
+    gets lets a token see a later one.
+    """
+
+    def __init__(self, *, is_causal: bool = True) -> None:
+        super().__init__()
+        self.is_causal = is_causal
+
+    def forward(self, query_BHTE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, mask: Tensor) -> Tensor:
+        return attend(query_BHTE, key_BKSE, value_BKSE, mask, is_causal=self.is_causal)

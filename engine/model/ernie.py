@@ -1,0 +1,160 @@
+"""The model of engine/spec/model/ernie.py as plain modules that know nothing of parallelism: a universal
+decoder, and behind it a net for bidirectional rows and one for causal ones.
+
+A batch may have `bidirectional_B` (1 = a row whose tokens see their whole document), `memory_BT` (1 = seen,
+but not learned from) and `prompts_BT` (a row of the soft prompts in the token's place; -1 = none).
+
+B rows, T tokens, D hidden, N width of a net, C classes
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.model.attention import Cache
+from engine.model.gpt import Decoder, Shared, make_blocks, make_norm, run_blocks
+from engine.model.output import Output, Relations
+from engine.model.split import Split
+from engine.spec.error import ConfigError
+from engine.spec.model.ernie import NETS
+from engine.spec.model.ernie import Ernie as Spec
+from engine.spec.model.gpt import GPT
+
+
+class Net(nn.Module):
+    """Blocks of a width of their own, between a matrix to it and one back; `inner` None: a norm alone."""
+
+    def __init__(self, outer: GPT, inner: GPT | None, *, is_causal: bool) -> None:
+        super().__init__()
+        if inner is not None:
+            self.enter = nn.Linear(outer.hidden, inner.hidden, bias=False)
+            self.blocks = make_blocks(inner, is_causal=is_causal)
+        self.norm = make_norm(inner or outer)
+        if inner is not None:
+            self.leave = nn.Linear(inner.hidden, outer.hidden, bias=False)
+
+    def forward(self, x_BTD: Tensor, shared: Shared, cache: Cache | None, first: int) -> Tensor:
+        """[B, T, D] from the universal states; `first` numbers the blocks, as in `run_blocks`."""
+        if not hasattr(self, "blocks"):
+            return self.norm(x_BTD)
+        x_BTN = self.enter(x_BTD).to(x_BTD.dtype)  # the stream stays as exact as the universal one
+        x_BTN, _ = run_blocks(self.blocks, x_BTN, shared, cache, first=first)
+        return self.leave(self.norm(x_BTN)).to(x_BTD.dtype)
+
+
+class Ernie(Decoder):
+    """Universal blocks, then for each row its net. A net without rows computes one of the other's, of which
+    nothing is kept: its gradients are then 0, and ranks that share weights take the same steps. (With no row
+    at all a split matrix never returns: torch 2.13 loops in DTensor's view_groups.)
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec.universal, is_causal=False)
+        del self.norm  # each net has its own
+        self.inner = {name: spec.net(name) for name in NETS}
+        self.nlu = Net(self.spec, self.inner["nlu"], is_causal=False)
+        self.nlg = Net(self.spec, self.inner["nlg"], is_causal=True)
+        self.num_prompts = spec.prompts
+        self.classes = nn.ModuleDict()
+        for name, number in spec.classes.items():
+            if hasattr(self.classes, name):
+                raise ConfigError("model.classes", f"{name} cannot be the name of a head", "rename it")
+            self.classes[name] = nn.Linear(spec.hidden, number, bias=False)
+        if spec.prompts:
+            self.prompts = nn.Embedding(spec.prompts, spec.hidden)
+
+    def class_logits(self, hidden_BD: Tensor, name: str) -> Tensor:
+        """[B, C] of the head `name` from the hidden states of rows' first tokens."""
+        return self.classes[name](hidden_BD)
+
+    def initial(self, name: str) -> tuple[str, float]:
+        if name.startswith("classes."):  # whatever its own name
+            return "normal", self.spec.init_std
+        return super().initial(name)
+
+    def _depth(self, name: str) -> int:
+        inner = self.inner.get(name.split(".")[0])
+        return inner.num_layers if inner else self.spec.num_layers
+
+    def _cached(self) -> list[GPT]:
+        inner = self.inner["nlg"]
+        return super()._cached() + ([inner] * inner.num_layers if inner else [])
+
+    def enter(self, batch: dict[str, Tensor]) -> Tensor:
+        x_BTD = super().enter(batch)
+        rows_BT = batch.get("prompts_BT")
+        if not self.num_prompts:
+            if rows_BT is not None:
+                raise ConfigError(
+                    "model.prompts", "is 0, but there are soft prompts to read", "give a number"
+                )
+            return x_BTD
+        if rows_BT is None:
+            rows_BT = torch.full(x_BTD.shape[:2], -1, device=x_BTD.device)
+        return torch.where(rows_BT[..., None] >= 0, self.prompts(rows_BT.clamp(min=0)), x_BTD)
+
+    def leave(
+        self, x_BTD: Tensor, shared: Shared, relations: Relations | None = None, cache: Cache | None = None
+    ) -> Output:
+        """Each row's net on what the last universal block gave; when decoding all rows are causal."""
+        first = self.spec.num_layers
+        if cache is not None:
+            return Output(hidden=self.nlg(x_BTD, self._of_net("nlg", shared, slice(None)), cache, first))
+        is_nlu_B = shared.batch.get("bidirectional_B", x_BTD.new_zeros(len(x_BTD))) > 0
+        found = []
+        for name, is_its_B in (("nlu", is_nlu_B), ("nlg", ~is_nlu_B)):
+            rows = is_its_B.nonzero().flatten()
+            taken = rows if len(rows) else rows.new_zeros(1)
+            given = self._of_net(name, shared, taken)
+            found.append((rows, getattr(self, name)(x_BTD[taken], given, None, first)[: len(rows)]))
+        order, parts = zip(*found, strict=True)
+        hidden_BTD = torch.cat(parts)[torch.cat(order).argsort()]
+        hidden_BTD = _reached(hidden_BTD, list(self.classes.parameters()))
+        relations = self._compared(x_BTD, shared, relations)
+        return Output(hidden=hidden_BTD, relations=relations, mask=shared.mask)
+
+    def _of_net(self, name: str, shared: Shared, rows: Any) -> Shared:
+        """What the blocks of a net get for these rows: angles of its own head width; memory is NLG's."""
+        inner = self.inner[name]
+        kept = ("noise_BT", "memory_BT") if name == "nlg" else ("noise_BT",)
+        batch = {key: shared.batch[key][rows] for key in kept if key in shared.batch}
+        rope = self._rope(shared.batch["positions_BT"][rows], inner) if inner else None
+        return Shared(rope, shared.mask[rows], batch)
+
+    def parts(self) -> dict[str, list[str]]:
+        """The children that entering and leaving need."""
+        prompts = ["prompts"] if self.num_prompts else []
+        return {"enter": ["embed", *prompts], "leave": [*NETS, "classes", "embed"]}
+
+    def splits(self) -> dict[str, Split]:
+        """As the decoder's, in the nets too; the heads of classes stay whole."""
+        found = super().splits()
+        inside = [path for path in found if path.startswith("blocks.") or path == "norm"]
+        for name in NETS:
+            for path in inside:
+                found[f"{name}.{path}"] = found[path]
+            found[f"{name}.enter"] = found[f"{name}.leave"] = "tokens"
+        found["prompts"] = "tokens"
+        return found
+
+
+class _Reached(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.kinds = [(w.shape, {"dtype": w.dtype, "device": w.device}) for w in weights]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients[0], *(torch.zeros(shape, **kind) for shape, kind in ctx.kinds)
+
+
+def _reached(x: Tensor, weights: list[nn.Parameter]) -> Tensor:
+    """x itself; in the backward pass the weights get gradients of 0, to which an objective adds its own."""
+    return _Reached.apply(x, *weights) if weights else x
+
+
+def build(spec: Spec) -> Ernie:
+    """The network on the default device; `engine.model.load.initialise` sets its weights."""
+    return Ernie(spec)
