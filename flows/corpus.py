@@ -3,19 +3,24 @@
 atelier corpus data.source='texts/*.jsonl' data.field=text
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.spec.data import Data, Tokenizer
+from engine.spec.mixture import KNOWLEDGE, row_specs
+from engine.spec.role import Role
 from infra.dag import Reference
 from tasks.curate import curate
 from tasks.encode import encode
+from tasks.extract import extract
 from tasks.learn_tokenizer import learn_tokenizer
 
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens of every source with their shares, and the tokenizer that made them."""
+    """Documents and tokens of every source with their shares, and the tokenizer that made them."""
 
+    corpora: dict[str, Reference]
     tokens: dict[str, Reference]
     weights: dict[str, float]
     tokenizer: Reference
@@ -26,6 +31,12 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
     corpora = {name: curate(name, source, data) for name, source in sources.items()}
     vocabulary = learn_tokenizer(corpora, tokenizer)
     tokens = {name: encode(name, corpora[name], vocabulary) for name in sources}
-    return Text(
-        tokens=tokens, weights={name: source.weight for name, source in sources.items()}, tokenizer=vocabulary
-    )
+    weights = {name: source.weight for name, source in sources.items()}
+    return Text(corpora=corpora, tokens=tokens, weights=weights, tokenizer=vocabulary)
+
+
+def triples(text: Text, roles: Mapping[str, Role]) -> dict[str, Reference]:
+    """The triples of every source, when an objective of these roles reads any."""
+    if KNOWLEDGE not in row_specs(roles):
+        return {}
+    return {name: extract(name, reference) for name, reference in text.corpora.items()}

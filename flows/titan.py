@@ -9,7 +9,7 @@ from engine.spec.objective.lm import LM
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
 from engine.spec.train import Train
-from flows.corpus import corpus
+from flows.corpus import corpus, triples
 from tasks.finetune import finetune as finetune_model
 from tasks.label import label
 from tasks.register import register
@@ -36,6 +36,7 @@ def titan(
         "weights": text.weights,
         "tokenizer": text.tokenizer,
         "parallel": parallel,
+        "triples": triples(text, roles),
     }
     models = train_roles(roles, **feed, companions=companions)
     students = {name: role for name, role in roles.items() if role.teacher}
@@ -85,9 +86,10 @@ def control_of(name: str) -> str:
 
 def alone(name: str, student: Role) -> Role:
     """The same-seed control of a student: same network, seed and tokens, no teacher."""
+    own = {name: spec for name, spec in student.objective.items() if not type(spec).needs_teacher}
     return student.model_copy(
         update={
-            "objective": {"lm": LM()},
+            "objective": own or {"lm": LM()},
             "teacher": "",
             "gate": "open",
             "attach": "refuse",

@@ -7,9 +7,10 @@ from typing import Any
 
 from engine.spec.error import ConfigError
 from engine.spec.layout import check_layout
+from engine.spec.mixture import KNOWLEDGE, row_specs, streams
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
-from engine.spec.run import Stream, Training
+from engine.spec.run import Training
 from engine.spec.teaching import check_teaching
 from engine.spec.train import Train
 from engine.spec.trajectory import Feed, Part, origins, parts_of
@@ -35,17 +36,20 @@ def train(
     inits: Mapping[str, Reference] | None = None,
     prefix: str = "roles.",
     companions: Mapping[str, Role] | None = None,
+    triples: Mapping[str, Reference] | None = None,
 ) -> dict[str, Reference]:
-    """A model for each role. `labels` gives the models other names than their roles'; `prefix` is where roles
-    stand in the configuration ('' for a flow with one model); `companions` are roles of other sweep points
-    that learn from the same teacher.
+    """A model for each role. `triples`, by source, are for who has an objective that reads them. `labels`
+    gives the models other names than their roles'; `prefix` is where roles stand in the configuration ('' for
+    a flow with one model); `companions` are roles of other sweep points that learn from the same teacher.
     """
     everybody = {**roles, **(companions or {})}
     check_layout(parallel, everybody, settings, prefix=prefix)
     check_teaching(everybody, prefix=prefix)
-    inputs = {f"tokens.{key}": input_of(reference) for key, reference in tokens.items()} | {
-        "tokenizer": input_of(tokenizer)
-    }
+    wants_triples = KNOWLEDGE in row_specs(everybody, prefix)
+    found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
+    if wants_triples:
+        found |= {f"triples.{key}": reference for key, reference in (triples or {}).items()}
+    inputs = {key: input_of(reference) for key, reference in found.items()}
     inputs |= {f"init.{role}": input_of(reference) for role, reference in (inits or {}).items()}
     config = {
         "roles": {key: role.model_dump(mode="json") for key, role in everybody.items()},
@@ -65,9 +69,7 @@ def train(
         )
         for role in everybody
     }
-    made = declare(
-        node.model_copy(update={"products": products}), [*tokens.values(), tokenizer, *(inits or {}).values()]
-    )
+    made = declare(node.model_copy(update={"products": products}), [*found.values(), *(inits or {}).values()])
     return {role: made[role] for role in roles}
 
 
@@ -129,12 +131,9 @@ def run(node: Node, house: House) -> None:
         now = look(
             node, house.store
         )  # again: somebody may have finished a part while we waited for the lease
-        streams = tuple(
-            Stream(input=f"tokens.{key}", weight=weight) for key, weight in node.config["weights"].items()
-        )
         training = Training(
             members=members(now, roles, node.products, house.store, fences, house.vocab(node)),
-            streams=streams,
+            streams=streams(row_specs(roles), node.config["weights"]),
             train=settings,
         )
         return {"trainings": [training.model_dump(mode="json")]}

@@ -68,7 +68,15 @@ def build_member(name: str, spec: MemberSpec, *, training: Training, house: Hous
     train = training.train
     grid = house.grid(name, is_student=bool(spec.role.teacher))
     health = Detector(train.health)
-    member = Member(name, spec, grid=grid, precision=train.precision, seed=train.seed, health=health)
+    member = Member(
+        name,
+        spec,
+        grid=grid,
+        precision=train.precision,
+        seed=train.seed,
+        health=health,
+        parts=training.parts,
+    )
     plain, values = _plain(name, spec, training=training, house=house)
     weights = dict(plain().named_parameters())
     member.every_name = list(weights)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.data.blend import Blend
+from engine.loop.counts import Counts, count
 from engine.parallel.grid import Grid
 
 Batch = dict[str, Tensor]
@@ -21,16 +22,17 @@ Batch = dict[str, Tensor]
 @dataclass(frozen=True)
 class StepData:
     batches: list[Batch]  # one a micro-batch, on the gang's device
-    num_scored: int  # labels that count; 0 where another rank speaks for these samples
-    num_tokens: int  # tokens that are not padding, likewise
+    counts: Counts  # of these samples; 0 where another rank speaks for them
     wait_s: float = 0.0
 
 
 class Feed:
     """Reads a blend on one rank; steps up to `last` are made ahead."""
 
-    def __init__(self, blend: Blend, *, global_batch: int, micro_batch: int, last: int, grid: Grid) -> None:
-        self._blend, self._grid, self._last = blend, grid, last
+    def __init__(
+        self, blend: Blend, *, global_batch: int, micro_batch: int, last: int, grid: Grid, num_parts: int = 0
+    ) -> None:
+        self._blend, self._grid, self._last, self._num_parts = blend, grid, last, num_parts
         self._global_batch, self._micro_batch = global_batch, micro_batch
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._ahead: tuple[int, Future[StepData]] | None = None
@@ -48,7 +50,7 @@ class Feed:
             {name: tensor.to(self._grid.gang.device) for name, tensor in batch.items()}
             for batch in data.batches
         ]
-        return StepData(batches, data.num_scored, data.num_tokens, time.perf_counter() - begin)
+        return StepData(batches, data.counts, time.perf_counter() - begin)
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
@@ -61,11 +63,7 @@ class Feed:
             tensors_of(self._blend.batch(first, size)) | {"samples_B": torch.arange(first, first + size)}
             for first in range(begin, begin + each, size)
         ]
-        if not self._grid.counts_samples:
-            return StepData(batches, 0, 0)
-        num_scored = sum(int((batch["labels_BT"] >= 0).sum()) for batch in batches)
-        num_tokens = sum(int((batch["documents_BT"] >= 0).sum()) for batch in batches)
-        return StepData(batches, num_scored, num_tokens)
+        return StepData(batches, count(batches if self._grid.counts_samples else [], self._num_parts))
 
 
 def tensors_of(arrays: dict[str, np.ndarray]) -> Batch:

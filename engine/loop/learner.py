@@ -4,14 +4,16 @@ sees one root.
 B rows, T tokens, D hidden, V vocab
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from engine.model.auxiliary import PROJECTION
 from engine.model.output import Output, Relations
-from engine.objective import attention, hidden
+from engine.objective import attention, classes, hidden
 from engine.objective.chunked import UNSCORED, Mix, TeacherSide, objective_sums
 from engine.objective.vocabulary import Slice
 from engine.parallel.compute import Precision, arithmetic
@@ -24,10 +26,12 @@ from engine.spec.kinds import ObjectiveSpec
 from engine.spec.objective.attention import Attention
 from engine.spec.objective.hidden import Hidden
 
+RIGHT = ".right"  # behind an objective's name: how many rows it gets right
+
 
 class Forward(NamedTuple):
     total: Tensor  # scalar: sum over scored tokens of the mixed objectives
-    sums: dict[str, Tensor]  # scalars: plain sums by objective, always with "lm"
+    sums: dict[str, Tensor]  # scalars: plain sums by objective, always with "lm"; and how many are right
     hidden_BTD: Tensor  # detached, as all that a student sees
     head_weight_VD: Tensor
     relations: Relations | None
@@ -39,6 +43,7 @@ class Work:
 
     batches: list[dict[str, Tensor]]
     mix: Mix
+    parts: Mapping[str, int] = field(default_factory=dict)  # of objectives that read some of the rows only
     sides: dict[int, TeacherSide] = field(default_factory=dict)
     results: dict[int, Forward] = field(default_factory=dict)
 
@@ -93,14 +98,32 @@ class Learner(nn.Module):
             compiled=self.is_compiled,
             part=self._slice(head_weight_VD),
             is_split=self.is_split,
+            rows={name: batch["parts_B"] == part for name, part in work.parts.items()},
         )
         for name, (spec, share) in work.mix.items():
-            if type(spec).compares != "logits":
+            if type(spec).compares == "classes":
+                some, sums[name], sums[name + RIGHT] = self._classify(
+                    spec, hidden_BTD, batch, work.parts[name]
+                )
+                total = total + share * some
+            elif type(spec).compares != "logits":
                 some, sums[name] = self._compare(spec, hidden_BTD, output, work, number)
                 total = total + share * some
         relations = None if output.relations is None else output.relations.detached()
         work.results[number] = Forward(total, sums, hidden_BTD.detach(), head_weight_VD.detach(), relations)
         return total
+
+    def _classify(
+        self, spec: ObjectiveSpec, hidden_BTD: Tensor, batch: dict[str, Tensor], part: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The classes of the rows of this part: this rank's share of the sum, the sum, and how many are
+        right.
+        """
+        classes_B = batch["classes_B"].masked_fill(batch["parts_B"] != part, UNSCORED)
+        if self.grid.places["context"]:  # another rank has the first tokens
+            classes_B = torch.full_like(classes_B, UNSCORED)
+        head_CD = local(self.model.get_submodule(f"classes.{spec.kind}").weight)
+        return classes.state_sum(hidden_BTD[:, 0], head_CD, classes_B, self.grid.group("tensor"))
 
     def _compare(
         self, spec: ObjectiveSpec, hidden_BTD: Tensor, output: Output, work: Work, number: int

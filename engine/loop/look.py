@@ -1,66 +1,104 @@
-"""Held-out loss while training goes on: the same windows at every look, no state touched."""
+"""Held-out means while training goes on: the same rows at every look, no state touched."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from engine.data.windows import NOT_SCORED, Windows
+from engine.data.blend import Dataset
+from engine.data.windows import NOT_SCORED
+from engine.loop.counts import Counts, count
 from engine.loop.feed import Batch, tensors_of
 from engine.loop.member import Member
 from engine.parallel.gang import Gang
 from engine.parallel.grid import Grid
 
+Streams = Sequence[tuple[Dataset, float]]
+
 
 class HeldOut:
-    """The first windows of each held-out split, in the shares of the streams (one at least), dealt out over
-    the ranks.
+    """The first rows of each held-out split, in the shares of the streams (one at least), dealt out over the
+    ranks.
+
+    `windows` are what every role is looked at with; of the other kinds of rows those that the role has an
+    objective for.
     """
 
     def __init__(
-        self, streams: Sequence[tuple[Windows, float]], *, num_windows: int, micro_batch: int, gang: Gang
+        self,
+        windows: Streams,
+        rows: Mapping[str, Streams],
+        *,
+        num_windows: int,
+        micro_batch: int,
+        gang: Gang,
     ) -> None:
-        whole = sum(weight for _, weight in streams)  # no stream, as in fine-tuning on examples: no look
-        wanted = [max(1, round(num_windows * weight / whole)) for _, weight in streams]
-        self._places = [
-            (stream, i)
-            for (stream, _), number in zip(streams, wanted, strict=True)
-            for i in range(min(number, len(stream)))
-        ]
         self._micro_batch, self._gang = micro_batch, gang
-        self._batches: dict[tuple[int, int], list[Batch]] = {}
+        self._places = {"": _first(windows, num_windows)}
+        self._places |= {kind: _first(streams, num_windows) for kind, streams in rows.items()}
+        self._batches: dict[tuple[str, int, int], list[Batch]] = {}
 
     @property
     def is_empty(self) -> bool:
-        return not self._places
+        return not any(self._places.values())
 
-    def loss(self, member: Member) -> float:
-        """Mean next-token loss over all scored held-out tokens, nats."""
-        key = (member.grid.data_index, member.grid.axes.data)
+    def means(self, member: Member) -> dict[str, float]:
+        """By metric name, nats: the next-token loss of windows, each objective's mean of its rows; and the
+        share of rows that are right.
+        """
+        found = {"eval/loss": self._mean(member, "", "lm")[0]} if self._places[""] else {}
+        for name, spec in member.role.objective.items():
+            kind = type(spec).reads
+            if type(spec).needs_teacher or not self._places.get(kind):
+                continue
+            mean, right = self._mean(member, kind, name)
+            found[f"eval/{name}"] = mean
+            if type(spec).compares == "classes":
+                found[f"eval/accuracy/{name}"] = right
+        return found
+
+    def _mean(self, member: Member, kind: str, name: str) -> tuple[float, float]:
+        key = (kind, member.grid.data_index, member.grid.axes.data)
         if key not in self._batches:
-            self._batches[key] = self._read(*key)
+            self._batches[key] = self._read(*key, member.parts.get(kind, -1))
         batches = self._batches[key]
-        total = torch.zeros(2, dtype=torch.float64, device=self._gang.device)
-        total[0] = member.look(batches)
+        total = torch.zeros(3, dtype=torch.float64, device=self._gang.device)
+        total[:2] = member.look(batches, name)
         if speaks(member.grid):
-            total[1] = sum(int((batch["labels_BT"] >= 0).sum()) for batch in batches)
-        loss, count = self._gang.sum(total).tolist()
-        return loss / count
+            counts: Counts = count(batches, len(member.parts))
+            total[2] = counts.of(member.part(name) if kind else None)
+        loss, right, number = self._gang.sum(total).tolist()
+        return loss / number, right / number
 
-    def _read(self, index: int, parts: int) -> list[Batch]:
+    def _read(self, kind: str, index: int, parts: int, part: int) -> list[Batch]:
         """The index-th of so many parts, of one shape and as many batches as every other: a sharded forward
         is a collective.
         """
-        num = len(self._places)
+        every = self._places[kind]
+        num, device = len(every), self._gang.device
         size = max(1, min(self._micro_batch, -(-num // parts)))
         result = []
         for first in range(index * size, num + index * size, size * parts):
-            places = [self._places[min(row, num - 1)] for row in range(first, first + size)]
+            places = [every[min(row, num - 1)] for row in range(first, first + size)]
             rows = [tensors_of(stream.batch([place])) for stream, place in places]
-            batch = {name: torch.cat([row[name] for row in rows]).to(self._gang.device) for name in rows[0]}
-            is_padding = torch.arange(first, first + size, device=self._gang.device) >= num
+            batch = {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
+            is_padding = torch.arange(first, first + size, device=device) >= num
             batch["labels_BT"] = batch["labels_BT"].masked_fill(is_padding[:, None], NOT_SCORED)
+            if "classes_B" in batch:
+                batch["classes_B"] = batch["classes_B"].masked_fill(is_padding, NOT_SCORED)
+            batch["parts_B"] = torch.full((size,), part, device=device)
             result.append(batch)
         return result
+
+
+def _first(streams: Streams, number: int) -> list[tuple[Dataset, int]]:
+    """The first rows of each stream, `number` in all."""
+    whole = sum(weight for _, weight in streams)  # no stream, as in fine-tuning on examples: no look
+    wanted = [max(1, round(number * weight / whole)) for _, weight in streams]
+    return [
+        (stream, i)
+        for (stream, _), most in zip(streams, wanted, strict=True)
+        for i in range(min(most, len(stream)))
+    ]
 
 
 def speaks(grid: Grid) -> bool:

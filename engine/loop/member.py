@@ -3,16 +3,17 @@ checkpointed.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.loop.body import After, Body
+from engine.loop.counts import Counts
 from engine.loop.gate import Gate
 from engine.loop.health import Detector
-from engine.loop.learner import Work
+from engine.loop.learner import RIGHT, Work
 from engine.model.dropout import noise_keys
 from engine.objective.chunked import Mix
 from engine.optim.load import set_lr
@@ -41,11 +42,13 @@ class Member:
         precision: Precision,
         seed: int,
         health: Detector,
+        parts: Sequence[str] = (),
     ) -> None:
         self.name, self.spec, self.role = name, spec, spec.role
         self.grid, self.gang, self.seed = grid, grid.gang, seed
         self.body: Body | None = None
         self.precision: Precision = precision
+        self.parts = {kind: number for number, kind in enumerate(parts)}  # of the mixture, by kind of rows
         self.health = health
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
@@ -110,7 +113,24 @@ class Member:
         whole = sum(spec.weight for spec in active.values())
         return {name: (spec, spec.weight / whole) for name, spec in active.items()}
 
-    def work(self, batches: list[dict[str, Tensor]], clock: int) -> Work:
+    def part(self, name: str) -> int | None:
+        """The part of the mixture that an objective reads; None = all rows, as whatever needs the teacher."""
+        spec = self.role.objective.get(name.removesuffix(RIGHT))
+        if spec is None or not self.parts or type(spec).needs_teacher:
+            return None
+        return self.parts[type(spec).reads]
+
+    def logged(self) -> list[str]:
+        """The names of the sums that a step makes."""
+        mix = self.mix()
+        return [*mix, *(name + RIGHT for name, (spec, _) in mix.items() if type(spec).compares == "classes")]
+
+    def _shares(self, counts: Counts) -> Mix:
+        """The mix for sums that are divided by all scored tokens: an objective of few rows weighs as much."""
+        scales = {name: counts.scored / max(1, counts.of(self.part(name))) for name in self.mix()}
+        return {name: (spec, share * scales[name]) for name, (spec, share) in self.mix().items()}
+
+    def work(self, batches: list[dict[str, Tensor]], clock: int, counts: Counts) -> Work:
         """The step's work on this rank's tokens; dropout's keys are those of (seed, role, step, sample,
         place).
         """
@@ -122,7 +142,11 @@ class Member:
                 places_T = torch.arange(batch["tokens_BT"].shape[1], device=batch["tokens_BT"].device)
                 more["noise_BT"] = noise_keys(seed, batch["samples_B"], places_T)
             mine.append(own_tokens(batch | more, self.grid))
-        return Work(mine, self.mix())
+        return Work(mine, self._shares(counts), self._parts())
+
+    def _parts(self) -> dict[str, int]:
+        found = {name: self.part(name) for name in self.mix()}
+        return {name: part for name, part in found.items() if part is not None}
 
     def train(self, work: Work, after: After) -> None:
         """Forward and backward passes of all micro-batches."""
@@ -135,17 +159,27 @@ class Member:
             with torch.no_grad():
                 self.body.infer(work, after)
 
-    def look(self, batches: list[dict[str, Tensor]]) -> Tensor:
-        """Sum of the next-token losses of held-out batches, float64; this rank's part."""
-        total = torch.zeros((), dtype=torch.float64, device=self.gang.device)
+    def look(self, batches: list[dict[str, Tensor]], name: str) -> Tensor:
+        """Sum of one objective over held-out batches, and how many rows are right, float64; this rank's part.
+        With the name lm it is next-token loss, of any role.
+        """
+        total = torch.zeros(2, dtype=torch.float64, device=self.gang.device)
         if self.body is None:
             return total
         self.gang.pulse.at("look")
-        work = Work([own_tokens(batch, self.grid) for batch in batches], {"lm": (LM(), 1.0)})
+        spec, part = self.role.objective.get(name, LM()), self.part(name)
+        parts = {} if part is None else {name: part}
+        work = Work([own_tokens(batch, self.grid) for batch in batches], {name: (spec, 1.0)}, parts)
+
+        def add(index: int, _: Tensor) -> None:
+            sums = work.results.pop(index).sums
+            total[0] += sums[name].double()
+            total[1] += sums.get(name + RIGHT, 0)
+
         # eagerly: a look is too short to compile a second graph for
         with torch.compiler.set_stance("force_eager"):
             self.body.set_training(False)
-            self.infer(work, lambda index, _: total.add_(work.results.pop(index).sums["lm"].double()))
+            self.infer(work, add)
             self.body.set_training(True)
         self.body.reshard()
         return total if self.grid.is_counted else torch.zeros_like(total)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.loop.learner import Work
+from engine.loop.counts import Counts
+from engine.loop.learner import RIGHT, Work
 from engine.loop.member import Member, is_finite
 from engine.loop.teach import own_rows, side_for
 from engine.parallel.gang import Gang
@@ -72,20 +73,24 @@ class Outcome:
     bad: Bad = ""
     passed_over: bool = False  # its root rolled back: no samples were seen, no update was made
     rolled_back: bool = False  # passed over, and the step for which it rolled back
-    eval_loss: float | None = None
+    looks: dict[str, float] = field(default_factory=dict)  # held-out means, by metric name
 
     def values(self) -> dict[str, float]:
         """The metric values; a number that is not finite is left out and the step marked as skipped."""
         result = {"loss": self.loss, "grad_norm": self.grad_norm, "lr": self.lr}
-        result |= {f"objective/{name}": value for name, value in self.objectives.items()}
+        result |= {metric_name(name): value for name, value in self.objectives.items()}
         if self.gap is not None:
             result |= {"gap": self.gap, "distilling": float(self.distilled)}
-        if self.eval_loss is not None:
-            result["eval/loss"] = self.eval_loss
+        result |= self.looks
         result = {name: value for name, value in result.items() if is_finite(value)}
         marks = {"skipped": self.skipped, "spike": self.bad == "spike"}
         marks |= {"passed_over": self.passed_over, "rolled_back": self.rolled_back}
         return result | {name: 1.0 for name, is_so in marks.items() if is_so}
+
+
+def metric_name(name: str) -> str:
+    """Of an objective's mean, or of how many of its rows were right."""
+    return f"accuracy/{name.removesuffix(RIGHT)}" if name.endswith(RIGHT) else f"objective/{name}"
 
 
 @dataclass
@@ -101,21 +106,21 @@ class _Tally:
 
 
 def take_step(
-    circle: Circle, batches: Sequence[dict[str, Tensor]], *, clock: int, num_scored: int, gang: Gang
+    circle: Circle, batches: Sequence[dict[str, Tensor]], *, clock: int, counts: Counts, gang: Gang
 ) -> dict[str, Outcome]:
     """Forward, backward and update of all active roles on this rank's micro-batches; outcomes by role,
     students first.
 
-    `num_scored`: scored tokens of the step over all ranks; each objective is summed and divided by it.
+    `counts`: of the step over all ranks; each objective is summed and divided by what there is of its rows.
     """
     tally = _Tally()
     for root in circle.roots:
-        Round(root, circle, list(batches), clock, num_scored, tally).go()
+        Round(root, circle, list(batches), clock, counts, tally).go()
     for member in circle.all():
         member.forwards += len(batches)
         for learner in circle.learners.get(member.name, ()):
             learner.teacher_forwards += len(batches)
-    numbers = _gather(tally, circle, num_scored, gang)
+    numbers = _gather(tally, circle, counts, gang)
     return {member.name: _update(member, numbers) for member in circle.moving()}
 
 
@@ -128,11 +133,11 @@ class Round:
         circle: Circle,
         batches: list[dict[str, Tensor]],
         clock: int,
-        num_scored: int,
+        counts: Counts,
         tally: _Tally,
     ) -> None:
-        self.root, self.circle, self.num_scored, self.tally = root, circle, num_scored, tally
-        self.works = {root.name: root.work(batches, clock)}
+        self.root, self.circle, self.counts, self.tally = root, circle, counts, tally
+        self.works = {root.name: root.work(batches, clock, counts)}
         self.length = batches[0]["tokens_BT"].shape[1]
         self._deal_out(root, batches, clock)
 
@@ -141,7 +146,7 @@ class Round:
             if learner.body is None:
                 continue
             mine = [own_rows(batch, learner.grid, teacher.grid) for batch in batches]
-            self.works[learner.name] = learner.work(mine, clock)
+            self.works[learner.name] = learner.work(mine, clock, self.counts)
             self._deal_out(learner, mine, clock)
 
     def go(self) -> None:
@@ -166,24 +171,25 @@ class Round:
                 self._train_one(learner, index, work)
                 work.sides.pop(index, None)
         member.gang.pulse.at("backward")
-        return total / self.num_scored
+        return total / self.counts.scored
 
     def _train_one(self, learner: Member, index: int, work: Work) -> None:
         if learner.body is not None:
             learner.body.train_one(index, work, lambda index, total: self.after(learner, index, total))
 
 
-def _gather(tally: _Tally, circle: Circle, num_scored: int, gang: Gang) -> dict[tuple[str, str], float]:
+def _gather(tally: _Tally, circle: Circle, counts: Counts, gang: Gang) -> dict[tuple[str, str], float]:
     """All sums and squared gradient norms over all ranks, in one collective and one transfer: (role,
-    objective or "") -> mean or norm.
+    objective or "") -> mean or norm; nothing of an objective of which the step has no row.
     """
     nothing = torch.zeros((), dtype=torch.float64, device=gang.device)
-    names, parts = [], []
+    names, parts, divisors = [], [], []
     for member in circle.all():
         found = tally.sums.get(member.name, {}) if member.grid.is_counted else {}
-        for name in dict.fromkeys([*member.mix(), "lm"]):
+        for name in dict.fromkeys([*member.logged(), "lm"]):
             names.append((member.name, name))
             parts.append(found.get(name, nothing))
+            divisors.append(counts.of(member.part(name)))
     moving = circle.moving()
     squares = [member.squares() for member in moving]
     sums, *squares = (
@@ -191,7 +197,11 @@ def _gather(tally: _Tally, circle: Circle, num_scored: int, gang: Gang) -> dict[
         .grid.sum(torch.cat([torch.stack(parts), *squares]))
         .split([len(parts), *map(len, squares)])
     )
-    result = {key: value / num_scored for key, value in zip(names, sums.tolist(), strict=True)}
+    result = {
+        key: value / divisor
+        for key, value, divisor in zip(names, sums.tolist(), divisors, strict=True)
+        if divisor
+    }
     for member, each in zip(moving, squares, strict=True):
         # exact and in no order: where a weight lies does not move its model's bits
         result[(member.name, "")] = math.fsum(each.tolist()) ** 0.5

@@ -7,18 +7,21 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from engine.artifact import Input
 from engine.data.blend import Blend, Dataset
 from engine.data.examples import Examples
+from engine.data.rows.load import rows_of
+from engine.data.vocabulary import Vocabulary
 from engine.data.windows import Windows
 from engine.loop.build import House, auto_micro_batch, build_member, memory_gb
 from engine.loop.copies import check_copies
+from engine.loop.counts import Counts
 from engine.loop.feed import Feed, StepData
-from engine.loop.look import HeldOut
+from engine.loop.look import HeldOut, Streams
 from engine.loop.member import Member
 from engine.loop.pace import Pace
 from engine.loop.publish import TOKENIZER, check_digest, publish
@@ -138,10 +141,10 @@ class Loop:
             micro_batch=micro_batch,
             last=self.end,
             grid=house.grid("", is_student=False),
+            num_parts=len(self.training.parts),
         )
-        windows = self._held_out()
         self.held_out = HeldOut(
-            windows, num_windows=self.train.eval_sequences, micro_batch=micro_batch, gang=self.gang
+            *self._held_out(), num_windows=self.train.eval_sequences, micro_batch=micro_batch, gang=self.gang
         )
         damages = {"damages": where.damages} if where.damages else {}
         is_resumed = any(where.has_checkpoint.values())
@@ -171,8 +174,20 @@ class Loop:
     def _open(self, stream: Stream, split: str) -> Dataset:
         source, scratch = self._input(stream.input), self.around.house.scratch
         if stream.kind == "windows":
-            return Windows(source, scratch, split, self.train.sequence)
+            windows = Windows(source, scratch, split, self.train.sequence)
+            return self._numbered(windows, stream)
         tokenizer = self._input("tokenizer").file(TOKENIZER, scratch)
+        if stream.kind != "examples":
+            rows = rows_of(stream.kind).open_rows(
+                stream.rows,
+                source,
+                Vocabulary.read(tokenizer),
+                scratch,
+                split=split,
+                sequence=self.train.sequence,
+                seed=self.train.seed,
+            )
+            return self._numbered(rows, stream)
         return Examples(
             source,
             tokenizer,
@@ -184,13 +199,29 @@ class Loop:
             split=split,
         )
 
-    def _held_out(self) -> list[tuple[Windows, float]]:
+    def _numbered(self, rows: Any, stream: Stream) -> Dataset:
+        """The data set, its rows to be known by the number of their kind where there are several."""
+        if self.training.parts:
+            rows.part = self.training.parts.index(stream.kind)
+        return rows
+
+    def _held_out(self) -> tuple[Streams, Mapping[str, Streams]]:
+        """Windows of all token sources, whatever is learned from them; and the rows of each kind."""
         scratch, sequence = self.around.house.scratch, self.train.sequence
-        return [
-            (Windows(self._input(stream.input), scratch, "held_out", sequence), stream.weight)
-            for stream in self.training.streams
-            if stream.kind == "windows"
+        shares: dict[str, float] = {}
+        rows: dict[str, list[tuple[Dataset, float]]] = {}
+        for stream in self.training.streams:
+            if stream.kind == "examples":
+                continue
+            if stream.input.startswith("tokens"):
+                shares[stream.input] = shares.get(stream.input, 0.0) + stream.weight
+            if stream.rows is not None:
+                rows.setdefault(stream.kind, []).append((self._open(stream, "held_out"), stream.weight))
+        windows = [
+            (Windows(self._input(source), scratch, "held_out", sequence), share)
+            for source, share in shares.items()
         ]
+        return windows, rows
 
     def run(self) -> None:
         """From `begin` to the end, or to a StoppedError."""
@@ -205,16 +236,14 @@ class Loop:
                 circle, passing = part(circle_at(self.members, clock), clock)
                 is_usual = self._begin(circle, clock)
                 data = self.feed.at(clock)
-                num_scored, num_tokens = self._agree(data, clock)
+                counts = self._agree(data, clock)
                 outcomes: dict[str, Outcome] = {}
                 if circle.roots:
-                    outcomes = take_step(
-                        circle, data.batches, clock=clock, num_scored=num_scored, gang=self.gang
-                    )
+                    outcomes = take_step(circle, data.batches, clock=clock, counts=counts, gang=self.gang)
                 outcomes |= {member.name: pass_over(member) for member in passing}
                 self.pace.end(data.wait_s, is_usual=is_usual and not passing)
                 step_s = time.perf_counter() - began
-                self._after(clock + 1, circle, outcomes, num_tokens, step_s, data.wait_s)
+                self._after(clock + 1, circle, outcomes, counts.tokens, step_s, data.wait_s)
             self.saver.settle(is_last=True)
             for curve in self.curves.values():
                 curve.flush()
@@ -229,23 +258,24 @@ class Loop:
         self.pace.begin()
         return is_usual
 
-    def _agree(self, data: StepData, clock: int) -> tuple[int, int]:
-        """Scored and real tokens of the step over all ranks; stops all ranks here when any of them was asked
-        to.
+    def _agree(self, data: StepData, clock: int) -> Counts:
+        """What there is to learn from in the step over all ranks; stops all ranks here when any of them was
+        asked to.
         """
-        own = [data.num_scored, data.num_tokens, int(self.around.stop.is_asked)]
-        numbers = self.gang.sum(torch.tensor([*own, *self.pace.tell()])).tolist()
-        num_scored, num_tokens, num_asked = numbers[:3]
-        if slow := self.pace.hear(numbers[3:]):
+        own = data.counts.numbers()
+        told = [int(self.around.stop.is_asked), *self.pace.tell()]
+        numbers = self.gang.sum(torch.tensor([*own, *told])).tolist()
+        counts, (num_asked, *times) = Counts.of_numbers(numbers[: len(own)]), numbers[len(own) :]
+        if slow := self.pace.hear(times):
             self.report.say(warning=f"step {clock + 1}: {slow}")
         if num_asked:
             self._stop(clock)
-        if not num_scored:
+        if not counts.scored:
             raise DataError(
                 f"step {clock}: no token of its {self.train.global_batch} sequences is scored; "
                 "train.sequence is too short"
             )
-        return num_scored, num_tokens
+        return counts
 
     def _stop(self, clock: int) -> None:
         self._save(clock)
@@ -308,8 +338,8 @@ class Loop:
         every = self.train.eval_every or self.train.checkpoint_every
         if self.held_out.is_empty or (member.step % every and member.step != member.end):
             return
-        outcome.eval_loss = member.last["eval/loss"] = self.held_out.loss(member)
-        member.last["eval/step"] = member.step
+        outcome.looks = self.held_out.means(member)
+        member.last |= outcome.looks | {"eval/step": member.step}
 
     def _act(self, outcomes: dict[str, Outcome]) -> None:
         """Do what the roles' health says of a step that went wrong."""

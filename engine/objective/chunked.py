@@ -1,11 +1,11 @@
 """The head and any mix of token objectives, a chunk of tokens at a time; a whole batch's logits never exist.
 
-B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K objectives, D hidden, V vocabulary (of this
-rank's slice, where ranks share it)
+B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K names of objectives, D hidden, V vocabulary
+(of this rank's slice, where ranks share it)
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.model.output import Relations
 from engine.model.precision import compute_dtype
+from engine.objective.lm import token_loss
 from engine.objective.load import terms_of
 from engine.objective.vocabulary import Slice
 from engine.spec.base import Spec
@@ -44,14 +45,14 @@ class TeacherSide:
 
 @dataclass(frozen=True)
 class Term:
-    """One objective of a mix: its loss for a chunk's logits, and that with its gradient. Not trained = only
-    logged.
+    """One loss for a chunk's logits, and that with its gradient. `names`: the numbers of the objectives that
+    it is the loss of, each on rows of its own.
     """
 
     spec: Spec
     loss: TokenLoss
     gradient: TokenGradient
-    is_trained: bool
+    names: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class _Work:
 
     labels_M: Tensor
     terms: tuple[Term, ...]
-    shares_K: Tensor
+    shares_K: Tensor  # of the names that are trained; those behind them are only logged
+    masks_K: tuple[Tensor | None, ...]  # [M] numbers: which tokens are a name's; None = all
     teacher: TeacherSide | None
     part: Slice | None
     chunk: int
@@ -81,6 +83,7 @@ def objective_sums(
     compiled: bool = False,
     part: Slice | None = None,
     is_split: bool = False,
+    rows: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over the scored tokens (label not -100) of sum_k share_k objective_k; and each objective's own sum;
     in nats.
@@ -91,19 +94,25 @@ def objective_sums(
     scored cost nothing. `chunk` tokens are computed at once; None = as many as suit device and vocabulary.
     `compiled` fuses what follows the logits (torch.compile).
 
+    `rows` [B] says of some objectives which rows they read; the others read all.
+
     With a `part` of the vocabulary both heads are slices of it: sums and the head's gradient are whole, the
     gradient of the hidden states is this slice's share of a sum over the ranks (2104.04473, section 3.2).
     `is_split`: the backward pass comes in two, for the hidden states and for the head (zero-bubble).
     """
     _check(hidden_BTD, head_weight_VD, labels_BT, mix, teacher)
     compute = compute_dtype(head_weight_VD)
-    terms = {name: _term(spec, True) for name, (spec, _) in mix.items()}
-    terms.setdefault("lm", _term(LM(weight=1.0), False))
+    names = {name: spec for name, (spec, _) in mix.items()} | ({} if "lm" in mix else {"lm": LM()})
+    masks = [None if rows is None else rows.get(name) for name in names]
     shares = [share for _, share in mix.values()]
     work = _Work(
         labels_M=labels_BT.flatten(),
-        terms=tuple(terms.values()),
+        terms=_terms(list(names.values())),
         shares_K=torch.tensor(shares, dtype=_exact(compute), device=hidden_BTD.device),
+        masks_K=tuple(
+            None if mask is None else mask.to(_exact(compute)).repeat_interleave(labels_BT.shape[1])
+            for mask in masks
+        ),
         teacher=teacher,
         part=part,
         chunk=chunk or _chunk_for(head_weight_VD),
@@ -113,7 +122,7 @@ def objective_sums(
         is_split=is_split,
     )
     total, sums_K = _ChunkedObjective.apply(hidden_BTD.flatten(0, 1), head_weight_VD, work)
-    return total, dict(zip(terms, sums_K.unbind(), strict=True))
+    return total, dict(zip(names, sums_K.unbind(), strict=True))
 
 
 def _check(
@@ -131,11 +140,22 @@ def _check(
         )
 
 
-def _term(spec: Spec, is_trained: bool) -> Term:
-    terms = terms_of(spec.kind)  # type: ignore[attr-defined]
-    loss: TokenLoss = terms.token_loss
-    gradient: TokenGradient = getattr(terms, "token_gradient", functools.partial(derived_gradient, loss))
-    return Term(spec, loss, gradient, is_trained)
+def _terms(specs: Sequence[ObjectiveSpec]) -> tuple[Term, ...]:
+    """The losses of these objectives; the cross-entropy, which many of them are, once."""
+    found: dict[Any, tuple[Any, ObjectiveSpec, list[int]]] = {}
+    for number, spec in enumerate(specs):
+        module = terms_of(spec.kind)
+        is_plain = module.token_loss is token_loss
+        found.setdefault("cross-entropy" if is_plain else number, (module, spec, []))[2].append(number)
+    return tuple(
+        Term(
+            spec,
+            module.token_loss,
+            getattr(module, "token_gradient", functools.partial(derived_gradient, module.token_loss)),
+            tuple(numbers),
+        )
+        for module, spec, numbers in found.values()
+    )
 
 
 def derived_gradient(
@@ -205,7 +225,7 @@ def _all_chunks(
     teacher_VD = None if work.teacher is None else work.teacher.head_weight_VD.detach().to(work.compute)
     hidden_grad = torch.zeros_like(hidden_MD) if wants_hidden else None
     head_grad = torch.zeros_like(head_weight_VD) if wants_head else None
-    sums_K = work.shares_K.new_zeros(len(work.terms))
+    sums_K = work.shares_K.new_zeros(len(work.masks_K))
     chunk_terms = _compiled_terms() if work.compiled else _chunk_terms
     for rows_C in _pieces(work):
         hidden_CD = hidden_MD.detach().index_select(0, rows_C).to(work.compute)
@@ -216,8 +236,10 @@ def _all_chunks(
         labels_C = work.labels_M.index_select(0, rows_C)
         if work.compiled:
             _allow_any_length(logits_CV, teacher_CV, labels_C)
+        masks = tuple(None if mask is None else mask.index_select(0, rows_C) for mask in work.masks_K)
+        wants = wants_hidden or wants_head
         chunk_sums_K, gradient_CV = chunk_terms(
-            work.terms, work.shares_K, logits_CV, labels_C, teacher_CV, wants_hidden or wants_head, work.part
+            work.terms, work.shares_K, masks, logits_CV, labels_C, teacher_CV, wants, work.part
         )
         sums_K += chunk_sums_K
         if hidden_grad is not None and gradient_CV is not None:
@@ -236,6 +258,7 @@ def _pieces(work: _Work) -> tuple[Tensor, ...]:
 def _chunk_terms(
     terms: tuple[Term, ...],
     shares_K: Tensor,
+    masks_K: tuple[Tensor | None, ...],
     logits_CV: Tensor,
     labels_C: Tensor,
     teacher_CV: Tensor | None,
@@ -243,23 +266,34 @@ def _chunk_terms(
     part: Slice | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Each objective's sum [K], and the shared total's gradient with respect to the logits, in the logits'
-    type.
+    type. A mask is [C].
     """
     exact_CV = logits_CV.to(shares_K.dtype)
     taught_CV = None if teacher_CV is None else teacher_CV.to(shares_K.dtype)
-    sums: list[Tensor] = []
+    sums: dict[int, Tensor] = {}
     total_CV: Tensor | None = None
-    for k, term in enumerate(terms):
-        if part is None and not (wants_gradient and term.is_trained):
-            sums.append(term.loss(term.spec, exact_CV, labels_C, taught_CV).sum())
+    for term in terms:
+        trained = [k for k in term.names if k < len(shares_K)] if wants_gradient else []
+        gradient_CV = None
+        if part is None and not trained:
+            loss_C = term.loss(term.spec, exact_CV, labels_C, taught_CV)
+        else:
+            loss_C, gradient_CV = term.gradient(term.spec, exact_CV, labels_C, taught_CV, part)
+        for k in term.names:
+            mask_C = masks_K[k]
+            sums[k] = loss_C.sum() if mask_C is None else (loss_C * mask_C).sum()
+        if not trained or gradient_CV is None:
             continue
-        loss_C, gradient_CV = term.gradient(term.spec, exact_CV, labels_C, taught_CV, part)
-        sums.append(loss_C.sum())
-        if not (wants_gradient and term.is_trained):
-            continue
-        gradient_CV.mul_(shares_K[k])
+        gradient_CV.mul_(_weight([(shares_K[k], masks_K[k]) for k in trained]))
         total_CV = gradient_CV if total_CV is None else total_CV.add_(gradient_CV)
-    return torch.stack(sums), None if total_CV is None else total_CV.to(logits_CV.dtype)
+    ordered = torch.stack([sums[k] for k in range(len(masks_K))])
+    return ordered, None if total_CV is None else total_CV.to(logits_CV.dtype)
+
+
+def _weight(shares: list[tuple[Tensor, Tensor | None]]) -> Tensor:
+    """What a loss counts in the total: a number, or [C, 1]."""
+    parts = [share if mask_C is None else share * mask_C[:, None] for share, mask_C in shares]
+    return functools.reduce(torch.add, parts)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from pydantic import Field
 from engine.spec.base import Spec
 from engine.spec.schedule import Schedule
 
-Compared = Literal["logits", "hidden", "attention"]
+Compared = Literal["logits", "hidden", "attention", "classes"]
 
 
 class Limit(NamedTuple):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from engine.spec.base import Spec
 from engine.spec.parallel import Parallel
+from engine.spec.registry import Objective
 from engine.spec.role import Role
 from engine.spec.train import Train
 
@@ -65,13 +66,14 @@ class Member(Spec):
 
 
 class Stream(Spec):
-    """One input of a blend: windows of packed documents, or labelled examples (loss on the completion
-    only).
+    """One input of a blend: windows of packed documents, labelled examples (loss on the completion only), or
+    the rows of an objective (a kind of engine/data/rows).
     """
 
     input: str = Field(description="key in `inputs`")
     weight: float = Field(default=1.0, gt=0)
-    kind: Literal["windows", "examples"] = "windows"
+    kind: str = "windows"
+    rows: Objective | None = Field(default=None, description="the objective whose numbers make the rows")
     num_examples: int = Field(default=0, description="examples: how many are drawn; 0 = all")
     draw: int = Field(default=0, description="examples: which draw")
 
@@ -83,9 +85,17 @@ class Training(Spec):
     streams: tuple[Stream, ...]
     train: Train
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The kinds of rows that objectives tell apart, in the order of their numbers; none where there is
+        one.
+        """
+        kinds = tuple(dict.fromkeys(stream.kind for stream in self.streams))
+        return kinds if any(stream.rows for stream in self.streams) else ()
+
     @model_validator(mode="after")
     def _judge(self) -> "Training":
-        if self.train.keep_best and all(stream.kind != "windows" for stream in self.streams):
+        if self.train.keep_best and all(stream.kind == "examples" for stream in self.streams):
             raise ValueError(
                 f"train.keep_best={self.train.keep_best}, but no stream has held-out text to judge by; give 0"
             )

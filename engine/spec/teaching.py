@@ -1,8 +1,11 @@
-"""Whether a teacher can teach a student what its objectives ask for: refused before a process starts."""
+"""Whether models can learn what their objectives ask for, and teachers teach it: refused before a process
+starts.
+"""
 
 from collections.abc import Mapping
 
 from engine.spec.error import ConfigError
+from engine.spec.kinds import ObjectiveSpec
 from engine.spec.objective.attention import Attention
 from engine.spec.role import Role
 
@@ -11,10 +14,25 @@ def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None
     """ConfigError with place, numbers and what would fit. `prefix` as in `check_layout`."""
     for name, role in roles.items():
         for key, objective in role.objective.items():
+            if type(objective).compares == "classes":
+                _check_classes(f"{prefix}{name}.model.classes", objective, role)
             if role.teacher in roles and isinstance(objective, Attention):
                 _check_heads(
                     f"{prefix}{name}.objective.{key}.relation_heads", objective, role, roles[role.teacher]
                 )
+
+
+def _check_classes(place: str, objective: ObjectiveSpec, role: Role) -> None:
+    number: int = objective.num_classes  # type: ignore[attr-defined]
+    heads: dict[str, int] = getattr(role.model, "classes", {})
+    if heads.get(objective.kind) != number:
+        known = ", ".join(f"{name}: {size}" for name, size in heads.items()) or "none"
+        way_out = (
+            f"+{place}.{objective.kind}={number}" if hasattr(role.model, "classes") else "model=ernie_tiny"
+        )
+        raise ConfigError(
+            place, f"objective {objective.kind} needs a head of {number} classes; heads: {known}", way_out
+        )
 
 
 def _check_heads(place: str, objective: Attention, role: Role, teacher: Role) -> None:

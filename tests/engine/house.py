@@ -14,6 +14,7 @@ import numpy as np
 from engine.loop.stop import StopRequest
 from engine.parallel.gang import start_gang
 from engine.spec.metric import FOLDER, merge
+from engine.spec.mixture import row_specs, streams
 from engine.spec.model.gpt import GPT
 from engine.spec.objective.lm import LM
 from engine.spec.objective.logits import Logits
@@ -100,9 +101,9 @@ class House:
     several.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, inputs: dict[str, str] | None = None) -> None:
         self.folder = folder
-        self.inputs = {"tokens": tokens(folder / "tokens")}
+        self.inputs = inputs or {"tokens": tokens(folder / "tokens")}
         self._num_runs = 0
 
     def segment(self, name: str, start: int, end: int, *, attempt: int = 1) -> Segment:
@@ -126,7 +127,12 @@ class House:
             name: spec if isinstance(spec, Member) else self.member(name, spec, how.num_steps)
             for name, spec in roles.items()
         }
-        return Training(members=members, streams=(Stream(input="tokens"),), train=how)
+        samples = (Stream(input="tokens"),)
+        if "tokens" not in self.inputs:  # what the objectives of the roles read
+            samples = streams(
+                row_specs({name: member.role for name, member in members.items()}), {"main": 1.0}
+            )
+        return Training(members=members, streams=samples, train=how)
 
     def run_file(self, *trainings: Training, layout: Parallel = ONE, **more: Any) -> RunFile:
         self._num_runs += 1

@@ -11,6 +11,7 @@ from safetensors.torch import load
 
 from engine.loop.build import House as Building
 from engine.loop.build import build_member
+from engine.loop.counts import count
 from engine.loop.feed import tensors_of
 from engine.loop.teach import side_for
 from engine.parallel.gang import start_gang
@@ -51,7 +52,7 @@ def gradients(house: House, student: Role) -> dict[str, torch.Tensor]:
             "positions_BT": rows[:, 1:] * 0 + torch.arange(16).numpy(),
         }
     ) | {"samples_B": torch.arange(2)}
-    works = {name: member.work([batch], 0) for name, member in members.items()}
+    works = {name: member.work([batch], 0, count([batch], 0)) for name, member in members.items()}
     body = members["student"].body
     assert body is not None
 

@@ -17,10 +17,12 @@ from engine.spec.model.gpt import GPT
 from engine.spec.objective.attention import Attention
 from engine.spec.objective.hidden import Hidden
 from engine.spec.objective.lm import LM
+from engine.spec.objective.logits import Logits
 from engine.spec.optim.muon import Muon
 from engine.spec.parallel import Parallel
 from engine.spec.role import Trainable
 from engine.spec.run import Training
+from tests.engine.harbour import VOCAB, every_objective, harbour
 from tests.engine.house import ROOT, House, role, student, train
 
 STEPS = 10
@@ -101,6 +103,25 @@ def universal(house: House, **how: Any) -> Training:
     return house.training({"ernie": role(shape=shape)}, train(STEPS, **(HOW | how)))
 
 
+def reading(house: House, **how: Any) -> Training:
+    """A teacher and a student after all objectives of ERNIE 3.0; the student learns from logits and attention
+    too.
+    """
+    nets = {
+        "nlu": Net(num_layers=1, hidden=16, num_heads=2),
+        "nlg": Net(num_layers=1, hidden=16, num_heads=2),
+    }
+    more: dict[str, Any] = {"vocab": VOCAB, "classes": {"reorder": 9, "distance": 3}, "num_kv_heads": 2}
+    wide = Ernie(num_layers=2, hidden=32, num_heads=4, dropout=0.1, **nets, **more)
+    small = Ernie(num_layers=1, hidden=16, num_heads=2, **nets, **more)
+    lessons = {"kd": Logits(weight=0.5), "attention": Attention(weight=0.5)}
+    roles = {
+        "reader": role(shape=wide, objective=every_objective()),
+        "pupil": role(shape=small, objective=every_objective() | lessons, teacher="reader"),
+    }
+    return house.training(roles, train(STEPS, **(HOW | {"global_batch": 8, "sequence": 32} | how)))
+
+
 HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 4, "micro_batch": 1}
 TRAININGS = {
     "attended": attended,
@@ -110,6 +131,7 @@ TRAININGS = {
     "learned": learned,
     "alone": alone,
     "universal": universal,
+    "reading": reading,
 }
 
 
@@ -119,17 +141,27 @@ class Parity:
     def __init__(self, folder: Path, *, alone: bool = True) -> None:
         self.folder = folder
         self.alone = House(folder / "alone")
+        self.library = House(
+            folder / "library", harbour(folder / "harbour")
+        )  # where `reading` is trained alone
         if alone:
             first = (taught(self.alone), mixed(self.alone), learned(self.alone))
             self.alone.train(*first, attended(self.alone), universal(self.alone))
+            self.library.train(reading(self.library))
         self.houses: dict[str, House] = {}
+
+    def beside(self, training: str) -> House:
+        """Where one process did this training."""
+        return self.library if training == "reading" else self.alone
 
     def run(self, cases: dict[str, tuple[Parallel, str]]) -> None:
         """Train each case (layout, name of the training) in a gang that all of them share."""
         paths, ranks = [], 0
         for name, (where, training) in cases.items():
-            house = self.houses[name] = House(self.folder / name)
+            inputs = self.library.inputs if training == "reading" else None
+            house = self.houses[name] = House(self.folder / name, inputs)
             run = house.run_file(TRAININGS[training](house), layout=where)
+            house.folder.mkdir(exist_ok=True)
             paths.append(str(house.folder / "run.json"))
             Path(paths[-1]).write_text(run.model_dump_json(by_alias=True))
             ranks = where.ranks

@@ -39,6 +39,10 @@ TWO = {
     "nets under pipeline": (layout(pipeline=2), "universal"),
     "nets under context": (layout(context=2), "universal"),
     "nets under shard": (layout(shard=2), "universal"),
+    "all objectives under shard": (layout(shard=2), "reading"),
+    "all objectives under tensor": (layout(tensor=2), "reading"),
+    "all objectives under context": (layout(context=2), "reading"),
+    "all objectives under pipeline": (layout(pipeline=2), "reading"),
     "recompute full": (layout(shard=2, recompute="full"), "taught"),
     "recompute selective": (layout(tensor=2, recompute="selective", recompute_every=2), "taught"),
 }
@@ -86,7 +90,7 @@ QUICK = {  # the rest is marked slow
         "pipeline, interleaved",
         "pipeline, zero-bubble",
     ),
-    *("attention under tensor", "attention dealt out anew"),
+    *("attention under tensor", "attention dealt out anew", "all objectives under tensor"),
     *("expert", "shard x tensor", "pipeline x tensor"),
     *("pipeline x shard", "shard x expert", "students split otherwise", "pipeline x shard x tensor"),
 }
@@ -98,6 +102,7 @@ ROLES = {
     "mixed": ("moe", "dense"),
     "learned": ("gpt2", "muon", "lora"),
     "universal": ("ernie",),
+    "reading": ("reader", "pupil"),
 }
 
 
@@ -134,7 +139,7 @@ CASES = [
 def test_a_layout_gives_what_one_process_gives(gangs: Gangs, size: str, name: str) -> None:
     _, training = SIZES[size][name]
     for role in ROLES[training]:
-        curve, weights = apart(gangs.parity.alone, gangs.house(size, name), role)
+        curve, weights = apart(gangs.parity.beside(training), gangs.house(size, name), role)
         assert curve < 1e-10, role
         assert weights < 1e-8, role
 

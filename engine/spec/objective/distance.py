@@ -6,12 +6,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.spec.kinds import ObjectiveSpec
+from engine.spec.kinds import Compared, ObjectiveSpec
 
 
 class Distance(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = False
     reads: ClassVar[str] = "distance"
+    compares: ClassVar[Compared] = "classes"
 
     kind: Literal["distance"] = "distance"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")

@@ -5,12 +5,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.spec.kinds import ObjectiveSpec
+from engine.spec.kinds import Compared, ObjectiveSpec
 
 
 class Reorder(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = False
     reads: ClassVar[str] = "reorder"
+    compares: ClassVar[Compared] = "classes"
 
     kind: Literal["reorder"] = "reorder"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")

@@ -1,0 +1,42 @@
+"""How much of a step there is to learn from: what sums over its tokens and rows are divided by."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one step. `parts`: of each part of the mixture the tokens and rows with something to predict."""
+
+    scored: int  # tokens with a label
+    tokens: int  # that are not padding
+    parts: tuple[int, ...] = ()
+
+    def numbers(self) -> list[int]:
+        """To be added up over the ranks."""
+        return [self.scored, self.tokens, *self.parts]
+
+    @staticmethod
+    def of_numbers(numbers: Sequence[int]) -> "Counts":
+        return Counts(numbers[0], numbers[1], tuple(numbers[2:]))
+
+    def of(self, part: int | None) -> int:
+        """What the sums of an objective are divided by that reads this part; None = every row."""
+        return self.scored if part is None else self.parts[part]
+
+
+def count(batches: Sequence[dict[str, Tensor]], num_parts: int) -> Counts:
+    """Of these micro-batches."""
+    total = [0] * (2 + num_parts)
+    for batch in batches:
+        scored_B = (batch["labels_BT"] >= 0).sum(1)
+        total[0] += int(scored_B.sum())
+        total[1] += int((batch["documents_BT"] >= 0).sum())
+        if not num_parts:
+            continue
+        classed_B = batch["classes_B"] >= 0 if "classes_B" in batch else scored_B.new_zeros(len(scored_B))
+        for part in range(num_parts):
+            total[2 + part] += int(((scored_B + classed_B) * (batch["parts_B"] == part)).sum())
+    return Counts.of_numbers(total)

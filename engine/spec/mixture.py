@@ -1,0 +1,72 @@
+"""What a training's samples are: rows of the kinds that its objectives read, in the shares they ask for.
+
+All roles of a gang see the same samples, so the roles without a teacher say what these are, and say the same.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.spec.error import ConfigError
+from engine.spec.kinds import ObjectiveSpec
+from engine.spec.role import Role
+from engine.spec.run import Stream
+
+WINDOWS, KNOWLEDGE = "windows", "knowledge"
+
+
+def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, ObjectiveSpec]:
+    """By kind of rows the objective whose numbers make them; windows alone need none. ConfigError when the
+    roles that learn from text do not want the same, or a student wants what is not there.
+    """
+    found: dict[str, dict[str, ObjectiveSpec]] = {name: _own(role) for name, role in roles.items()}
+    roots = [name for name, role in roles.items() if not role.teacher] or list(roles)
+    first = found[roots[0]]
+    for name in roots[1:]:
+        if {kind: _numbers(spec) for kind, spec in found[name].items()} != {
+            kind: _numbers(spec) for kind, spec in first.items()
+        }:
+            raise ConfigError(
+                f"{prefix}{name}.objective",
+                f"reads {', '.join(found[name])}; {roots[0]} reads {', '.join(first)} or makes others",
+                "roles of one training see the same samples: give both the same, or train them apart",
+            )
+    for name, own in found.items():
+        for kind in own:
+            if kind not in first:
+                raise ConfigError(
+                    f"{prefix}{name}.objective",
+                    f"reads {kind}, but {roots[0]}, who says what the samples are, reads {', '.join(first)}",
+                    f"give {roots[0]} an objective of kind {kind}, or take it from {name}",
+                )
+    return first
+
+
+def streams(specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float]) -> tuple[Stream, ...]:
+    """Every source in every kind of rows, in the product of their shares. `weights`: the shares of the
+    sources.
+    """
+    if set(specs) <= {WINDOWS}:
+        return tuple(Stream(input=f"tokens.{source}", weight=weight) for source, weight in weights.items())
+    return tuple(
+        Stream(
+            input=f"{'triples' if kind == KNOWLEDGE else 'tokens'}.{source}",
+            kind=kind,
+            weight=weight * share_of(spec),
+            rows=None if kind == WINDOWS else spec,
+        )
+        for kind, spec in specs.items()
+        for source, weight in weights.items()
+    )
+
+
+def share_of(spec: ObjectiveSpec) -> float:
+    """The share of the samples that an objective asks for."""
+    return float(getattr(spec, "rows", 1.0))
+
+
+def _own(role: Role) -> dict[str, ObjectiveSpec]:
+    return {type(spec).reads: spec for spec in role.objective.values() if not type(spec).needs_teacher}
+
+
+def _numbers(spec: ObjectiveSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json", exclude={"weight"})
