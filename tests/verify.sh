@@ -22,7 +22,7 @@ if ! "$PYTHON" -c "import playwright" 2>/dev/null || ! command -v chromium >/dev
 fi
 
 failed=0
-"$PYTHON" -m pytest tests -m "$marks" -rs --durations=20 || failed=1
+"$PYTHON" -m pytest tests -m "$marks" -rs --durations=80 || failed=1
 "$PYTHON" tests/mutants/run.py || failed=1
 echo "left out:"
 printf '  %s\n' "${left[@]}"
