@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.loop.learner import Learner, Work
+from engine.model.gpt import Block
 from engine.parallel.grid import Grid
 from engine.parallel.pipeline import Pipeline, add_up_tied
 from engine.parallel.shard import between_micro_batches, reshard
@@ -93,6 +94,13 @@ class Body:
     def set_training(self, is_training: bool) -> None:
         for stage in self.stages:
             stage.train(is_training)
+
+    def ease(self, share: float) -> None:
+        """Multiply dropout by this from now on."""
+        for stage in self.stages:
+            for module in stage.modules():
+                if isinstance(module, Block):
+                    module.dropout = module.most_dropout * share
 
     def reshard(self) -> None:
         for stage in self.stages:

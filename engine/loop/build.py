@@ -76,6 +76,7 @@ def build_member(name: str, spec: MemberSpec, *, training: Training, house: Hous
         seed=train.seed,
         health=health,
         parts=training.parts,
+        progressive=train.progressive,
     )
     plain, values = _plain(name, spec, training=training, house=house)
     weights = dict(plain().named_parameters())

@@ -1,10 +1,12 @@
 """The batches of each step on this rank: pure functions of the step, made one step ahead in a thread.
 
-Step s takes samples [s G, (s+1) G) of the blend, G the global batch; data index d of N the d-th of N equal
-runs of them. Ranks that share a model, a row's tokens or a matrix have the same data index and read the same.
+Step s takes samples [s G, (s+1) G) of the blend, G the global batch (where it grows: those behind all
+before); data index d of N the d-th of N equal runs of them. Ranks that share a model, a row's tokens or a
+matrix have the same data index and read the same.
 """
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ from torch import Tensor
 from engine.data.blend import Blend
 from engine.loop.counts import Counts, count
 from engine.parallel.grid import Grid
+from engine.spec.train import Train
 
 Batch = dict[str, Tensor]
 
@@ -30,10 +33,19 @@ class Feed:
     """Reads a blend on one rank; steps up to `last` are made ahead."""
 
     def __init__(
-        self, blend: Blend, *, global_batch: int, micro_batch: int, last: int, grid: Grid, num_parts: int = 0
+        self,
+        open_blend: Callable[[int], Blend],
+        train: Train,
+        micro_batch: Callable[[int], int],
+        *,
+        last: int,
+        grid: Grid,
+        num_parts: int = 0,
     ) -> None:
-        self._blend, self._grid, self._last, self._num_parts = blend, grid, last, num_parts
-        self._global_batch, self._micro_batch = global_batch, micro_batch
+        """`open_blend` gives the samples of so many tokens, `micro_batch` the sequences at once at a step."""
+        self._open, self._train, self._micro_batch = open_blend, train, micro_batch
+        self._grid, self._last, self._num_parts = grid, last, num_parts
+        self._blend: tuple[int, Blend] | None = None  # that of the last step, and for how many tokens
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._ahead: tuple[int, Future[StepData]] | None = None
 
@@ -56,11 +68,15 @@ class Feed:
         self._thread.shutdown(cancel_futures=True)
 
     def _make(self, clock: int) -> StepData:
-        each = self._global_batch // self._grid.axes.data
-        begin = clock * self._global_batch + self._grid.data_index * each
-        size = self._micro_batch
+        now = self._train.at(clock)
+        if self._blend is None or self._blend[0] != now.sequence:
+            self._blend = (now.sequence, self._open(now.sequence))
+        blend, size = self._blend[1], self._micro_batch(clock)
+        each = now.global_batch // self._grid.axes.data
+        before = self._train.progressive.samples_before(clock, self._train.global_batch)
+        begin = before + self._grid.data_index * each
         batches = [
-            tensors_of(self._blend.batch(first, size)) | {"samples_B": torch.arange(first, first + size)}
+            tensors_of(blend.batch(first, size)) | {"samples_B": torch.arange(first, first + size)}
             for first in range(begin, begin + each, size)
         ]
         return StepData(batches, count(batches if self._grid.counts_samples else [], self._num_parts))

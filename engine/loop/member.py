@@ -23,6 +23,7 @@ from engine.parallel.grid import Grid
 from engine.placement import local
 from engine.spec.error import ConfigError
 from engine.spec.objective.lm import LM
+from engine.spec.progressive import Progressive
 from engine.spec.run import Member as MemberSpec
 from engine.spec.run import Segment
 from engine.spec.seed import seed_of
@@ -43,11 +44,13 @@ class Member:
         seed: int,
         health: Detector,
         parts: Sequence[str] = (),
+        progressive: Progressive = Progressive(),  # noqa: B008 - frozen
     ) -> None:
         self.name, self.spec, self.role = name, spec, spec.role
         self.grid, self.gang, self.seed = grid, grid.gang, seed
         self.body: Body | None = None
         self.precision: Precision = precision
+        self.progressive = progressive
         self.parts = {kind: number for number, kind in enumerate(parts)}  # of the mixture, by kind of rows
         self.health = health
         self.start, self.end = int(spec.role.start), end_of(spec)
@@ -95,6 +98,11 @@ class Member:
     def flops_per_token(self, sequence: int) -> float:
         """FLOPs that a training token costs: forward and backward, or a third of them when nothing moves."""
         return self.role.model.flops_per_token(sequence) / (1 if self.moves else 3)
+
+    def ease(self, share: float) -> None:
+        """Multiply the model's dropout by this for the steps that come."""
+        if self.body is not None and self.moves:
+            self.body.ease(share)
 
     def distils(self) -> bool:
         """Whether the step that comes is a lesson."""
@@ -209,6 +217,7 @@ class Member:
         """
         spec = self.role.optim
         rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end)
+        rate *= self.progressive.lr_at(self.step)
         self.num_skipped = 0 if is_good else self.num_skipped + 1
         self.health.num_skipped += not is_good
         if self.optimizer is not None:

@@ -33,7 +33,7 @@ from engine.loop.save import Saver
 from engine.loop.step import Circle, Outcome, circle_at, take_step
 from engine.loop.stop import StopRequest
 from engine.spec.error import AtelierError, ConfigError, DataError, StoppedError
-from engine.spec.layout import check_layout
+from engine.spec.layout import at_step, check_layout
 from engine.spec.metric import MetricLine
 from engine.spec.run import Stream, Training
 from engine.spec.teaching import check_teaching
@@ -120,7 +120,7 @@ class Loop:
         self.begin = where.clock(training.members)
         self.stall_s = 0.0
         self.pace = Pace(self.gang, self.train.health.straggler)
-        self.known: set[tuple[str, bool]] = (
+        self.known: set[tuple[Any, ...]] = (
             set()
         )  # what has been computed here: roles, with their teacher or not
         self._place(where)
@@ -134,11 +134,14 @@ class Loop:
                 self.saver.restore(member, where.steps[member.name])
         house = self.around.house
         micro_batch = auto_micro_batch(self.train, house.layout, self.gang.device)
-        streams = self._streams()
+
+        def micro_batch_at(step: int) -> int:
+            return auto_micro_batch(at_step(self.train, house.layout, step), house.layout, self.gang.device)
+
         self.feed = Feed(
-            Blend(streams, self.train.seed),
-            global_batch=self.train.global_batch,
-            micro_batch=micro_batch,
+            lambda sequence: Blend(self._streams(sequence), self.train.seed),
+            self.train,
+            micro_batch_at,
             last=self.end,
             grid=house.grid("", is_student=False),
             num_parts=len(self.training.parts),
@@ -168,13 +171,13 @@ class Loop:
             raise ConfigError("streams", f"no input {key!r}", f"inputs are: {', '.join(inputs) or 'none'}")
         return inputs[key]
 
-    def _streams(self) -> list[tuple[Dataset, float]]:
-        return [(self._open(stream, "train"), stream.weight) for stream in self.training.streams]
+    def _streams(self, sequence: int) -> list[tuple[Dataset, float]]:
+        return [(self._open(stream, "train", sequence), stream.weight) for stream in self.training.streams]
 
-    def _open(self, stream: Stream, split: str) -> Dataset:
+    def _open(self, stream: Stream, split: str, sequence: int) -> Dataset:
         source, scratch = self._input(stream.input), self.around.house.scratch
         if stream.kind == "windows":
-            windows = Windows(source, scratch, split, self.train.sequence)
+            windows = Windows(source, scratch, split, sequence)
             return self._numbered(windows, stream)
         tokenizer = self._input("tokenizer").file(TOKENIZER, scratch)
         if stream.kind != "examples":
@@ -184,7 +187,7 @@ class Loop:
                 Vocabulary.read(tokenizer),
                 scratch,
                 split=split,
-                sequence=self.train.sequence,
+                sequence=sequence,
                 seed=self.train.seed,
             )
             return self._numbered(rows, stream)
@@ -192,7 +195,7 @@ class Loop:
             source,
             tokenizer,
             scratch,
-            sequence=self.train.sequence,
+            sequence=sequence,
             num_examples=stream.num_examples,
             draw=stream.draw,
             seed=self.train.seed,
@@ -216,7 +219,9 @@ class Loop:
             if stream.input.startswith("tokens"):
                 shares[stream.input] = shares.get(stream.input, 0.0) + stream.weight
             if stream.rows is not None:
-                rows.setdefault(stream.kind, []).append((self._open(stream, "held_out"), stream.weight))
+                rows.setdefault(stream.kind, []).append(
+                    (self._open(stream, "held_out", sequence), stream.weight)
+                )
         windows = [
             (Windows(self._input(source), scratch, "held_out", sequence), share)
             for source, share in shares.items()
@@ -252,7 +257,10 @@ class Loop:
 
     def _begin(self, circle: Circle, clock: int) -> bool:
         """A step begins; whether this process has computed its like before, so that nothing is compiled."""
-        now = {(member.name, member.distils()) for member in circle.all()}
+        sizes = self.train.at(clock)
+        now = {(m.name, m.distils(), sizes.global_batch, sizes.sequence) for m in circle.all()}
+        for member in circle.all():
+            member.ease(self.train.progressive.dropout_at(clock))
         is_usual, self.known = now <= self.known, self.known | now
         self.gang.pulse.begin(clock + 1, is_usual=is_usual)
         self.pace.begin()
@@ -293,7 +301,7 @@ class Loop:
         wait_s: float,
     ) -> None:
         """What follows a step: held-out looks, metric lines, a replay's proof, checkpoints, progress."""
-        timing = self._timing(circle, num_tokens, step_s, wait_s)
+        timing = self._timing(circle, num_tokens, self.train.at(step - 1).sequence, step_s, wait_s)
         for name, outcome in outcomes.items():
             member = self.members[name]
             member.tokens += num_tokens
@@ -317,7 +325,9 @@ class Loop:
         losses = {name: outcome.loss for name, outcome in outcomes.items() if not outcome.passed_over}
         self.report.progress(step, step_s, losses, is_last=step == self.end)
 
-    def _timing(self, circle: Circle, num_tokens: int, step_s: float, wait_s: float) -> dict[str, float]:
+    def _timing(
+        self, circle: Circle, num_tokens: int, sequence: int, step_s: float, wait_s: float
+    ) -> dict[str, float]:
         timing = {
             "step_s": step_s,
             "tokens_per_s": num_tokens / step_s,
@@ -329,7 +339,7 @@ class Loop:
         self.stall_s = 0.0
         if self.around.peak_flops:
             # a frozen teacher has no backward pass, which is two thirds
-            each = sum(member.flops_per_token(self.train.sequence) for member in circle.all())
+            each = sum(member.flops_per_token(sequence) for member in circle.all())
             timing["mfu"] = each * num_tokens / step_s / (self.around.peak_flops * self.gang.world)
         return timing
 

@@ -99,7 +99,7 @@ class Block(nn.Module):
 
     def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
         super().__init__()
-        self.dropout = spec.dropout
+        self.dropout = self.most_dropout = spec.dropout
         self.is_taught = False
         self.norm1 = make_norm(spec)
         self.attention = Attention(spec, is_causal=is_causal)

@@ -78,7 +78,8 @@ ABSENT: dict[str, dict[str, Any]] = {
         "attach": "refuse",
         "seed_name": "",
     },
-    "Train": {"precision": "bf16", "health": {}},
+    "Train": {"precision": "bf16", "progressive": {}, "health": {}},
+    "Progressive": {"steps": 0, "stages": 4, "sequence": 0.25, "batch": 0.25, "dropout": 0.0},
     "Health": {
         "nan": "skip",
         "spike": "off",

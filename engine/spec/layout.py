@@ -1,5 +1,6 @@
 """Whether a layout can carry a training: what its axes do not divide is refused before a process starts."""
 
+import math
 from collections.abc import Mapping
 
 from engine.spec.error import ConfigError
@@ -15,6 +16,28 @@ def check_layout(
     """ConfigError with place, numbers and what would fit. `prefix` is where roles stand in the configuration,
     '' for a flow with one model.
     """
+    for step in train.progressive.first_steps():
+        try:
+            _check_sizes(layout, roles, at_step(train, layout, step), prefix)
+        except ConfigError as error:
+            if step >= train.progressive.steps:
+                raise
+            grown = f"(train.progressive gives step {step} {train.at(step).global_batch} sequences of "
+            raise ConfigError(
+                error.place, f"{error.problem} {grown}{train.at(step).sequence} tokens)", error.way_out
+            ) from None
+
+
+def at_step(train: Train, layout: Parallel, step: int) -> Train:
+    """The training with the sizes of this step, its micro-batch one that fits."""
+    now = train.at(step)
+    each = now.global_batch // layout.axes.data
+    if now is train or now.micro_batch == "auto" or not each:
+        return now
+    return now.model_copy(update={"micro_batch": math.gcd(now.micro_batch, each)})
+
+
+def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix: str) -> None:
     layout.check_batch(train.global_batch, train.micro_batch)
     _check_pipeline(layout, train)
     _check_experts(layout, roles)

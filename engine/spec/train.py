@@ -7,6 +7,7 @@ from pydantic.config import JsonDict
 
 from engine.spec.base import Count, Spec
 from engine.spec.health import Health
+from engine.spec.progressive import Progressive
 
 LAYOUT: JsonDict = {"layout": True}
 
@@ -62,6 +63,9 @@ class Train(Spec):
     eval_sequences: int = Field(
         default=32, ge=1, description="held-out sequences a look", json_schema_extra=LAYOUT
     )
+    progressive: Progressive = Field(
+        default=Progressive(), description="how sequences, batches, learning rates and dropout grow at first"
+    )
     health: Health = Field(default=Health(), description="what happens when a step or a rank goes wrong")
 
     @model_validator(mode="after")
@@ -87,4 +91,22 @@ class Train(Spec):
 
     @property
     def num_steps(self) -> int:
-        return self.steps or -(-int(self.tokens) // (self.global_batch * self.sequence))
+        if self.steps:
+            return self.steps
+        grown, whole = self.progressive.steps, self.global_batch * self.sequence
+        before = self.progressive.tokens_before(grown, self.global_batch, self.sequence)
+        if self.tokens >= before:
+            return grown - (-int(self.tokens - before) // whole)
+        return next(
+            step
+            for step in range(1, grown + 1)
+            if self.progressive.tokens_before(step, self.global_batch, self.sequence) >= self.tokens
+        )
+
+    def at(self, step: int) -> "Train":
+        """The same with the batch and the sequence of this step."""
+        sizes = {
+            "global_batch": self.progressive.batch_at(step, self.global_batch),
+            "sequence": self.progressive.sequence_at(step, self.sequence),
+        }
+        return self.model_copy(update=sizes) if self.progressive.steps else self

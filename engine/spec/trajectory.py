@@ -171,7 +171,7 @@ def origins(prefix: str) -> dict[str, str]:
     'roles.teacher.' or ''.
     """
     role = ("model", "objective", "optim", "trainable", "start", "period", "gate", "attach", "seed_name")
-    train = ("global_batch", "sequence", "precision", "seed", "health")
+    train = ("global_batch", "sequence", "precision", "seed", "progressive", "health")
     return (
         {key: f"{prefix}{key}" for key in role}
         | {key: f"train.{key}" for key in train}

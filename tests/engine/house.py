@@ -128,7 +128,7 @@ class House:
             for name, spec in roles.items()
         }
         samples = (Stream(input="tokens"),)
-        if "tokens" not in self.inputs:  # what the objectives of the roles read
+        if "tokens.main" in self.inputs:  # what the objectives of the roles read
             samples = streams(
                 row_specs({name: member.role for name, member in members.items()}), {"main": 1.0}
             )

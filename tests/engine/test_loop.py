@@ -1,6 +1,7 @@
 """One loop: the same bits however it is cut into runs, and the same numbers however a batch is cut."""
 
 import hashlib
+import itertools
 import json
 import threading
 import time
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 from engine.loop.stop import StopRequest
 from engine.spec.error import AtelierError, ConfigError, StoppedError
+from engine.spec.progressive import Progressive
 from engine.spec.role import Role
 from engine.spec.run import Member, Segment, Training
 from engine.spec.schedule import Schedule
@@ -312,3 +314,22 @@ def test_a_last_checkpoint_that_fails_is_an_error(house: House) -> None:
     (folder / "step-00000008").write_text("in the way")
     with pytest.raises(AtelierError, match="no checkpoint could be written"):
         house.train(house.training({"model": role()}, train(8, checkpoint_every=8)))
+
+
+GROWING = Progressive(steps=9, stages=3, sequence=0.5, batch=0.5)
+
+
+def growing(house: House, steps: int) -> Training:
+    roles = {"teacher": role(shape=model(32, dropout=0.2)), "s": student(start=5)}
+    return house.training(roles, train(steps, progressive=GROWING, global_batch=8))
+
+
+def test_what_grows_is_the_same_however_often_it_was_stopped(house: House, other: House) -> None:
+    house.train(growing(house, 12))
+    assert stopped_and_again(other, growing(other, 12), every=5) > 0
+    for name in ("teacher", "s"):
+        assert other.weights(name) == house.weights(name)
+        assert other.curve(name) == house.curve(name)
+    tokens = [line["tokens"] for line in house.curve("teacher")]
+    each = [after - before for before, after in itertools.pairwise([0, *tokens])]
+    assert each == [4 * 8] * 3 + [5 * 8] * 3 + [7 * 16] * 3 + [8 * 16] * 3
