@@ -1,10 +1,10 @@
 """Text from a model, a token after another: pick a token, keep keys and values, give out whole characters.
 
-T tokens, D hidden, V vocab
+B rows, P tokens of a prompt, T tokens, D hidden, V vocab
 """
 
 import codecs
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,19 +21,56 @@ def sample(logits_V: Tensor, temperature: float, top_p: float, generator: torch.
 
     Computed in float64 on the CPU from one uniform draw: the same logits and seed give the same token.
     """
-    logits_V = logits_V.detach().to("cpu", torch.float64)
-    if not bool(torch.isfinite(logits_V).all()):
+    draw_1 = torch.zeros(1, dtype=torch.float64)
+    if temperature:
+        draw_1 = torch.rand(1, dtype=torch.float64, generator=generator)
+    return int(sample_rows(logits_V[None], temperature, top_p, draw_1))
+
+
+def sample_rows(logits_BV: Tensor, temperature: float, top_p: float, draws_B: Tensor) -> Tensor:
+    """One token id [B] of each row, as `sample`, by uniform draws in [0, 1)."""
+    logits_BV = logits_BV.detach().to("cpu", torch.float64)
+    if not bool(torch.isfinite(logits_BV).all()):
         raise DataError("the model's logits are not finite; its weights are damaged or its training diverged")
     if temperature == 0:
-        return int(logits_V.argmax())
+        return logits_BV.argmax(1)
     # the largest is taken away first: a tiny temperature would make infinity of it
-    share_V = ((logits_V - logits_V.max()) / temperature).softmax(-1)
-    share_V, order_V = share_V.sort(descending=True, stable=True)
-    reached_V = share_V.cumsum(0)
-    num_kept = min(int((reached_V < top_p).sum()) + 1, len(reached_V))
-    draw = torch.rand((), dtype=torch.float64, generator=generator) * reached_V[num_kept - 1]
-    place = int(torch.searchsorted(reached_V[:num_kept], draw, right=True))
-    return int(order_V[min(place, num_kept - 1)])
+    share_BV = ((logits_BV - logits_BV.amax(1, keepdim=True)) / temperature).softmax(-1)
+    share_BV, order_BV = share_BV.sort(descending=True, stable=True)
+    reached_BV = share_BV.cumsum(1)
+    last_B1 = (reached_BV < top_p).sum(1, keepdim=True).clamp(max=reached_BV.shape[1] - 1)
+    aims_B1 = draws_B[:, None] * reached_BV.gather(1, last_B1)
+    places_B1 = torch.searchsorted(reached_BV, aims_B1, right=True).minimum(last_B1)
+    return order_BV.gather(1, places_B1)[:, 0]
+
+
+@torch.inference_mode()
+def continuations(
+    model: Any,
+    prompts_BP: Tensor,
+    *,
+    max_tokens: int,
+    sampling: Sampling,
+    draws: Callable[[int], Tensor],
+    end: int,
+) -> list[list[int]]:
+    """What follows each of these prompts, all as long as each other: at most `max_tokens` ids, up to and with
+    the end token. `draws(n)` gives the uniform draws [B] for the n-th of them.
+    """
+    num_rows, num_seen = prompts_BP.shape
+    cache = model.new_cache(num_rows, num_seen + max_tokens, model.head_weight.dtype)
+    new_BT, found, is_open_B = prompts_BP, [], torch.ones(num_rows, dtype=torch.bool)
+    for number in range(max_tokens):
+        first = 0 if number == 0 else num_seen + number - 1
+        logits_BV = _last_logits(model, new_BT, first, cache)
+        ids_B = sample_rows(logits_BV, sampling.temperature, sampling.top_p, draws(number))
+        found.append(torch.where(is_open_B, ids_B, end))
+        is_open_B &= ids_B != end
+        if not bool(is_open_B.any()):
+            break
+        new_BT = found[-1][:, None].to(prompts_BP.device)
+    rows = torch.stack(found, dim=1).tolist()
+    return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
 
 def num_positions(spec: Any) -> int | None:
@@ -74,15 +111,19 @@ def continuation(model: Any, prompt: list[int], sampling: Sampling, end: int) ->
 def next_logits(model: Any, new: list[int], num_seen: int, cache: Any) -> Tensor:
     """Logits [V] behind the tokens `new`; they stand behind the `num_seen` tokens of the cache, which takes
     them in."""
-    device = model.head_weight.device
-    tokens_BT = torch.tensor([new], device=device)
+    return _last_logits(model, torch.tensor([new], device=model.head_weight.device), num_seen, cache)[0]
+
+
+def _last_logits(model: Any, new_BT: Tensor, num_seen: int, cache: Any) -> Tensor:
+    """Logits [B, V] behind the last of these tokens."""
+    places_T = torch.arange(num_seen, num_seen + new_BT.shape[1], device=new_BT.device)
     batch = {
-        "tokens_BT": tokens_BT,
-        "positions_BT": torch.arange(num_seen, num_seen + len(new), device=device)[None],
-        "documents_BT": torch.zeros_like(tokens_BT),
+        "tokens_BT": new_BT,
+        "positions_BT": places_T.expand(new_BT.shape),
+        "documents_BT": torch.zeros_like(new_BT),
     }
     hidden_BTD = model(batch, cache=cache).hidden
-    return (model.head_weight @ hidden_BTD[0, -1]).float()
+    return (hidden_BTD[:, -1] @ model.head_weight.t()).float()
 
 
 def whole_characters(pieces: Iterable[bytes]) -> Iterator[str]:

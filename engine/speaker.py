@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,36 +11,83 @@ from engine.artifact import Input
 from engine.data.vocabulary import Vocabulary
 from engine.model.load import read_model
 from engine.sampling import continuation, whole_characters
+from engine.spec.data import CLS
 from engine.spec.error import ConfigError
 from engine.spec.sampling import Sampling
+from engine.spec.seed import seed_of
 
 TOKENIZER = "tokenizer.json"
+HEAD = "natural"  # of the classes of models that rank what they draw
+
+
+class Candidate(NamedTuple):
+    text: str
+    natural: float  # probability, by the model's own head
 
 
 class Speaker:
     """A model with its tokenizer. `num_tokens` counts what it drew."""
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary) -> None:
-        self.model, self.vocabulary = model.eval(), vocabulary
+        self.model: Any = model.eval()
+        self.vocabulary = vocabulary
         self.num_tokens = 0
 
     def stream(self, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """The continuation of `prompt` in whole characters; an empty one starts behind an end token."""
+        """The continuation of `prompt` in whole characters; an empty one starts behind an end token. Of
+        several, when the last of them is drawn, the one that is most natural.
+        """
+        if sampling.best_of > 1:
+            return iter([self.ranked(prompt, sampling)[0].text])
+        return whole_characters(self._pieces(self._ids(prompt), sampling))
+
+    def ranked(self, prompt: str, sampling: Sampling) -> list[Candidate]:
+        """`best_of` continuations, those first to which the model's adversarial head gives the highest
+        probability of being natural (self-ranking of 2112.12731, section 3.3). ConfigError for a model
+        without that head.
+        """
+        check_judge(self.model, self.vocabulary)
+        before, found = self._ids(prompt), []
+        for number in range(sampling.best_of):
+            seed = seed_of(sampling.seed, "candidate", number) if number else sampling.seed
+            ids = list(self._counted(before, sampling.model_copy(update={"seed": seed})))
+            text = "".join(whole_characters(self.vocabulary.bytes_of([token]) for token in ids))
+            found.append(Candidate(text, self.natural([*before, *ids])))
+        return sorted(found, key=lambda candidate: -candidate.natural)
+
+    @torch.inference_mode()
+    def natural(self, ids: list[int]) -> float:
+        """The probability that a paragraph is natural."""
+        device = self.model.head_weight.device
+        tokens_BT = torch.tensor([[self.vocabulary.special(CLS), *ids]], device=device)
+        batch = {
+            "tokens_BT": tokens_BT,
+            "positions_BT": torch.arange(tokens_BT.shape[1], device=device)[None],
+            "documents_BT": torch.zeros_like(tokens_BT),
+            "bidirectional_B": torch.ones(1, dtype=torch.long, device=device),
+        }
+        logits_BC = self.model.class_logits(self.model(batch).hidden[:, 0], HEAD)
+        return float(logits_BC.float().softmax(-1)[0, 1])
+
+    def _ids(self, prompt: str) -> list[int]:
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
             fault = f"character {error.start} is half of a surrogate pair, which is not text"
             raise ConfigError("prompt", fault) from None
-        ids = self.vocabulary.encode(prompt) or [self.vocabulary.end_id]
-        return whole_characters(self._pieces(ids, sampling))
+        return self.vocabulary.encode(prompt) or [self.vocabulary.end_id]
 
     def text(self, prompt: str, sampling: Sampling) -> str:
         return "".join(self.stream(prompt, sampling))
 
     def _pieces(self, ids: list[int], sampling: Sampling) -> Iterator[bytes]:
+        for token in self._counted(ids, sampling):
+            yield self.vocabulary.bytes_of([token])
+
+    def _counted(self, ids: list[int], sampling: Sampling) -> Iterator[int]:
         for token in continuation(self.model, ids, sampling, self.vocabulary.end_id):
             self.num_tokens += 1
-            yield self.vocabulary.bytes_of([token])
+            yield token
 
 
 def read_speaker(source: Input, scratch: Path, device: torch.device) -> Speaker:
@@ -49,6 +96,17 @@ def read_speaker(source: Input, scratch: Path, device: torch.device) -> Speaker:
     vocabulary = Vocabulary.read(source.file(TOKENIZER, scratch))
     check_vocabulary(vocabulary, spec, source.url)
     return Speaker(model, vocabulary)
+
+
+def check_judge(model: Any, vocabulary: Vocabulary) -> None:
+    """Refuse to rank with a model that has not learned what natural text is."""
+    if HEAD not in getattr(model, "classes", {}):
+        raise ConfigError(
+            "best-of",
+            "the model has no head that tells natural text",
+            "train one with objective kind natural, or leave --best-of away",
+        )
+    vocabulary.special(CLS)
 
 
 def check_vocabulary(vocabulary: Vocabulary, spec: Any, place: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.spec.data import Data, Tokenizer
-from engine.spec.mixture import KNOWLEDGE, row_specs
+from engine.spec.mixture import sources
 from engine.spec.role import Role
 from infra.dag import Reference
 from tasks.curate import curate
@@ -35,8 +35,8 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
     return Text(corpora=corpora, tokens=tokens, weights=weights, tokenizer=vocabulary)
 
 
-def triples(text: Text, roles: Mapping[str, Role]) -> dict[str, Reference]:
-    """The triples of every source, when an objective of these roles reads any."""
-    if KNOWLEDGE not in row_specs(roles):
+def extras(text: Text, roles: Mapping[str, Role]) -> dict[str, dict[str, Reference]]:
+    """What objectives of these roles read besides tokens, of every source: triples."""
+    if "triples" not in sources(roles):
         return {}
-    return {name: extract(name, reference) for name, reference in text.corpora.items()}
+    return {"triples": {name: extract(name, reference) for name, reference in text.corpora.items()}}

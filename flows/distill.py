@@ -8,7 +8,7 @@ from engine.spec.data import Data, Score, Tokenizer
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
 from engine.spec.train import Train
-from flows.corpus import corpus, triples
+from flows.corpus import corpus, extras
 from tasks.register import register
 from tasks.report import report
 from tasks.score import score as score_models
@@ -33,7 +33,7 @@ def distill(
         tokenizer=text.tokenizer,
         parallel=parallel,
         companions=companions,
-        triples=triples(text, roles),
+        extras=extras(text, roles),
     )
     scores = score_models(models, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer)
     report(models, scores, title="distill", teachers={name: role.teacher for name, role in roles.items()})

@@ -13,7 +13,7 @@ from engine.spec.parallel import Parallel
 from engine.spec.registry import Model, Objective, Optim
 from engine.spec.role import Role
 from engine.spec.train import Train
-from flows.corpus import corpus, triples
+from flows.corpus import corpus, extras
 from tasks.register import register
 from tasks.report import report
 from tasks.score import score as score_models
@@ -42,7 +42,7 @@ def pretrain(
         weights=text.weights,
         tokenizer=text.tokenizer,
         parallel=parallel,
-        triples=triples(text, {"model": role}),
+        extras=extras(text, {"model": role}),
         labels={"model": name},
         prefix="",
     )

@@ -1,16 +1,23 @@
-"""titan: corpus, tokenizer, tokens; a teacher with students online; each student fine-tuned; all scored
-beside same-seed controls.
+"""titan: corpus, tokenizer, tokens; an assistant trained ahead, which imitates the text; a teacher with
+students online; each student fine-tuned; all scored beside same-seed controls.
 
 atelier titan experiment=laptop
 """
 
+from engine.spec.ahead import Ahead
+from engine.spec.base import nearest
 from engine.spec.data import Data, Finetune, Score, Tokenizer
+from engine.spec.error import ConfigError
+from engine.spec.mixture import sources
 from engine.spec.objective.lm import LM
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
+from engine.spec.sampling import Imitate
 from engine.spec.train import Train
-from flows.corpus import corpus, triples
+from flows.corpus import corpus, extras
+from infra.dag import Reference
 from tasks.finetune import finetune as finetune_model
+from tasks.imitate import imitate as imitate_text
 from tasks.label import label
 from tasks.register import register
 from tasks.report import report
@@ -26,19 +33,32 @@ def titan(
     parallel: Parallel,
     finetune: Finetune,
     score: Score,
+    ahead: Ahead = Ahead(),  # noqa: B008 - frozen
+    imitate: Imitate = Imitate(),  # noqa: B008 - frozen
     companions: dict[str, Role] = {},  # noqa: B006 - read only; a typed default is what the form shows
 ) -> None:
     text = corpus(data, tokenizer)
     examples = label(finetune.labels)
     feed = {
-        "settings": train,
         "tokens": text.tokens,
         "weights": text.weights,
         "tokenizer": text.tokenizer,
         "parallel": parallel,
-        "triples": triples(text, roles),
     }
-    models = train_roles(roles, **feed, companions=companions)
+    more = extras(text, roles)
+    first: dict[str, Reference] = {}
+    if ahead.role:
+        lone = {ahead.role: before_all(ahead.role, roles)}
+        settings = train.model_copy(update={"steps": ahead.steps, "tokens": 0.0})
+        how = {"settings": settings, "name": "train.ahead", "labels": {ahead.role: f"{ahead.role}-ahead"}}
+        first = train_roles(lone, **feed, extras=more, **how)
+    if "imitations" in sources(roles):
+        more["imitations"] = {
+            name: imitate_text(name, imitate, model=generator(first), tokens=tokens, tokenizer=text.tokenizer)
+            for name, tokens in text.tokens.items()
+        }
+    feed |= {"settings": train, "extras": more}
+    models = train_roles(roles, **feed, companions=companions, inits=first)
     students = {name: role for name, role in roles.items() if role.teacher}
     controls = train_roles(
         {control_of(n): alone(n, role) for n, role in students.items()}, **feed, name="train.controls"
@@ -78,6 +98,27 @@ def titan(
     )
     first = {f"{name}-{finetune.labels.task}": tuned[f"{name}/pretrained-0"] for name in students}
     register({**models, **controls, **first}, scores)
+
+
+def before_all(name: str, roles: dict[str, Role]) -> Role:
+    """The role as it is trained alone, before there is a teacher or an imitation."""
+    if name not in roles:
+        near = nearest(name, roles)
+        raise ConfigError("ahead.role", f"there is no role {name!r}", f"did you mean {near}?" if near else "")
+    role = alone(name, roles[name])
+    own = {key: spec for key, spec in role.objective.items() if type(spec).source != "imitations"}
+    return role.model_copy(update={"objective": own or {"lm": LM()}, "start": 0, "end": 0})
+
+
+def generator(first: dict[str, Reference]) -> Reference:
+    """The model that imitations are drawn from: the one that was trained first."""
+    if not first:
+        raise ConfigError(
+            "ahead.role",
+            "is empty, but an objective tells natural text from what an earlier model wrote",
+            "ahead.role=assistant ahead.steps=100 trains that model first",
+        )
+    return next(iter(first.values()))
 
 
 def control_of(name: str) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 from engine.spec.error import ConfigError
 from engine.spec.layout import check_layout
-from engine.spec.mixture import KNOWLEDGE, row_specs, streams
+from engine.spec.mixture import row_specs, sources, streams
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
-from engine.spec.run import Training
+from engine.spec.run import Member, Training
 from engine.spec.teaching import check_teaching
 from engine.spec.train import Train
 from engine.spec.trajectory import Feed, Part, origins, parts_of
@@ -36,19 +36,26 @@ def train(
     inits: Mapping[str, Reference] | None = None,
     prefix: str = "roles.",
     companions: Mapping[str, Role] | None = None,
-    triples: Mapping[str, Reference] | None = None,
+    extras: Mapping[str, Mapping[str, Reference]] | None = None,
 ) -> dict[str, Reference]:
-    """A model for each role. `triples`, by source, are for who has an objective that reads them. `labels`
+    """A model for each role. `extras` are what objectives read besides tokens, by what it is and by source of
+    text: {"triples": {"main": ...}}. `labels`
     gives the models other names than their roles'; `prefix` is where roles stand in the configuration ('' for
     a flow with one model); `companions` are roles of other sweep points that learn from the same teacher.
     """
     everybody = {**roles, **(companions or {})}
     check_layout(parallel, everybody, settings, prefix=prefix)
     check_teaching(everybody, prefix=prefix)
-    wants_triples = KNOWLEDGE in row_specs(everybody, prefix)
     found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
-    if wants_triples:
-        found |= {f"triples.{key}": reference for key, reference in (triples or {}).items()}
+    for source in sorted(sources(everybody)):
+        given = (extras or {}).get(source, {})
+        if set(given) != set(tokens):
+            raise ConfigError(
+                f"{prefix}objective" if not prefix else f"{prefix}<role>.objective",
+                f"reads {source}, and this flow has none of {', '.join(set(tokens) - set(given))}",
+                "leave that objective out, or use a flow that makes them",
+            )
+        found |= {f"{source}.{key}": reference for key, reference in given.items()}
     inputs = {key: input_of(reference) for key, reference in found.items()}
     inputs |= {f"init.{role}": input_of(reference) for role, reference in (inits or {}).items()}
     config = {
@@ -94,6 +101,14 @@ def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Part]]]:
     return roles, settings, parts_of(roles, settings, feed_of(node), inits)
 
 
+def _from_init(name: str, member: Member, node: Node) -> Member:
+    """The member, beginning with the weights of the model that the node has for it."""
+    key = f"init.{name}"
+    return (
+        member.model_copy(update={"init": key}) if key in node.inputs and member.mode != "frozen" else member
+    )
+
+
 def model_product(name: str, parts: list[Part], feed: Feed, prefix: str) -> Product:
     """The model that a role's last segment ends in: its identity is that trajectory and the step."""
     last = parts[-1]
@@ -131,8 +146,9 @@ def run(node: Node, house: House) -> None:
         now = look(
             node, house.store
         )  # again: somebody may have finished a part while we waited for the lease
+        every = members(now, roles, node.products, house.store, fences, house.vocab(node))
         training = Training(
-            members=members(now, roles, node.products, house.store, fences, house.vocab(node)),
+            members={name: _from_init(name, member, node) for name, member in every.items()},
             streams=streams(row_specs(roles), node.config["weights"]),
             train=settings,
         )

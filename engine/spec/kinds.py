@@ -64,6 +64,7 @@ class ObjectiveSpec(Spec):
 
     needs_teacher: ClassVar[bool] = False
     compares: ClassVar[Compared] = "logits"  # what of the model it is computed from
+    source: ClassVar[str] = "tokens"  # what its rows are made of: tokens, triples or imitations
     reads: ClassVar[str] = "windows"  # or a kind of engine/data/rows: what its samples are
 
     kind: str

@@ -11,7 +11,7 @@ from engine.spec.kinds import ObjectiveSpec
 from engine.spec.role import Role
 from engine.spec.run import Stream
 
-WINDOWS, KNOWLEDGE = "windows", "knowledge"
+WINDOWS = "windows"
 
 
 def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, ObjectiveSpec]:
@@ -41,6 +41,11 @@ def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, Ob
     return first
 
 
+def sources(roles: Mapping[str, Role]) -> set[str]:
+    """What the rows of these roles are made of, besides tokens."""
+    return {type(spec).source for spec in row_specs(roles).values()} - {"tokens"}
+
+
 def streams(specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float]) -> tuple[Stream, ...]:
     """Every source in every kind of rows, in the product of their shares. `weights`: the shares of the
     sources.
@@ -49,7 +54,7 @@ def streams(specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float]) ->
         return tuple(Stream(input=f"tokens.{source}", weight=weight) for source, weight in weights.items())
     return tuple(
         Stream(
-            input=f"{'triples' if kind == KNOWLEDGE else 'tokens'}.{source}",
+            input=f"{type(spec).source}.{source}",
             kind=kind,
             weight=weight * share_of(spec),
             rows=None if kind == WINDOWS else spec,

@@ -11,10 +11,8 @@ from engine.spec.base import Spec, fingerprint
 from engine.spec.error import DamageError
 
 SCHEMA = 1
-KINDS = (
-    "corpus", "tokenizer", "tokens", "labels", "triples",
-    "trajectory", "model", "scores", "report", "registration",
-)  # fmt: skip
+DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples", "imitations")
+KINDS = (*DATA_KINDS, "trajectory", "model", "scores", "report", "registration")
 
 
 class FileEntry(Spec):

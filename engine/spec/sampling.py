@@ -19,6 +19,26 @@ class Sampling(Spec):
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="of the draws; the same seed gives the same text"
     )
+    best_of: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="continuations that are drawn, of which the one is taken that the model itself holds for "
+        "natural; 1 to 1000",
+    )
+
+
+class Imitate(Spec):
+    """Natural paragraphs, and what a model makes of their beginnings (ERNIE 3.0 Titan, 2112.12731, section
+    3).
+    """
+
+    paragraphs: int = Field(default=2000, ge=10, description="how many, over both splits; 10 or more")
+    tokens: int = Field(default=128, ge=16, description="tokens of the longest paragraph; 16 or more")
+    sentences: int = Field(default=3, ge=1, description="a beginning is 1 to this many sentences")
+    temperature: float = Field(default=1.0, gt=0, le=100, description="divides the logits; above 0")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="share of the nucleus; above 0, at most 1")
+    seed: int = Field(default=1, ge=0, lt=2**63, description="of the choice of paragraphs and of the draws")
 
 
 class Request(Sampling):

@@ -94,14 +94,16 @@ class Shape:
         content = yaml.safe_load(text) or {}
         defaults = content.pop("defaults", [])
         before = defaults.index("_self_") if "_self_" in defaults else len(defaults)
-        self._defaults(defaults[:before], package)
+        folder = path.rpartition("/")[0]
+        self._defaults(defaults[:before], package, folder)
         merge(self.document, package, content)
-        self._defaults(defaults[before + 1 :], package)
+        self._defaults(defaults[before + 1 :], package, folder)
 
-    def _defaults(self, entries: list[Any], package: str) -> None:
+    def _defaults(self, entries: list[Any], package: str, folder: str) -> None:
+        """`folder` is the file's own, where the files lie that it names without a group."""
         for entry in entries:
             if isinstance(entry, str):
-                self._file(entry, package)
+                self._file(f"{folder}/{entry}".strip("/"), package)
                 continue
             ((key, option),) = entry.items()
             match = ENTRY.match(key)

@@ -93,6 +93,7 @@ TABLE = (
             Option("--temperature", "divides the logits; 0 = always the most probable token [0.8]", "T"),
             Option("--top-p", "keeps the fewest tokens that together reach this share [1.0]", "P"),
             Option("--seed", "of the draws; the same seed gives the same text [0]", "N"),
+            Option("--best-of", "draws so many and prints the one its own judge finds most natural [1]", "N"),
         ),
     ),
     Command(

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from engine.spec.error import AtelierError
-from engine.spec.record import Record
+from engine.spec.record import DATA_KINDS, Record
 from engine.storage import join
 from infra.lineage import Index, read_birth, teacher_label, trajectory_segments
 from infra.store import Store
@@ -14,7 +14,7 @@ from infra.tracking.backend import NOTE, Backend, Data, Point
 from infra.tracking.page import Links
 from infra.tracking.relatives import Relatives
 from infra.tracking.run import Followed, TaskHandle
-from infra.tracking.scribe import DATA_KINDS, Curve, Scribe, flat, is_number
+from infra.tracking.scribe import Curve, Scribe, flat, is_number
 from infra.trajectory import checkpoint_steps
 
 EXTERNAL = "mlflow.model.isExternal"

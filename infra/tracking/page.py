@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from engine.spec.record import Record
+from engine.spec.record import DATA_KINDS, Record
 from infra.lineage import Index, teacher_label
 from infra.store import Store
 
@@ -184,11 +184,7 @@ def sources(record: Record, index: Index) -> list[tuple[str, Record]]:
         current = waiting.pop()
         for role, fp in current.parents.items():
             parent = index.records.get(fp)
-            if (
-                parent is not None
-                and parent.kind in ("corpus", "tokens", "tokenizer", "labels", "triples")
-                and fp not in found
-            ):
+            if parent is not None and parent.kind in DATA_KINDS and fp not in found:
                 found[fp] = (parent.kind if parent.kind == "corpus" else role, parent)
                 waiting.append(parent)
     return sorted(found.values(), key=lambda pair: pair[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.spec.record import Record
+from engine.spec.record import DATA_KINDS, Record
 from engine.storage import is_local, local_path, write_bytes
 from infra.lease import Holder
 from infra.lineage import read_birth
@@ -30,7 +30,6 @@ STATUS = {
     "STOPPED": "KILLED",
     "CANCELLED": "KILLED",
 }
-DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples")
 
 
 class Known:

@@ -52,13 +52,13 @@ def fall_ill(path: Path) -> None:
         return
     work, mark = Member.work, path.with_name("was-sick")
 
-    def faulty(self: Member, batches: Any, clock: int) -> Any:
+    def faulty(self: Member, batches: Any, clock: int, counts: Any) -> Any:
         step = clock + 1
         again = sick["ill"] == "drag" and step >= sick["step"]
         if again or (step == sick["step"] and not mark.exists()):
             mark.touch()
             ILLS[sick["ill"]](self)
-        return work(self, batches, clock)
+        return work(self, batches, clock, counts)
 
     Member.work = faulty
 

@@ -37,7 +37,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "atelier distill roles.student_a.attach=",
             {f"roles.student_a.attach={w} " for w in ("frozen", "refuse", "replay")},
         ),
-        ("atelier distill +role@roles.new=", {"+role@roles.new=student ", "+role@roles.new=teacher "}),
+        (
+            "atelier distill +role@roles.new=t",
+            {"+role@roles.new=teacher ", "+role@roles.new=titan_teacher ", "+role@roles.new=titan_student "},
+        ),
         (
             "atelier distill +role@roles.new=student roles.new.optim.schedule.k",
             {"roles.new.optim.schedule.kind="},

@@ -12,6 +12,7 @@ from engine.spec.kinds import ObjectiveSpec
 class Knowledge(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = False
     reads: ClassVar[str] = "knowledge"
+    source: ClassVar[str] = "triples"
 
     kind: Literal["knowledge"] = "knowledge"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")

@@ -25,7 +25,7 @@ INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 def run(options: Namespace) -> int:
     store = open_store()
-    given = {key: getattr(options, key) for key in ("max_tokens", "temperature", "top_p", "seed")}
+    given = {key: getattr(options, key) for key in ("max_tokens", "temperature", "top_p", "seed", "best_of")}
     config = {key: value for key, value in given.items() if value is not None} | {
         "prompts": options.prompt or [""]
     }

@@ -1,0 +1,181 @@
+"""Have a model continue the beginnings of natural paragraphs: python -m engine.imitate run.json
+
+run.json: config is an Imitate (engine/spec/sampling.py), inputs {"model", "tokens", "tokenizer"}, output
+"imitations": imitations.jsonl, a line {"split", "prefix", "original", "generated"}, the last two token ids
+that begin with the same `prefix` tokens and end with a sentence.
+
+B rows, P tokens of a prompt
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.artifact import Input
+from engine.data.chance import Chance, below, uniform
+from engine.data.progress import Progress, say
+from engine.data.rows.natural import IMITATIONS
+from engine.data.sentences import Sentences
+from engine.data.split import HELD_OUT, TRAIN
+from engine.data.text import Text
+from engine.data.vocabulary import Vocabulary
+from engine.parallel.gang import start_gang
+from engine.process import input_of, leave, output_of, run_verb
+from engine.sampling import continuations
+from engine.speaker import TOKENIZER, read_speaker
+from engine.spec.base import canonical, parse
+from engine.spec.error import ConfigError, DataError
+from engine.spec.parallel import Parallel
+from engine.spec.run import RunFile
+from engine.spec.sampling import Imitate, Sampling
+
+ROWS = 64  # continued at once
+TRIES = 20  # places that are looked at for each paragraph
+_DOCUMENT, _PLACE, _SENTENCES = 1, 2, 3  # lanes
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """`number` names its draws."""
+
+    split: str
+    number: int
+    ids: tuple[int, ...]
+    prefix: int
+
+
+def paragraphs(text: Text, sentences: Sentences, asked: Imitate, count: int) -> list[Paragraph]:
+    """`count` natural paragraphs: whole sentences of one document, its beginning at most half of it."""
+    chance = Chance(asked.seed, "imitate", text.split)
+    long_E = np.flatnonzero(text.lengths_D > asked.tokens // 2)
+    if not len(long_E):
+        raise DataError(
+            f"{text.source()}: {text.split} has no document of {asked.tokens // 2} tokens; "
+            "a smaller imitate.tokens has some"
+        )
+    found: list[Paragraph] = []
+    for number in range(count * TRIES):
+        if len(found) == count:
+            break
+        [key] = chance.keys(np.array([number]), np.array([0]))
+        document = int(long_E[below(key, 0, _DOCUMENT, len(long_E))])
+        begin, end = int(text.begins_D[document]), int(text.ends_D[document]) - 1
+        first = begin + int(below(key, 0, _PLACE, max(1, end - begin - asked.tokens)))
+        ids = text.tokens_N[first : min(end, first + 2 * asked.tokens)].astype(np.int64)
+        cuts = [0, *sentences.ends(ids).tolist()] if first == begin else sentences.ends(ids).tolist()
+        cuts = [cut for cut in cuts if cut - cuts[0] <= asked.tokens] if cuts else []
+        wanted = 1 + int(below(key, 0, _SENTENCES, asked.sentences))
+        inside = [cut - cuts[0] for cut in cuts[1:]]
+        half = inside[-1] // 2 if inside else 0
+        prefixes = [cut for cut in inside[:wanted] if cut <= half]
+        if inside and inside[-1] >= asked.tokens // 2 and prefixes:
+            whole = tuple(ids[cuts[0] : cuts[-1]].tolist())
+            found.append(Paragraph(text.split, number, whole, prefixes[-1]))
+    return found
+
+
+def batches(found: Sequence[Paragraph]) -> Iterator[list[Paragraph]]:
+    """Those whose beginnings are as long as each other, some at a time."""
+    for size in sorted({each.prefix for each in found}):
+        alike = [each for each in found if each.prefix == size]
+        for first in range(0, len(alike), ROWS):
+            yield alike[first : first + ROWS]
+
+
+def whole_sentences(ids: list[int], prefix: int, end: int, sentences: Sentences) -> list[int]:
+    """The ids without the end token; those that were cut lose their last, unfinished sentence, unless that
+    would be most of what stands behind the beginning.
+    """
+    if ids[-1] == end:
+        return ids[:-1]
+    least = prefix + (len(ids) - prefix) // 2
+    cuts = [cut for cut in sentences.ends(np.array(ids)).tolist() if cut >= least]
+    return ids[: cuts[-1]] if cuts else ids
+
+
+def imitate(run: RunFile, asked: Imitate) -> dict[str, int]:
+    """Write imitations.jsonl; returns the summary."""
+    scratch = Path(run.scratch)
+    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
+    source, tokens = input_of(run, "model"), input_of(run, "tokens")
+    speaker = read_speaker(source, scratch, gang.device)
+    check_tokenizer(source, input_of(run, "tokenizer"))
+    sentences = Sentences(speaker.vocabulary)
+    found = _chosen(tokens, sentences, asked, scratch)
+    progress = Progress(sys.stdout)
+    progress.start(len(found), "paragraphs")
+    lines: dict[tuple[str, int], bytes] = {}
+    for batch in batches(found):
+        for each, ids in zip(batch, _continued(speaker.model, speaker.vocabulary, batch, asked), strict=True):
+            generated = whole_sentences(ids, each.prefix, speaker.vocabulary.end_id, sentences)
+            line = {"split": each.split, "prefix": each.prefix, "original": each.ids, "generated": generated}
+            lines[each.split, each.number] = canonical(line)
+        progress.advance(len(batch))
+    output = output_of(run, "imitations")
+    output.add_bytes(IMITATIONS, b"\n".join(lines[key] for key in sorted(lines)) + b"\n")
+    held_out = sum(each.split == HELD_OUT for each in found)
+    summary = {"paragraphs": len(found), "held_out": held_out}
+    output.close(summary)
+    return summary
+
+
+def _chosen(tokens: Input, sentences: Sentences, asked: Imitate, scratch: Path) -> list[Paragraph]:
+    """Of both splits, a tenth of them held out."""
+    held_out = max(2, asked.paragraphs // 10)
+    wanted = {TRAIN: asked.paragraphs - held_out, HELD_OUT: held_out}
+    found = []
+    for split, count in wanted.items():
+        mine = paragraphs(Text(tokens, scratch, split), sentences, asked, count)
+        if not mine:
+            raise DataError(
+                f"{tokens.url}: no paragraph of {asked.tokens} tokens in {split}; imitate.tokens=32?"
+            )
+        found += mine
+    return found
+
+
+def _continued(
+    model: torch.nn.Module, vocabulary: Vocabulary, batch: Sequence[Paragraph], asked: Imitate
+) -> list[list[int]]:
+    """Beginning and continuation of each, by draws of its own."""
+    prefix = batch[0].prefix
+    device = model.head_weight.device  # type: ignore[union-attr]
+    prompts_BP = torch.tensor([each.ids[:prefix] for each in batch], device=device)  # type: ignore[arg-type]
+    keys = np.concatenate(
+        [
+            Chance(asked.seed, "draws", each.split).keys(np.array([each.number]), np.array([0]))
+            for each in batch
+        ]
+    )
+    found = continuations(
+        model,
+        prompts_BP,
+        max_tokens=asked.tokens - prefix,
+        sampling=Sampling(temperature=asked.temperature, top_p=asked.top_p),
+        draws=lambda number: torch.from_numpy(uniform(keys, number, 0)),
+        end=vocabulary.end_id,
+    )
+    return [[*each.ids[:prefix], *ids] for each, ids in zip(batch, found, strict=True)]
+
+
+def check_tokenizer(model: Input, tokenizer: Input) -> None:
+    """Refuse a model of another tokenizer: its ids mean other text."""
+    own, given = model.entry(TOKENIZER).sha256, tokenizer.entry(TOKENIZER).sha256
+    if own != given:
+        raise ConfigError(
+            "imitate.model",
+            f"its tokenizer is {own[:8]}, that of the text {given[:8]}",
+            "take one trained on it",
+        )
+
+
+def main(run: RunFile) -> None:
+    say(sys.stdout, {"done": imitate(run, parse(Imitate, run.config, "config"))})
+
+
+if __name__ == "__main__":
+    leave(run_verb("imitate", sys.argv[1:], main))

@@ -1,0 +1,48 @@
+"""imitate: natural paragraphs, and what a trained model makes of their beginnings: what an adversarial
+objective tells apart.
+"""
+
+from engine.spec.parallel import Parallel
+from engine.spec.sampling import Imitate
+from infra.dag import Node, Product, Reference, declare, input_of
+from infra.house import House
+from infra.machine import num_cores
+
+VERSION = 1
+
+
+def imitate(
+    name: str, settings: Imitate, *, model: Reference, tokens: Reference, tokenizer: Reference
+) -> Reference:
+    """Of one source of text; the model must have been trained with the same tokenizer."""
+    parents = {"model": model, "tokens": tokens, "tokenizer": tokenizer}
+    identity = settings.as_identity()
+    product = Product(
+        kind="imitations",
+        name=name,
+        version=VERSION,
+        identity=identity,
+        parents={role: reference.fingerprint for role, reference in parents.items()},
+        origin={key: f"imitate.{key}" for key in identity},
+    )
+    layout = Parallel(shard=1, threads=num_cores())
+    node = Node(
+        name="imitate" if name == "main" else f"imitate-{name}",
+        task="imitate",
+        products={"imitations": product},
+        inputs={role: input_of(reference) for role, reference in parents.items()},
+        config=settings.model_dump(mode="json"),
+        layout=layout.model_dump(mode="json"),
+    )
+    return declare(node, list(parents.values()))["imitations"]
+
+
+def run(node: Node, house: House) -> None:
+    house.gang(
+        node,
+        "engine.imitate",
+        config=lambda fences: node.config,
+        outputs=house.missing(node),
+        threads=int(node.layout["threads"]),
+        layout=node.layout,
+    )
