@@ -1,7 +1,7 @@
 """Prepare data: python -m engine.prepare run.json
 
-The run file's task is the verb: curate, learn_tokenizer, encode, label or extract. Progress, the summary or a
-user's error are JSON lines on stdout. Torch is never loaded: this starts in well under a second.
+The run file's task is the verb: curate, learn_tokenizer, encode, label, extract or describe. Progress, the
+summary or a user's error are JSON lines on stdout. Torch is never loaded: this starts in well under a second.
 """
 
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from engine.artifact import Input, Output, open_input
+from engine.data.attributes import describe
 from engine.data.curate import curate
 from engine.data.encode import encode
 from engine.data.label import label
@@ -46,6 +47,10 @@ class Label(Spec):
 
 
 class Extract(Spec):
+    pass
+
+
+class Describe(Spec):
     pass
 
 
@@ -110,9 +115,15 @@ def _extract(job: Job) -> tuple[Output, dict[str, Any]]:
     return output, extract(job.input("corpus"), output, job.scratch, job.progress)
 
 
+def _describe(job: Job) -> tuple[Output, dict[str, Any]]:
+    parse(Describe, job.run.config, "config")
+    output = job.output("attributes")
+    return output, describe(job.input("corpus"), output, job.scratch, job.progress)
+
+
 VERBS: dict[str, Callable[[Job], tuple[Output, dict[str, Any]]]] = {
     "curate": _curate, "learn_tokenizer": _learn_tokenizer, "encode": _encode, "label": _label,
-    "extract": _extract,
+    "extract": _extract, "describe": _describe,
 }  # fmt: skip
 
 

@@ -78,11 +78,14 @@ def num_positions(spec: Any) -> int | None:
     return spec.max_positions if getattr(spec, "positions", "") == "learned" else None
 
 
-def continuation(model: Any, prompt: list[int], sampling: Sampling, end: int) -> Iterator[int]:
+def continuation(
+    model: Any, prompt: list[int], sampling: Sampling, end: int, soft: list[int] | None = None
+) -> Iterator[int]:
     """Token ids behind `prompt` (one id or more), at most `sampling.max_tokens` of them; stops before the end
     token, and where learned positions end. A prompt longer than those is a ConfigError.
 
-    It draws from a generator of its own, seeded by `sampling.seed` alone: nothing else that runs moves it.
+    `soft` are the soft prompts in the prompt's places, -1 = none. It draws from a generator of its own,
+    seeded by `sampling.seed` alone: nothing else that runs moves it.
     """
     longest = len(prompt) + sampling.max_tokens
     room = num_positions(model.spec)
@@ -98,7 +101,7 @@ def continuation(model: Any, prompt: list[int], sampling: Sampling, end: int) ->
     cache = model.new_cache(1, longest, model.head_weight.dtype)
     new, num_seen = prompt, 0
     while num_seen + len(new) < longest:
-        logits_V = next_logits(model, new, num_seen, cache)
+        logits_V = next_logits(model, new, num_seen, cache, soft if num_seen == 0 else None)
         num_seen += len(new)
         token = sample(logits_V, sampling.temperature, sampling.top_p, generator)
         if token == end:
@@ -108,13 +111,19 @@ def continuation(model: Any, prompt: list[int], sampling: Sampling, end: int) ->
 
 
 @torch.inference_mode()
-def next_logits(model: Any, new: list[int], num_seen: int, cache: Any) -> Tensor:
+def next_logits(
+    model: Any, new: list[int], num_seen: int, cache: Any, soft: list[int] | None = None
+) -> Tensor:
     """Logits [V] behind the tokens `new`; they stand behind the `num_seen` tokens of the cache, which takes
     them in."""
-    return _last_logits(model, torch.tensor([new], device=model.head_weight.device), num_seen, cache)[0]
+    device = model.head_weight.device
+    prompts_BT = None if soft is None else torch.tensor([soft], device=device)
+    return _last_logits(model, torch.tensor([new], device=device), num_seen, cache, prompts_BT)[0]
 
 
-def _last_logits(model: Any, new_BT: Tensor, num_seen: int, cache: Any) -> Tensor:
+def _last_logits(
+    model: Any, new_BT: Tensor, num_seen: int, cache: Any, prompts_BT: Tensor | None = None
+) -> Tensor:
     """Logits [B, V] behind the last of these tokens."""
     places_T = torch.arange(num_seen, num_seen + new_BT.shape[1], device=new_BT.device)
     batch = {
@@ -122,6 +131,8 @@ def _last_logits(model: Any, new_BT: Tensor, num_seen: int, cache: Any) -> Tenso
         "positions_BT": places_T.expand(new_BT.shape),
         "documents_BT": torch.zeros_like(new_BT),
     }
+    if prompts_BT is not None:
+        batch["prompts_BT"] = prompts_BT
     hidden_BTD = model(batch, cache=cache).hidden
     return (hidden_BTD[:, -1] @ model.head_weight.t()).float()
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from engine.artifact import Input
+from engine.data.asking import Prefix, prefix_of
 from engine.data.vocabulary import Vocabulary
 from engine.model.load import read_model
 from engine.sampling import continuation, whole_characters
@@ -15,6 +16,7 @@ from engine.spec.data import CLS
 from engine.spec.error import ConfigError
 from engine.spec.sampling import Sampling
 from engine.spec.seed import seed_of
+from engine.spec.wishes import GENRES, Wishes
 
 TOKENIZER = "tokenizer.json"
 HEAD = "natural"  # of the classes of models that rank what they draw
@@ -39,7 +41,7 @@ class Speaker:
         """
         if sampling.best_of > 1:
             return iter([self.ranked(prompt, sampling)[0].text])
-        return whole_characters(self._pieces(self._ids(prompt), sampling))
+        return whole_characters(self._pieces(self._before(prompt, sampling), sampling))
 
     def ranked(self, prompt: str, sampling: Sampling) -> list[Candidate]:
         """`best_of` continuations, those first to which the model's adversarial head gives the highest
@@ -47,12 +49,12 @@ class Speaker:
         without that head.
         """
         check_judge(self.model, self.vocabulary)
-        before, found = self._ids(prompt), []
+        before, found = self._before(prompt, sampling), []
         for number in range(sampling.best_of):
             seed = seed_of(sampling.seed, "candidate", number) if number else sampling.seed
             ids = list(self._counted(before, sampling.model_copy(update={"seed": seed})))
             text = "".join(whole_characters(self.vocabulary.bytes_of([token]) for token in ids))
-            found.append(Candidate(text, self.natural([*before, *ids])))
+            found.append(Candidate(text, self.natural([*before.ids, *ids])))
         return sorted(found, key=lambda candidate: -candidate.natural)
 
     @torch.inference_mode()
@@ -69,6 +71,28 @@ class Speaker:
         logits_BC = self.model.class_logits(self.model(batch).hidden[:, 0], HEAD)
         return float(logits_BC.float().softmax(-1)[0, 1])
 
+    def _before(self, prompt: str, sampling: Sampling) -> Prefix:
+        """What the text is drawn behind: the wishes, if there are any, and the prompt."""
+        if sampling.wishes.is_empty:
+            ids = self._ids(prompt)
+            return Prefix(ids, [])
+        first, number = self._genre(sampling.wishes)
+        prefix = prefix_of(sampling.wishes, self.vocabulary, first_prompt=first, num_prompts=number)
+        ids = self._ids(prompt) if prompt else []
+        return Prefix([*prefix.ids, *ids], [*prefix.prompts, *[-1] * len(ids)])
+
+    def _genre(self, wishes: Wishes) -> tuple[int, int]:
+        """The first soft prompt of the wanted genre, and how many there are."""
+        num_prompts = getattr(self.model, "num_prompts", 0)
+        if not num_prompts:
+            raise ConfigError(
+                "generate",
+                "the model was not trained to be told what to write",
+                "objective kind control does that",
+            )
+        length = num_prompts // len(GENRES)
+        return (GENRES.index(wishes.genre) * length, length - 1) if wishes.genre else (0, 0)
+
     def _ids(self, prompt: str) -> list[int]:
         try:
             prompt.encode()
@@ -80,12 +104,13 @@ class Speaker:
     def text(self, prompt: str, sampling: Sampling) -> str:
         return "".join(self.stream(prompt, sampling))
 
-    def _pieces(self, ids: list[int], sampling: Sampling) -> Iterator[bytes]:
-        for token in self._counted(ids, sampling):
+    def _pieces(self, before: Prefix, sampling: Sampling) -> Iterator[bytes]:
+        for token in self._counted(before, sampling):
             yield self.vocabulary.bytes_of([token])
 
-    def _counted(self, ids: list[int], sampling: Sampling) -> Iterator[int]:
-        for token in continuation(self.model, ids, sampling, self.vocabulary.end_id):
+    def _counted(self, before: Prefix, sampling: Sampling) -> Iterator[int]:
+        soft = before.prompts if any(prompt >= 0 for prompt in before.prompts) else None
+        for token in continuation(self.model, before.ids, sampling, self.vocabulary.end_id, soft):
             self.num_tokens += 1
             yield token
 

@@ -11,6 +11,7 @@ from engine.spec.mixture import sources
 from engine.spec.role import Role
 from infra.dag import Reference
 from tasks.curate import curate
+from tasks.describe import describe
 from tasks.encode import encode
 from tasks.extract import extract
 from tasks.learn_tokenizer import learn_tokenizer
@@ -36,7 +37,9 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
 
 
 def extras(text: Text, roles: Mapping[str, Role]) -> dict[str, dict[str, Reference]]:
-    """What objectives of these roles read besides tokens, of every source: triples."""
-    if "triples" not in sources(roles):
-        return {}
-    return {"triples": {name: extract(name, reference) for name, reference in text.corpora.items()}}
+    """What objectives of these roles read besides tokens, of every source of text: triples, attributes."""
+    makers = {"triples": extract, "attributes": describe}
+    return {
+        source: {name: makers[source](name, reference) for name, reference in text.corpora.items()}
+        for source in sorted(sources(roles) & makers.keys())
+    }

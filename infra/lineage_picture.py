@@ -15,6 +15,7 @@ COLOURS = {  # kind -> (light fill, light line, dark fill, dark line); told apar
     "tokens": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "labels": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "triples": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
+    "attributes": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "imitations": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "model": ("#fff3df", "#b86b00", "#3a2a10", "#f0a840"),
     "trajectory": ("#fffaf0", "#b86b00", "#2c2416", "#c08a3e"),

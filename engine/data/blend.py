@@ -127,6 +127,7 @@ FILL = {
     "bidirectional_B": 0,
     "classes_B": NOT_SCORED,
     "memory_BT": 0,
+    "prompts_BT": -1,
 }
 
 

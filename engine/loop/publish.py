@@ -1,6 +1,7 @@
 """A finished role as a model artifact: whole weights gathered from all ranks, files written by rank 0."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def check_digest(member: Member) -> None:
         )
 
 
-def publish(member: Member, url: str, *, tokenizer: Input | None, scratch: Path) -> None:
+def publish(member: Member, url: str, *, inputs: Mapping[str, Input], scratch: Path) -> None:
     """Write the model's files and their body to `url`. A collective."""
     files = finished_files(member)
     if not member.gang.is_first:
@@ -78,8 +79,8 @@ def publish(member: Member, url: str, *, tokenizer: Input | None, scratch: Path)
     output = Output(url)
     for name, data in files.items():
         output.add_bytes(name, data)
-    if tokenizer is not None:
-        output.add(TOKENIZER, tokenizer.file(TOKENIZER, scratch))
+    if "tokenizer" in inputs:
+        output.add(TOKENIZER, inputs["tokenizer"].file(TOKENIZER, scratch))
     output.close(summary(member))
 
 

@@ -11,31 +11,26 @@ from typing import Any, NoReturn
 
 import torch
 
-from engine.artifact import Input
-from engine.data.blend import Blend, Dataset
-from engine.data.examples import Examples
-from engine.data.rows.load import rows_of
-from engine.data.vocabulary import Vocabulary
-from engine.data.windows import Windows
 from engine.loop.build import House, auto_micro_batch, build_member, memory_gb
 from engine.loop.copies import check_copies
 from engine.loop.counts import Counts
 from engine.loop.feed import Feed, StepData
-from engine.loop.look import HeldOut, Streams
+from engine.loop.look import HeldOut
 from engine.loop.member import Member
 from engine.loop.pace import Pace
-from engine.loop.publish import TOKENIZER, check_digest, publish
+from engine.loop.publish import check_digest, publish
 from engine.loop.report import Curve, Report
 from engine.loop.resume import Plan, plan_together, protected_steps, students_first
 from engine.loop.retention import Retention
 from engine.loop.rollback import History, RolledBack, act, drop_later, part, pass_over, remember
+from engine.loop.samples import Samples
 from engine.loop.save import Saver
 from engine.loop.step import Circle, Outcome, circle_at, take_step
 from engine.loop.stop import StopRequest
-from engine.spec.error import AtelierError, ConfigError, DataError, StoppedError
+from engine.spec.error import AtelierError, DataError, StoppedError
 from engine.spec.layout import at_step, check_layout
 from engine.spec.metric import MetricLine
-from engine.spec.run import Stream, Training
+from engine.spec.run import Training
 from engine.spec.teaching import check_teaching
 
 
@@ -138,8 +133,9 @@ class Loop:
         def micro_batch_at(step: int) -> int:
             return auto_micro_batch(at_step(self.train, house.layout, step), house.layout, self.gang.device)
 
+        samples = Samples(self.training, house.inputs, house.scratch)
         self.feed = Feed(
-            lambda sequence: Blend(self._streams(sequence), self.train.seed),
+            samples.blend,
             self.train,
             micro_batch_at,
             last=self.end,
@@ -147,7 +143,10 @@ class Loop:
             num_parts=len(self.training.parts),
         )
         self.held_out = HeldOut(
-            *self._held_out(), num_windows=self.train.eval_sequences, micro_batch=micro_batch, gang=self.gang
+            *samples.held_out(),
+            num_windows=self.train.eval_sequences,
+            micro_batch=micro_batch,
+            gang=self.gang,
         )
         damages = {"damages": where.damages} if where.damages else {}
         is_resumed = any(where.has_checkpoint.values())
@@ -164,69 +163,6 @@ class Loop:
                 "compiled": compiled,
             }
         )
-
-    def _input(self, key: str) -> Input:
-        inputs = self.around.house.inputs
-        if key not in inputs:
-            raise ConfigError("streams", f"no input {key!r}", f"inputs are: {', '.join(inputs) or 'none'}")
-        return inputs[key]
-
-    def _streams(self, sequence: int) -> list[tuple[Dataset, float]]:
-        return [(self._open(stream, "train", sequence), stream.weight) for stream in self.training.streams]
-
-    def _open(self, stream: Stream, split: str, sequence: int) -> Dataset:
-        source, scratch = self._input(stream.input), self.around.house.scratch
-        if stream.kind == "windows":
-            windows = Windows(source, scratch, split, sequence)
-            return self._numbered(windows, stream)
-        tokenizer = self._input("tokenizer").file(TOKENIZER, scratch)
-        if stream.kind != "examples":
-            rows = rows_of(stream.kind).open_rows(
-                stream.rows,
-                source,
-                Vocabulary.read(tokenizer),
-                scratch,
-                split=split,
-                sequence=sequence,
-                seed=self.train.seed,
-            )
-            return self._numbered(rows, stream)
-        return Examples(
-            source,
-            tokenizer,
-            scratch,
-            sequence=sequence,
-            num_examples=stream.num_examples,
-            draw=stream.draw,
-            seed=self.train.seed,
-            split=split,
-        )
-
-    def _numbered(self, rows: Any, stream: Stream) -> Dataset:
-        """The data set, its rows to be known by the number of their kind where there are several."""
-        if self.training.parts:
-            rows.part = self.training.parts.index(stream.kind)
-        return rows
-
-    def _held_out(self) -> tuple[Streams, Mapping[str, Streams]]:
-        """Windows of all token sources, whatever is learned from them; and the rows of each kind."""
-        scratch, sequence = self.around.house.scratch, self.train.sequence
-        shares: dict[str, float] = {}
-        rows: dict[str, list[tuple[Dataset, float]]] = {}
-        for stream in self.training.streams:
-            if stream.kind == "examples":
-                continue
-            if stream.input.startswith("tokens"):
-                shares[stream.input] = shares.get(stream.input, 0.0) + stream.weight
-            if stream.rows is not None:
-                rows.setdefault(stream.kind, []).append(
-                    (self._open(stream, "held_out", sequence), stream.weight)
-                )
-        windows = [
-            (Windows(self._input(source), scratch, "held_out", sequence), share)
-            for source, share in shares.items()
-        ]
-        return windows, rows
 
     def run(self) -> None:
         """From `begin` to the end, or to a StoppedError."""
@@ -406,6 +342,5 @@ class Loop:
         for member in self.order:
             if member.spec.output:
                 url = self.around.outputs[member.spec.output]
-                tokenizer = self.around.house.inputs.get("tokenizer")
-                publish(member, url, tokenizer=tokenizer, scratch=self.around.house.scratch)
+                publish(member, url, inputs=self.around.house.inputs, scratch=self.around.house.scratch)
         self.gang.barrier()

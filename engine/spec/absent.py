@@ -48,6 +48,13 @@ ABSENT: dict[str, dict[str, Any]] = {
     "DocumentLM": {"weight": 1.0, "rows": 1.0, "memory": "auto"},
     "Reorder": {"weight": 1.0, "rows": 1.0, "max_segments": 3},
     "Distance": {"weight": 1.0, "rows": 1.0},
+    "Control": {
+        "weight": 1.0,
+        "rows": 1.0,
+        "asked": 0.5,
+        "dropped": 0.5,
+        "prompt_length": 16,
+    },
     "Natural": {"weight": 1.0, "rows": 1.0},
     "Knowledge": {"weight": 1.0, "rows": 1.0, "rate": 0.15},
     "AdamW": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0},

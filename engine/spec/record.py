@@ -11,7 +11,7 @@ from engine.spec.base import Spec, fingerprint
 from engine.spec.error import DamageError
 
 SCHEMA = 1
-DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples", "imitations")
+DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples", "imitations", "attributes")
 KINDS = (*DATA_KINDS, "trajectory", "model", "scores", "report", "registration")
 
 

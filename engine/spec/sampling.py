@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from engine.spec.base import Spec
+from engine.spec.wishes import Wishes
 
 
 class Sampling(Spec):
@@ -19,6 +20,7 @@ class Sampling(Spec):
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="of the draws; the same seed gives the same text"
     )
+    wishes: Wishes = Field(default=Wishes(), description="what the text should be")
     best_of: int = Field(
         default=1,
         ge=1,

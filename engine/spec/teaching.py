@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from engine.spec.error import ConfigError
 from engine.spec.kinds import ObjectiveSpec
 from engine.spec.objective.attention import Attention
+from engine.spec.objective.control import Control
 from engine.spec.role import Role
 
 
@@ -14,12 +15,25 @@ def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None
     """ConfigError with place, numbers and what would fit. `prefix` as in `check_layout`."""
     for name, role in roles.items():
         for key, objective in role.objective.items():
+            if isinstance(objective, Control):
+                _check_prompts(f"{prefix}{name}.model.prompts", objective, role)
             if type(objective).compares == "classes":
                 _check_classes(f"{prefix}{name}.model.classes", objective, role)
             if role.teacher in roles and isinstance(objective, Attention):
                 _check_heads(
                     f"{prefix}{name}.objective.{key}.relation_heads", objective, role, roles[role.teacher]
                 )
+
+
+def _check_prompts(place: str, objective: Control, role: Role) -> None:
+    number, has = objective.num_prompts, getattr(role.model, "prompts", None)
+    if has != number:
+        way_out = "model=ernie_tiny" if has is None else f"{place}={number}"
+        raise ConfigError(
+            place,
+            f"{has or 'none'}, but genres of {objective.prompt_length} need {number}",
+            way_out,
+        )
 
 
 def _check_classes(place: str, objective: ObjectiveSpec, role: Role) -> None:

@@ -26,13 +26,16 @@ INTERRUPTED = 130  # what a shell reports after Ctrl-C
 def run(options: Namespace) -> int:
     store = open_store()
     given = {key: getattr(options, key) for key in ("max_tokens", "temperature", "top_p", "seed", "best_of")}
-    config = {key: value for key, value in given.items() if value is not None} | {
-        "prompts": options.prompt or [""]
-    }
+    wishes = {key: getattr(options, key) for key in ("genre", "topic", "sentiment", "length")}
+    wishes["keywords"] = [word.strip() for word in (options.keywords or "").split(",") if word.strip()]
+    config: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    config["prompts"] = options.prompt or [""]
+    config["wishes"] = {key: value for key, value in wishes.items() if value}
     try:
         generation = parse(Generation, config, "")
     except ConfigError as error:
-        raise ConfigError(f"--{error.place.replace('_', '-')}", error.problem, error.way_out) from None
+        place = error.place.removeprefix("wishes.").replace("_", "-")
+        raise ConfigError(f"--{place}", error.problem, error.way_out) from None
     try:
         record = store.resolve(options.model, "model")
     except AtelierError as error:

@@ -1,0 +1,103 @@
+"""describe: paragraphs of a corpus with what controllable generation asks for: genre, topic, keywords,
+sentiment.
+
+Simple rules stand for the classifiers of 2112.12731: the genre is the kind of document, the topic its package
+or first folder, keywords are the words of highest tf-idf, the sentiment is counted by a small lexicon.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from engine.artifact import Input, Output
+from engine.data.corpus import corpus_lines
+from engine.data.progress import Progress
+from engine.data.split import fraction
+from engine.spec.error import DataError
+
+ATTRIBUTES = "attributes.jsonl"
+SHORTEST, LONGEST = 60, 2000  # characters of a paragraph
+MOST = 20_000  # paragraphs that are kept, chosen by hash
+TOPICS, KEYWORDS = 25, 3
+OTHER = "other"
+_WORD = re.compile(r"[A-Za-z_]{4,}")
+POSITIVE = """good great best better fast safe easy simple success successful valid correct true clean
+efficient useful support supported available improve improved allow allows enable enabled works"""
+NEGATIVE = """error errors fail fails failed failure bad wrong invalid broken unsafe danger dangerous
+deprecated warning exception raise raises raised missing unsupported false problem bug cannot never"""
+
+
+def describe(corpus: Input, output: Output, scratch: Path, progress: Progress) -> dict[str, Any]:
+    """Write attributes.jsonl: a line is {"genre", "topic", "keywords", "sentiment", "text", "split"}. Returns
+    the summary.
+    """
+    progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
+    found: list[dict[str, Any]] = []
+    for line in corpus_lines(corpus, scratch):
+        about = {"genre": genre_of(line["id"]), "topic": topic_of(line["id"]), "split": line["split"]}
+        found += [about | {"text": text} for text in paragraphs(line["text"])]
+        progress.advance(1)
+    if not found:
+        raise DataError(f"data.source: no paragraph of {SHORTEST} to {LONGEST} characters; give longer texts")
+    found.sort(key=lambda one: (fraction(one["text"]), one["text"]))
+    found = found[:MOST]
+    _name_topics(found)
+    _add_keywords(found)
+    for one in found:
+        one["sentiment"] = sentiment_of(one["text"])
+    text = "".join(json.dumps(one, sort_keys=True, ensure_ascii=False) + "\n" for one in found)
+    output.add_bytes(ATTRIBUTES, text.encode())
+    return {
+        "paragraphs": len(found),
+        "genres": sorted({one["genre"] for one in found}),
+        "topics": sorted({one["topic"] for one in found}),
+        "sentiments": dict(sorted(Counter(one["sentiment"] for one in found).items())),
+    }
+
+
+def paragraphs(text: str) -> list[str]:
+    """The parts between blank lines, of a size that fits a row."""
+    parts = (part.strip("\n") for part in re.split(r"\n\s*\n", text))
+    return [part for part in parts if SHORTEST <= len(part) <= LONGEST]
+
+
+def genre_of(name: str) -> str:
+    """The kind of a document, by its id: code, documentation, a line of a file, text."""
+    if name.endswith(".py"):
+        return "test" if "test" in name else "code"
+    kind, _, rest = name.partition(":")
+    if not rest:
+        return "prose"
+    return "documentation" if kind == "builtin" or kind.endswith(".py") else "line"
+
+
+def topic_of(name: str) -> str:
+    """The first folder of a document's id, or its own name."""
+    path = PurePosixPath(name.rpartition(":")[2] if name.endswith(".py") else name.partition(":")[0])
+    first = path.parts[0] if path.parts else OTHER
+    return PurePosixPath(first).stem
+
+
+def _name_topics(found: list[dict[str, Any]]) -> None:
+    """Keep the most frequent topics; the rest are `other`."""
+    counts = Counter(one["topic"] for one in found)
+    kept = {topic for topic, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:TOPICS]}
+    for one in found:
+        one["topic"] = one["topic"] if one["topic"] in kept else OTHER
+
+
+def _add_keywords(found: list[dict[str, Any]]) -> None:
+    words = [Counter(_WORD.findall(one["text"])) for one in found]
+    documents = Counter(word for counts in words for word in counts)
+    for one, counts in zip(found, words, strict=True):
+        weights = {word: n * math.log(len(found) / documents[word]) for word, n in counts.items()}
+        one["keywords"] = sorted(weights, key=lambda word: (-weights[word], word))[:KEYWORDS]
+
+
+def sentiment_of(text: str) -> str:
+    words = Counter(word.lower() for word in _WORD.findall(text))
+    score = sum(words[word] for word in POSITIVE.split()) - sum(words[word] for word in NEGATIVE.split())
+    return "positive" if score > 0 else "negative" if score < 0 else "neutral"

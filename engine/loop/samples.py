@@ -1,0 +1,75 @@
+"""What a training reads: its streams opened, to learn from and held out."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.artifact import Input
+from engine.data.blend import Blend, Dataset
+from engine.data.examples import Examples
+from engine.data.rows.load import rows_of
+from engine.data.split import HELD_OUT, TRAIN
+from engine.data.vocabulary import Vocabulary
+from engine.data.windows import Windows
+from engine.loop.look import Streams
+from engine.loop.publish import TOKENIZER
+from engine.spec.error import ConfigError
+from engine.spec.run import Stream, Training
+
+
+class Samples:
+    """The streams of a training over its inputs."""
+
+    def __init__(self, training: Training, inputs: Mapping[str, Input], scratch: Path) -> None:
+        self._training, self._inputs, self._scratch = training, inputs, scratch
+        self._seed = training.train.seed
+
+    def blend(self, sequence: int) -> Blend:
+        """What is learned from, in rows of so many tokens."""
+        streams = self._training.streams
+        return Blend([(self._open(each, TRAIN, sequence), each.weight) for each in streams], self._seed)
+
+    def held_out(self) -> tuple[Streams, Mapping[str, Streams]]:
+        """Windows of all token sources, whatever is learned from them; and the rows of each kind."""
+        sequence = self._training.train.sequence
+        shares: dict[str, float] = {}
+        rows: dict[str, list[tuple[Dataset, float]]] = {}
+        for stream in self._training.streams:
+            if stream.kind == "examples":
+                continue
+            if stream.input.startswith("tokens"):
+                shares[stream.input] = shares.get(stream.input, 0.0) + stream.weight
+            if stream.rows is not None:
+                opened = self._open(stream, HELD_OUT, sequence)
+                rows.setdefault(stream.kind, []).append((opened, stream.weight))
+        windows = [
+            (Windows(self._input(source), self._scratch, HELD_OUT, sequence), share)
+            for source, share in shares.items()
+        ]
+        return windows, rows
+
+    def _input(self, key: str) -> Input:
+        if key not in self._inputs:
+            known = ", ".join(self._inputs) or "none"
+            raise ConfigError("streams", f"no input {key!r}", f"inputs are: {known}")
+        return self._inputs[key]
+
+    def _open(self, stream: Stream, split: str, sequence: int) -> Dataset:
+        source, scratch = self._input(stream.input), self._scratch
+        if stream.kind == "windows":
+            return self._numbered(Windows(source, scratch, split, sequence), stream)
+        tokenizer = self._input("tokenizer").file(TOKENIZER, scratch)
+        how: dict[str, Any] = {"split": split, "sequence": sequence, "seed": self._seed}
+        if stream.kind == "examples":
+            return Examples(
+                source, tokenizer, scratch, num_examples=stream.num_examples, draw=stream.draw, **how
+            )
+        vocabulary = Vocabulary.read(tokenizer)
+        rows = rows_of(stream.kind).open_rows(stream.rows, source, vocabulary, scratch, **how)
+        return self._numbered(rows, stream)
+
+    def _numbered(self, rows: Any, stream: Stream) -> Dataset:
+        """The data set, its rows to be known by the number of their kind where there are several."""
+        if self._training.parts:
+            rows.part = self._training.parts.index(stream.kind)
+        return rows

@@ -1,0 +1,29 @@
+"""describe: paragraphs of a corpus with their genre, topic, keywords and sentiment; split as its documents
+are.
+"""
+
+from infra.dag import Node, Product, Reference, declare, input_of
+from infra.house import House
+
+VERSION = 1
+
+
+def describe(name: str, corpus: Reference) -> Reference:
+    product = Product(
+        kind="attributes",
+        name=name,
+        version=VERSION,
+        identity={},
+        parents={"corpus": corpus.fingerprint},
+    )
+    node = Node(
+        name="describe" if name == "main" else f"describe-{name}",
+        task="describe",
+        products={"attributes": product},
+        inputs={"corpus": input_of(corpus)},
+    )
+    return declare(node, [corpus])["attributes"]
+
+
+def run(node: Node, house: House) -> None:
+    house.gang(node, "engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))
