@@ -69,9 +69,9 @@ def test_scored_is_the_text_and_its_end_alone(vocabulary) -> None:
 
 
 def test_a_length_is_said_to_the_next_multiple(vocabulary) -> None:
-    assert [about(n) for n in (1, 11, 12, 20, 100)] == [8, 8, 16, 16, 104]
+    assert [about(n) for n in (1, 11, 12, 20, 100)] == [8, 8, 16, 24, 104]
     prefix = prefix_of(Wishes(length=20), vocabulary, first_prompt=0, num_prompts=0)
-    assert vocabulary.decode(prefix.ids).strip() == "about 16 tokens"
+    assert vocabulary.decode(prefix.ids).strip() == "about 24 tokens"
     assert prefix.prompts == [-1] * len(prefix.ids)
 
 
