@@ -32,8 +32,10 @@ from engine.parallel.shard import blocks_of, shard
 from engine.parallel.tensor import split_matrices
 from engine.placement import fill
 from engine.plan.stages import partition
+from engine.spec.base import nearest
 from engine.spec.error import ConfigError
 from engine.spec.parallel import Parallel
+from engine.spec.role import Trainable
 from engine.spec.run import Member as MemberSpec
 from engine.spec.run import Training
 from engine.spec.train import Train
@@ -213,6 +215,7 @@ def _plain(
             model = build(model_spec).to(weight_dtype(train.precision))
             if spec.mode == "frozen":
                 return model.requires_grad_(False)
+            move_parts(model, role.trainable)
             apply_lora(model, role.trainable, seed=seed, name=seed_name)
             if role.teacher:
                 width = training.members[role.teacher].role.model.hidden
@@ -229,6 +232,21 @@ def _plain(
         return source[weight]
 
     return plain, values
+
+
+def move_parts(model: nn.Module, trainable: Trainable) -> None:
+    """Fix all weights of the plain model but those of the wanted parts, in place."""
+    if trainable.kind != "parts":
+        return
+    children = dict(model.named_children())
+    for part in trainable.parts:
+        if part not in children:
+            near = nearest(part, children)
+            hint = f"did you mean {near}? " if near else ""
+            known = f"{hint}there are: {', '.join(children)}"
+            raise ConfigError("trainable.parts", f"the model has no part {part!r}", known)
+    for name, child in children.items():
+        child.requires_grad_(name in trainable.parts)
 
 
 def _stage_blocks(name: str, training: Training, layout: Parallel) -> tuple[int, ...]:

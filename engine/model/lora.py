@@ -46,13 +46,13 @@ class LowRank(nn.Module):
 
 def apply(model: nn.Module, trainable: Trainable, *, seed: int, name: str) -> None:
     """Freeze the model and put additions beside the target matrices of its blocks; nothing is done for
-    kind=full.
+    other kinds.
 
     For a whole model that has its weights, before it is compiled or sharded. Every A is normal with variance
     1/in, from its own generator. A target that no block has is a ConfigError, unless other models have one of
     that name.
     """
-    if trainable.kind == "full":
+    if trainable.kind != "lora":
         return
     model.requires_grad_(False)
     for path in _targets(model, trainable):

@@ -71,6 +71,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     "Schedule": {"warmup": 0, "floor": 0.0},
     "Trainable": {
         "kind": "full",
+        "parts": ["nlg"],
         "rank": 8,
         "alpha": 16.0,
         "targets": ["query", "key", "value", "out", "gate", "up", "down"],

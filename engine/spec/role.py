@@ -11,9 +11,16 @@ from engine.spec.registry import Model, Objective, Optim
 
 
 class Trainable(Spec):
-    """Which weights move: all of them, or low-rank additions to chosen matrices (LoRA, 2106.09685)."""
+    """Which weights move: all of them, low-rank additions to chosen matrices (LoRA, 2106.09685), or some of
+    the model's parts, as Titan's task nets (2112.12731, section 3.1).
+    """
 
-    kind: Literal["full", "lora"] = Field(default="full", description="full or lora")
+    kind: Literal["full", "lora", "parts"] = Field(default="full", description="full, lora or parts")
+    parts: tuple[str, ...] = Field(
+        default=("nlg",),
+        min_length=1,
+        description="parts: names of the model's parts that move, of ernie nlu, nlg",
+    )
     rank: int = Field(default=8, ge=1, description="lora: inner width r")
     alpha: float = Field(default=16.0, gt=0, description="lora: the addition is scaled by alpha / rank")
     targets: tuple[str, ...] = Field(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from engine.loop import step
 from engine.loop.counts import count
@@ -17,7 +18,7 @@ from engine.spec.objective.document import DocumentLM
 from engine.spec.objective.logits import Logits
 from engine.spec.objective.mlm import MLM
 from engine.spec.objective.reorder import Reorder
-from engine.spec.role import Role
+from engine.spec.role import Role, Trainable
 from engine.spec.teaching import check_teaching
 from tests.engine.harbour import VOCAB, every_objective, harbour
 from tests.engine.house import House, role, train
@@ -133,3 +134,25 @@ def test_a_model_without_the_head_of_an_objective_is_refused() -> None:
         check_teaching({"m": role(shape=net(classes={"reorder": 3}), objective=needs)})
     with pytest.raises(ConfigError, match="heads: none; model=ernie_tiny"):
         check_teaching({"m": role(objective=needs)})
+
+
+def test_either_net_can_be_tuned_alone(tmp_path: Path, inputs: dict[str, str]) -> None:
+    house = House(tmp_path, inputs)
+    house.train(house.training({"first": reader()}, how(2)))
+    for part in ("nlu", "nlg"):
+        house.inputs = inputs | {"base": house.as_input("first")}
+        spec = reader(trainable=Trainable(kind="parts", parts=(part,)), init="base")
+        member = house.member(part, spec, 4).model_copy(update={"init": "base"})
+        house.train(house.training({part: member}, how(4)))
+        before, after = load(house.weights("first")), load(house.weights(part))
+        moved = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+        assert moved == {part}
+
+
+def test_a_part_that_the_model_does_not_have_is_named(tmp_path: Path, inputs: dict[str, str]) -> None:
+    house = House(tmp_path, inputs)
+    spec = reader(trainable=Trainable(kind="parts", parts=("nlq",)))
+    with pytest.raises(
+        ConfigError, match=r"trainable\.parts: the model has no part 'nlq'; did you mean nl[ug]"
+    ):
+        house.train(house.training({"model": spec}, how(1)))
