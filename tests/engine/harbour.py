@@ -9,10 +9,11 @@ from engine.spec.objective.document import DocumentLM
 from engine.spec.objective.knowledge import Knowledge
 from engine.spec.objective.mlm import MLM
 from engine.spec.objective.reorder import Reorder
+from engine.spec.wishes import TAGS
 from tests.engine.data.conftest import Workshop
 
 VOCAB = 400
-SPECIALS = ("<|mask|>", "<|cls|>", "<|sep|>")
+SPECIALS = ("<|mask|>", "<|cls|>", "<|sep|>", *TAGS)
 PLACES = ("harbour", "lighthouse", "estuary", "breakwater", "pier", "sandbank", "channel", "anchorage")
 
 

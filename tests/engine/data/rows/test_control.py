@@ -24,7 +24,7 @@ LINE = {"genre": "prose", "topic": "harbour", "keywords": ["pier", "buoy"], "sen
 def vocabulary(tmp_path_factory) -> Vocabulary:
     shop = Workshop(tmp_path_factory.mktemp("control"))
     corpus = shop.corpus([story(n) for n in range(60)], 0.2)
-    tokenizer = shop.tokenizer(corpus, vocab=400, specials=(*SPECIALS, *TAGS))
+    tokenizer = shop.tokenizer(corpus, vocab=400, specials=SPECIALS)
     return Vocabulary.read(tokenizer.file("tokenizer.json", shop.folder))
 
 

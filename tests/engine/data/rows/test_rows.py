@@ -1,11 +1,13 @@
 """What all kinds of rows promise."""
 
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from engine.artifact import open_input
 from engine.data.blend import FILL, Blend
 from engine.data.rows.load import kinds, rows_of
 from engine.data.vocabulary import Vocabulary
@@ -14,6 +16,7 @@ from engine.spec.error import ConfigError
 from engine.spec.registry import kinds as objective_kinds
 from engine.spec.registry import spec_class
 from tests.engine.data.rows.conftest import whole
+from tests.engine.house import artifact
 
 RESHAPED = ("distance", "knowledge", "mlm", "reorder")  # another row in every epoch
 
@@ -26,18 +29,41 @@ def triples(harbour):
     return harbour.shop.run("extract", {}, {"corpus": harbour.corpus}, "triples")
 
 
+@pytest.fixture(scope="session")
+def attributes(harbour):
+    return harbour.shop.run("describe", {}, {"corpus": harbour.corpus}, "attributes")
+
+
+@pytest.fixture(scope="session")
+def imitations(harbour):
+    """Pieces of each split's text; as generated stands the piece that follows."""
+    lines = []
+    for split in ("train", "held_out"):
+        tokens = harbour.text(split).tokens_N
+        for first in range(0, len(tokens) - 80, 80):
+            original, generated = (
+                tokens[first : first + 40].tolist(),
+                tokens[first + 40 : first + 80].tolist(),
+            )
+            lines.append({"split": split, "prefix": 1, "original": original, "generated": generated})
+    data = "\n".join(map(json.dumps, lines)).encode()
+    return open_input(artifact(harbour.shop.folder / "imitations", "imitations", {"imitations.jsonl": data}))
+
+
 @pytest.fixture
-def opened(harbour, triples):
+def opened(harbour, triples, attributes, imitations):
+    sources = {"tokens": None, "triples": triples, "attributes": attributes, "imitations": imitations}
+
     def open_kind(kind, **options):
-        source = {"tokens": triples} if kind == "knowledge" else {}
-        return harbour.open(spec_class("objective", kind)(), **source, **options)
+        spec = spec_class("objective", kind)()
+        return harbour.open(spec, tokens=sources[spec.source], **options)
 
     return open_kind
 
 
 def test_every_kind_of_rows_is_read_by_the_objective_of_its_name():
     readers = [kind for kind in objective_kinds("objective") if spec_class("objective", kind).reads == kind]
-    assert readers == kinds() == ["distance", "document", "knowledge", "mlm", "reorder"]
+    assert readers == kinds() == ["control", "distance", "document", "knowledge", "mlm", "natural", "reorder"]
     with pytest.raises(ConfigError, match="no rows 'reoder'; did you mean reorder"):
         rows_of("reoder")
 
@@ -106,7 +132,7 @@ def test_a_blend_of_windows_and_rows_says_which_rows_see_both_ways(opened, harbo
         one.part = n
     blend = Blend([(one, 1.0) for one in sets], 5)
     batch = blend.batch(0, 48)
-    assert set(batch) == {*FILL, "parts_B"} - {"memory_BT"}
+    assert set(batch) == {*FILL, "parts_B"} - {"memory_BT", "prompts_BT"}
     owners = np.array([owner for owner, _ in blend.samples(0, 48)])
     assert (batch["parts_B"] == owners).all() and set(owners) == {0, 1, 2}
     assert ((batch["bidirectional_B"] == 1) == (owners > 0)).all()
