@@ -128,6 +128,8 @@ def control_of(name: str) -> str:
 def alone(name: str, student: Role) -> Role:
     """The same-seed control of a student: same network, seed and tokens, no teacher."""
     own = {name: spec for name, spec in student.objective.items() if not type(spec).needs_teacher}
+    if len(own) == 1:  # its weight is a share of one: the same thing as any model of that objective
+        own = {name: spec.model_copy(update={"weight": 1.0}) for name, spec in own.items()}
     return student.model_copy(
         update={
             "objective": own or {"lm": LM()},

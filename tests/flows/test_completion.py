@@ -30,7 +30,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("atelier pla", {"plan "}),
         ("atelier titan model@roles.student_a.mo", {"model@roles.student_a.model="}),
         ("atelier titan model@roles.student_a.model=gpt_m", {"model@roles.student_a.model=gpt_mini "}),
-        ("atelier plan --json titan experiment=t", {"experiment=tiny "}),
+        ("atelier plan --json titan experiment=ti", {"experiment=tiny ", "experiment=titan_260b "}),
         ("atelier distill roles.st", {"roles.student_a."}),
         ("atelier distill roles.student_a.att", {"roles.student_a.attach="}),
         (
