@@ -335,7 +335,7 @@ def generating(root: Path, *words: str) -> subprocess.Popen[str]:
         text=True,
         cwd=PROJECT,
         env=os.environ | {"ATELIER_ROOT": str(root), "AWS_SECRET_ACCESS_KEY": "hush"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's `&` ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # `&` ignores it
     )
 
 
