@@ -72,7 +72,7 @@ class Stack:
     def worker(self, pool: str, limit: int, name: str = "") -> Service:
         """The worker of `pool`: its flows get the servers' credentials, their gangs do not."""
         client = self.client() or {k: os.environ[k] for k in CLIENT_KEYS if k in os.environ}
-        arguments = ("prefect", "worker", "start", "--pool", pool, "--type", "process")
+        arguments = ("infra.stack.pool_worker", "worker", "start", "--pool", pool, "--type", "process")
         arguments += ("--name", name or f"{socket.gethostname()}-{pool}", "--limit", str(limit))
         return Service(
             name=f"worker-{pool}",
