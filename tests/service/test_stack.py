@@ -66,6 +66,14 @@ def test_a_cancelled_run_that_is_retried_on_the_page_goes_on_from_its_checkpoint
     wait_for(lambda: set(folder.glob("*/checkpoints/step-*")) - before, 120, "a checkpoint")
     served.api("POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     assert served.wait_final(run, 60)["type"] == "CANCELLED"
+
+    def times_cancelled() -> (
+        int
+    ):  # by the flow itself, then by its worker, which would undo what comes between
+        states = served.api("GET", f"/flow_run_states/?flow_run_id={run}")
+        return sum(state["type"] == "CANCELLED" for state in states)
+
+    wait_for(lambda: times_cancelled() == 2, 30, "the worker to be done with the run")
     state = {"type": "SCHEDULED", "name": "AwaitingRetry"}
     served.api("POST", f"/flow_runs/{run}/set_state", {"state": state, "force": True})
     wait_for(lambda: served.state(run)["type"] == "RUNNING", 60, "the run to be running again")
