@@ -70,6 +70,7 @@ def apart(house: House, *trainings: Training) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_compiled_blocks_train_to_the_same_numbers_and_resume_to_the_same_bits(tmp_path: Path) -> None:
     roles = {"teacher": role(), "s": student()}
     plain, fast, again = (House(tmp_path / name) for name in ("plain", "fast", "again"))

@@ -57,6 +57,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
+@pytest.mark.slow
 def test_a_full_disk_stops_training_with_one_message_and_room_lets_it_go_on(
     disk: Path, whole: House, expected: Curve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
