@@ -7,6 +7,8 @@ import shutil
 import signal
 from collections.abc import Callable
 
+import pytest
+
 from tests.faults.command import EVERY, OWN_SERVER, STEPS, Command, Curve, House
 
 Start = Callable[..., Command]
@@ -60,6 +62,7 @@ def test_sigterm_stops_like_ctrl_c(house: House, start: Start) -> None:
     assert max(house.steps()) % EVERY
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_leaves_at_once_and_the_gang_still_ends_at_a_checkpoint(
     house: House, start: Start
 ) -> None:
@@ -88,6 +91,7 @@ def test_a_killed_flow_process_leaves_no_orphan_and_a_checkpoint(
     goes_on(house, expected)
 
 
+@pytest.mark.slow
 def test_a_killed_guard_leaves_no_orphan_and_its_lease_is_taken_over(
     house: House, start: Start, expected: Curve
 ) -> None:

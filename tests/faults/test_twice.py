@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.faults.command import DATA, Command, House
 
 
@@ -39,6 +41,7 @@ def test_two_runs_of_one_command_train_once_and_both_succeed(
     assert tables[0] and tables[0] == tables[1]
 
 
+@pytest.mark.slow
 def test_a_run_beside_a_training_names_the_writer_waits_and_reuses(
     house: House, start: Callable[..., Command]
 ) -> None:
