@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,12 +140,12 @@ def _chosen(tokens: Input, sentences: Sentences, asked: Imitate, scratch: Path) 
 
 
 def _continued(
-    model: torch.nn.Module, vocabulary: Vocabulary, batch: Sequence[Paragraph], asked: Imitate
+    model: Any, vocabulary: Vocabulary, batch: Sequence[Paragraph], asked: Imitate
 ) -> list[list[int]]:
     """Beginning and continuation of each, by draws of its own."""
     prefix = batch[0].prefix
-    device = model.head_weight.device  # type: ignore[union-attr]
-    prompts_BP = torch.tensor([each.ids[:prefix] for each in batch], device=device)  # type: ignore[arg-type]
+    device = model.head_weight.device
+    prompts_BP = torch.tensor([each.ids[:prefix] for each in batch], device=device)
     keys = np.concatenate(
         [
             Chance(asked.seed, "draws", each.split).keys(np.array([each.number]), np.array([0]))

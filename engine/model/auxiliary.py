@@ -14,6 +14,7 @@ from engine.model.gpt import make_norm, rotate
 from engine.model.output import Relations
 from engine.model.split import Split
 from engine.spec.kinds import ObjectiveSpec
+from engine.spec.objective.attention import Attention
 
 LAYER, PROJECTION = "auxiliary", "projection"
 
@@ -68,8 +69,8 @@ def add(model: nn.Module, objectives: Iterable[ObjectiveSpec], *, teacher_hidden
     offering: Any = model
     weight = next(model.parameters())
     for objective in objectives:
-        if objective.compares == "attention":
-            if objective.auxiliary:  # type: ignore[attr-defined]
+        if isinstance(objective, Attention):
+            if objective.auxiliary:
                 with torch.device(weight.device):
                     offering.auxiliary = Auxiliary(offering.spec).to(weight.dtype)
             else:

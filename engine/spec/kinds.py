@@ -70,6 +70,11 @@ class ObjectiveSpec(Spec):
     kind: str
     weight: float = Field(default=1.0, gt=0)
 
+    @property
+    def num_classes(self) -> int:
+        """Classes of a row, for those that compare classes."""
+        return 0
+
 
 class OptimSpec(Spec):
     """An optimiser with its schedule."""

@@ -37,7 +37,7 @@ def _check_prompts(place: str, objective: Control, role: Role) -> None:
 
 
 def _check_classes(place: str, objective: ObjectiveSpec, role: Role) -> None:
-    number: int = objective.num_classes  # type: ignore[attr-defined]
+    number = objective.num_classes
     heads: dict[str, int] = getattr(role.model, "classes", {})
     if heads.get(objective.kind) != number:
         known = ", ".join(f"{name}: {size}" for name, size in heads.items()) or "none"
