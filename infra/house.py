@@ -105,7 +105,7 @@ class House:
         """Hold the leases of all addresses (taken in order); what got published meanwhile is left out."""
         held: list[Lease] = []
         with ExitStack() as stack:
-            for address in sorted(addresses):
+            for address in sorted(set(addresses)):  # one thing under two names has one lease
                 lease = take(
                     address,
                     Holder.me(node.name),
@@ -144,6 +144,8 @@ class House:
         )
         with self.leases(node, targets) as held:
             outputs = {key: p for key, p in outputs.items() if self.store.find(p.kind, p.fingerprint) is None}
+            first = {p.fingerprint: key for key, p in reversed(outputs.items())}
+            outputs = {key: p for key, p in outputs.items() if first[p.fingerprint] == key}  # equal ones once
             if not outputs:
                 return
             here = self.place.share(ranks) if self.place else ranks
