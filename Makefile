@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+JOBS ?= 2
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 export DO_NOT_TRACK = true
 export MLFLOW_DISABLE_TELEMETRY = true
@@ -20,7 +21,7 @@ demo: setup  ## a teacher and its students, end to end, in some minutes
 	$(BIN)/atelier titan experiment=laptop
 
 test: setup  ## all tests that need no root, no service and little patience (15 minutes on 2 cores)
-	$(BIN)/python -m pytest tests -m "not root and not service and not browser and not slow and not bench and not gpu"
+	$(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile -m "not root and not service and not browser and not slow and not bench and not gpu"
 
 check: setup  ## format, lint, types, import rule (2 minutes)
 	$(BIN)/ruff format --check .
@@ -30,7 +31,7 @@ check: setup  ## format, lint, types, import rule (2 minutes)
 	$(BIN)/python -m pytest tests/engine/spec tests/infra/test_store.py -x
 
 verify: setup  ## everything, root and strace included (an hour)
-	bash tests/verify.sh
+	JOBS=$(JOBS) bash tests/verify.sh
 
 up: setup  ## Prefect, MLflow, workers and a form for every flow, on this machine
 	$(BIN)/atelier up
@@ -39,7 +40,7 @@ mutants: setup  ## break a promise on purpose, one at a time: each must turn its
 	$(BIN)/python tests/mutants/run.py
 
 bench: setup  ## timings and long comparisons; results in benchmarks/results
-	for script in loop rows overhead orchestration checkpoint seeds; do $(BIN)/python benchmarks/$$script.py || exit 1; done
+	for script in loop rows overhead orchestration checkpoint seeds online_distillation scarce_data objectives sweeps; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 	ATELIER_STORM=60/30 $(BIN)/python -m pytest tests/faults/test_storm.py -rP
 
 .PHONY: help setup demo up test check verify mutants bench

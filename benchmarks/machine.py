@@ -39,9 +39,10 @@ def about() -> dict[str, Any]:
     }
 
 
-def keep(name: str, numbers: dict[str, Any]) -> None:
-    """Print the numbers with the machine and write results/<name>.json."""
-    RESULTS.mkdir(exist_ok=True)
+def keep(name: str, numbers: dict[str, Any], *, is_trial: bool = False) -> None:
+    """Print the numbers with the machine and, unless it was only a trial, write results/<name>.json."""
     document = {"benchmark": name, "machine": about(), "numbers": numbers}
-    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    if not is_trial:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document, indent=1))

@@ -10,7 +10,8 @@ Each output is a scores.json. For a model:
   bits_per_byte  loss x tokens / ln 2 / bytes: comparable with compressors and between tokenizers
   tokens, bytes, documents   what was scored; bytes are UTF-8
   accuracy       share of test examples whose completion is the option of highest likelihood, end token
-                 included; accuracy_normalised: highest likelihood a token; `correct`: 0 or 1 an example
+                 included unless `shots` is given; accuracy_normalised: highest likelihood a token; `correct`:
+                 0 or 1 an example
   majority       the accuracy of always giving the most common answer
   sample         score.sample and its continuation: 120 tokens, temperature 0.8, seed 0
 The baselines: gzip -9, xz -9e and an interpolated token trigram on the same documents, in bits per byte,
@@ -62,12 +63,16 @@ class Exam:
     prompt: str
     vocabulary: Vocabulary
     text: HeldOutText | None
-    examples: Examples | None
+    examples: dict[int | None, Examples]  # by shots
+
+    def asked(self, target: Target) -> Examples | None:
+        return self.examples[target.shots] if target.labels else None
 
     def num_tokens(self, target: Target) -> int:
         """Tokens that one model computes, for the progress."""
         num_text = len(self.text.tokens_N) if target.text and self.text else 0
-        return num_text + (sum(row_lengths(self.examples)) if target.labels and self.examples else 0)
+        examples = self.asked(target)
+        return num_text + (sum(row_lengths(examples)) if examples else 0)
 
 
 def evaluate(run: RunFile, stream: TextIO) -> dict[str, Any]:
@@ -111,7 +116,7 @@ def set_exam(run: RunFile, asked: Score, targets: dict[str, Target], scratch: Pa
     tokenizer = input_of(run, "tokenizer")
     vocabulary = Vocabulary.read(tokenizer.file(TOKENIZER, scratch))
     sequence = None if asked.sequence == "auto" else asked.sequence
-    text = examples = None
+    text = None
     if any(target.text for target in targets.values()) or BASELINES in run.outputs:
         if sequence is None:
             raise ConfigError(
@@ -120,13 +125,17 @@ def set_exam(run: RunFile, asked: Score, targets: dict[str, Target], scratch: Pa
         tokens = input_of(run, "tokens")
         check_tokens(tokens, tokenizer, vocabulary)
         text = read_held_out(tokens, vocabulary, scratch, asked.max_tokens)
-    if any(target.labels for target in targets.values()):
-        examples = read_examples(input_of(run, "labels"), tokenizer, asked, scratch)
+    examples = {
+        shots: read_examples(input_of(run, "labels"), tokenizer, asked, scratch, shots)
+        for shots in {target.shots for target in targets.values() if target.labels}
+    }
     exam = Exam(sequence=sequence, prompt=asked.sample, vocabulary=vocabulary, text=text, examples=examples)
     return exam, tokenizer
 
 
-def read_examples(labels: Input, tokenizer: Input, asked: Score, scratch: Path) -> Examples:
+def read_examples(
+    labels: Input, tokenizer: Input, asked: Score, scratch: Path, shots: int | None
+) -> Examples:
     """The first `score.max_examples` test examples of a fixed order; score.sequence=auto cuts no prompt."""
     return Examples(
         labels,
@@ -136,6 +145,7 @@ def read_examples(labels: Input, tokenizer: Input, asked: Score, scratch: Path) 
         num_examples=min(asked.max_examples, int(labels.record.summary["test"])),
         seed=EXAMPLES_SEED,
         split="test",
+        shots=shots,
     )
 
 
@@ -171,8 +181,8 @@ def check_model(spec: Any, exam: Exam, target: Target, place: str) -> None:
     """Refuse a model of another vocabulary, or with too few positions for what it is asked."""
     check_vocabulary(exam.vocabulary, spec, place)
     needed = exam.sequence if target.text and exam.sequence else 0
-    if target.labels and exam.examples is not None:
-        needed = max(needed, num_places(exam.examples))
+    if examples := exam.asked(target):
+        needed = max(needed, num_places(examples))
     room = num_positions(spec)
     if room is not None and room < needed:
         raise ConfigError(
@@ -196,13 +206,13 @@ def score(network: Any, exam: Exam, target: Target, progress: Progress, place: s
             "bits_per_byte": nats / math.log(2) / text.num_bytes,
             "sample": exam.prompt + Speaker(network, exam.vocabulary).text(exam.prompt, SAMPLE),
         } | counts(text)
-    if target.labels and exam.examples is not None:
-        choices = choose(network, exam.examples, advance=progress.advance)
+    if examples := exam.asked(target):
+        choices = choose(network, examples, advance=progress.advance)
         result |= {
             "accuracy": sum(choices.correct) / len(choices.correct),
             "accuracy_normalised": sum(choices.correct_normalised) / len(choices.correct),
             "correct": choices.correct,
-            "majority": majority(exam.examples),
+            "majority": majority(examples),
             "examples": len(choices.correct),
         }
     return result

@@ -4,7 +4,7 @@ run.json: config is an Imitate (engine/spec/sampling.py), inputs {"model", "toke
 "imitations": imitations.jsonl, a line {"split", "prefix", "original", "generated"}, the last two token ids
 that begin with the same `prefix` tokens and end with a sentence.
 
-B rows, P tokens of a prompt
+B rows
 """
 
 import sys
@@ -80,11 +80,10 @@ def paragraphs(text: Text, sentences: Sentences, asked: Imitate, count: int) -> 
 
 
 def batches(found: Sequence[Paragraph]) -> Iterator[list[Paragraph]]:
-    """Those whose beginnings are as long as each other, some at a time."""
-    for size in sorted({each.prefix for each in found}):
-        alike = [each for each in found if each.prefix == size]
-        for first in range(0, len(alike), ROWS):
-            yield alike[first : first + ROWS]
+    """Some at a time, those together whose beginnings are about as long."""
+    alike = sorted(found, key=lambda each: each.prefix)
+    for first in range(0, len(alike), ROWS):
+        yield alike[first : first + ROWS]
 
 
 def whole_sentences(ids: list[int], prefix: int, end: int, sentences: Sentences) -> list[int]:
@@ -143,9 +142,7 @@ def _continued(
     model: Any, vocabulary: Vocabulary, batch: Sequence[Paragraph], asked: Imitate
 ) -> list[list[int]]:
     """Beginning and continuation of each, by draws of its own."""
-    prefix = batch[0].prefix
-    device = model.head_weight.device
-    prompts_BP = torch.tensor([each.ids[:prefix] for each in batch], device=device)
+    prompts = [each.ids[: each.prefix] for each in batch]
     keys = np.concatenate(
         [
             Chance(asked.seed, "draws", each.split).keys(np.array([each.number]), np.array([0]))
@@ -154,13 +151,13 @@ def _continued(
     )
     found = continuations(
         model,
-        prompts_BP,
-        max_tokens=asked.tokens - prefix,
+        prompts,
+        length=asked.tokens,
         sampling=Sampling(temperature=asked.temperature, top_p=asked.top_p),
-        draws=lambda number: torch.from_numpy(uniform(keys, number, 0)),
+        draws=lambda place: torch.from_numpy(uniform(keys, place, 0)),
         end=vocabulary.end_id,
     )
-    return [[*each.ids[:prefix], *ids] for each, ids in zip(batch, found, strict=True)]
+    return [[*prompt, *ids] for prompt, ids in zip(prompts, found, strict=True)]
 
 
 def check_tokenizer(model: Input, tokenizer: Input) -> None:

@@ -4,7 +4,7 @@ B rows, P tokens of a prompt, T tokens, D hidden, V vocab
 """
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,30 +47,38 @@ def sample_rows(logits_BV: Tensor, temperature: float, top_p: float, draws_B: Te
 @torch.inference_mode()
 def continuations(
     model: Any,
-    prompts_BP: Tensor,
+    prompts: Sequence[Sequence[int]],
     *,
-    max_tokens: int,
+    length: int,
     sampling: Sampling,
     draws: Callable[[int], Tensor],
     end: int,
 ) -> list[list[int]]:
-    """What follows each of these prompts, all as long as each other: at most `max_tokens` ids, up to and with
-    the end token. `draws(n)` gives the uniform draws [B] for the n-th of them.
+    """What follows each of these prompts, up to and with the end token, or until prompt and continuation have
+    `length` ids. `draws(t)` gives the uniform draws [B] for the ids at place t.
+
+    Prompts longer than the shortest are read on while others are continued already: few and alike are fast.
     """
-    num_rows, num_seen = prompts_BP.shape
-    cache = model.new_cache(num_rows, num_seen + max_tokens, model.head_weight.dtype)
-    new_BT, found, is_open_B = prompts_BP, [], torch.ones(num_rows, dtype=torch.bool)
-    for number in range(max_tokens):
-        first = 0 if number == 0 else num_seen + number - 1
-        logits_BV = _last_logits(model, new_BT, first, cache)
-        ids_B = sample_rows(logits_BV, sampling.temperature, sampling.top_p, draws(number))
-        found.append(torch.where(is_open_B, ids_B, end))
-        is_open_B &= ids_B != end
+    sizes_B = torch.tensor([len(prompt) for prompt in prompts])
+    first, last = int(sizes_B.min()), int(sizes_B.max())
+    given_BP = torch.tensor([[*prompt, *[end] * (last - len(prompt))] for prompt in prompts])
+    device = model.head_weight.device
+    cache = model.new_cache(len(prompts), length, model.head_weight.dtype)
+    rows_BT, num_seen, is_open_B = given_BP[:, :first], 0, torch.ones(len(prompts), dtype=torch.bool)
+    for place in range(first, length):
+        logits_BV = _last_logits(model, rows_BT[:, num_seen:].to(device), num_seen, cache)
+        num_seen = place
+        ids_B = sample_rows(logits_BV, sampling.temperature, sampling.top_p, draws(place))
+        ids_B = torch.where(is_open_B, ids_B, end)
+        is_given_B = place < sizes_B
+        if place < last:
+            ids_B = torch.where(is_given_B, given_BP[:, place], ids_B)
+        is_open_B &= is_given_B | (ids_B != end)
+        rows_BT = torch.cat([rows_BT, ids_B[:, None]], dim=1)
         if not bool(is_open_B.any()):
             break
-        new_BT = found[-1][:, None].to(prompts_BP.device)
-    rows = torch.stack(found, dim=1).tolist()
-    return [row[: row.index(end) + 1] if end in row else row for row in rows]
+    found = [row[size:] for row, size in zip(rows_BT.tolist(), sizes_B.tolist(), strict=True)]
+    return [row[: row.index(end) + 1] if end in row else row for row in found]
 
 
 def num_positions(spec: Any) -> int | None:

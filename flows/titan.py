@@ -1,5 +1,6 @@
-"""titan: corpus, tokenizer, tokens; an assistant trained ahead, which imitates the text; a teacher with
-students online; each student fine-tuned; all scored beside same-seed controls.
+"""titan: corpus, tokenizer, tokens; an assistant trained ahead, which imitates the text; a teacher, the
+assistant and students that learn online, all in one pass; zero-shot, few-shot and fine-tuned scores beside
+same-seed controls (ERNIE 3.0 Titan, 2112.12731).
 
 atelier titan experiment=laptop
 """
@@ -65,39 +66,50 @@ def titan(
     )
     tuned = {
         f"{name}/{key}": model
-        for name, role in students.items()
+        for name, role in roles.items()
         for key, model in finetune_model(
             models[name],
             role.model,
-            settings=finetune,
+            settings=finetune.model_copy(update={"scratch": finetune.scratch and name in last(roles)}),
             train=train,
             labels=examples,
             tokenizer=text.tokenizer,
             parallel=parallel,
         ).items()
     }
+    asked = {f"{name}/{way}": shots for name in models for way, shots in shots_of(score).items()}
     held_out, vocabulary = text.tokens["main"], text.tokenizer
     scores = score_models(
         {**models, **controls}, {}, settings=score, tokens=held_out, tokenizer=vocabulary
     ) | score_models(
         {},
-        tuned,
+        tuned | {key: models[key.rpartition("/")[0]] for key in asked},
         settings=score.model_copy(update={"sequence": finetune.sequence}),
         tokens=held_out,
         tokenizer=vocabulary,
         labels=examples,
+        shots=asked,
         name="score.labels",
     )
-    teachers = {name: role.teacher for name, role in roles.items()}
     report(
         {**models, **controls, **tuned},
         scores,
         title="titan",
-        teachers=teachers,
+        teachers={name: role.teacher for name, role in roles.items()},
         controls={n: control_of(n) for n in students},
     )
-    first = {f"{name}-{finetune.labels.task}": tuned[f"{name}/pretrained-0"] for name in students}
-    register({**models, **controls, **first}, scores)
+    first_draws = {f"{name}-{finetune.labels.task}": tuned[f"{name}/pretrained-0"] for name in roles}
+    register({**models, **controls, **first_draws}, scores)
+
+
+def shots_of(score: Score) -> dict[str, int]:
+    """How models that are not fine-tuned are asked: behind how many solved examples."""
+    return {"zero-shot": 0, "few-shot": score.shots}
+
+
+def last(roles: dict[str, Role]) -> set[str]:
+    """The roles that teach nobody."""
+    return set(roles) - {role.teacher for role in roles.values()}
 
 
 def before_all(name: str, roles: dict[str, Role]) -> Role:

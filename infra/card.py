@@ -53,6 +53,9 @@ T95 = (
 )
 
 
+ASKED = ("/zero-shot", "/few-shot")  # ends of the keys of scores of models as they are
+
+
 def interval(values: list[float]) -> tuple[float, float]:
     """Mean and half-width of its 95 % t-interval; half-width 0 for a single value."""
     mean = sum(values) / len(values)
@@ -91,6 +94,7 @@ def gather(node: Node, store: Store, command: str) -> ReportContent:
         if "bits_per_byte" in scores.get(key, {})
     ]
     rows += _baseline_rows(scores.get("baselines", {}))
+    rows += [_asked_row(key, score) for key, score in scores.items() if key.endswith(ASKED)]
     rows += _tuned_rows(found, scores)
     curves = {
         key: _curve(store, found[key])
@@ -98,7 +102,8 @@ def gather(node: Node, store: Store, command: str) -> ReportContent:
         if "bits_per_byte" in scores.get(key, {}) or len(found) == 1
     }
     samples = {key: str(score["sample"]) for key, score in scores.items() if score.get("sample")}
-    focus = next((key for key in teachers if key in found), next(iter(found)))
+    last = [key for key in teachers if key in found and key not in teachers.values()]  # they came from most
+    focus = next(iter(last), next(iter(found)))
     return ReportContent(
         title=node.config["title"],
         command=command,
@@ -159,6 +164,18 @@ def _baseline_rows(baselines: dict[str, Any]) -> list[dict[str, Any]]:
         for key in named
         if key in baselines
     ]
+
+
+def _asked_row(key: str, score: dict[str, Any]) -> dict[str, Any]:
+    """Accuracy of a model that was not fine-tuned, with the 95 % interval of a share of so many examples."""
+    accuracy = score["accuracy"]
+    half = 1.96 * math.sqrt(accuracy * (1 - accuracy) / score["examples"])
+    return {
+        "name": key.replace("/", " "),
+        "kind": key.rpartition("/")[2],
+        "accuracy": accuracy,
+        "accuracy_interval": half,
+    }
 
 
 def _tuned_rows(found: dict[str, Record], scores: dict[str, Any]) -> list[dict[str, Any]]:

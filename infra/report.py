@@ -13,7 +13,10 @@ from infra.lineage import Graph
 from infra.lineage_picture import to_svg
 
 FILES = ("report.md", "report.html", "loss.png", "lineage.svg", "table.json")
-ORDER = {"teacher": 0, "model": 1, "student": 2, "control": 2, "finetuned": 3, "scratch": 3, "baseline": 4}
+ORDER = {
+    "teacher": 0, "model": 1, "student": 2, "control": 2,
+    "zero-shot": 3, "few-shot": 4, "finetuned": 5, "scratch": 5, "baseline": 6,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class ReportContent:
         def key(row: dict[str, Any]) -> tuple[int, int, int]:
             student = self.controls.get(row["name"], row["name"])
             return (
-                ORDER.get(row["kind"], 5),
+                ORDER.get(row["kind"], len(ORDER)),
                 place.get(student, place[row["name"]]),
                 int(student != row["name"]),
             )
@@ -196,13 +199,7 @@ def to_markdown(content: ReportContent) -> str:
     parts = [f"# {content.title}", f"```\n{content.command}\n```"]
     if content.notes:
         parts.append("\n".join(f"- {note}" for note in content.notes))
-    for table in tables_of(content):
-        lines = [
-            "| " + " | ".join(table.head) + " |",
-            "|---|" + "---|" * min(1, len(table.head) - 1) + "---:|" * max(0, len(table.head) - 2),
-        ]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table.rows]
-        parts.append(f"## {table.title}\n\n" + "\n".join(lines))
+    parts += map(markdown_table, tables_of(content))
     if any(content.curves.values()):
         parts.append("## Loss\n\n![loss curves](loss.png)")
     if content.graph is not None:
@@ -213,6 +210,15 @@ def to_markdown(content: ReportContent) -> str:
         ]
         parts.append("\n\n".join(["## Samples", *blocks]))
     return "\n\n".join(parts) + "\n"
+
+
+def markdown_table(table: Table) -> str:
+    lines = [
+        "| " + " | ".join(table.head) + " |",
+        "|---|" + "---|" * min(1, len(table.head) - 1) + "---:|" * max(0, len(table.head) - 2),
+    ]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table.rows]
+    return f"## {table.title}\n\n" + "\n".join(lines)
 
 
 def _fence(text: str) -> str:
@@ -271,7 +277,7 @@ def to_html(content: ReportContent, png: bytes, svg: str) -> str:
         body.append(
             "<ul class=notes>" + "".join(f"<li>{html.escape(note)}</li>" for note in content.notes) + "</ul>"
         )
-    body += [_html_table(table) for table in tables_of(content)]
+    body += [html_table(table) for table in tables_of(content)]
     if png:
         picture = base64.b64encode(png).decode()
         body.append(
@@ -305,7 +311,7 @@ def _alt(content: ReportContent) -> str:
     return html.escape(", ".join([f"loss of {', '.join(content.curves)}", *ends]), quote=True)
 
 
-def _html_table(table: Table) -> str:
+def html_table(table: Table) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in table.head)
     rows = []
     for row, kind in zip(table.rows, table.kinds, strict=True):

@@ -3,9 +3,11 @@ beside them.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from engine.spec.data import Score
+from engine.spec.scoring import Target
 from infra.dag import Node, Product, Reference, declare, input_of
 from infra.house import House
 
@@ -20,16 +22,18 @@ def score(
     tokens: Reference,
     tokenizer: Reference,
     labels: Reference | None = None,
+    shots: Mapping[str, int] = MappingProxyType({}),
     threads: int = 1,
     name: str = "score",
 ) -> dict[str, Reference]:
     """Scores of every model by its key: those in `text` on held-out text, those in `labelled` on the labels'
-    test examples.
+    test examples; of the latter those in `shots` as they are, behind that many solved examples, the others
+    as they were fine-tuned.
     """
     models = {**text, **labelled}
+    targets = {key: Target(text=key in text, labels=key in labelled, shots=shots.get(key)) for key in models}
     products = {
-        key: _product(key, model, settings, key in text, tokens, labels if key in labelled else None)
-        for key, model in models.items()
+        key: _product(key, model, settings, targets[key], tokens, labels) for key, model in models.items()
     }
     if settings.baselines and text:
         products["baselines"] = Product(
@@ -47,26 +51,33 @@ def score(
     config = {
         "score": settings.model_dump(mode="json"),
         "threads": threads,
-        "targets": {key: {"text": key in text, "labels": key in labelled} for key in models},
+        "targets": {key: target.model_dump(mode="json") for key, target in targets.items()},
     }
     node = Node(name=name, task="score", products=products, inputs=inputs, config=config)
     return declare(node, [*models.values(), tokens, *([labels] if labels else [])])
 
 
 def _product(
-    key: str, model: Reference, settings: Score, is_text: bool, tokens: Reference, labels: Reference | None
+    key: str,
+    model: Reference,
+    settings: Score,
+    target: Target,
+    tokens: Reference,
+    labels: Reference | None,
 ) -> Product:
     identity: dict[str, Any] = {}
     parents = {"model": model.fingerprint}
-    if is_text:
+    if target.text:
         identity |= {
             "max_tokens": settings.max_tokens,
             "sequence": settings.sequence,
             "sample": settings.sample,
         }
         parents["tokens"] = tokens.fingerprint
-    if labels is not None:
+    if target.labels and labels is not None:
         identity |= {"max_examples": settings.max_examples, "sequence": settings.sequence}
+        if target.shots is not None:
+            identity["shots"] = target.shots
         parents["labels"] = labels.fingerprint
     origin = {field: f"score.{field}" for field in identity}
     return Product(

@@ -22,7 +22,10 @@ if ! "$PYTHON" -c "import playwright" 2>/dev/null || ! command -v chromium >/dev
 fi
 
 failed=0
-"$PYTHON" -m pytest tests -m "$marks" -rs --durations=80 || failed=1
+part() { "$PYTHON" -m pytest "$@" -rs --durations=25 || failed=1; }
+part tests --ignore tests/parity -n "${JOBS:-2}" --dist loadfile -m "$marks and not service and not browser"
+part tests/parity -m "$marks"  # gangs of up to eight ranks: one at a time
+part tests -m "$marks and (service or browser)"  # one stack at a time
 "$PYTHON" tests/mutants/run.py || failed=1
 echo "left out:"
 printf '  %s\n' "${left[@]}"

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,8 +51,10 @@ class Examples:
 
     A row is prompt, completion and end token; only completion and end token are scored. A prompt that does
     not fit loses its beginning, in training and in scoring alike. All batches have the same T, the longest
-    row of this draw, so that no batch depends on who is in it. Raises DataError when there are fewer examples
-    than asked for, ConfigError when `sequence` has no room for an option.
+    row of this draw, so that no batch depends on who is in it. With `shots` every prompt stands behind that
+    many solved training examples, the same for all, and no end token behind an option: text as it goes on
+    (few-shot, 2005.14165, section 2). Raises DataError when there are fewer examples than asked for,
+    ConfigError when `sequence` has no room for an option.
     """
 
     def __init__(
@@ -65,11 +68,10 @@ class Examples:
         draw: int = 0,
         seed: int = 1,
         split: str = "train",
+        shots: int | None = None,
     ) -> None:
         self._vocabulary = Vocabulary.read(tokenizer)
-        lines = [
-            json.loads(line) for line in labels.file(f"{split}.jsonl", scratch).read_bytes().splitlines()
-        ]
+        lines = _lines(labels, split, scratch)
         if num_examples > len(lines) or not lines:
             raise DataError(
                 f"{labels.url}: {num_examples} {split} examples were asked for, there are {len(lines)}; "
@@ -77,9 +79,8 @@ class Examples:
             )
         order = Permutation(len(lines), seed, "draw", split, draw)(np.arange(num_examples or len(lines)))
         self.options: tuple[str, ...] = tuple(lines[0]["options"])
-        self._option_ids = tuple(
-            (*self._vocabulary.encode(option), self._vocabulary.end_id) for option in self.options
-        )
+        end = (self._vocabulary.end_id,) if shots is None else ()
+        self._option_ids = tuple((*self._vocabulary.encode(option), *end) for option in self.options)
         room = sequence + 1 - max(map(len, self._option_ids))
         if room < 1:
             raise ConfigError(
@@ -88,10 +89,24 @@ class Examples:
                 f"options have up to {sequence + 1 - room} tokens",
             )
         prompts = self._vocabulary.encode_all([lines[i]["prompt"] for i in order])
+        before = self._solved(_lines(labels, "train", scratch), room, shots, seed) if shots else []
         self.examples = tuple(
-            self._example(lines[i]["completion"], ids[-room:]) for i, ids in zip(order, prompts, strict=True)
+            self._example(lines[i]["completion"], [*before, *ids[-room:]])
+            for i, ids in zip(order, prompts, strict=True)
         )
         self.length = max(len(e.prompt) + len(e.completion) for e in self.examples) - 1
+
+    def _solved(self, lines: list[dict[str, Any]], room: int, shots: int, seed: int) -> list[int]:
+        """`shots` training examples with their completions, an empty line behind each."""
+        if shots > len(lines):
+            raise DataError(
+                f"{shots} solved examples were asked for, there are {len(lines)}; ask for fewer or give more"
+            )
+        found: list[int] = []
+        for i in Permutation(len(lines), seed, "shots")(np.arange(shots)):
+            prompt = self._vocabulary.encode(lines[i]["prompt"])[-room:]
+            found += [*prompt, *self._vocabulary.encode(lines[i]["completion"] + "\n\n")]
+        return found
 
     def _example(self, completion: str, prompt: list[int]) -> Example:
         answer = self.options.index(completion)
@@ -161,6 +176,10 @@ class Examples:
             for r in rows
         ]
         return _stacked(parts, max(len(r.tokens_T) for r in rows), self._vocabulary.pad_id), rows
+
+
+def _lines(labels: Input, split: str, scratch: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in labels.file(f"{split}.jsonl", scratch).read_bytes().splitlines()]
 
 
 def _stacked(rows: list[dict[str, np.ndarray]], length: int, pad: int) -> dict[str, np.ndarray]:

@@ -51,9 +51,9 @@ class HeldOut:
             if type(spec).needs_teacher or not self._places.get(kind):
                 continue
             mean, right = self._mean(member, kind, name)
-            found[f"eval/{name}"] = mean
+            found[f"eval/objective/{name}"] = mean
             if type(spec).compares == "classes":
-                found[f"eval/accuracy/{name}"] = right
+                found[f"eval/objective/accuracy/{name}"] = right
         return found
 
     def _mean(self, member: Member, kind: str, name: str) -> tuple[float, float]:

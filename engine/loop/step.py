@@ -10,6 +10,7 @@ that none moves another's bits.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ class Outcome:
 
 def metric_name(name: str) -> str:
     """Of an objective's mean, or of how many of its rows were right."""
-    return f"accuracy/{name.removesuffix(RIGHT)}" if name.endswith(RIGHT) else f"objective/{name}"
+    return f"objective/accuracy/{name.removesuffix(RIGHT)}" if name.endswith(RIGHT) else f"objective/{name}"
 
 
 @dataclass
@@ -179,32 +180,31 @@ class Round:
 
 
 def _gather(tally: _Tally, circle: Circle, counts: Counts, gang: Gang) -> dict[tuple[str, str], float]:
-    """All sums and squared gradient norms over all ranks, in one collective and one transfer: (role,
-    objective or "") -> mean or norm; nothing of an objective of which the step has no row.
+    """All sums and squared gradient norms over all ranks, in one transfer: (role, objective or "") -> mean or
+    norm; nothing of an objective of which the step has no row.
+
+    A collective for each role: the order in which more than two ranks add up follows from the place in the
+    vector and its length, and no role's last bit may depend on who else is there.
     """
     nothing = torch.zeros((), dtype=torch.float64, device=gang.device)
-    names, parts, divisors = [], [], []
+    grid, moving = circle.roots[0].grid, {member.name for member in circle.moving()}
+    names, added = {}, []
     for member in circle.all():
         found = tally.sums.get(member.name, {}) if member.grid.is_counted else {}
-        for name in dict.fromkeys([*member.logged(), "lm"]):
-            names.append((member.name, name))
-            parts.append(found.get(name, nothing))
-            divisors.append(counts.of(member.part(name)))
-    moving = circle.moving()
-    squares = [member.squares() for member in moving]
-    sums, *squares = (
-        circle.roots[0]
-        .grid.sum(torch.cat([torch.stack(parts), *squares]))
-        .split([len(parts), *map(len, squares)])
-    )
-    result = {
-        key: value / divisor
-        for key, value, divisor in zip(names, sums.tolist(), divisors, strict=True)
-        if divisor
-    }
-    for member, each in zip(moving, squares, strict=True):
-        # exact and in no order: where a weight lies does not move its model's bits
-        result[(member.name, "")] = math.fsum(each.tolist()) ** 0.5
+        names[member.name] = list(dict.fromkeys([*member.logged(), "lm"]))
+        parts = torch.stack([found.get(name, nothing) for name in names[member.name]])
+        squares = [member.squares()] if member.name in moving else []
+        added.append(grid.sum(torch.cat([parts, *squares])))
+    values = iter(torch.cat(added).tolist())
+    result = {}
+    for member, vector in zip(circle.all(), added, strict=True):
+        mine = list(islice(values, len(vector)))
+        for name, value in zip(names[member.name], mine, strict=False):
+            if divisor := counts.of(member.part(name)):
+                result[(member.name, name)] = value / divisor
+        if member.name in moving:
+            # exact and in no order: where a weight lies does not move its model's bits
+            result[(member.name, "")] = math.fsum(mine[len(names[member.name]) :]) ** 0.5
     return result
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from engine.pulse import Pulse
 from engine.spec.error import ConfigError
@@ -32,6 +33,7 @@ class Gang:
     group: dist.ProcessGroup | None = None
     background: dist.ProcessGroup | None = None  # gloo, for a thread that works beside training
     pulse: Pulse = field(default_factory=Pulse)
+    meshes: dict[tuple[int, ...], DeviceMesh] = field(default_factory=dict, compare=False)  # by sizes of axes
 
     @property
     def is_first(self) -> bool:

@@ -16,7 +16,8 @@ from engine.parallel.gang import Gang
 from engine.spec.parallel import Axes
 
 INNER = ("replicate", "shard", "expert", "context", "tensor")
-DENSE, SPARSE = ("shard", "expert", "context"), ("shard", "context")  # who shares dense weights, an expert's
+# who shares dense weights, an expert's; who makes up a stage
+FLAT = {"dense": ("shard", "expert", "context"), "sparse": ("shard", "context"), "stage": INNER}
 
 
 class Grid:
@@ -32,14 +33,18 @@ class Grid:
         self.mesh: DeviceMesh | None = None
         self._flat: dict[str, DeviceMesh] = {}
         if gang.world > 1:
-            self._make_mesh()
+            shape = tuple(self.sizes.values())
+            if shape not in gang.meshes:
+                gang.meshes[shape] = self._new_mesh()
+            self.mesh = gang.meshes[shape]
+            self._flat = {name: self.mesh[axes]._flatten(name) for name, axes in FLAT.items()}
 
-    def _make_mesh(self) -> None:
-        """A collective of the whole gang: every rank makes every group."""
-        shape = tuple(self.sizes.values())
-        self.mesh = init_device_mesh(self.gang.device.type, shape, mesh_dim_names=tuple(self.sizes))
-        for name, axes in (("dense", DENSE), ("sparse", SPARSE), ("stage", INNER)):
-            self._flat[name] = self.mesh[axes]._flatten(name)
+    def _new_mesh(self) -> DeviceMesh:
+        """A collective of the whole gang: every rank makes every group. Roles of one shape share it: every
+        group of gloo has threads that wake a hundred times a second, every communicator of NCCL its memory.
+        """
+        names = tuple(self.sizes)
+        return init_device_mesh(self.gang.device.type, tuple(self.sizes.values()), mesh_dim_names=names)
 
     @property
     def is_here(self) -> bool:

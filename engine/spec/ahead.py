@@ -13,6 +13,6 @@ class Ahead(Spec):
 
     @model_validator(mode="after")
     def _both(self) -> "Ahead":
-        if bool(self.role) != bool(self.steps):
-            raise ValueError("give role and steps, or neither")
+        if self.role and not self.steps:
+            raise ValueError(f"{self.role} is to be trained ahead for no step; give steps, or ahead=none")
         return self

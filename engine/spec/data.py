@@ -122,5 +122,8 @@ class Score(Spec):
     sequence: Count | Literal["auto"] = Field(
         default="auto", description="tokens of context; auto = the training's"
     )
+    shots: int = Field(
+        default=4, ge=1, description="solved examples before a question, of models that were not fine-tuned"
+    )
     baselines: bool = Field(default=True, description="also gzip -9, xz and an interpolated trigram")
     sample: str = Field(default="def ", description="prompt of the sample text")

@@ -11,6 +11,12 @@ class Target(Spec):
 
     text: bool = Field(default=True, description="held-out text: loss, bits per byte and a sample")
     labels: bool = Field(default=False, description="labelled test examples: accuracy")
+    shots: int | None = Field(
+        default=None,
+        ge=0,
+        description="asked as text goes on, behind so many solved examples (GPT-3, 2005.14165); "
+        "none = as a fine-tuned model is: behind the answer stands the end token",
+    )
 
 
 class Scoring(Spec):

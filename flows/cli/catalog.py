@@ -100,10 +100,13 @@ class Shape:
         self._defaults(defaults[before + 1 :], package, folder)
 
     def _defaults(self, entries: list[Any], package: str, folder: str) -> None:
-        """`folder` is the file's own, where the files lie that it names without a group."""
+        """`folder` is the file's own, where the files lie that it names without a group. What a file
+        overrides is known before what it includes: the outermost override counts.
+        """
+        groups: list[Choice | str] = []
         for entry in entries:
             if isinstance(entry, str):
-                self._file(f"{folder}/{entry}".strip("/"), package)
+                groups.append(entry)
                 continue
             ((key, option),) = entry.items()
             match = ENTRY.match(key)
@@ -115,7 +118,12 @@ class Shape:
             if match["override"]:
                 self._overridden.setdefault(choice.key, choice.option)
             else:
-                self._group(choice)
+                groups.append(choice)
+        for one in groups:
+            if isinstance(one, str):
+                self._file(f"{folder}/{one}".strip("/"), package)
+            else:
+                self._group(one)
 
     def _group(self, choice: Choice) -> None:
         chosen = self._given.get(choice.key) or self._overridden.get(choice.key) or choice.option

@@ -23,6 +23,7 @@ from infra.tracking.choice import TrackerSpec
 
 _lock = threading.Lock()  # Hydra's global state allows one composition at a time
 KEY = re.compile(r"^(?P<mark>\+{0,2}|~)(?P<key>[^=@~+]+)(?P<package>@[^=]+)?(?P<rest>=.*)?$", re.DOTALL)
+CALL = re.compile(r"^\w+\(.*\)$", re.DOTALL)
 SETTINGS = ("pool", "tracker")
 
 
@@ -84,12 +85,12 @@ def _hydra(flow: str, overrides: list[str]) -> dict[str, Any]:
                 document: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
                 return document
         except (HydraException, OmegaConfBaseException) as error:
-            raise _explained(error) from None
+            raise explained(error) from None
 
 
-def prepared(text: str, flow: str, known: list[str]) -> str:
+def prepared(text: str, flow: str, known: list[str], *, is_sweep: bool = False) -> str:
     """One override for Hydra. Values are added where the yaml is silent, because the spec, which knows every
-    key, judges them.
+    key, judges them. A group of a sweep may have several options.
     """
     match = KEY.match(text)
     if not match or (match["rest"] is None and match["mark"] != "~"):
@@ -105,7 +106,7 @@ def prepared(text: str, flow: str, known: list[str]) -> str:
             f"did you mean {nearest(key, groups()) or groups()[0]}? there are: {', '.join(groups())}",
         )
     if is_group:
-        _check_option(match, text)
+        _check_option(match, text, is_sweep=is_sweep)
         return text
     if first not in known and first != "hydra":
         raise _unknown(first, flow, known)
@@ -114,9 +115,15 @@ def prepared(text: str, flow: str, known: list[str]) -> str:
     return f"++{text}"
 
 
-def _check_option(match: re.Match[str], text: str) -> None:
+def _check_option(match: re.Match[str], text: str, *, is_sweep: bool) -> None:
     group, value = match["key"].strip("/"), (match["rest"] or "=")[1:]
     found = options(group)
+    if is_sweep and CALL.search(value):
+        return  # glob(gpt*), choice(a,b): Hydra knows what it stands for
+    if is_sweep and "," in value and not value.startswith("["):
+        for one in value.split(","):
+            _check_option(KEY.match(f"{group}={one.strip()}") or match, text, is_sweep=False)
+        return
     if match["mark"] != "~" and value not in found and not value.startswith("["):
         if set(value.split(",")) <= set(found):
             raise ConfigError(match["key"], "several values are a sweep", "add -m")
@@ -139,7 +146,7 @@ def _unknown(key: str, flow: str, known: list[str]) -> ConfigError:
     )
 
 
-def _explained(error: Exception) -> ConfigError:
+def explained(error: Exception) -> ConfigError:
     cause = error.__cause__ or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     text = " ".join(lines[:2])

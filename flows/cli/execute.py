@@ -127,16 +127,18 @@ def run_flow(
     run_id: str = "",
     host: Host | None = None,
     make: Make = make_here,
+    stop: threading.Event | None = None,
 ) -> Outcome:
     """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop gangs at a checkpoint.
 
     `host` has the flow's inside run within a Prefect flow, by default one of this process; `make` runs a
-    node. A `run_id` of an earlier run goes on with its page in MLflow.
+    node. A `run_id` of an earlier run goes on with its page in MLflow. Who sets `stop` ends it at a
+    checkpoint.
     """
     started = time.monotonic()
     run_id = run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     outcome = Outcome(run_id=run_id, nodes=plan.nodes)
-    house = open_house(frozen, store, command, run_id, listener, sweep=sweep)
+    house = open_house(frozen, store, command, run_id, listener, sweep=sweep, stop=stop)
     manifest = {
         "id": run_id,
         "flow": frozen.flow,
@@ -175,7 +177,14 @@ def run_flow(
 
 
 def open_house(
-    frozen: Frozen, store: Store, command: str, run_id: str, listener: Listener, *, sweep: str = ""
+    frozen: Frozen,
+    store: Store,
+    command: str,
+    run_id: str,
+    listener: Listener,
+    *,
+    sweep: str = "",
+    stop: threading.Event | None = None,
 ) -> House:
     """What the nodes of the run work with in this process."""
     scratch = scratch_of(store, run_id)
@@ -198,6 +207,7 @@ def open_house(
         command=command,
         listener=listener,
         tracker=tracker,
+        stop=stop or threading.Event(),
     )
 
 

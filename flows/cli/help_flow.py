@@ -15,7 +15,8 @@ def of_flow(flow: str, words: tuple[str, ...] = ()) -> str:
         f"{flow}: {about}", "", f"usage:   atelier {flow} [group=option] [key=value] ...",
         f"example: {example}", "", "groups (now)", *_group_lines(shape), "",
         "keys: type, meaning [value]", *_key_lines(shape), "", "options",
-        row("-m, --multirun", "a sweep: every combination of  key=1,2  group=a,b  is a run"),
+        row("-m, --multirun", "a sweep: every combination of  key=1,2  group=a,b  is a run (docs/sweeps.md)"),
+        row("--dry-run", "with -m: say what would run and what it costs"),
         row("--cfg job", "print the composed configuration and stop"), row("--info", "how Hydra composed it"),
     ])  # fmt: skip
 

@@ -12,7 +12,7 @@ from engine.spec.error import AtelierError, ConfigError, DamageError, nearest
 from flows.cli import catalog, help, hydra_flags, syntax
 
 FLAGS = ("--help", "--version", "--completion", "--hydra-help")
-SWEEP = ("-m", "--multirun")
+SWEEP = ("-m", "--multirun", "--dry-run")
 
 
 def run(arguments: Sequence[str]) -> int:

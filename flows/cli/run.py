@@ -2,8 +2,8 @@
 
 import shlex
 import sys
+import threading
 import time
-import uuid
 
 from rich.console import Console
 
@@ -12,30 +12,35 @@ from flows.cli.compose import Frozen, compose
 from flows.cli.execute import Outcome, run_flow
 from flows.cli.plan import Plan, draw
 from flows.cli.screen import Screen
-from flows.cli.sweep import compose_points
 from infra.dag import Node
 from infra.stack.stack import Stack, join_stack
 from infra.store import Store, default_root
 
 LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports stand in the table above it
-MULTIRUN = ("-m", "--multirun")
+MULTIRUN, DRY = ("-m", "--multirun"), "--dry-run"
 
 
 def run_command(arguments: list[str], command: str) -> int:
     """Run a flow, or with -m every point of a sweep; the exit code."""
     flow, overrides = arguments[0], [a for a in arguments[1:] if a not in MULTIRUN]
+    if DRY in overrides and len(overrides) == len(arguments) - 1:
+        raise ConfigError(DRY, "is for a sweep (-m)", f"atelier plan {flow} ... says what one run would do")
     if len(overrides) == len(arguments) - 1:
         return run_point(compose(flow, overrides), command)
-    return run_sweep(compose_points(flow, overrides))
+    from flows.sweep.command import run_sweep  # Hydra's sweepers: nothing that a single run waits for
+
+    return run_sweep(flow, overrides, command)
 
 
-def run_point(frozen: Frozen, command: str, sweep: str = "") -> int:
-    outcome, store = _run(frozen, command, sweep)
-    return _ended(frozen, outcome, store)
-
-
-def _run(frozen: Frozen, command: str, sweep: str) -> tuple[Outcome, Store]:
+def run_point(frozen: Frozen, command: str) -> int:
     store = Store(default_root())
+    return _ended(frozen, run_to_end(frozen, store, command), store)
+
+
+def run_to_end(
+    frozen: Frozen, store: Store, command: str, sweep: str = "", stop: threading.Event | None = None
+) -> Outcome:
+    """Plan and run, showing how far it is. Who sets `stop` ends it at a checkpoint."""
     plan = draw(frozen, store)
     if plan.refusals:
         raise ConfigError("plan", "; ".join(plan.refusals))
@@ -48,8 +53,8 @@ def _run(frozen: Frozen, command: str, sweep: str) -> tuple[Outcome, Store]:
         for note in plan.notes:
             screen.line(f"note: {note}")
         if frozen.pool.is_served:
-            return _on_pool(frozen, plan, store, screen), store
-        return run_flow(frozen, plan, store, command, screen.hear, sweep=sweep), store
+            return _on_pool(frozen, plan, store, screen)
+        return run_flow(frozen, plan, store, command, screen.hear, sweep=sweep, stop=stop)
 
 
 def _on_pool(frozen: Frozen, plan: Plan, store: Store, screen: Screen) -> Outcome:
@@ -73,28 +78,6 @@ def _on_pool(frozen: Frozen, plan: Plan, store: Store, screen: Screen) -> Outcom
 def is_made(node: Node, store: Store) -> bool:
     """True when every product of the node is finished."""
     return all(store.find(p.kind, p.fingerprint) is not None for p in node.products.values())
-
-
-def run_sweep(points: list[Frozen]) -> int:
-    """Every point is a run; a failing one does not keep the others from running."""
-    sweep = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
-    failed: list[str] = []
-    for number, point in enumerate(points):
-        command = "atelier " + shlex.join([point.flow, *point.overrides])
-        print(f"[{number + 1}/{len(points)}] {command}")
-        try:
-            outcome, store = _run(point, command, sweep)
-        except AtelierError as error:
-            failed.append(f"{command}: {error}")
-            continue
-        if _ended(point, outcome, store, is_last=number == len(points) - 1):
-            failed.append(f"{command}: {outcome.failure}")
-        if outcome.is_stopped:
-            break
-    for text in failed:
-        print(text, file=sys.stderr)
-    print(f"sweep {sweep}: {len(points) - len(failed)} of {len(points)} points finished")
-    return 1 if failed else 0
 
 
 def _ended(frozen: Frozen, outcome: Outcome, store: Store, *, is_last: bool = True) -> int:

@@ -77,6 +77,9 @@ def main(descriptor: int) -> None:
     import uvicorn  # with Prefect's server: seconds that only this process spends
     from prefect.server.api.server import create_app
 
+    from infra.stack.one_writer import one_writer
+
+    one_writer()
     server = uvicorn.Server(uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on"))
 
     def watch() -> None:

@@ -98,6 +98,12 @@ CODE = {
     "description": "digest of the frozen code to run, 32 hex digits; blank = as it is now",
 }
 
+SWEEP = {
+    "type": "string",
+    "pattern": "^[0-9a-f]{12}/[0-9]{1,6}$",
+    "description": "a sweep and the number of its point; filled in by `atelier <flow> -m`",
+}
+
 
 @dataclass(frozen=True)
 class Field:
@@ -170,6 +176,7 @@ def _fields(flow: str) -> dict[str, Field]:
         *_boxes(shape),
         Field("overrides", OVERRIDES),
         Field("code", CODE),
+        Field("sweep", SWEEP),
     ):
         if field.name in fields:
             raise ValueError(f"two fields of the form of {flow} are called {field.name}")

@@ -16,6 +16,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from engine.spec.error import AtelierError, ConfigError
+from engine.spec.role import Role
 from flows.cli.compose import Frozen, compose
 from flows.cli.execute import Host, Outcome, run_flow
 from flows.cli.plan import Plan, draw
@@ -23,6 +24,8 @@ from flows.served.board import Board
 from flows.served.forms import POOL_WHEN_BLANK, to_overrides
 from flows.served.presence import present
 from flows.served.remote import Remote
+from flows.sweep.ledger import Entry, Ledger
+from flows.sweep.point import with_companions
 from infra.snapshot import freeze
 from infra.stack.api import page
 from infra.store import Store, default_root
@@ -34,8 +37,11 @@ def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
     """Run `flow` with a filled form; the state that its Prefect run ends in."""
     log = get_run_logger()
     try:
-        frozen = frozen_of(flow, parameters)
         store = Store(default_root())
+        sweep, _, number = str(parameters.get("sweep") or "").partition("/")
+        frozen = frozen_of(flow, parameters)
+        if sweep:
+            frozen = in_sweep(frozen, Ledger(store, sweep).entry(int(number)))
         plan = draw(frozen, store)
         if plan.refusals:
             raise ConfigError("plan", "; ".join(plan.refusals))
@@ -47,7 +53,7 @@ def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
         client.set_flow_run_name(UUID(str(flow_run.id)), run_id_of())
     command = shlex.join(["atelier", flow, *frozen.overrides])
     log.info("%s   store %s", command, store.root)
-    outcome = _run(frozen, plan, store, command, str(parameters.get("code") or ""))
+    outcome = _run(frozen, plan, store, command, str(parameters.get("code") or ""), sweep)
     for text in outcome.untracked:
         log.warning("not in MLflow yet: %s", text)
     return _state(outcome)
@@ -62,7 +68,15 @@ def frozen_of(flow: str, parameters: Mapping[str, Any]) -> Frozen:
     return compose(flow, [*words, f"pool={POOL_WHEN_BLANK}"], from_form=True)
 
 
-def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str) -> Outcome:
+def in_sweep(frozen: Frozen, entry: Entry) -> Frozen:
+    """The configuration with the students of other points of its sweep that ride along."""
+    if list(frozen.overrides) != entry.words:
+        raise ConfigError("sweep", f"point {entry.number} of it has other words", "leave the box blank")
+    roles = {name: Role.model_validate(document) for name, document in entry.companions.items()}
+    return with_companions(frozen, roles)
+
+
+def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str, sweep: str) -> Outcome:
     run_id = run_id_of()
     with Board(store.root, run_id, [node.name for node in plan.nodes]) as board:
         remote = Remote(frozen, command, code or freeze(store.root), board)
@@ -74,7 +88,8 @@ def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str) -> O
                 inside()
 
         there: Host = host
-        return run_flow(frozen, plan, store, command, board.hear, run_id=run_id, host=there, make=remote.make)
+        hear, make = board.hear, remote.make
+        return run_flow(frozen, plan, store, command, hear, sweep=sweep, run_id=run_id, host=there, make=make)
 
 
 def run_id_of() -> str:

@@ -28,14 +28,19 @@ def submit(frozen: Frozen, store: Store, say: Callable[[str], None]) -> str:
 
     ConfigError when no server answers, the pool is unknown or nobody serves it.
     """
+    parameters = {"overrides": list(frozen.overrides), "code": ready(frozen, store)}
+    run_id = api.submit(f"{frozen.flow}/{DEPLOYMENT}", parameters)
+    say(f"submitted: {api.page(run_id)}")
+    return run_id
+
+
+def ready(frozen: Frozen, store: Store) -> str:
+    """Freeze the code for runs of this configuration; its digest. ConfigError when they could not run."""
     check_overrides(list(frozen.overrides), from_form=True)
     with api.server() as client:
         for pool in (LIGHT, *(frozen.pool.members or (frozen.pool.name,))):
             api.check_pool(client, pool)
-    parameters = {"overrides": list(frozen.overrides), "code": freeze(store.root)}
-    run_id = api.submit(f"{frozen.flow}/{DEPLOYMENT}", parameters)
-    say(f"submitted: {api.page(run_id)}")
-    return run_id
+    return freeze(store.root)
 
 
 def follow(run_id: str, frozen: Frozen, store: Store, say: Callable[[str], None]) -> None:

@@ -1,7 +1,7 @@
 """What Atelier asks of a Prefect server: whether it is the right one, runs on a pool, their states."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,6 +10,7 @@ from uuid import UUID
 import httpx
 import prefect
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import FlowRun, WorkerStatus
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
@@ -97,11 +98,17 @@ def workers(client: SyncPrefectClient, pool: str) -> list[str]:
     ]
 
 
-def submit(deployment: str, parameters: Mapping[str, Any]) -> str:
-    """A run of a deployment that belongs to no other run; its id."""
+def submit(
+    deployment: str, parameters: Mapping[str, Any], *, key: str | None = None, tags: Iterable[str] = ()
+) -> str:
+    """A run of a deployment that belongs to no other run; its id. However often a `key` is given, it starts
+    one run.
+    """
     with server() as client:
         found = client.read_deployment_by_name(deployment)
-        run = client.create_flow_run_from_deployment(found.id, parameters=dict(parameters))
+        run = client.create_flow_run_from_deployment(
+            found.id, parameters=dict(parameters), idempotency_key=key, tags=["atelier", *tags]
+        )
         return str(run.id)
 
 
@@ -135,6 +142,17 @@ def cancel(run_id: str, patience_s: float = 10.0) -> None:
             if time.monotonic() > deadline:
                 return
             time.sleep(1.0)
+
+
+def put_markdown(key: str, markdown: str, about: str) -> str:
+    """A page of its own among Prefect's artifacts; its address. A new one of the same key is its next
+    version.
+    """
+    artifact = ArtifactCreate(key=key, type="markdown", data=markdown, description=about)
+    with server() as client:
+        client.create_artifact(artifact)
+    base = (PREFECT_API_URL.value() or "").removesuffix("/api")
+    return f"{base}/v2/artifacts/key/{key}"
 
 
 def page(run_id: str) -> str:

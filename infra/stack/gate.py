@@ -11,6 +11,7 @@ import uvicorn
 from prefect.server.api.server import create_app
 from prefect.settings import get_current_settings
 
+from infra.stack.one_writer import one_writer
 from infra.stack.settings import HOST, own_hosts, own_origins
 
 REFUSED = b"this server answers only to its own address and its own pages"
@@ -43,6 +44,7 @@ class Gate:
 def main(port: int) -> None:
     """Serve until SIGTERM, as `prefect server start` does; all else is said by PREFECT_... variables."""
     server = get_current_settings().server
+    one_writer()
     uvicorn.run(
         Gate(create_app(final=True), port),
         host=HOST,

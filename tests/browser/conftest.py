@@ -4,8 +4,9 @@ if that is set.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from served import Served
@@ -31,10 +32,20 @@ def browser(served: Served) -> Iterator["Browser"]:
     with playwright.sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         credentials = {"username": "atelier", "password": served.password, "origin": served.mlflow}
-        context = chromium.new_context(viewport={"width": 1280, "height": 1100}, http_credentials=credentials)
+        context = chromium.new_context(viewport={"width": 1680, "height": 1100}, http_credentials=credentials)
         context.set_default_timeout(30_000)
         yield Browser(context.new_page(), served)
         chromium.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """The page as a failed test left it."""
+    report = yield
+    browser = getattr(item, "funcargs", {}).get("browser")
+    if report.when == "call" and report.failed and browser:
+        browser.shot(f"failed-{item.name}")
+    return report
 
 
 class Browser:

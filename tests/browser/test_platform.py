@@ -45,21 +45,21 @@ def test_a_run_of_the_form_completes_and_shows_plan_progress_and_report(browser,
 def test_mlflow_shows_the_curves_of_two_runs_and_the_way_from_student_to_teacher(browser, served) -> None:
     student = f"{served.mlflow}/#/models/student_a?workflowType=machine_learning"
     browser.page.goto(student)
-    browser.page.get_by_text(re.compile(r"student of teacher @ steps \d+-\d+")).first.wait_for()
+    browser.page.get_by_text(re.compile(r"student of assistant @ steps \d+-\d+")).first.wait_for()
     browser.page.locator("img[src*='get-artifact']").first.wait_for()
     browser.shot("student")
     browser.follow("curves of this run")
     browser.page.get_by_text("eval/loss").first.wait_for()
-    for name in ("student_a", "teacher"):
+    for name in ("student_a", "assistant", "teacher"):
         browser.page.get_by_role("link", name=name, exact=True).first.wait_for()
     browser.page.locator("path.js-line, .scatterlayer path").first.wait_for()
     browser.shot("compare")
     browser.page.goto(student)
-    browser.follow("teacher")
+    browser.follow("assistant")
     browser.page.get_by_text(re.compile("teaches student_a, student_b")).first.wait_for()
-    browser.shot("teacher")
+    browser.shot("assistant")
     browser.follow("student_b")
-    browser.page.get_by_text(re.compile(r"student of teacher @ steps")).first.wait_for()
+    browser.page.get_by_text(re.compile(r"student of assistant @ steps")).first.wait_for()
 
 
 def test_cancel_on_the_page_ends_every_process_of_the_gang_and_leaves_a_checkpoint(browser, served) -> None:

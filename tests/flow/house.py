@@ -44,7 +44,7 @@ class Atelier:
         """Names of all gangs that were ever started, in order."""
         return [
             path.name.split("-", 1)[1]
-            for run_folder in sorted((self.root / "scratch").iterdir(), key=lambda p: p.stat().st_mtime)
+            for run_folder in sorted((self.root / "scratch").glob("*"), key=lambda p: p.stat().st_mtime)
             for path in sorted(run_folder.iterdir())
             if (path / "guard.json").exists()
         ]

@@ -25,6 +25,7 @@ def test_the_dag_ends_with_a_table_a_lineage_and_what_to_type_next(atelier: Atel
     assert said.code == 0, said.err
     for name in (
         "teacher",
+        "assistant",
         "student_a",
         "student_b",
         "student_a-alone",
@@ -38,35 +39,50 @@ def test_the_dag_ends_with_a_table_a_lineage_and_what_to_type_next(atelier: Atel
     rows = {row["name"]: row for row in report["summary"]["table"]}
     assert rows["student_a"]["tokens"] == rows["student_a-alone"]["tokens"]  # the control saw the same
     assert rows["student_a"]["delta"] == rows["student_a"]["loss"] - rows["student_a-alone"]["loss"]
-    assert rows["student_a fine-tuned"]["draws"] == 2
+    for name in ("teacher", "assistant", "student_a", "student_b"):
+        assert rows[f"{name} fine-tuned"]["draws"] == 2
+        for way in ("zero-shot", "few-shot"):
+            assert 0 <= rows[f"{name} {way}"]["accuracy"] <= 1
 
 
 def test_again_every_task_is_reused_and_no_process_is_started(atelier: Atelier) -> None:
     gangs = atelier.gangs()
     said = atelier(*ARGUMENTS)
     assert said.code == 0, said.err
-    assert "nothing to do (12 reused)" in said.out
+    assert "nothing to do (18 reused)" in said.out
     assert atelier.gangs() == gangs
 
 
 def test_a_plan_names_the_changed_key_and_exactly_what_follows(atelier: Atelier) -> None:
     plan = atelier.plan(*ARGUMENTS, "roles.teacher.model.num_layers=5")
-    untouched = ("curate", "learn_tokenizer", "encode", "label", "score.baselines")
+    untouched = ("curate", "learn_tokenizer", "encode", "describe", "extract", "imitate", "label")
+    kept = ("train.ahead", "-alone", "scratch-", "score.baselines")
     for row in plan.rows:
-        is_kept = row["name"] in untouched or "-alone" in row["name"] or "scratch-" in row["name"]
+        is_kept = row["name"] in untouched or any(part in row["name"] for part in kept)
         assert row["state"] == ("reuse" if is_kept else "run"), row["name"]
     reasons = {row["name"]: row["reasons"] for row in plan.rows}
     assert reasons["train.teacher"] == [{"key": "roles.teacher.model.num_layers", "old": 4, "new": 5}]
 
 
-def test_one_query_finds_the_students_of_a_teacher(atelier: Atelier) -> None:
-    [teacher] = atelier.records("model", "teacher")
+@pytest.mark.parametrize(
+    ("name", "students"), [("teacher", {"assistant"}), ("assistant", {"student_a", "student_b"})]
+)
+def test_one_query_finds_the_students_of_a_teacher(atelier: Atelier, name: str, students: set[str]) -> None:
+    [teacher] = atelier.records("model", name)
     digest = teacher["parents"]["trajectory"][:36]
     mlflow_client = client(atelier.root)
     experiments = [e.experiment_id for e in mlflow_client.search_experiments()]
     query = f"dataset.digest = '{digest}' AND dataset.context = 'teacher'"
     runs = mlflow_client.search_runs(experiments, query)
-    assert {run.data.tags["atelier.role"] for run in runs} == {"student_a", "student_b"}
+    assert {run.data.tags["atelier.role"] for run in runs} == students
+
+
+def test_lineage_of_a_student_names_all_that_it_came_from(atelier: Atelier) -> None:
+    """Teacher and assistant with their steps, the generator of the imitations, corpus and tokenizer."""
+    said = atelier("lineage", "student_a")
+    assert said.code == 0, said.err
+    for name in ("teacher", "assistant", "assistant-ahead", "imitations", "corpus", "tokenizer"):
+        assert name in said.out, name
 
 
 def test_a_registered_student_answers(atelier: Atelier, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,8 @@ def test_a_control_is_the_same_thing_wherever_it_was_trained(atelier: Atelier) -
     two = atelier.plan(
         "titan",
         *WALK[:-1],
+        *("role@roles.teacher=teacher", "~roles.assistant", "ahead=none"),
+        *("role@roles.student_a=student_mini", "role@roles.student_b=student"),
         "roles.student_b.start=8",
         "roles.student_a.start=8",
         "roles.student_b.seed_name=student_a",

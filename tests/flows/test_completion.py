@@ -39,7 +39,16 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             "atelier distill +role@roles.new=t",
-            {"+role@roles.new=teacher ", "+role@roles.new=titan_teacher ", "+role@roles.new=titan_student "},
+            {
+                f"+role@roles.new={role} "
+                for role in (
+                    "teacher",
+                    "titan_teacher",
+                    "titan_assistant",
+                    "titan_student",
+                    "titan_student_nano",
+                )
+            },
         ),
         (
             "atelier distill +role@roles.new=student roles.new.optim.schedule.k",

@@ -180,7 +180,15 @@ def test_an_absolute_name_stays_inside(root: str, tmp_path: Path) -> None:
     assert not (tmp_path / "escaped.py").exists() and list(folder.rglob("escaped.py"))
 
 
-@pytest.mark.parametrize("packed", [b"", b"no archive", gzip.compress(b"no archive"), packed_of(note=False)])
+NO_ARCHIVES = {  # named: an id made of the bytes would hold the moment of packing
+    "nothing": b"",
+    "text": b"no archive",
+    "text-packed": gzip.compress(b"no archive"),
+    "no-note": packed_of(note=False),
+}
+
+
+@pytest.mark.parametrize("packed", NO_ARCHIVES.values(), ids=NO_ARCHIVES.keys())
 def test_what_is_no_archive_of_code_is_refused(root: str, tmp_path: Path, packed: bytes) -> None:
     with pytest.raises(DamageError, match="is no code of Atelier"):
         thaw(root, put(root, packed), tmp_path / "cache")

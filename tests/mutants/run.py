@@ -15,7 +15,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent.parent
-PARTS = ("conf", "engine", "flows", "infra", "tasks", "tests", "pyproject.toml")
+PARTS = ("conf", "engine", "flows", "hydra_plugins", "infra", "tasks", "tests", "pyproject.toml")
 TIMEOUT_S = 300
 PASSED, FAILED, NOTHING_RAN = 0, 1, 5  # pytest's exit codes
 

@@ -122,6 +122,36 @@ def reading(house: House, **how: Any) -> Training:
     return house.training(roles, train(STEPS, **(HOW | {"global_batch": 8, "sequence": 32} | how)))
 
 
+def chain(house: House, students: dict[str, dict[str, Any]]) -> Training:
+    """The teacher of `reading`; where there are students, an assistant between them and it."""
+    whole = reading(house)
+    teacher, pupil = (whole.members[name].role for name in ("reader", "pupil"))
+    roles = {"reader": teacher}
+    if students:
+        roles["assistant"] = pupil
+        more = {
+            name: pupil.model_copy(update={"teacher": "assistant"} | how) for name, how in students.items()
+        }
+        roles |= more
+    return house.training(roles, whole.train)
+
+
+STUDENTS: dict[str, dict[str, Any]] = {"early": {}, "late": {"start": 3}, "short": {"end": 6}}
+
+
+def chain_of_0(house: House) -> Training:
+    return chain(house, {})
+
+
+def chain_of_1(house: House) -> Training:
+    return chain(house, {"early": {}})
+
+
+def chain_of_3(house: House) -> Training:
+    """One that comes later and one that leaves earlier among them."""
+    return chain(house, STUDENTS)
+
+
 HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 4, "micro_batch": 1}
 TRAININGS = {
     "attended": attended,
@@ -132,7 +162,11 @@ TRAININGS = {
     "alone": alone,
     "universal": universal,
     "reading": reading,
+    "chain of 0": chain_of_0,
+    "chain of 1": chain_of_1,
+    "chain of 3": chain_of_3,
 }
+READING = ("reading", "chain of 0", "chain of 1", "chain of 3")  # of the library's rows
 
 
 class Parity:
@@ -152,13 +186,13 @@ class Parity:
 
     def beside(self, training: str) -> House:
         """Where one process did this training."""
-        return self.library if training == "reading" else self.alone
+        return self.library if training in READING else self.alone
 
     def run(self, cases: dict[str, tuple[Parallel, str]]) -> None:
         """Train each case (layout, name of the training) in a gang that all of them share."""
         paths, ranks = [], 0
         for name, (where, training) in cases.items():
-            inputs = self.library.inputs if training == "reading" else None
+            inputs = self.library.inputs if training in READING else None
             house = self.houses[name] = House(self.folder / name, inputs)
             run = house.run_file(TRAININGS[training](house), layout=where)
             house.folder.mkdir(exist_ok=True)

@@ -118,3 +118,31 @@ def test_examples_have_the_keys_of_windows_so_that_both_can_share_a_batch(made, 
     corpus = workshop.corpus(poems)
     windows = Windows(workshop.tokens(corpus, workshop.tokenizer(corpus)), tmp_path, "train", 64)
     assert set(windows.batch([0])) == set(_examples(made, tmp_path).batch([0]))
+
+
+def test_few_shot_prompts_stand_behind_the_same_solved_training_examples(made, tmp_path, workshop):
+    vocabulary = Vocabulary.read(made[1])
+    train = {line["prompt"] + line["completion"] for line in workshop.lines(made[0], "train.jsonl")}
+    asked = {line["prompt"] for line in workshop.lines(made[0], "test.jsonl")}
+    texts = [
+        vocabulary.decode(list(each.prompt))
+        for each in _examples(made, tmp_path, split="test", shots=3).examples
+    ]
+    parts = [text.split("\n\n") for text in texts]
+    assert {len(each) for each in parts} == {4}
+    assert len({tuple(each[:3]) for each in parts}) == 1 and set(parts[0][:3]) < train
+    assert {each[3] for each in parts} == asked
+
+
+def test_models_that_were_not_fine_tuned_are_asked_without_an_end_token(made, tmp_path):
+    end = Vocabulary.read(made[1]).end_id
+    tuned, zero = _examples(made, tmp_path, split="test"), _examples(made, tmp_path, split="test", shots=0)
+    assert [each.prompt for each in tuned.examples] == [each.prompt for each in zero.examples]
+    assert all(each.completion[-1] == end for each in tuned.examples)
+    assert all(end not in each.completion for each in zero.examples)
+    assert end in tuned.option_row(0).labels_T and end not in zero.option_row(0).labels_T
+
+
+def test_more_shots_than_training_examples_are_refused(made, tmp_path):
+    with pytest.raises(DataError, match="1000 solved examples were asked for"):
+        _examples(made, tmp_path, split="test", shots=1000)

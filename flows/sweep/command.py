@@ -1,0 +1,219 @@
+"""`atelier <flow> -m ...`: Hydra's multirun over Atelier's points."""
+
+import json
+import shlex
+import tempfile
+import threading
+from dataclasses import replace
+from typing import Any
+
+from engine.spec.error import ConfigError, StoppedError
+from engine.storage import is_local, join, local_path
+from flows.cli.catalog import CONF
+from flows.cli.compose import SETTINGS, explained, parameters, prepared
+from flows.cli.execute import Outcome
+from flows.cli.overrides import check_overrides
+from flows.cli.run import run_to_end
+from flows.cli.table import print_table
+from flows.sweep.ledger import FAILED, About, Entry, Ledger
+from flows.sweep.point import Point
+from flows.sweep.report import show
+from flows.sweep.session import Session
+from infra.store import Store, default_root
+
+DRY = "--dry-run"
+HYDRA = "hydra"
+LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
+OUTSIDE = ("pool", "tracker", "parallel")  # groups that say where and how: no part of a sweep's name
+
+
+def run_sweep(flow: str, overrides: list[str], command: str) -> int:
+    """Run every point; a failing one does not keep the others from running. The exit code."""
+    words = [word for word in overrides if word != DRY]
+    check_overrides([word for word in words if not _is_hydra(word)], is_sweep=True)
+    parsed = parse(words, flow)
+    chosen = {key: _value(parsed, key) for key in (LAUNCHER, SWEEPER)}
+    about = about_of(flow, parsed, chosen[SWEEPER] or "grid")
+    store = Store(default_root())
+    ledger = Ledger(store, about.id, is_dry=True) if DRY in overrides else Ledger.begin(store, about)
+    session = Session(
+        flow=flow,
+        keys=tuple(key for key, is_swept, _ in parsed if is_swept),
+        store=store,
+        ledger=ledger,
+        command=command,
+        run_here=lambda point, sweep, stop: _here(point, store, sweep, stop),
+        wants_pool=chosen[LAUNCHER] == "prefect",
+        is_dry=DRY in overrides,
+    )
+    defaults = {LAUNCHER: "prefect", SWEEPER: "grid"}
+    own = [f"{key}={option}" for key, option in defaults.items() if not chosen[key]]
+    if session.is_dry:
+        _multirun(flow, words + own, session)
+        return _say_plan(session)
+    with ledger.held(command):
+        try:
+            _multirun(flow, words + own, session)
+        except StoppedError as error:
+            session.say(str(error))
+            _finish(session)
+            return 1
+        return _finish(session)
+
+
+def parse(words: list[str], flow: str) -> list[tuple[str, bool, str]]:
+    """(key, whether it has several values, the word) of each override. ConfigError for what cannot be read
+    and for a range that is empty.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    found = []
+    for word in words:
+        try:
+            override = parser.parse_override(word)
+            key = override.get_key_element().lstrip("+")
+            is_swept = override.is_sweep_override()
+            is_empty = is_swept and override.is_discrete_sweep() and _is_empty(override)
+        except HydraException as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                word,
+                f"cannot be read ({reason})",
+                "write e.g. train.seed=1,2,3 or optim.lr=choice(1e-3,2e-3)",
+            ) from None
+        if is_empty:
+            raise ConfigError(word, "there is no point in it", "give at least one value to every key")
+        if not _is_hydra(word):
+            prepared(word, flow, _known(flow), is_sweep=is_swept)
+        found.append((key, is_swept, word))
+    return found
+
+
+def _is_empty(override: Any) -> bool:
+    from hydra.core.override_parser.types import Glob
+
+    value = override.value()
+    return not isinstance(value, Glob) and next(iter(override.sweep_iterator()), None) is None
+
+
+def about_of(flow: str, parsed: list[tuple[str, bool, str]], sweeper: str) -> About:
+    """Which sweep the words are. A sweeper that searches a space has it in its name; a grid has only the
+    keys, so that more values are more points of it.
+    """
+    own = [one for one in parsed if not _is_hydra(one[2])]
+    fixed = sorted(word for key, is_swept, word in own if not is_swept and key.split("@")[0] not in OUTSIDE)
+    searches = sweeper not in ("grid", "basic")
+    keys = sorted(word if searches else key for key, is_swept, word in own if is_swept)
+    return About(flow=flow, fixed=tuple(fixed), keys=tuple(keys), sweeper=sweeper)
+
+
+def _multirun(flow: str, words: list[str], session: Session) -> None:
+    """Hydra's multirun with the session as its task function; its errors as ours."""
+    from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    known = _known(flow)
+    ready = [word if _is_hydra(word) else prepared(word, flow, known, is_sweep=True) for word in words]
+    ready += [f"hydra.sweep.dir={_folder(session.ledger)}"]
+    ready += ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+    GlobalHydra.instance().clear()
+    try:
+        driver = Hydra.create_main_hydra2(flow, create_config_search_path(str(CONF)))
+        driver.multirun(flow, session, ready, with_log_configuration=False)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explained(error) from None
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def _folder(ledger: Ledger) -> str:
+    """Where Hydra puts its own files about the sweep, as an override says it."""
+    if ledger.is_dry:
+        return json.dumps(tempfile.mkdtemp(prefix="atelier-"))
+    folder = ledger.folder if is_local(ledger.folder) else join("~/.cache/atelier/sweeps", ledger.id)
+    return json.dumps(str(local_path(folder).expanduser()))
+
+
+def _here(point: Point, store: Store, sweep: str, stop: threading.Event) -> Outcome:
+    frozen = replace(point.frozen)
+    command = "atelier " + shlex.join([frozen.flow, *frozen.overrides])
+    print(f"> #{point.number} {command}")
+    return run_to_end(frozen, store, command, sweep, stop)
+
+
+def _finish(session: Session) -> int:
+    """The table of all points, the best one and what to type; the exit code."""
+    entries = session.ledger.entries()
+    ours = [entry for entry in entries if entry.number in session.points]
+    _print(entries, session)
+    failed = [entry for entry in ours if entry.state == FAILED]
+    best = session.best()
+    for place in show(session, is_failed=bool(failed)):
+        print(f"report   {place}")
+    if best is not None:
+        print(f"best     atelier {session.flow} {shlex.join(best.words)}")
+    done = sum(entry.state == "done" for entry in ours)
+    print(f"sweep {session.ledger.id}: {done} of {len(ours)} points finished")
+    return 1 if failed or done + sum(e.state == "pruned" for e in ours) < len(ours) else 0
+
+
+def _print(entries: list[Entry], session: Session) -> None:
+    best = session.best()
+    print_table(
+        ("", "#", "state", "value", "words"),
+        [
+            (
+                "*" if best is not None and entry.number == best.number else "",
+                str(entry.number),
+                entry.state,
+                "" if entry.value is None else f"{entry.value:.4f}",
+                " ".join(entry.words) + (f"   {entry.error}" if entry.error else ""),
+            )
+            for entry in entries
+        ],
+        right=("#", "value"),
+        flexible="words",
+    )
+
+
+def _say_plan(session: Session) -> int:
+    """What would run: per point and in all, every artifact counted once."""
+    from flows.cli.plan import draw
+
+    seen: set[str] = set()
+    rows, run, reuse, hours = [], 0, 0, 0.0
+    for point in session.points.values():
+        plan = draw(point.frozen, session.store)
+        new = [r for r in plan.rows if r["state"] != "reuse" and r["fingerprint"] not in seen]
+        seen |= {row["fingerprint"] for row in plan.rows}
+        left = sum(row["state"] != "reuse" for row in plan.rows)
+        cost = sum(row["device_hours"] for row in new)
+        run, reuse, hours = run + len(new), reuse + len(plan.rows) - left, hours + cost
+        state = "finished" if not left else "run"
+        rows.append((str(point.number), state, str(len(new)), f"{60 * cost:.1f}", " ".join(point.words)))
+    print_table(
+        ("#", "state", "to make", "min", "words"), rows, right=("#", "to make", "min"), flexible="words"
+    )
+    to_run = sum(row[1] == "run" for row in rows)
+    print(
+        f"sweep {session.ledger.id}: {len(rows)} points, {to_run} to run; {run} artifacts to make, {reuse} to"
+        f" reuse, about {60 * hours:.1f} min of device time"
+    )
+    return 0
+
+
+def _is_hydra(word: str) -> bool:
+    return word.lstrip("+~").startswith((f"{HYDRA}.", f"{HYDRA}/"))
+
+
+def _known(flow: str) -> list[str]:
+    return [*parameters(flow).model_fields, *SETTINGS]
+
+
+def _value(parsed: list[tuple[str, bool, str]], key: str) -> str:
+    return next((word.partition("=")[2] for found, _, word in parsed if found == key), "")

@@ -1,0 +1,189 @@
+"""Runs the points of a sweep: one after another in this process, or as flow runs on a pool, several at once.
+
+Whoever chooses the points gives three functions. `ask` has the next point to start, or None while there is
+none to start; `tell` hears how one ended; `look` hears of its held-out losses and may give it up.
+"""
+
+import shlex
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.spec.error import AtelierError, ConfigError, StoppedError
+from flows.sweep.ledger import DONE, FAILED, PRUNED, STOPPED, Entry, Ledger
+from flows.sweep.looking import Look, Looking, LookingThread
+from flows.sweep.point import Point
+
+RESTARTS = 3
+POLL_S = 1.0
+AWAY_S = 600.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a point ended: done, failed, stopped (by a person) or pruned."""
+
+    state: str
+    error: str = ""
+
+
+Ask = Callable[[], Point | None]
+Tell = Callable[[Point, Ending], None]
+RunHere = Callable[[Point, str, threading.Event], Any]
+
+
+@dataclass
+class Fleet:
+    """How points are run. `curve` names the model whose losses are looked at; `code` is the frozen code's
+    digest, '' = as it is; `run_here` runs a point in this process and returns its Outcome.
+    """
+
+    ledger: Ledger
+    say: Callable[[str], None]
+    run_here: RunHere
+    curve: str = ""
+    width: int = 1
+    code: str = ""
+
+    def drive(self, ask: Ask, tell: Tell, look: Look | None, *, on_pool: bool) -> None:
+        """Run all that `ask` gives. StoppedError when a person stops it."""
+        if on_pool:
+            _OnPool(self, ask, tell, look).run()
+        else:
+            self._here(ask, tell, look)
+
+    def _here(self, ask: Ask, tell: Tell, look: Look | None) -> None:
+        while (point := ask()) is not None:
+            stop = threading.Event()
+            looking = Looking(point, self.curve, look or (lambda *_: True))
+            try:
+                with LookingThread(looking, stop):
+                    outcome = self.run_here(point, self.ledger.id, stop)
+            except AtelierError as error:
+                tell(point, Ending(FAILED, str(error)))
+                continue
+            if outcome.failure is None:
+                looking.go_on()
+                tell(point, Ending(DONE))
+            elif outcome.is_stopped and looking.is_hopeless:
+                tell(point, Ending(PRUNED))
+            elif outcome.is_stopped:
+                tell(point, Ending(STOPPED))
+                raise StoppedError("stopped; the same command goes on")
+            else:
+                tell(point, Ending(FAILED, f"{outcome.failed}: {outcome.failure}".removeprefix(": ")))
+
+
+@dataclass
+class _Running:
+    point: Point
+    entry: Entry
+    looking: Looking
+    attempts: int = 1
+    is_cancelled: bool = False
+    silent_since: dict[str, float] = field(default_factory=dict)
+
+
+class _OnPool:
+    """Flow runs of a Prefect server. They outlive this process: who drives the sweep again follows them."""
+
+    def __init__(self, fleet: Fleet, ask: Ask, tell: Tell, look: Look | None) -> None:
+        self.fleet, self.ask, self.tell = fleet, ask, tell
+        self.look = look or (lambda *_: True)
+        self.running: list[_Running] = []
+
+    def run(self) -> None:
+        try:
+            while self._start() or self.running:
+                self._watch()
+        except KeyboardInterrupt:
+            self.fleet.say("stopping: running tasks write a checkpoint")
+            for one in self.running:
+                self._cancel(one)
+            while self.running:
+                self._watch()
+            raise StoppedError("stopped; the same command goes on") from None
+
+    def _start(self) -> bool:
+        """Fill the free places; whether anything was started."""
+        began = len(self.running)
+        while len(self.running) < self.fleet.width and (point := self.ask()) is not None:
+            looking = Looking(point, self.fleet.curve, self.look)
+            one = _Running(point, self.fleet.ledger.entry(point.number), looking)
+            self._submit(one, adopt=True)
+            self.running.append(one)
+        return len(self.running) > began
+
+    def _submit(self, one: _Running, *, adopt: bool) -> None:
+        from infra.stack import api  # Prefect: 1.5 s that no sweep here waits for
+        from infra.stack.deploy import DEPLOYMENT  # as above
+
+        entry = one.entry = self.fleet.ledger.entry(one.point.number)
+        if adopt and entry.runs:
+            run = api.read_run(entry.runs[-1])
+            if run is not None and run.state is not None and not run.state.is_final():
+                self.fleet.say(f"#{entry.number}: goes on as {api.page(entry.runs[-1])}")
+                return
+        sweep = f"{self.fleet.ledger.id}/{entry.number}"
+        run_id = patiently(
+            lambda: api.submit(
+                f"{one.point.frozen.flow}/{DEPLOYMENT}",
+                {"overrides": list(one.point.words), "code": self.fleet.code, "sweep": sweep},
+                key=f"{sweep}-{len(entry.runs)}",
+                tags=(f"sweep:{self.fleet.ledger.id}",),
+            )
+        )
+        entry.runs.append(run_id)
+        self.fleet.ledger.write(entry)
+        self.fleet.say(f"#{entry.number}: {shlex.join(one.point.words)}   {api.page(run_id)}")
+
+    def _cancel(self, one: _Running) -> None:
+        from infra.stack import api  # as above
+
+        if not one.is_cancelled:
+            one.is_cancelled = True
+            api.cancel(one.entry.runs[-1])
+
+    def _watch(self) -> None:
+        from flows.served.presence import end_of  # as above
+        from infra.stack import api  # as above
+
+        time.sleep(POLL_S)
+        for one in list(self.running):
+            if not one.looking.go_on():
+                self._cancel(one)
+            run = api.read_run(one.entry.runs[-1])
+            state = end_of(run, one.silent_since) if run is not None else None
+            if state is None:
+                continue
+            if state.is_crashed() and one.attempts <= RESTARTS and not one.is_cancelled:
+                one.attempts += 1
+                self.fleet.say(f"#{one.entry.number}: its run crashed ({state.message}); starting it again")
+                self._submit(one, adopt=False)
+                continue
+            self.running.remove(one)
+            self.tell(one.point, _ending(one, state))
+
+
+def patiently(submit: Callable[[], str]) -> str:
+    """What `submit` returns, once the server is there: one that is away for minutes ends no sweep."""
+    deadline = time.monotonic() + AWAY_S
+    while True:
+        try:
+            return submit()
+        except ConfigError as error:
+            if error.place != "PREFECT_API_URL" or time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_S)
+
+
+def _ending(one: _Running, state: Any) -> Ending:
+    if state.is_completed():
+        return Ending(DONE)
+    if one.looking.is_hopeless:
+        return Ending(PRUNED)
+    if state.is_cancelled() or state.type.value == "CANCELLING":
+        return Ending(STOPPED)
+    return Ending(FAILED, state.message or str(state.name))

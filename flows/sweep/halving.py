@@ -1,0 +1,93 @@
+"""`hydra/sweeper=halving`: successive halving (Jamieson and Talwalkar, 1502.07943). All points are trained to
+the first rung; the better ones go on from their checkpoints to the next; the best are trained to the end.
+
+Settings (`hydra.sweeper.<...>`): `rungs` in all, the last is the end; `keep`, the share of points that goes
+on (a rung has `keep` times the steps of the next). Rungs are moved up to steps whose held-out loss is
+measured (train.eval_every), and points are compared by that loss.
+"""
+
+import math
+from collections import deque
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.types import Override
+
+from engine.spec.error import ConfigError
+from engine.spec.train import Train
+from flows.sweep.fleet import Ending
+from flows.sweep.ledger import DONE, Entry
+from flows.sweep.point import Point
+from flows.sweep.session import Session
+
+
+def sweep(
+    session: Session, words: list[Override], settings: dict[str, Any], width: int
+) -> list[float | None]:
+    """Run all rungs; the values of the points that were trained to the end."""
+    keep, number = float(settings["keep"]), int(settings["rungs"])
+    if not 0 < keep < 1 or number < 2:
+        raise ConfigError(
+            "hydra.sweeper", f"keep={keep}, rungs={number}", "keep is between 0 and 1, rungs at least 2"
+        )
+    batches = BasicSweeper.split_arguments(words, None)
+    points = session.enter([list(job) for batch in batches for job in batch])
+    steps = rungs(points[0], keep, number)
+    session.say(f"{len(points)} points; rungs at steps {', '.join(map(str, steps))}")
+    if session.is_dry:
+        return []
+    alive = points
+    for step in steps[:-1]:
+        looks = _to_rung(session, alive, step, width)
+        many = max(1, math.ceil(keep * len(alive)))
+        ranked = sorted((looks[p.number], p.number, p) for p in alive if p.number in looks)
+        alive = [point for _, _, point in ranked[:many]]
+        session.say(f"rung {step}: {', '.join(f'#{p.number}' for p in alive) or 'none'} go on")
+    left = session.left(alive)
+    queue = deque(left)
+    session.drive(lambda: queue.popleft() if queue else None, session.tell, None, width)
+    return [session.value(point) for point in alive]
+
+
+def rungs(point: Point, keep: float, number: int) -> list[int]:
+    """The steps of the rungs, ascending; the last is where training ends."""
+    train: Train | None = getattr(point.frozen.arguments, "train", None)
+    every = train.eval_every if train is not None else 0
+    if train is None or not every:
+        raise ConfigError("train.eval_every", "halving compares held-out losses on the way", "give e.g. 20")
+    end = train.num_steps
+    found = [math.ceil(end * keep**k / every) * every for k in range(number - 1, 0, -1)]
+    if len({*found, end}) < number or found[-1] >= end:
+        raise ConfigError(
+            "hydra.sweeper.rungs",
+            f"{number} rungs of {end} steps, measured every {every}",
+            "measure more often, or give fewer",
+        )
+    return [*found, end]
+
+
+def _to_rung(session: Session, points: list[Point], step: int, width: int) -> dict[int, float]:
+    """Train the points to `step`; their losses there. Those that fail are left out."""
+    losses: dict[int, float] = {}
+    for point in points:
+        known = session.ledger.entry(point.number).looks.get(str(step))
+        if known is not None:
+            losses[point.number] = known
+    queue = deque(session.left([point for point in points if point.number not in losses]))
+
+    def look(point: Point, at: int, loss: float) -> bool:
+        if at <= step:
+            entry: Entry = session.ledger.entry(point.number)
+            entry.looks[str(at)] = loss
+            session.ledger.write(entry)
+        if at == step:
+            losses[point.number] = loss
+        return at < step
+
+    def tell(point: Point, ending: Ending) -> None:
+        session.tell(point, ending)
+        if ending.state == DONE and point.number not in losses:
+            raise ConfigError("train.eval_every", f"point {point.number} has no held-out loss at step {step}")
+
+    session.drive(lambda: queue.popleft() if queue else None, tell, look, width)
+    return losses

@@ -1,0 +1,215 @@
+"""`hydra/sweeper=optuna`: points that Optuna proposes, several at once, hopeless ones ended while they train.
+
+Values are said in Hydra's words: `optim.lr=tag(log, interval(1e-4, 1e-1))`, `train.seed=range(1, 9)`,
+`model=choice(gpt_nano, gpt_mini)`; a plain `key=value` is the same in all points. Settings
+(`hydra.sweeper.<...>`):
+  trials      points in all, those of earlier calls counted
+  metric      `<model>.<word of its summary>`, or a list of them (several objectives: nothing is pruned then)
+  direction   minimize or maximize, or a list
+  sampler     tpe or random;  seed, of the sampler
+  prune       whether a point that is worse than the median of the others at the same step is ended
+  startup     points that are proposed at random and never pruned, at first
+  only_if     {key: "other=value"}: a key that is varied only where another has this value
+What Optuna has proposed lies in the sweep's folder, so that the same command goes on.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.study import StudyDirection
+from optuna.trial import Trial, TrialState
+
+from engine.spec.error import ConfigError
+from engine.storage import is_local, join, local_path
+from flows.sweep.fleet import Ending
+from flows.sweep.ledger import DONE, PRUNED, STOPPED
+from flows.sweep.point import Point
+from flows.sweep.session import DIRECTIONS, Session
+
+NUMBER = "atelier.number"  # a trial's point
+WORDS = "atelier.words"
+SAMPLERS = ("tpe", "random")
+
+
+def sweep(session: Session, words: list[Override], settings: dict[str, Any], width: int) -> Any:
+    """Run the study until it has as many points as are asked for; the best trials."""
+    search = Search(session, words, settings)
+    if session.is_dry:
+        while search.ask() is not None:  # what it proposes while it knows nothing
+            pass
+        return []
+    session.drive(search.ask, search.tell, search.look if search.prunes else None, width)
+    return search.study.best_trials
+
+
+class Search:
+    """An Optuna study whose trials are points of a sweep."""
+
+    def __init__(self, session: Session, words: list[Override], settings: dict[str, Any]) -> None:
+        self.session, self.settings = session, settings
+        self.fixed = [one.input_line or "" for one in words if not one.is_sweep_override()]
+        self.space = {one.get_key_element(): distribution(one) for one in words if one.is_sweep_override()}
+        self.metrics = _listed(settings["metric"])
+        self.study = self._study()
+        self.prunes = bool(settings["prune"]) and len(self.metrics) == 1
+        self.trials: dict[int, Trial] = {}
+        self._again = [t for t in self.study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
+
+    def ask(self) -> Point | None:
+        """The next point: one that an earlier call has left, else a new proposal."""
+        while True:
+            trial, words = self._next()
+            if trial is None:
+                return None
+            [point] = self.session.enter([words])
+            trial.set_user_attr(NUMBER, point.number)
+            trial.set_user_attr(WORDS, words)
+            self.trials[point.number] = trial
+            left = self.session.left([point])
+            if left:
+                return left[0]
+            self.tell(point, Ending(DONE))  # it was made for another trial, or before
+
+    def tell(self, point: Point, ending: Ending) -> None:
+        """Hand a point's end to the study. A point that a person stopped stays open."""
+        if ending.state != DONE or self.session.ledger.entry(point.number).state != DONE:
+            self.session.tell(point, ending)
+        trial = self.trials.pop(point.number)
+        if ending.state == STOPPED:
+            return
+        metrics = self._metrics_of(point)
+        values = [value for metric in metrics if (value := point.value(metric)) is not None]
+        if ending.state == DONE and len(values) == len(metrics):
+            self.study.tell(trial, values)
+        else:
+            self.study.tell(trial, state=TrialState.PRUNED if ending.state == PRUNED else TrialState.FAIL)
+
+    def look(self, point: Point, step: int, loss: float) -> bool:
+        trial = self.trials[point.number]
+        trial.report(loss, step)
+        return not trial.should_prune()
+
+    def _next(self) -> tuple[Trial | None, list[str]]:
+        if self._again:
+            frozen = self._again.pop(0)
+            trial = Trial(self.study, frozen._trial_id)
+            known = frozen.user_attrs.get(WORDS)
+            return trial, list(known) if known else self._words(trial)
+        open_or_good = [t for t in self.study.get_trials(deepcopy=False) if t.state != TrialState.FAIL]
+        if len(open_or_good) >= int(self.settings["trials"]):
+            return None, []
+        trial = self.study.ask()
+        return trial, self._words(trial)
+
+    def _words(self, trial: Trial) -> list[str]:
+        """The overrides that the trial proposes. A key with a condition comes after the one it depends on."""
+        chosen: dict[str, Any] = {}
+        conditions: dict[str, str] = dict(self.settings["only_if"] or {})
+        for key in sorted(self.space, key=lambda key: _plain(key) in conditions):
+            other, _, value = conditions.get(_plain(key), "").partition("=")
+            if other and str(chosen.get(other)) != value:
+                continue
+            chosen[_plain(key)] = trial._suggest(key, self.space[key])
+        marks = {_plain(key): key for key in self.space}
+        return [*self.fixed, *(f"{marks[key]}={value}" for key, value in chosen.items())]
+
+    def _metrics_of(self, point: Point) -> list[str]:
+        return self.metrics if self.metrics != [""] else [self.session.metric_of(point)]
+
+    def _study(self) -> optuna.Study:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        directions = _listed(self.settings["direction"])
+        directions = directions * len(self.metrics) if len(directions) == 1 else directions
+        if len(directions) != len(self.metrics) or not set(directions) <= set(DIRECTIONS):
+            raise ConfigError(
+                "hydra.sweeper.direction",
+                f"is {directions}",
+                f"give one of {', '.join(DIRECTIONS)} for each metric",
+            )
+        if self.settings["sampler"] not in SAMPLERS:
+            raise ConfigError(
+                "hydra.sweeper.sampler",
+                f"is {self.settings['sampler']!r}",
+                f"there are: {', '.join(SAMPLERS)}",
+            )
+        if not self.space:
+            raise ConfigError(
+                "sweep", "nothing is varied", "give a key values: optim.lr=interval(1e-4, 1e-2)"
+            )
+        unknown = set(self.settings["only_if"] or {}) - {_plain(key) for key in self.space}
+        if unknown:
+            raise ConfigError(
+                "hydra.sweeper.only_if",
+                f"{sorted(unknown)[0]} is not varied",
+                "name a key that has several values",
+            )
+        startup, seed = int(self.settings["startup"]), int(self.settings["seed"])
+        samplers = {
+            "tpe": lambda: optuna.samplers.TPESampler(
+                n_startup_trials=startup, seed=seed, constant_liar=True
+            ),
+            "random": lambda: optuna.samplers.RandomSampler(seed=seed),
+        }
+        return optuna.create_study(
+            storage=self._storage(),
+            study_name=self.session.ledger.id,
+            directions=[StudyDirection[one.upper()] for one in directions],
+            load_if_exists=True,
+            sampler=samplers[self.settings["sampler"]](),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=startup),
+        )
+
+    def _storage(self) -> BaseStorage:
+        """A journal in the sweep's folder."""
+        if self.session.is_dry:
+            return InMemoryStorage()
+        folder = self.session.ledger.folder
+        if not is_local(folder):
+            raise ConfigError(
+                "ATELIER_ROOT",
+                f"{folder} is no folder of this machine",
+                "hydra/sweeper=grid works with any store",
+            )
+        path = str(local_path(join(folder, "optuna.journal")))
+        return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
+
+
+def distribution(override: Override) -> BaseDistribution:
+    """Optuna's distribution of a swept override."""
+    value = override.value()
+    place = override.get_key_element()
+    if isinstance(value, IntervalSweep):
+        assert value.start is not None and value.end is not None
+        if value.start >= value.end:
+            raise ConfigError(
+                place, f"{override.input_line}: the interval is empty", "give interval(low, high)"
+            )
+        is_log = "log" in value.tags
+        if isinstance(value.start, int) and isinstance(value.end, int):
+            return IntDistribution(value.start, value.end, log=is_log)
+        return FloatDistribution(float(value.start), float(value.end), log=is_log)
+    if isinstance(value, RangeSweep | ChoiceSweep):
+        return CategoricalDistribution(list(override.sweep_string_iterator()))
+    return CategoricalDistribution(list(override.sweep_string_iterator()))  # a glob over a group
+
+
+def _plain(key: str) -> str:
+    return key.lstrip("+")
+
+
+def _listed(value: Any) -> list[str]:
+    return (
+        [str(one) for one in value]
+        if isinstance(value, Sequence) and not isinstance(value, str)
+        else [str(value)]
+    )

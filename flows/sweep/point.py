@@ -1,0 +1,114 @@
+"""The points of a sweep: each the configuration that a run of its own would have. Students that differ only
+in themselves learn from one teacher in one gang.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.spec.base import canonical, fingerprint
+from engine.spec.error import AtelierError, ConfigError
+from engine.spec.role import Role
+from flows.cli.compose import Frozen, compose
+from infra.dag import Node, Product
+from infra.store import Store
+
+SEPARATOR = "~"
+FORCED = re.compile(r"^\+\+")  # what `prepared` puts before a key for Hydra
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run that a sweep asks for. `number` counts its points from 0, for good: it names no other point.
+    `nodes` is its DAG, without anybody else's students.
+    """
+
+    number: int
+    words: tuple[str, ...]
+    frozen: Frozen
+    nodes: list[Node]
+    store: Store
+
+    def is_finished(self) -> bool:
+        made = (p for node in self.nodes for p in node.products.values())
+        return all(self.store.find(p.kind, p.fingerprint) is not None for p in made)
+
+    def value(self, metric: str) -> float | None:
+        """`<name>.<word>`: a word of the summary of what is called so, such as `student_a.eval_loss`; without
+        a name of the first that has the word. None while there is none.
+        """
+        name, _, word = metric.rpartition(".")
+        for product in self._named(name):
+            record = self.store.find(product.kind, product.fingerprint)
+            found = record.summary.get(word) if record is not None else None
+            if isinstance(found, int | float):
+                return float(found)
+        return None
+
+    def _named(self, name: str) -> list[Product]:
+        pairs = [(node, key, product) for node in self.nodes for key, product in node.products.items()]
+        return [
+            product
+            for node, key, product in pairs
+            if name in ("", key, product.name, f"{node.name}.{key}", product.kind)
+        ]
+
+
+def point_fingerprint(nodes: Sequence[Node]) -> str:
+    """Of everything that a DAG makes, however it is laid out: two points that make the same are one."""
+    made = sorted(product.fingerprint for node in nodes for product in node.products.values())
+    return fingerprint({"made": made})
+
+
+def words_of(job: Sequence[str]) -> tuple[str, ...]:
+    """The overrides of a job as a person writes them."""
+    return tuple(FORCED.sub("", word) for word in job)
+
+
+def composed(flow: str, jobs: Sequence[Sequence[str]]) -> list[Frozen]:
+    """The configurations of all jobs, each validated before the first one runs."""
+    found = []
+    for number, words in enumerate(jobs):
+        try:
+            found.append(compose(flow, list(words)))
+        except AtelierError as error:
+            raise ConfigError(f"point {number} ({' '.join(words)})", str(error)) from None
+    return found
+
+
+def companions_of(frozen: Frozen, others: Sequence[Frozen]) -> dict[str, Role]:
+    """The students of `others` that can learn in the gang of `frozen`: those of configurations that differ
+    from it only below their students.
+    """
+    roles: Mapping[str, Role] | None = frozen.call().get("roles")
+    if not roles:
+        return {}
+    known = {canonical(_named(name, role)) for name, role in roles.items()}
+    companions: dict[str, Role] = {}
+    for other in others:
+        if _frame(other) != _frame(frozen):
+            continue
+        for name, role in other.call()["roles"].items():
+            teaches = roles.get(role.teacher)
+            mark = canonical(_named(name, role))
+            if teaches is None or teaches.teacher or mark in known:
+                continue
+            known.add(mark)
+            key = f"{name}{SEPARATOR}{len(companions) + 1}"
+            companions[key] = role.model_copy(update={"seed_name": role.seed_name or name})
+    return companions
+
+
+def with_companions(frozen: Frozen, companions: Mapping[str, Role]) -> Frozen:
+    return Frozen(**{**vars(frozen), "companions": dict(companions)})
+
+
+def _named(name: str, role: Role) -> dict[str, Any]:
+    return role.model_dump(mode="json") | {"seed_name": role.seed_name or name}
+
+
+def _frame(point: Frozen) -> bytes:
+    """Everything of a configuration but its students."""
+    roles = {name: role for name, role in point.document.get("roles", {}).items() if not role["teacher"]}
+    return canonical(point.document | {"roles": roles, "companions": {}})

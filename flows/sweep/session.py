@@ -1,0 +1,187 @@
+"""One call of `atelier <flow> -m ...`: what Hydra's sweepers and launchers drive, and what it says at the
+end.
+"""
+
+import importlib
+import shlex
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobStatus
+
+from engine.spec.error import ConfigError
+from engine.spec.role import Role
+from flows.cli.compose import Frozen
+from flows.cli.plan import draw_nodes
+from flows.sweep.fleet import Ask, Ending, Fleet, RunHere, Tell
+from flows.sweep.ledger import DONE, FAILED, OPEN, STOPPED, Entry, Ledger
+from flows.sweep.looking import Look
+from flows.sweep.point import (
+    Point,
+    companions_of,
+    composed,
+    point_fingerprint,
+    with_companions,
+    words_of,
+)
+from infra.stack.stack import join_stack
+from infra.store import Store
+
+DIRECTIONS = ("minimize", "maximize")
+POOL_WHEN_BLANK = "pool=local"
+
+
+@dataclass
+class Session:
+    """A sweep that is being run. It is the task function that Hydra is given."""
+
+    flow: str
+    keys: tuple[str, ...]
+    store: Store
+    ledger: Ledger
+    command: str
+    run_here: RunHere
+    say: Callable[[str], None] = print
+    wants_pool: bool = False
+    is_dry: bool = False
+    metric: str = ""
+    direction: str = "minimize"
+    points: dict[int, Point] = field(default_factory=dict)
+
+    def __call__(self, config: Any) -> float | None:
+        """A job of a launcher that is not Atelier's: the point, in this process."""
+        from hydra.core.hydra_config import HydraConfig
+
+        [point] = self.enter([list(HydraConfig.get().overrides.task)])
+        outcome = self.run_here(point, self.ledger.id, threading.Event())
+        if outcome.failure is None:
+            self.tell(point, Ending(DONE))
+        else:
+            self.tell(point, Ending(STOPPED if outcome.is_stopped else FAILED, str(outcome.failure)))
+        return self.value(point)
+
+    def compare(self, metric: str, direction: str) -> None:
+        """What the points are compared by."""
+        if direction not in DIRECTIONS:
+            raise ConfigError("hydra.sweeper.direction", f"is {direction!r}", f"give one of {DIRECTIONS}")
+        self.metric, self.direction = metric, direction
+
+    def launch(self, jobs: Sequence[Sequence[str]], width: int) -> list[JobReturn]:
+        """Run the points of all jobs, those that are finished apart; what Hydra's sweepers call."""
+        points = self.enter(jobs)
+        queue = deque(self.left(points))
+        if not self.is_dry:
+            self.drive(lambda: queue.popleft() if queue else None, self.tell, None, width)
+        return [
+            JobReturn(overrides=list(job), status=JobStatus.COMPLETED, _return_value=self.value(point))
+            for job, point in zip(jobs, points, strict=True)
+        ]
+
+    def choose(self, kind: str, words: list[Override], settings: dict[str, Any], width: int) -> Any:
+        """A sweep whose points `flows.sweep.<kind>` chooses."""
+        self.compare(settings["metric"], settings["direction"])
+        return importlib.import_module(f"flows.sweep.{kind}").sweep(self, words, settings, width)
+
+    # points
+
+    def enter(self, jobs: Sequence[Sequence[str]]) -> list[Point]:
+        """The points of these jobs; every one is validated before the first gets a number."""
+        wanted = [words_of(job) for job in jobs]
+        frozen = composed(self.flow, wanted)
+        if self.wants_pool and not any(one.pool.is_served for one in frozen):
+            wanted = [(*words, POOL_WHEN_BLANK) for words in wanted]
+            frozen = composed(self.flow, wanted)
+        found = []
+        for words, one in zip(wanted, frozen, strict=True):
+            nodes = draw_nodes(one, self.store)
+            entry = self.ledger.enter(point_fingerprint(nodes), words)
+            point = Point(entry.number, words, one, nodes, self.store)
+            self.points[entry.number] = point
+            found.append(point)
+        return found
+
+    def left(self, points: Sequence[Point]) -> list[Point]:
+        """Those that are not finished, each once, with the students that ride along."""
+        left: dict[int, Point] = {}
+        for point in points:
+            if point.is_finished():
+                self._note_finished(point)
+            else:
+                left[point.number] = point
+        others = [point.frozen for point in left.values()]
+        return [self._ready(point, others) for point in left.values()]
+
+    def _ready(self, point: Point, others: list[Frozen]) -> Point:
+        companions: dict[str, Role] = companions_of(point.frozen, others)
+        entry = self.ledger.entry(point.number)
+        entry.state, entry.error, entry.words = OPEN, "", list(point.words)
+        entry.companions = {name: role.model_dump(mode="json") for name, role in companions.items()}
+        self.ledger.write(entry)
+        return replace(point, frozen=with_companions(point.frozen, companions))
+
+    def _note_finished(self, point: Point) -> None:
+        entry = self.ledger.entry(point.number)
+        if entry.state != DONE:
+            entry.state, entry.value, entry.ended = DONE, self.value(point), time.time()
+            self.ledger.write(entry)
+        if not self.is_dry:
+            self.say(f"= #{point.number} {shlex.join(point.words)}   finished before")
+
+    def value(self, point: Point) -> float | None:
+        return point.value(self.metric_of(point))
+
+    def metric_of(self, point: Point) -> str:
+        """The metric that was asked for, else the held-out loss of the model that the sweep varies."""
+        return self.metric or f"{self.model_of(point)}.eval_loss".lstrip(".")
+
+    def model_of(self, point: Point) -> str:
+        """The role that the metric names, or the swept keys; else the last one that is trained."""
+        if "." in self.metric:
+            return self.metric.rpartition(".")[0]
+        trained = [role for node in point.nodes if node.task == "train" for role in node.products]
+        named = [key.split(".")[1] for key in self.keys if key.startswith("roles.")]
+        of_flow = [role for role in (point.frozen.call().get("roles") or {}) if role in trained]
+        return next((role for role in named if role in trained), (of_flow or trained or [""])[-1])
+
+    # running
+
+    def drive(self, ask: Ask, tell: Tell, look: Look | None, width: int) -> None:
+        """Run what `ask` gives, here or on the pool of the configuration."""
+        first = ask()
+        if first is None:
+            return
+        given = deque([first])
+        on_pool = first.frozen.pool.is_served
+        fleet = Fleet(self.ledger, self.say, self.run_here, curve=self.model_of(first))
+        if on_pool:
+            join_stack(self.store.root)
+            from flows.served.submit import ready  # Prefect: 1.5 s that no sweep here waits for
+            from infra.slots import num_slots
+
+            fleet.code = ready(first.frozen, self.store)
+            fleet.width = width or num_slots(first.frozen.pool)
+        fleet.drive(lambda: given.popleft() if given else ask(), tell, look, on_pool=on_pool)
+
+    def tell(self, point: Point, ending: Ending) -> None:
+        """Enter how a point ended, and say it."""
+        entry = self.ledger.entry(point.number)
+        entry.state, entry.error, entry.ended = ending.state, ending.error, time.time()
+        entry.value = self.value(point)
+        self.ledger.write(entry)
+        value = "" if entry.value is None else f"   {self.metric_of(point)} {entry.value:.4f}"
+        mark = {DONE: "+", FAILED: "x"}.get(ending.state, "-")
+        error = f"   {ending.error}" if ending.error else ""
+        self.say(f"{mark} #{entry.number} {shlex.join(point.words)}   {ending.state}{value}{error}")
+
+    # what came of it
+
+    def best(self) -> Entry | None:
+        """The finished point with the best value."""
+        done = [e for e in self.ledger.entries() if e.state == DONE and e.value is not None]
+        sign = 1 if self.direction == "minimize" else -1
+        return min(done, key=lambda entry: sign * (entry.value or 0.0), default=None)

@@ -1,0 +1,98 @@
+"""Atelier's plugins, where Hydra looks for them. A sweep of Atelier's own (`atelier <flow> -m`) is driven by
+its task function, a flows.sweep.session.Session; the task function of another program runs in this process.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn
+from hydra.plugins.sweeper import Sweeper
+
+NAMES = {"PrefectLauncher": "hydra/launcher/prefect", "GridSweeper": "hydra/sweeper/grid"}
+NAMES |= {"OptunaSweeper": "hydra/sweeper/optuna", "HalvingSweeper": "hydra/sweeper/halving"}
+
+
+class PrefectLauncher(BasicLauncher):
+    """Every job is a flow run on a Prefect pool; `width` at once, 0 = as many as the pool has slots."""
+
+    def __init__(self, width: int = 0) -> None:
+        super().__init__()
+        self.width = width
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        launch: Any = getattr(self.task_function, "launch", None)
+        if launch is None:
+            return super().launch(job_overrides, initial_job_idx)
+        return launch(job_overrides, self.width)
+
+
+class GridSweeper(BasicSweeper):
+    """Hydra's own sweeper, that knows by what the points are compared: `metric` is `<model>.<word>` of a
+    summary ('' = the held-out loss of the model that is varied, else of the last one), `direction` minimize
+    or maximize.
+    """
+
+    def __init__(self, metric: str = "", direction: str = "minimize") -> None:
+        super().__init__(max_batch_size=None)
+        self.metric, self.direction = metric, direction
+
+    def sweep(self, arguments: list[str]) -> Any:
+        assert self.launcher is not None
+        compare: Any = getattr(getattr(self.launcher, "task_function", None), "compare", None)
+        if compare is not None:
+            compare(self.metric, self.direction)
+        return super().sweep(arguments)
+
+
+class _Chooser(Sweeper):
+    """A sweeper that chooses points by what came of earlier ones: `flows.sweep.<kind>` does it."""
+
+    kind = ""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        if not hasattr(task_function, "launch"):
+            raise ValueError(f"hydra/sweeper={self.kind} here is Atelier's: atelier <flow> -m ...")
+        self.session, self.width = task_function, int(config.hydra.launcher.get("width", 0))
+        self.parser = OverridesParser.create(config_loader=hydra_context.config_loader)  # it knows the groups
+
+    def sweep(self, arguments: list[str]) -> Any:
+        words = self.parser.parse_overrides(arguments)
+        return self.session.choose(self.kind, words, self.settings, self.width)
+
+
+class OptunaSweeper(_Chooser):
+    """Points that Optuna proposes (flows/sweep/optuna.py says what its settings are)."""
+
+    kind = "optuna"
+
+
+class HalvingSweeper(_Chooser):
+    """Successive halving: all points for a while, the better ones for longer (flows/sweep/halving.py)."""
+
+    kind = "halving"
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "PrefectLauncher": {"width": 0},
+    "GridSweeper": {"metric": "", "direction": "minimize"},
+    "OptunaSweeper": {
+        "metric": "", "direction": "minimize", "trials": 20, "seed": 1, "sampler": "tpe", "prune": True,
+        "startup": 5, "only_if": {},
+    },
+    "HalvingSweeper": {"metric": "", "direction": "minimize", "keep": 0.5, "rungs": 3},
+}  # fmt: skip
+for _name, _place in NAMES.items():
+    _group, _, _option = _place.rpartition("/")
+    ConfigStore.instance().store(
+        group=_group,
+        name=_option,
+        node={"_target_": f"{__name__}.{_name}"} | SETTINGS[_name],
+        provider="atelier",
+    )

@@ -1,0 +1,156 @@
+"""Sweeps in this process: what is computed once, what is skipped, what goes on; and bad sweeps."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house import Atelier
+from served import wait_for
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+TINY = ("experiment=tiny", "tracker=none", "score.baselines=false", "score.max_tokens=2000")
+SHORT = (*TINY, "train.steps=8")
+GRID = ("-m", "optim.lr=1e-3,2e-3,4e-3", "train.seed=1,2")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sweep")
+
+
+def points(root: Path) -> list[dict]:
+    """The points of the newest sweep, by number."""
+    newest = max((root / "sweeps").glob("*/points"), key=lambda place: place.stat().st_mtime)
+    return [json.loads(path.read_text()) for path in sorted(newest.glob("*.json"))]
+
+
+def test_a_dry_run_says_what_would_run_and_leaves_nothing(atelier: Atelier, root: Path) -> None:
+    said = atelier("pretrain", *SHORT, *GRID, "--dry-run")
+    assert said.code == 0, said.err
+    assert "6 points, 6 to run" in said.out
+    assert not (root / "sweeps").exists() and not (root / "scratch").exists()
+
+
+def test_a_group_may_be_a_glob(atelier: Atelier) -> None:
+    for sweeper in ("grid", "halving"):
+        words = (
+            "model=glob(gpt_*,exclude=gpt_1*)",
+            f"hydra/sweeper={sweeper}",
+            "train.eval_every=2",
+            "--dry-run",
+        )
+        said = atelier("pretrain", *SHORT, "-m", *words)
+        assert said.code == 0 and "model=gpt_nano" in said.out and "3 points, 3 to run" in said.out, said.err
+
+
+def test_a_grid_runs_every_point_and_extended_only_the_new_ones(atelier: Atelier, root: Path) -> None:
+    said = atelier("pretrain", *SHORT, *GRID)
+    assert said.code == 0, said.err
+    assert "6 of 6 points finished" in said.out
+    gangs = atelier.gangs()
+    assert [gangs.count(task) for task in ("curate", "encode", "train")] == [1, 1, 6]
+    before = {tuple(point["words"]): point["number"] for point in points(root)}
+    said = atelier("pretrain", *SHORT, "-m", "optim.lr=1e-3,2e-3,4e-3,8e-3", "train.seed=1,2")
+    assert said.code == 0 and "8 of 8 points finished" in said.out, said.err
+    gangs = atelier.gangs()
+    assert [gangs.count(task) for task in ("curate", "encode", "train")] == [1, 1, 8]
+    after = {tuple(point["words"]): point["number"] for point in points(root)}
+    assert after.items() > before.items() and sorted(after.values()) == list(range(8))
+
+
+def test_the_same_sweep_again_starts_nothing_and_names_the_best(atelier: Atelier, root: Path) -> None:
+    gangs = atelier.gangs()
+    said = atelier("pretrain", *SHORT, *GRID)
+    assert said.code == 0 and atelier.gangs() == gangs
+    best = min(points(root), key=lambda point: point["value"])
+    assert f"best     atelier pretrain {' '.join(best['words'])}" in said.out
+    report = next((root / "sweeps").glob("*/report/report.html")).read_text()
+    assert "Parallel coordinates" in report and "functional ANOVA" in report
+
+
+def test_what_differs_only_in_its_student_trains_in_one_gang(atelier: Atelier) -> None:
+    words = (*TINY, "train.steps=8", "train.checkpoint_every=4", "roles.student_a.start=4")
+    before = atelier.gangs().count("train")
+    said = atelier("distill", *words, "-m", "roles.student_a.optim.lr=1e-3,2e-3,3e-3")
+    assert said.code == 0 and "3 of 3 points finished" in said.out, said.err
+    assert atelier.gangs().count("train") == before + 1
+
+
+def test_a_failing_point_does_not_keep_the_others_from_running(atelier: Atelier, root: Path) -> None:
+    (root / "broken.jsonl").write_text("{no json\n")
+    (root / "texts").mkdir()
+    for path in (PROJECT / "docs").glob("*.md"):
+        (root / "texts" / f"{path.stem}.txt").write_text(path.read_text())
+    sources = f"data.source={root}/broken.jsonl,{root}/texts/*.txt"
+    said = atelier("pretrain", *SHORT, "-m", sources)
+    assert said.code == 1 and "1 of 2 points finished" in said.out
+    states = {point["words"][-1]: point for point in points(root)}
+    [failed] = [point for point in states.values() if point["state"] == "failed"]
+    assert "broken.jsonl" in failed["error"] and failed["error"].split(";")[0] in said.out
+
+
+def test_optuna_goes_on_with_its_study_and_prunes(atelier: Atelier, root: Path) -> None:
+    words = (*TINY, "train.steps=24", "train.eval_every=4", "hydra/sweeper=optuna", "hydra.sweeper.startup=2")
+    space = "optim.lr=tag(log,interval(1e-4,1e-1))"
+    said = atelier("pretrain", "-m", *words, space, "hydra.sweeper.trials=2")
+    assert said.code == 0, said.err
+    assert [point["state"] for point in points(root)] == ["done", "done"]
+    said = atelier("pretrain", "-m", *words, space, "hydra.sweeper.trials=6")
+    assert said.code == 0, said.err
+    found = points(root)
+    assert len(found) == 6 and {point["state"] for point in found} == {"done", "pruned"}
+
+
+def test_halving_trains_the_better_half_on_and_keeps_the_best(atelier: Atelier, root: Path) -> None:
+    words = (*TINY, "train.steps=32", "train.eval_every=8", "optim=adamw")
+    sweep = ("-m", "optim.lr=1e-5,3e-4,3e-3,1e-2", "hydra/sweeper=halving")
+    said = atelier("pretrain", *words, *sweep)
+    assert said.code == 0, said.err
+    found = points(root)
+    assert [point["state"] for point in found].count("done") == 1
+    done = next(point for point in found if point["state"] == "done")
+    best_at_8 = min(found, key=lambda point: point["looks"]["8"])
+    assert done["looks"]["16"] <= min(p["looks"].get("16", 9.9) for p in found) and best_at_8["looks"]["16"]
+    assert all("32" not in p["looks"] for p in found if p["state"] == "pruned")
+
+
+def test_the_same_sweep_twice_at_once_is_refused_and_killed_goes_on(atelier: Atelier, root: Path) -> None:
+    words = ["pretrain", *TINY, "train.steps=400", "train.checkpoint_every=20", "-m", "train.seed=11,12"]
+    command, env = [sys.executable, "-m", "flows", *words], os.environ | {"ATELIER_ROOT": str(root)}
+    first = subprocess.Popen(command, cwd=PROJECT, env=env, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: atelier.gangs()[-1:] == ["train"], 60, "the first training")
+        said = atelier(*words)
+        assert said.code == 2 and f"is being run by process {first.pid}" in said.err
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    said = atelier(*words)
+    assert said.code == 0 and "2 of 2 points finished" in said.out, said.err
+
+
+@pytest.mark.parametrize(
+    "words, place, way_out",
+    [
+        ("optim.lrr=1,2", "optim.lrr", "did you mean"),
+        ("trian.seed=1,2", "trian: no such key", "did you mean train"),
+        ("train.seed=range(5,1)", "train.seed=range(5,1)", "give at least one value"),
+        ("model=gpt_nano,gpt_huge", "gpt_huge", "there are"),
+        ("train.seed=1,-2", "train.seed", "greater than or equal to 0"),
+        ("hydra/sweeper=optuna train.seed=1", "nothing is varied", "interval"),
+        ("hydra/sweeper=halving train.seed=1,2 train.eval_every=0", "train.eval_every", "give e.g."),
+        ("hydra/sweeper=grit train.seed=1,2", "hydra/sweeper/grit", ""),
+        ("hydra.sweeper.direction=upwards train.seed=1,2", "hydra.sweeper.direction", "minimize"),
+    ],
+)
+def test_a_bad_sweep_is_refused_before_its_first_point(
+    atelier: Atelier, words: str, place: str, way_out: str
+) -> None:
+    gangs = atelier.gangs()
+    said = atelier("pretrain", *TINY, "-m", *words.split())
+    assert said.code == 2 and place in said.err and way_out in said.err and "Traceback" not in said.err
+    assert atelier.gangs() == gangs

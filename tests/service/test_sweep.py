@@ -1,0 +1,136 @@
+"""A sweep of 12 points on a pool of two slots outlives its submitter, a worker, and everything at once; and a
+study of Optuna's on the pool that is cut off.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import Served, processes, wait_for
+
+pytestmark = [pytest.mark.service, pytest.mark.slow]
+EVERY = 20  # steps between checkpoints
+TINY = ("experiment=tiny", "score.baselines=false", "score.max_tokens=2000", "train.eval_sequences=4")
+WORDS = (
+    *("pretrain", "-m", "hydra/launcher=prefect", *TINY, "tracker=none"),
+    *("train.steps=160", f"train.checkpoint_every={EVERY}"),
+)
+GRID = (*WORDS, "optim.lr=1e-3,2e-3,4e-3,8e-3", "train.seed=1,2,3")
+PATIENCE_S = 900
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    stack = Served(tmp_path_factory.mktemp("sweep") / "store")
+    stack.up()
+    try:
+        yield stack
+    finally:
+        stack.down()
+
+
+def points(root: Path) -> list[dict]:
+    newest = max((root / "sweeps").glob("*/points"), key=lambda place: place.stat().st_mtime)
+    return [json.loads(path.read_text()) for path in sorted(newest.glob("*.json"))]
+
+
+def models(root: Path) -> int:
+    return len(list((root / "model").glob("*/record.json")))
+
+
+def checkpoints(root: Path) -> dict[str, int]:
+    """Trajectory -> its newest checkpoint's step."""
+    newest: dict[str, int] = {}
+    for path in root.glob("trajectory/*/checkpoints/step-*"):
+        name = path.parent.parent.name
+        newest[name] = max(newest.get(name, 0), int(path.name.removeprefix("step-")))
+    return newest
+
+
+def first_steps(root: Path) -> dict[str, list[int]]:
+    """Trajectory -> the first step of each attempt at it."""
+    found: dict[str, dict[str, int]] = {}
+    for path in sorted(root.glob("trajectory/*/metrics/metrics-*.jsonl")):
+        attempt = path.name.split("-")[1]
+        step = json.loads(path.read_text().splitlines()[0])["step"]
+        found.setdefault(path.parent.parent.name, {}).setdefault(attempt, step)
+    return {name: list(attempts.values()) for name, attempts in found.items()}
+
+
+def everything(root: Path) -> list[int]:
+    """Process ids of all that belongs to the store: servers, workers, flows, guards and ranks."""
+    found = []
+    for pid, words in processes().items():
+        try:
+            env = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        is_ours = str(root) in " ".join(words) or f"ATELIER_ROOT={root}".encode() in env.split(b"\0")
+        if is_ours and pid != os.getpid():
+            found.append(pid)
+    return found
+
+
+def strike(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def test_twelve_points_survive_every_death_and_nothing_is_computed_twice(served: Served) -> None:
+    root = served.root
+    kept: dict[str, int] = {}
+
+    def note() -> None:
+        kept.update(checkpoints(root))
+
+    first = served.start(*GRID)
+    wait_for(lambda: models(root) >= 2, PATIENCE_S, "two models")
+    strike([first.pid])
+    first.communicate()
+    second = served.start(*GRID)
+    wait_for(lambda: models(root) >= 4, PATIENCE_S, "four models")
+    note()
+    strike([served.pid("worker-local")])
+    wait_for(lambda: models(root) >= 5 or second.poll() is not None or served.up(), 60, "a new worker")
+    wait_for(lambda: models(root) >= 7, PATIENCE_S, "seven models")
+    wait_for(lambda: set(checkpoints(root)) - set(kept), PATIENCE_S, "a training in the middle")
+    strike([second.pid])
+    second.communicate()
+    strike(everything(root))
+    note()
+    served.up()
+    third = served.atelier(*GRID, timeout_s=PATIENCE_S)
+    assert third.returncode == 0 and "12 of 12 points finished" in third.stdout, third.stdout + third.stderr
+    assert {point["state"] for point in points(root)} == {"done"} and models(root) == 12
+    assert len({point["fingerprint"] for point in points(root)}) == 12
+    attempts = first_steps(root)
+    again = {name: steps for name, steps in attempts.items() if len(steps) > 1}
+    print(f"attempts of trainings that were cut off: {again}")
+    assert all(step > 1 for name, steps in again.items() if name in kept for step in steps[-1:])
+
+
+def test_optuna_on_the_pool_goes_on_after_a_kill_and_beats_the_grid(served: Served) -> None:
+    root = served.root
+    grid = min(point["value"] for point in points(root))
+    space = ("optim.lr=tag(log,interval(1e-4,1e-1))", "train.seed=1,2,3")
+    words = (*WORDS, "train.eval_every=20", "hydra/sweeper=optuna", "hydra.sweeper.trials=20", *space)
+    first = served.start(*words)
+    wait_for(lambda: sum(p["state"] == "done" for p in points(root)) >= 3, PATIENCE_S, "three points")
+    strike([first.pid])
+    first.communicate()
+    said = served.atelier(*words, timeout_s=PATIENCE_S)
+    assert said.returncode == 0, said.stdout + said.stderr
+    found = points(root)
+    best = min(point["value"] for point in found if point["value"] is not None)
+    states = [point["state"] for point in found]
+    print(f"best of the grid {grid:.4f}, of optuna {best:.4f}; {states.count('pruned')} pruned")
+    assert best < grid and "pruned" in states and set(states) <= {"done", "pruned"}
+    for point in found:
+        if point["state"] == "pruned":
+            assert point["value"] is None
