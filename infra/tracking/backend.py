@@ -177,6 +177,9 @@ class Backend:
     def end_run(self, run_id: str, status: str) -> None:
         self.client.set_terminated(run_id, status)
 
+    def drop_run(self, run_id: str) -> None:
+        self.client.delete_run(run_id)
+
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
         for part in _parts(list(_cut(tags).items()), FEW):
             self.client.log_batch(run_id, tags=[RunTag(k, v) for k, v in part])

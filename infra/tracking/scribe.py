@@ -5,19 +5,18 @@ thread.
 import json
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from engine.spec.record import DATA_KINDS, Record
-from engine.storage import is_local, local_path, write_bytes
 from infra.lease import Holder
 from infra.lineage import read_birth
-from infra.store import SHORT, Store
+from infra.store import Store
 from infra.tracking.backend import DIGEST, NOTE, Backend, Data, Point
 from infra.tracking.curve import Reader, is_kept, points
 from infra.tracking.gauge import Gauge
+from infra.tracking.known import Known
 from infra.tracking.page import WHOLE, Links
 from infra.tracking.run import About, Followed, TaskHandle
 
@@ -30,25 +29,6 @@ STATUS = {
     "STOPPED": "KILLED",
     "CANCELLED": "KILLED",
 }
-
-
-class Known:
-    """Small files that say what an MLflow store has already, so that reused artifacts cost no request. A
-    hint: losing it is harmless.
-    """
-
-    def __init__(self, store: Store, key: str) -> None:
-        base = local_path(store.root) if is_local(store.root) else Path.home() / ".cache" / "atelier"
-        self.folder = base / "mlflow-known" / key
-
-    def get(self, kind: str, fingerprint: str) -> dict[str, Any]:
-        with suppress(OSError, ValueError):
-            return json.loads((self.folder / f"{kind}-{fingerprint[:SHORT]}.json").read_bytes())
-        return {}
-
-    def put(self, kind: str, fingerprint: str, **facts: Any) -> None:
-        facts = self.get(kind, fingerprint) | facts
-        write_bytes(str(self.folder / f"{kind}-{fingerprint[:SHORT]}.json"), json.dumps(facts).encode())
 
 
 class Scribe:
@@ -94,16 +74,21 @@ class Scribe:
         self._end_dead_runs()
 
     def _sweep(self) -> str:
-        tags = {"atelier.sweep": self.about.sweep, "atelier.kind": "sweep"}
-        found = self.backend.find_run([self.experiment], tags)
-        if found is None:
-            self.backend.new_run(self.experiment, self.about.sweep, tags)
-            # the oldest, should two have been made at once
-            found = self.backend.find_run([self.experiment], tags)
-        assert found is not None  # it was just created
-        if found.info.status != "RUNNING":
-            self.backend.reopen(found.info.run_id)
-        return found.info.run_id
+        backend, name = self.backend, self.about.sweep
+        tags = {"atelier.sweep": name, "atelier.kind": "sweep"}
+        found = backend.find_run([self.experiment], tags)
+        mine = found.info.run_id if found else backend.new_run(self.experiment, name, tags)
+        run_id = self.agree("sweep", f"{self.experiment}/{name}", mine, is_new=found is None)
+        backend.reopen(run_id)
+        return run_id
+
+    def agree(self, kind: str, name: str, mine: str, *, is_new: bool) -> str:
+        """The one run of the sweep or trajectory `name`, however many propose one at the same time."""
+        backend = self.backend
+        run_id = self.known.agree(kind, name, mine, lambda run_id: backend.run(run_id) is not None)
+        if is_new and run_id != mine:
+            backend.drop_run(mine)
+        return run_id
 
     def _end_dead_runs(self) -> None:
         """Mark flow runs (and what runs under them) killed whose process, of this machine, is no more."""
@@ -199,8 +184,11 @@ class Scribe:
         )
         if found is None:
             return "", ""
-        self.known.put("trajectory", fingerprint, run=found.info.run_id, experiment=found.info.experiment_id)
-        return found.info.experiment_id, found.info.run_id
+        run = (
+            self.backend.run(self.agree("trajectory", fingerprint, found.info.run_id, is_new=False)) or found
+        )
+        self.known.put("trajectory", fingerprint, run=run.info.run_id, experiment=run.info.experiment_id)
+        return run.info.experiment_id, run.info.run_id
 
     def teacher_data(self, birth: Record | None, name: str) -> list[Data]:
         """The teacher's trajectory and the trunks under it, as data sets that a student read."""
@@ -294,6 +282,9 @@ class Curve:
         if not self.run_id:
             self.create()
         run = self.scribe.backend.run(self.run_id)
+        if run is not None:  # made just now by another flow, perhaps
+            self.experiment = run.info.experiment_id
+        self.scribe.known.put("trajectory", self.fingerprint, run=self.run_id, experiment=self.experiment)
         self._sent = self.scribe.backend.steps(run) if run else set()
         return self._sent
 
@@ -323,7 +314,12 @@ class Curve:
             name = f"{name} trunk to step {self.segments[-1].end}"
         self.experiment = scribe.experiment
         started = birth.provenance.get("started") if birth else None
-        self.run_id = scribe.backend.new_run(self.experiment, name, tags, started)
+        self.run_id = scribe.agree(
+            "trajectory",
+            self.fingerprint,
+            scribe.backend.new_run(self.experiment, name, tags, started),
+            is_new=True,
+        )
         self.is_open = True
         scribe.backend.params(self.run_id, flat(followed.params) or flat(birth.identity if birth else {}))
         data = scribe.training_data(followed.inputs | (birth.parents if birth else {})) + scribe.teacher_data(
@@ -334,7 +330,6 @@ class Curve:
         scribe.backend.inputs(
             self.run_id, data + [Data(name, "artifact", fp, "training", "") for name, fp in others.items()]
         )
-        scribe.known.put("trajectory", self.fingerprint, run=self.run_id, experiment=self.experiment)
 
     def _tags(self, before: str = "") -> dict[str, str]:
         runs = [*filter(None, before.split(",")), self.scribe.about.run_id]

@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.entities import Run
 
 from infra.lease import Holder
 from infra.store import Store
@@ -231,6 +233,24 @@ def test_many_trackers_at_once_agree_on_sweep_and_trajectory(root: Path) -> None
     assert [one.close() for one in tracked] == [[], [], []]
     sweeps = {run.data.tags["mlflow.parentRunId"] for run in runs(root, "tags.`atelier.kind` = 'flow'")}
     assert len(sweeps) == 1
+    assert len(runs(root, "tags.`atelier.kind` = 'trajectory'")) == 1
+
+
+def test_who_did_not_see_the_other_s_run_leaves_its_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blind(self: Backend, experiments: Sequence[str], tags: Mapping[str, str]) -> Run | None:
+        return None if tags.get("atelier.kind") == "sweep" else seeing(self, experiments, tags)
+
+    seeing = Backend.find_run
+    monkeypatch.setattr(Backend, "find_run", blind)
+    for number in range(2):
+        assert tracker(root, f"run-{number}", sweep="s").close() == []
+    [sweep] = runs(root, "tags.`atelier.kind` = 'sweep'")
+    flows = runs(root, "tags.`atelier.kind` = 'flow'")
+    assert [run.data.tags["mlflow.parentRunId"] for run in flows] == [sweep.info.run_id] * 2
+    client(root).delete_run(sweep.info.run_id)  # a person may
+    assert tracker(root, "run-3", sweep="s").close() == []
+    [again] = runs(root, "tags.`atelier.kind` = 'sweep'")
+    assert again.info.run_id != sweep.info.run_id
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+"""What is known of an MLflow store without asking it."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from engine.storage import create_exclusive, is_local, join, local_path, read_text, write_bytes
+from infra.store import SHORT, Store
+
+
+class Known:
+    """Small files that say what the MLflow store `key` has already, so that reused artifacts cost no request.
+    A hint: losing it is harmless.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self.claims = join(store.root, "mlflow-known", key)
+        base = local_path(store.root) if is_local(store.root) else Path.home() / ".cache" / "atelier"
+        self.folder = base / "mlflow-known" / key
+
+    def get(self, kind: str, fingerprint: str) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            return json.loads((self.folder / f"{kind}-{fingerprint[:SHORT]}.json").read_bytes())
+        return {}
+
+    def put(self, kind: str, fingerprint: str, **facts: Any) -> None:
+        facts = self.get(kind, fingerprint) | facts
+        write_bytes(str(self.folder / f"{kind}-{fingerprint[:SHORT]}.json"), json.dumps(facts).encode())
+
+    def agree(self, kind: str, name: str, mine: str, is_there: Callable[[str], bool]) -> str:
+        """The run for `name` that everybody uses: the first one proposed that is still there; `mine` is this
+        caller's proposal. MLflow has no names that only one run can have, and orders runs by the clocks of
+        those who made them.
+        """
+        short = sha256(name.encode()).hexdigest()[:SHORT]
+        for number in count():
+            claim = join(self.claims, f"{kind}-{short}.{number}")
+            if create_exclusive(claim, mine.encode()):
+                return mine
+            if is_there(found := read_text(claim)):
+                return found
+        raise AssertionError("count() has no end")
