@@ -2,6 +2,7 @@
 forwards and when the last student is ready.
 
 python benchmarks/online_distillation.py [--seeds 1 2 3] [--steps 384] [--store DIR] [--tiny]   an hour or two
+python benchmarks/online_distillation.py --seeds 3 --go-on      adds a seed to those of the kept result
 
 Students of about 1/4, 1/8 and 1/16 of the teacher's FLOPs see the same tokens in every way:
   a  online, from the gate on                     (logits, attention + auxiliary layer, both)
@@ -11,14 +12,16 @@ Students of about 1/4, 1/8 and 1/16 of the teacher's FLOPs see the same tokens i
   e  online, from step 0
   f  alone, for as many CPU seconds as a took for student and distillation together
 Every part is one engine.train process whose result is kept in DIR; run again, what is there is not made anew.
+Every seed is kept in benchmarks/results as soon as it is complete.
 """
 
 import argparse
+import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from machine import keep
+from machine import RESULTS, keep
 from parts import Parts, interval, student_model
 
 WAYS = {"logits": ("logits",), "attention": ("attention",), "both": ("logits", "attention")}
@@ -116,23 +119,41 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=384)
     parser.add_argument("--store", type=Path, default=Path("online-distillation"))
+    parser.add_argument("--go-on", action="store_true", help="beside the seeds of the kept result")
     parser.add_argument("--tiny", action="store_true", help="some minutes: tries the script, shows nothing")
     chosen = parser.parse_args()
     bench = Bench(chosen.store.resolve(), chosen.steps, tiny=chosen.tiny)
-    seeds = [bench.seed(seed) for seed in chosen.seeds]
-    students = list(bench.students)
+    seeds = kept(bench.steps) if chosen.go_on else {}
+    for seed in chosen.seeds:
+        seeds[seed] = bench.seed(seed)
+        keep("online_distillation", summary(bench, seeds), is_trial=chosen.tiny)
+
+
+def kept(steps: int) -> dict[int, dict[str, Any]]:
+    """The seeds of the kept result, of equally long trainings."""
+    numbers = json.loads((RESULTS / "online_distillation.json").read_text())["numbers"]
+    if numbers["steps"] != steps:
+        raise SystemExit(
+            f"the kept seeds were trained for {numbers['steps']} steps: --steps {numbers['steps']}"
+        )
+    return {int(seed): parts for seed, parts in numbers["by_seed"].items()}
+
+
+def summary(bench: Bench, by_seed: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """What the seeds say together, and each of them."""
+    seeds = list(by_seed.values())
     shapes = {
         name: f"{model.num_layers} x {model.hidden}, {model.num_params() / 1e6:.2f} M parameters"
         for name, model in bench.students.items()
     }
-    numbers = {
-        "seeds": chosen.seeds, "steps": bench.steps, "students": shapes,
+    return {
+        "steps": bench.steps, "students": shapes,
         "teacher": statistics.mean(each["t"]["loss"]["teacher"] for each in seeds),
-        "losses": table(seeds, students), "costs": costs(seeds),
+        "losses": table(seeds, list(bench.students)), "costs": costs(seeds),
         "gate_steps": [each["a logits"]["gate_step"] for each in seeds],
         "teacher_forwards": {way: seeds[0][way]["teacher_forwards"] for way in ("a logits", "b logits")},
+        "by_seed": by_seed,
     }  # fmt: skip
-    keep("online_distillation", numbers, is_trial=chosen.tiny)
 
 
 if __name__ == "__main__":

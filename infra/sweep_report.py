@@ -6,12 +6,15 @@ import base64
 import html
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from infra.report import META, STYLE, Table, digits, html_table, markdown_table
+from infra.scaling_law import Law, Trained
 
-FILES = ("report.md", "report.html", "parallel.png", "points.json")
+PICTURES = {"parallel.png": "Parallel coordinates", "law.png": "Scaling law"}
+FILES = ("report.md", "report.html", *PICTURES, "points.json")
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class SweepRow:
     values: dict[str, str]
     value: float | None
     error: str = ""
+    facts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class SweepContent:
     best: int | None = None
     best_command: str = ""
     importance: dict[str, float] = field(default_factory=dict)
+    trained: list[Trained] = field(default_factory=list)
+    laws: list[Law] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -101,10 +107,15 @@ def write_sweep_report(folder: Path, content: SweepContent) -> list[Path]:
         from infra.sweep_plot import parallel_png  # matplotlib: 0.5 s
 
         written["parallel.png"] = parallel_png(content)
+    if content.laws:
+        from infra.law_plot import law_png  # likewise
+
+        written["law.png"] = law_png(content.trained, content.laws)
     document = asdict(content) | {"keys": content.keys}
     written["points.json"] = (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
     written["report.md"] = to_markdown(content).encode()
-    written["report.html"] = to_html(content, written.get("parallel.png", b"")).encode()
+    pictures = {name: data for name, data in written.items() if name in PICTURES}
+    written["report.html"] = to_html(content, pictures).encode()
     for name, data in written.items():
         (folder / name).write_bytes(data)
     return [folder / name for name in FILES if name in written]
@@ -139,7 +150,19 @@ def _said(content: SweepContent) -> list[str]:
     if content.importance:
         shares = ", ".join(f"{key} {share:.0%}" for key, share in content.importance.items())
         told.append(f"what explains the spread of {content.metric} (functional ANOVA): {shares}")
+    for law in content.laws:
+        told.append(_law(law))
     return told
+
+
+def _law(law: Law) -> str:
+    """A law with how far it is to be trusted."""
+    size = f" at {law.params / 1e6:.3g} M parameters" if law.params is not None else ""
+    of = "D tokens" if law.params is not None else "N parameters and D tokens"
+    fit = f"{law} nats a token for {of}{size}; off by {law.error:.2%} on average"
+    if law.foresight is None:
+        return fit + " (too few points to test it)"
+    return fit + f", by {law.foresight:.2%} on the longest trainings when fitted without them"
 
 
 def to_markdown(content: SweepContent) -> str:
@@ -150,26 +173,26 @@ def to_markdown(content: SweepContent) -> str:
     parts.append(markdown_table(table_of(content)))
     if len(content.valued) > 1 and content.keys:
         parts.append("## Parallel coordinates\n\n![parallel coordinates](parallel.png)")
+    if content.laws:
+        parts.append("## Scaling law\n\n![scaling law](law.png)")
     if content.links:
         parts.append("\n".join(f"- [{text}]({url})" for text, url in content.links.items()))
     return "\n\n".join(parts) + "\n"
 
 
-def to_html(content: SweepContent, png: bytes) -> str:
+def to_html(content: SweepContent, pictures: Mapping[str, bytes]) -> str:
     """One file that needs no other."""
     body = [f"<h1>{html.escape(content.title)}</h1>", f"<pre>{html.escape(content.command)}</pre>"]
     notes = "".join(f"<li>{html.escape(text)}</li>" for text in _said(content))
     body.append(f"<ul class=notes>{notes}</ul>")
     if content.best_command:
         body.append(f"<h2>Best point</h2><pre>{html.escape(content.best_command)}</pre>")
-    if png:
-        alt = html.escape(
-            f"parallel coordinates of {', '.join(content.keys)} and {content.metric}", quote=True
-        )
+    for name, png in pictures.items():
+        title = PICTURES[name]
+        alt = html.escape(f"{title} of {', '.join(content.keys)} and {content.metric}", quote=True)
         picture = base64.b64encode(png).decode()
         body.append(
-            f'<h2>Parallel coordinates</h2><div class=wide><img alt="{alt}"'
-            f' src="data:image/png;base64,{picture}"></div>'
+            f'<h2>{title}</h2><div class=wide><img alt="{alt}" src="data:image/png;base64,{picture}"></div>'
         )
     body.append(html_table(table_of(content)))
     head = f"{META}<title>{html.escape(content.title)}</title><style>{STYLE}</style>"

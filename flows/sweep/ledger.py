@@ -33,6 +33,7 @@ class Entry:
     error: str = ""
     runs: list[str] = field(default_factory=list)
     companions: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, float] = field(default_factory=dict)  # of the model that is compared: params, tokens
     looks: dict[str, float] = field(default_factory=dict)  # held-out loss by step, when the sweep looks at it
     started: float = 0.0
     ended: float = 0.0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.storage import is_local, join, local_path
 from flows.sweep.session import Session
+from infra.scaling_law import Trained, laws, lowest
 from infra.sweep_report import SweepContent, SweepRow, importances, to_markdown, write_sweep_report
 
 FOLDER = "report"
@@ -22,19 +23,29 @@ def content_of(session: Session) -> SweepContent:
         pairs = (word.lstrip("+").partition("=") for word in entry.words)
         words = {key: value for key, _, value in pairs}
         values = {key: words[key] for key in keys if key in words}
-        rows.append(SweepRow(entry.number, entry.state, values, entry.value, entry.error))
+        rows.append(SweepRow(entry.number, entry.state, values, entry.value, entry.error, entry.facts))
     best = session.best()
     some = next(iter(session.points.values()), None)
+    metric = session.metric_of(some) if some is not None else session.metric
+    trained = trainings(rows) if metric.endswith("eval_loss") else []
     return SweepContent(
         title=f"sweep {session.ledger.id}",
         command=session.command,
-        metric=session.metric_of(some) if some is not None else session.metric,
+        metric=metric,
         direction=session.direction,
         rows=rows,
         best=best.number if best is not None else None,
         best_command=f"atelier {session.flow} {shlex.join(best.words)}" if best is not None else "",
         importance=importances(rows, session.direction),
+        trained=trained,
+        laws=laws(trained),
     )
+
+
+def trainings(rows: list[SweepRow]) -> list[Trained]:
+    """The points as trainings of some size and length."""
+    known = [row for row in rows if row.value is not None and {"params", "tokens"} <= row.facts.keys()]
+    return lowest([Trained(int(r.facts["params"]), int(r.facts["tokens"]), r.value or 0.0) for r in known])
 
 
 def show(session: Session, *, is_failed: bool) -> list[str]:
@@ -67,10 +78,10 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
     if pool.is_served:
         from infra.stack.api import put_markdown  # Prefect
 
-        picture = folder / "parallel.png"
-        if picture.exists():
-            data = base64.b64encode(picture.read_bytes()).decode()
-            text = text.replace("(parallel.png)", f"(data:image/png;base64,{data})")
+        for picture in paths:
+            if picture.suffix == ".png":
+                data = base64.b64encode(picture.read_bytes()).decode()
+                text = text.replace(f"({picture.name})", f"(data:image/png;base64,{data})")
         with suppress(Exception):  # as above
             places.append(put_markdown(f"sweep-{session.ledger.id}", text, content.title))
     return places

@@ -33,6 +33,7 @@ from infra.stack.stack import join_stack
 from infra.store import Store
 
 DIRECTIONS = ("minimize", "maximize")
+FACTS = ("params", "tokens")
 POOL_WHEN_BLANK = "pool=local"
 
 
@@ -128,12 +129,18 @@ class Session:
         entry = self.ledger.entry(point.number)
         if entry.state != DONE:
             entry.state, entry.value, entry.ended = DONE, self.value(point), time.time()
+            entry.facts = self.facts(point)
             self.ledger.write(entry)
         if not self.is_dry:
             self.say(f"= #{point.number} {shlex.join(point.words)}   finished before")
 
     def value(self, point: Point) -> float | None:
         return point.value(self.metric_of(point))
+
+    def facts(self, point: Point) -> dict[str, float]:
+        """Parameters and tokens of the model that is compared, as far as they are known."""
+        found = {word: point.value(f"{self.model_of(point)}.{word}".lstrip(".")) for word in FACTS}
+        return {word: value for word, value in found.items() if value is not None}
 
     def metric_of(self, point: Point) -> str:
         """The metric that was asked for, else the held-out loss of the model that the sweep varies."""
@@ -171,7 +178,7 @@ class Session:
         """Enter how a point ended, and say it."""
         entry = self.ledger.entry(point.number)
         entry.state, entry.error, entry.ended = ending.state, ending.error, time.time()
-        entry.value = self.value(point)
+        entry.value, entry.facts = self.value(point), self.facts(point)
         self.ledger.write(entry)
         value = "" if entry.value is None else f"   {self.metric_of(point)} {entry.value:.4f}"
         mark = {DONE: "+", FAILED: "x"}.get(ending.state, "-")

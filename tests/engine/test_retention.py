@@ -12,6 +12,7 @@ from engine.loop.retention import Retention, held_out_loss
 from engine.loop.stop import StopRequest
 from engine.spec.error import StoppedError
 from engine.spec.run import Segment, Training
+from engine.spec.schedule import Schedule
 from engine.spec.train import Train
 from engine.storage import TEMPORARY
 from tests.engine.house import House, role, student, train
@@ -52,8 +53,9 @@ def best(house: House, name: str, num: int) -> set[int]:
 
 
 def uneven() -> dict:
-    """A teacher whose loss rises and falls, with a student."""
-    return {"teacher": role(lr=0.3), "s": student(lr=0.3)}
+    """A teacher with a student whose losses fall first and rise when the rate has become too high."""
+    rising = Schedule(kind="constant", warmup=STEPS)
+    return {"teacher": role(lr=1.0, schedule=rising), "s": student(lr=1.0, schedule=rising)}
 
 
 def test_every_nth_checkpoint_stays_for_good_beside_the_newest(house: House) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -73,8 +74,9 @@ def test_after_random_kills_every_flow_is_complete_bit_identical_and_alone(
     assert stale(stack) == stale(stack, "light") == []
     calm = tmp_path / "calm"
     copy_data(data, calm)
-    for number in storm.seeds:
-        run_here(calm, "pretrain", "experiment=tiny", *storm.words, f"train.seed={number}")
+    words = ["pretrain", "experiment=tiny", *storm.words]
+    with ThreadPoolExecutor(AT_ONCE) as runs:
+        list(runs.map(lambda number: run_here(calm, *words, f"train.seed={number}"), storm.seeds))
     assert digests(stack.root) == digests(calm)
     assert values(stack.root) == values(calm)
     steps = Counter(line[0] for lines in values(stack.root).values() for line in lines)
