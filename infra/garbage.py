@@ -1,7 +1,7 @@
 """What nothing needs any more, and why. A kill at any moment of its removal leaves no half artifact.
 
-Needed is what a run's manifest names, what a running flow has made, and all that these came from. While a run
-goes on, what it may be about to read is not known: then only scratch and stray attempts go.
+Needed is what a run's manifest or an alias names, what a running flow has made, and all that these came
+from. While a run goes on, what it may be about to read is not known: then only scratch and stray attempts go.
 """
 
 import os
@@ -18,6 +18,7 @@ from typing import Any
 from engine.spec.error import DamageError, StoppedError
 from engine.spec.record import KINDS, Record
 from engine.storage import TEMPORARY, filesystem, is_local, join, local_path, names, remove
+from infra.alias import aliases
 from infra.lease import Holder, Log, take
 from infra.lineage import read_birth
 from infra.manifests import FOLDER, manifests
@@ -122,6 +123,7 @@ class Collector:
             for task in self.manifests[run].get("tasks", [])
         }
         everything = [*self.records.values(), *self.births.values()]
+        first |= {one.fingerprint for one in aliases(self.store.root)}
         first |= {one.fingerprint for one in everything if one.provenance.get("run") in self.living}
         finished = {r.parents.get("trajectory") for r in self.records.values() if r.kind == "model"}
         unfinished = [birth for birth in self.births.values() if birth.fingerprint not in finished]

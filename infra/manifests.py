@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from engine.spec.base import canonical, flatten
+from engine.spec.record import Record
 from engine.storage import join, names, read_bytes, write_bytes
 from infra.dag import Node, Product
 from infra.store import Store
@@ -35,6 +36,7 @@ def described(node: Node) -> list[dict[str, Any]]:
     return [
         {
             "name": row_name(node, key),
+            "key": key,
             "task": node.task,
             "kind": product.kind,
             "fingerprint": product.fingerprint,
@@ -44,6 +46,22 @@ def described(node: Node) -> list[dict[str, Any]]:
         }
         for key, product in node.products.items()
     ]
+
+
+def measured(store: Store, rows: list[dict[str, Any]], metric: str) -> tuple[float, Record] | None:
+    """What `metric` is of the products in `rows`, and whose. `<name>.<word>` is a word of the summary of what
+    is called so (a model, a role, a task or a kind), such as `student_a.eval_loss`; without a name of the
+    first that has the word.
+    """
+    name, _, word = metric.rpartition(".")
+    for row in rows:
+        if name not in ("", row.get("key", ""), row["model"], row["name"], row["kind"]):
+            continue
+        record = store.find(row["kind"], row["fingerprint"])
+        found = record.summary.get(word) if record is not None else None
+        if record is not None and isinstance(found, int | float):
+            return float(found), record
+    return None
 
 
 def row_name(node: Node, key: str) -> str:

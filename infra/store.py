@@ -15,6 +15,7 @@ from engine.spec.base import nearest
 from engine.spec.error import AtelierError, DamageError
 from engine.spec.record import KINDS, FileEntry, Record, identify
 from engine.storage import exists, is_local, join, local_path, names, read_bytes, verify, write_bytes
+from infra.alias import LATEST, aliases
 from infra.lease import Holder, LeaseLost, Log
 
 RECORD = "record.json"
@@ -109,7 +110,9 @@ class Store:
                 return matches[0]
             if len(matches) > 1:
                 raise AtelierError(f"{word}: {len(matches)} artifacts begin so; give more digits")
-        name = word.split("@", 1)[0]
+        name, _, alias = word.partition("@")
+        if alias and alias != LATEST:
+            return self._aliased(name, alias, kind)
         named = [r for r in found if r.name == name]
         if named:
             return max(named, key=lambda r: r.provenance.get("ended", 0))
@@ -119,6 +122,17 @@ class Store:
             f"no {what} called {word!r} in {self.root}"
             + (f"; did you mean {near}?" if near else "; `atelier models` lists them")
         )
+
+    def _aliased(self, name: str, alias: str, kind: str | None) -> Record:
+        there = [one for one in aliases(self.root) if one.name == name and kind in (None, one.kind)]
+        found = next((one for one in there if one.alias == alias), None)
+        if found is None:
+            known = ", ".join(map(str, there)) or f"{name}@{LATEST}, the newest"
+            raise AtelierError(f"no alias {name}@{alias} in {self.root}; there is {known}")
+        record = self.find(found.kind, found.fingerprint)
+        if record is None:
+            raise AtelierError(f"{found} is {found.kind} {found.fingerprint[:8]}, which is no more")
+        return record
 
     def check(self, record: Record) -> list[str]:
         """Compare every file with its digest; the damages as text."""

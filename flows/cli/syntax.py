@@ -39,7 +39,7 @@ class Command:
     @property
     def usage(self) -> str:
         dots = {True: " ...", False: ""}
-        words = [f"<{w.name}>" if w.required else f"[{w.name}]{dots[w.many]}" for w in self.words]
+        words = [(f"<{w.name}>" if w.required else f"[{w.name}]") + dots[w.many] for w in self.words]
         options = [f"[{o.flag}{' ' + o.value if o.value else ''}]" for o in self.options]
         return " ".join(["atelier", self.name, *words, *options])
 
@@ -102,6 +102,21 @@ TABLE = (
         ),
     ),
     Command(
+        name="pick",
+        about="name the best of a sweep or of some runs: its command line, and `<model>@best` from then on",
+        example="atelier pick 3f2a --by student_a.eval_loss",
+        words=(Word("what", "a sweep's id, or runs; four digits do", "anything", required=True, many=True),),
+        options=(
+            Option(
+                "--by", "what they are compared by, <model>.<word of its summary> [the sweep's]", "METRIC"
+            ),
+            Option("--highest", "more is better [as the metric's name says]"),
+            Option("--lowest", "less is better"),
+            Option("--alias", "what the best one's model is called [best]", "NAME"),
+            JSON,
+        ),
+    ),
+    Command(
         name="up",
         about="start Prefect, MLflow and a worker on this machine, with every flow deployed",
         example="atelier up",
@@ -141,6 +156,7 @@ TABLE = (
         ),
     ),
 )
+NARGS = {(True, True): "+", (True, False): None, (False, True): "*", (False, False): "?"}
 COMMANDS = {command.name: command for command in TABLE}
 
 
@@ -158,7 +174,7 @@ def parse_words(command: Command, words: list[str]) -> argparse.Namespace:
             how = {"action": "append" if option.many else "store", "metavar": option.value}
         parser.add_argument(option.flag, **how)
     for word in command.words:
-        parser.add_argument(word.name, nargs="*" if word.many else None if word.required else "?")
+        parser.add_argument(word.name, nargs=NARGS[word.required, word.many])
     found, strange = parser.parse_known_intermixed_args(words)
     if strange:
         raise unknown_option(parser.prog, strange[0], [option.flag for option in command.options])

@@ -33,7 +33,9 @@ class Entry:
     error: str = ""
     runs: list[str] = field(default_factory=list)
     companions: dict[str, Any] = field(default_factory=dict)
+    made: list[dict[str, str]] = field(default_factory=list)  # as in a run's manifest, once it is done
     facts: dict[str, float] = field(default_factory=dict)  # of the model that is compared: params, tokens
+    metric: str = ""  # what `value` is
     looks: dict[str, float] = field(default_factory=dict)  # held-out loss by step, when the sweep looks at it
     started: float = 0.0
     ended: float = 0.0

@@ -56,6 +56,7 @@ class LookingThread:
     def __init__(self, looking: Looking, stop: threading.Event) -> None:
         self._looking, self._stop = looking, stop
         self._ended = threading.Event()
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> None:
@@ -66,9 +67,15 @@ class LookingThread:
     ) -> None:
         self._ended.set()
         self._thread.join()
+        if self._error is not None and error is None:
+            raise self._error
 
     def _run(self) -> None:
-        while not self._ended.wait(POLL_S):
-            if not self._looking.go_on():
-                self._stop.set()
-                return
+        try:
+            while not self._ended.wait(POLL_S):
+                if not self._looking.go_on():
+                    self._stop.set()
+                    return
+        except Exception as error:
+            self._error = error
+            self._stop.set()  # nobody watches the point any more

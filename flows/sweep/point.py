@@ -5,13 +5,15 @@ in themselves learn from one teacher in one gang.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from engine.spec.base import canonical, fingerprint
 from engine.spec.error import AtelierError, ConfigError
 from engine.spec.role import Role
 from flows.cli.compose import Frozen, compose
-from infra.dag import Node, Product
+from infra.dag import Node
+from infra.manifests import described, measured
 from infra.store import Store
 
 SEPARATOR = "~"
@@ -34,25 +36,15 @@ class Point:
         made = (p for node in self.nodes for p in node.products.values())
         return all(self.store.find(p.kind, p.fingerprint) is not None for p in made)
 
-    def value(self, metric: str) -> float | None:
-        """`<name>.<word>`: a word of the summary of what is called so, such as `student_a.eval_loss`; without
-        a name of the first that has the word. None while there is none.
-        """
-        name, _, word = metric.rpartition(".")
-        for product in self._named(name):
-            record = self.store.find(product.kind, product.fingerprint)
-            found = record.summary.get(word) if record is not None else None
-            if isinstance(found, int | float):
-                return float(found)
-        return None
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """What the point makes, as a run's manifest has it."""
+        return [row for node in self.nodes for row in described(node)]
 
-    def _named(self, name: str) -> list[Product]:
-        pairs = [(node, key, product) for node in self.nodes for key, product in node.products.items()]
-        return [
-            product
-            for node, key, product in pairs
-            if name in ("", key, product.name, f"{node.name}.{key}", product.kind)
-        ]
+    def value(self, metric: str) -> float | None:
+        """`<name>.<word>` of what the point made (infra.manifests.measured); None while there is none."""
+        found = measured(self.store, self.rows, metric)
+        return found[0] if found else None
 
 
 def point_fingerprint(nodes: Sequence[Node]) -> str:

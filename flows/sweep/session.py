@@ -34,6 +34,7 @@ from infra.store import Store
 
 DIRECTIONS = ("minimize", "maximize")
 FACTS = ("params", "tokens")
+MADE = ("key", "name", "model", "kind", "fingerprint")  # of a row of a manifest
 POOL_WHEN_BLANK = "pool=local"
 
 
@@ -128,8 +129,8 @@ class Session:
     def _note_finished(self, point: Point) -> None:
         entry = self.ledger.entry(point.number)
         if entry.state != DONE:
-            entry.state, entry.value, entry.ended = DONE, self.value(point), time.time()
-            entry.facts = self.facts(point)
+            entry.state, entry.ended = DONE, time.time()
+            self._describe(entry, point)
             self.ledger.write(entry)
         if not self.is_dry:
             self.say(f"= #{point.number} {shlex.join(point.words)}   finished before")
@@ -137,10 +138,12 @@ class Session:
     def value(self, point: Point) -> float | None:
         return point.value(self.metric_of(point))
 
-    def facts(self, point: Point) -> dict[str, float]:
-        """Parameters and tokens of the model that is compared, as far as they are known."""
+    def _describe(self, entry: Entry, point: Point) -> None:
+        """What the point made, and what is known of the model that is compared."""
+        entry.metric, entry.value = self.metric_of(point), self.value(point)
+        entry.made = [{key: row[key] for key in MADE} for row in point.rows]
         found = {word: point.value(f"{self.model_of(point)}.{word}".lstrip(".")) for word in FACTS}
-        return {word: value for word, value in found.items() if value is not None}
+        entry.facts = {word: value for word, value in found.items() if value is not None}
 
     def metric_of(self, point: Point) -> str:
         """The metric that was asked for, else the held-out loss of the model that the sweep varies."""
@@ -178,7 +181,7 @@ class Session:
         """Enter how a point ended, and say it."""
         entry = self.ledger.entry(point.number)
         entry.state, entry.error, entry.ended = ending.state, ending.error, time.time()
-        entry.value, entry.facts = self.value(point), self.facts(point)
+        self._describe(entry, point)
         self.ledger.write(entry)
         value = "" if entry.value is None else f"   {self.metric_of(point)} {entry.value:.4f}"
         mark = {DONE: "+", FAILED: "x"}.get(ending.state, "-")

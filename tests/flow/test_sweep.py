@@ -11,6 +11,8 @@ import pytest
 from house import Atelier
 from served import wait_for
 
+from infra.store import Store
+
 PROJECT = Path(__file__).resolve().parent.parent.parent
 TINY = ("experiment=tiny", "tracker=none", "score.baselines=false", "score.max_tokens=2000")
 SHORT = (*TINY, "train.steps=8")
@@ -70,6 +72,40 @@ def test_the_same_sweep_again_starts_nothing_and_names_the_best(atelier: Atelier
     assert f"best     atelier pretrain {' '.join(best['words'])}" in said.out
     report = next((root / "sweeps").glob("*/report/report.html")).read_text()
     assert "Parallel coordinates" in report and "functional ANOVA" in report
+
+
+def test_the_best_point_is_picked_by_any_of_its_numbers_and_has_an_alias(
+    atelier: Atelier, root: Path
+) -> None:
+    found = points(root)
+    sweep = max((root / "sweeps").glob("*"), key=lambda place: place.stat().st_mtime).name
+    best = min(found, key=lambda point: point["value"])
+    said = atelier("pick", sweep[:5])
+    assert said.code == 0 and f"best     #{best['number']}: lowest model.eval_loss of 8" in said.out, said.err
+    [model] = [row["fingerprint"] for row in best["made"] if row["kind"] == "model"]
+    assert Store(str(root)).resolve("model@best").fingerprint == model
+    worst = max(found, key=lambda point: point["value"])
+    said = atelier("pick", sweep, "--highest", "--alias", "worst", "--json")
+    assert json.loads(said.out)["best"]["label"] == f"#{worst['number']}"
+    [kept] = [row["fingerprint"] for row in worst["made"] if row["kind"] == "model"]
+    assert Store(str(root)).resolve("model@worst").fingerprint == kept != model
+    said = atelier("generate", "model@best", "--prompt", "def ", "--max-tokens", "4")
+    assert said.code == 0, said.err
+
+
+def test_a_pick_says_what_it_cannot_compare(atelier: Atelier, root: Path) -> None:
+    sweep = max((root / "sweeps").glob("*"), key=lambda place: place.stat().st_mtime).name
+    for words, wrong in (
+        (("nothing",), "no sweep or run 'nothing'"),
+        ((sweep, "--by", "model.beauty"), "model.eval_loss, model.loss"),
+        ((sweep, "--alias", "v1"), "'v1' cannot be given"),
+        ((sweep, "--highest", "--lowest"), "give one of them"),
+        ((), "required: what"),
+    ):
+        said = atelier("pick", *words)
+        assert said.code == 2 and wrong in said.err, (words, said.err)
+    said = atelier("generate", "model@worse")
+    assert said.code == 1 and "there is model@best, model@worst" in said.err
 
 
 def test_what_differs_only_in_its_student_trains_in_one_gang(atelier: Atelier) -> None:

@@ -1,0 +1,71 @@
+"""`atelier pick <sweep or runs>`: the best one, its command line and its alias."""
+
+import json
+import sys
+from argparse import Namespace
+
+from engine.spec.error import ConfigError
+from flows.cli.root import open_store
+from flows.cli.table import print_table
+from flows.sweep.pick import Choice, choose
+from infra.alias import Alias, check_alias, give_alias
+from infra.stack.stack import join_stack
+from infra.store import Store
+
+SHOWN = 20
+
+
+def run(options: Namespace) -> int:
+    store = open_store()
+    if options.highest and options.lowest:
+        raise ConfigError("pick", "--highest and --lowest", "give one of them")
+    highest = options.highest or (False if options.lowest else None)
+    alias = options.alias or "best"
+    check_alias(alias)
+    choice = choose(store, options.what, options.by or "", highest=highest)
+    given = _alias(store, choice, alias, options.what)
+    if options.json:
+        print(json.dumps(_document(choice, given), indent=1))
+        return 0
+    rows = [(one.label, f"{one.value:.4f}", one.command) for one in choice.candidates[:SHOWN]]
+    print_table(("", choice.metric, "command"), rows, right=(choice.metric,), flexible="command")
+    order = "highest" if choice.is_rising else "lowest"
+    print(f"best     {choice.best.label}: {order} {choice.metric} of {len(choice.candidates)}")
+    print(f"         {choice.best.command}")
+    if given is not None:
+        print(f"alias    {given} = {given.kind} {given.fingerprint[:8]}")
+        print(f"next     atelier generate {given} --prompt 'def '")
+    return 0
+
+
+def _alias(store: Store, choice: Choice, alias: str, words: list[str]) -> Alias | None:
+    """Give the model that was best its alias, in the store and on its page in MLflow; None for a number that
+    no model stands behind.
+    """
+    model = choice.model
+    if model is not None and model.kind != "model":
+        model = store.find("model", model.parents.get("model", ""))
+    if model is None:
+        return None
+    order = "highest" if choice.is_rising else "lowest"
+    given = give_alias(store.root, model, alias, f"{order} {choice.metric} of {' '.join(words)}")
+    if any(True for _ in store.records("registration")):
+        from infra.tracking.alias import show_alias  # with MLflow, which a store of its own may do without
+
+        join_stack(store.root)
+        try:
+            show_alias(store, model.fingerprint, alias)
+        except Exception as error:  # a page: the alias is given without it
+            print(f"MLflow does not show the alias: {str(error).splitlines()[0]}", file=sys.stderr)
+    return given
+
+
+def _document(choice: Choice, given: Alias | None) -> dict[str, object]:
+    return {
+        "metric": choice.metric,
+        "order": "highest" if choice.is_rising else "lowest",
+        "best": {"label": choice.best.label, "command": choice.best.command, "value": choice.best.value},
+        "alias": str(given) if given else None,
+        "fingerprint": given.fingerprint if given else None,
+        "all": [{"label": c.label, "command": c.command, "value": c.value} for c in choice.candidates],
+    }

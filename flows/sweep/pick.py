@@ -1,0 +1,124 @@
+"""The best of some runs, or of a sweep's points, by a number that they measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.spec.base import nearest
+from engine.spec.error import ConfigError
+from engine.spec.record import Record
+from engine.storage import join, names
+from flows.sweep.ledger import DONE, FOLDER, Entry, Ledger
+from infra.manifests import manifests, measured
+from infra.store import Store
+
+FEWEST_DIGITS = 4
+RISING = ("accuracy", "auc", "f1", "exact_match")  # words of which more is better
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A finished run or point: what it is called, its command line, what it made and its value."""
+
+    label: str
+    command: str
+    rows: list[dict[str, Any]]
+    value: float | None = None
+    record: Record | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidates by value, the best first, and what they were compared by."""
+
+    metric: str
+    is_rising: bool
+    candidates: list[Candidate]
+
+    @property
+    def best(self) -> Candidate:
+        return self.candidates[0]
+
+    @property
+    def model(self) -> Record | None:
+        """The model that the best one's number is of."""
+        return self.best.record
+
+
+def choose(store: Store, words: Sequence[str], metric: str, *, highest: bool | None = None) -> Choice:
+    """Compare the finished runs and points that `words` name. ConfigError for a word that names nothing and a
+    metric that none of them has. `highest`: whether more is better, None = as the metric's name says.
+    """
+    found: dict[str, Candidate] = {}
+    metrics = [metric] if metric else []
+    for word in words:
+        for candidate, own in _named(store, word):
+            found[candidate.label] = candidate
+            metrics += [own] if own else []
+    if not metrics:
+        raise ConfigError("--by", "what are they compared by?", "give --by student_a.eval_loss, say")
+    chosen = metrics[0]
+    is_rising = chosen.rpartition(".")[2].endswith(RISING) if highest is None else highest
+    valued = []
+    for one in found.values():
+        there = measured(store, one.rows, chosen)
+        if there is not None:
+            valued.append(Candidate(one.label, one.command, one.rows, *there))
+    if not valued:
+        raise ConfigError(
+            "--by", f"none of {len(found)} has {chosen!r}", _way_out(store, list(found.values()))
+        )
+    valued.sort(key=lambda one: (one.value or 0.0) * (-1 if is_rising else 1))
+    return Choice(chosen, is_rising, valued)
+
+
+def _named(store: Store, word: str) -> list[tuple[Candidate, str]]:
+    """The finished candidates that a sweep's id, a run's id or the beginning of one names, each with the
+    metric it was compared by.
+    """
+    sweeps = [name for name in names(join(store.root, FOLDER)) if _begins(name, word)]
+    runs = {m["id"]: m for m in manifests(store) if "id" in m and _begins(m["id"], word)}
+    if len(sweeps) + len(runs) > 1 and word not in [*sweeps, *runs]:
+        raise ConfigError(
+            "pick", f"{word!r} is the beginning of {len(sweeps) + len(runs)}", "give more of it"
+        )
+    if sweeps:
+        ledger = Ledger(store, sweeps[0])
+        flow = ledger.about().flow
+        entries = [entry for entry in ledger.entries() if entry.state == DONE]
+        if not entries:
+            raise ConfigError("pick", f"no point of sweep {sweeps[0]} is finished", "run it to its end first")
+        return [(_point(flow, entry), entry.metric) for entry in entries]
+    if runs:
+        [manifest] = runs.values()
+        if manifest.get("status") != "finished":
+            raise ConfigError("pick", f"run {manifest['id']} is not finished", "run its command line again")
+        return [(Candidate(manifest["id"], manifest["command"], manifest["tasks"]), "")]
+    known = [*names(join(store.root, FOLDER)), *(m["id"] for m in manifests(store) if "id" in m)]
+    near = nearest(word, known)
+    raise ConfigError(
+        "pick",
+        f"no sweep or run {word!r}",
+        (f"did you mean {near}? " if near else "") + "`atelier runs` lists runs with their sweeps",
+    )
+
+
+def _begins(name: str, word: str) -> bool:
+    return name == word or (len(word) >= FEWEST_DIGITS and name.startswith(word))
+
+
+def _point(flow: str, entry: Entry) -> Candidate:
+    import shlex
+
+    return Candidate(f"#{entry.number}", f"atelier {flow} {shlex.join(entry.words)}", list(entry.made))
+
+
+def _way_out(store: Store, candidates: Sequence[Candidate]) -> str:
+    """The numbers that there are."""
+    there: dict[str, None] = {}
+    for row in candidates[0].rows if candidates else ():
+        record = store.find(row["kind"], row["fingerprint"])
+        for word, value in record.summary.items() if record is not None else ():
+            if isinstance(value, float):
+                there[f"{row['model']}.{word}"] = None
+    return f"there is: {', '.join(list(there)[:12]) or 'no number'}"

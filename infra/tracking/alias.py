@@ -1,0 +1,20 @@
+"""An alias on the pages of MLflow's registered models."""
+
+from infra.store import Store
+from infra.tracking.flow import forget_credentials_of_others, tracking_uri
+
+
+def show_alias(store: Store, fingerprint: str, alias: str) -> list[str]:
+    """Give `alias` to every registered version of the model; `name@alias` of each. Raises what MLflow's
+    client raises.
+    """
+    from infra.tracking.backend import Backend  # MLflow: two seconds
+
+    address = tracking_uri("", store)
+    forget_credentials_of_others(address)
+    backend = Backend(address, f"{store.root}/mlartifacts")
+    found = []
+    for version in backend.client.search_model_versions(f"tags.`atelier.fingerprint` = '{fingerprint}'"):
+        backend.alias(version.name, alias, str(version.version))
+        found.append(f"{version.name}@{alias}")
+    return found
