@@ -84,7 +84,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "GridSweeper": {"metric": "", "direction": "minimize"},
     "OptunaSweeper": {
         "metric": "", "direction": "minimize", "trials": 20, "seed": 1, "sampler": "tpe", "prune": True,
-        "startup": 5, "only_if": {},
+        "startup": 5, "only_if": None,
     },
     "HalvingSweeper": {"metric": "", "direction": "minimize", "keep": 0.5, "rungs": 3},
 }  # fmt: skip

@@ -41,6 +41,7 @@ class SweepContent:
     best: int | None = None
     best_command: str = ""
     importance: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     trained: list[Trained] = field(default_factory=list)
     laws: list[Law] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
@@ -150,6 +151,7 @@ def _said(content: SweepContent) -> list[str]:
     if content.importance:
         shares = ", ".join(f"{key} {share:.0%}" for key, share in content.importance.items())
         told.append(f"what explains the spread of {content.metric} (functional ANOVA): {shares}")
+    told += content.notes
     for law in content.laws:
         told.append(_law(law))
     return told

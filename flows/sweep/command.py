@@ -155,6 +155,8 @@ def _finish(session: Session) -> int:
     best = session.best()
     for place in show(session, is_failed=bool(failed)):
         print(f"report   {place}")
+    for note in session.notes:
+        print(note)
     if best is not None:
         print(f"best     atelier {session.flow} {shlex.join(best.words)}")
     done = sum(entry.state == "done" for entry in ours)

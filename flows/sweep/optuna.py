@@ -9,11 +9,11 @@ Values are said in Hydra's words: `optim.lr=tag(log, interval(1e-4, 1e-1))`, `tr
   sampler     tpe or random;  seed, of the sampler
   prune       whether a point that is worse than the median of the others at the same step is ended
   startup     points that are proposed at random and never pruned, at first
-  only_if     {key: "other=value"}: a key that is varied only where another has this value
+  only_if     {key: {other: value}}: a key that is varied only where another has this value
 What Optuna has proposed lies in the sweep's folder, so that the same command goes on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import optuna
@@ -34,7 +34,7 @@ from engine.storage import is_local, join, local_path
 from flows.sweep.fleet import Ending
 from flows.sweep.ledger import DONE, PRUNED, STOPPED
 from flows.sweep.point import Point
-from flows.sweep.session import DIRECTIONS, Session
+from flows.sweep.session import DIRECTIONS, Session, listed
 
 NUMBER = "atelier.number"  # a trial's point
 WORDS = "atelier.words"
@@ -49,6 +49,8 @@ def sweep(session: Session, words: list[Override], settings: dict[str, Any], wid
             pass
         return []
     session.drive(search.ask, search.tell, search.look if search.prunes else None, width)
+    if len(search.metrics) > 1:
+        session.notes += search.trade_offs()
     return search.study.best_trials
 
 
@@ -59,7 +61,8 @@ class Search:
         self.session, self.settings = session, settings
         self.fixed = [one.input_line or "" for one in words if not one.is_sweep_override()]
         self.space = {one.get_key_element(): distribution(one) for one in words if one.is_sweep_override()}
-        self.metrics = _listed(settings["metric"])
+        self.conditions = self._conditions()
+        self.metrics = listed(settings["metric"])
         self.study = self._study()
         self.prunes = bool(settings["prune"]) and len(self.metrics) == 1
         self.trials: dict[int, Trial] = {}
@@ -94,6 +97,15 @@ class Search:
         else:
             self.study.tell(trial, state=TrialState.PRUNED if ending.state == PRUNED else TrialState.FAIL)
 
+    def trade_offs(self) -> list[str]:
+        """The points of which no other is better in every metric, a line each."""
+        front = sorted(self.study.best_trials, key=lambda trial: trial.values)
+        return [
+            f"no point is better in every metric than #{trial.user_attrs[NUMBER]}: "
+            + ", ".join(f"{name} {value:.4g}" for name, value in zip(self.metrics, trial.values, strict=True))
+            for trial in front
+        ]
+
     def look(self, point: Point, step: int, loss: float) -> bool:
         trial = self.trials[point.number]
         trial.report(loss, step)
@@ -114,21 +126,41 @@ class Search:
     def _words(self, trial: Trial) -> list[str]:
         """The overrides that the trial proposes. A key with a condition comes after the one it depends on."""
         chosen: dict[str, Any] = {}
-        conditions: dict[str, str] = dict(self.settings["only_if"] or {})
-        for key in sorted(self.space, key=lambda key: _plain(key) in conditions):
-            other, _, value = conditions.get(_plain(key), "").partition("=")
-            if other and str(chosen.get(other)) != value:
+        for key in sorted(self.space, key=lambda key: _plain(key) in self.conditions):
+            wanted = self.conditions.get(_plain(key), {})
+            if any(str(chosen.get(other)) != str(value) for other, value in wanted.items()):
                 continue
             chosen[_plain(key)] = trial._suggest(key, self.space[key])
         marks = {_plain(key): key for key in self.space}
         return [*self.fixed, *(f"{marks[key]}={value}" for key, value in chosen.items())]
+
+    def _conditions(self) -> dict[str, dict[str, Any]]:
+        """What other keys have to be for a key to be varied. ConfigError for what is not varied itself."""
+        found: dict[str, dict[str, Any]] = {}
+        varied = {_plain(key) for key in self.space}
+        for key, wanted in dict(self.settings["only_if"] or {}).items():
+            if not isinstance(wanted, Mapping):
+                raise ConfigError(
+                    "hydra.sweeper.only_if",
+                    f"{key}: {wanted!r}",
+                    "give {optim.beta2: {optim: adamw}}, say",
+                )
+            for one in (key, *wanted):
+                if one not in varied:
+                    raise ConfigError(
+                        "hydra.sweeper.only_if",
+                        f"{one} is not varied",
+                        "name a key that has several values",
+                    )
+            found[str(key)] = dict(wanted)
+        return found
 
     def _metrics_of(self, point: Point) -> list[str]:
         return self.metrics if self.metrics != [""] else [self.session.metric_of(point)]
 
     def _study(self) -> optuna.Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        directions = _listed(self.settings["direction"])
+        directions = listed(self.settings["direction"])
         directions = directions * len(self.metrics) if len(directions) == 1 else directions
         if len(directions) != len(self.metrics) or not set(directions) <= set(DIRECTIONS):
             raise ConfigError(
@@ -145,13 +177,6 @@ class Search:
         if not self.space:
             raise ConfigError(
                 "sweep", "nothing is varied", "give a key values: optim.lr=interval(1e-4, 1e-2)"
-            )
-        unknown = set(self.settings["only_if"] or {}) - {_plain(key) for key in self.space}
-        if unknown:
-            raise ConfigError(
-                "hydra.sweeper.only_if",
-                f"{sorted(unknown)[0]} is not varied",
-                "name a key that has several values",
             )
         startup, seed = int(self.settings["startup"]), int(self.settings["seed"])
         samplers = {
@@ -205,11 +230,3 @@ def distribution(override: Override) -> BaseDistribution:
 
 def _plain(key: str) -> str:
     return key.lstrip("+")
-
-
-def _listed(value: Any) -> list[str]:
-    return (
-        [str(one) for one in value]
-        if isinstance(value, Sequence) and not isinstance(value, str)
-        else [str(value)]
-    )

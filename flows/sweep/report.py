@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.storage import is_local, join, local_path
 from flows.sweep.session import Session
+from infra.manifests import measured
 from infra.scaling_law import Trained, laws, lowest
 from infra.sweep_report import SweepContent, SweepRow, importances, to_markdown, write_sweep_report
 
@@ -37,6 +38,7 @@ def content_of(session: Session) -> SweepContent:
         best=best.number if best is not None else None,
         best_command=f"atelier {session.flow} {shlex.join(best.words)}" if best is not None else "",
         importance=importances(rows, session.direction),
+        notes=session.notes,
         trained=trained,
         laws=laws(trained),
     )
@@ -72,6 +74,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
                 sweep=session.ledger.id,
                 markdown=text,
                 paths=paths,
+                trajectories=_trajectories(session),
                 is_failed=is_failed,
             )
             places += [page] if page else []
@@ -85,6 +88,16 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
         with suppress(Exception):  # as above
             places.append(put_markdown(f"sweep-{session.ledger.id}", text, content.title))
     return places
+
+
+def _trajectories(session: Session) -> list[str]:
+    """Fingerprints of the trainings that the points are compared by."""
+    found: dict[str, None] = {}
+    for entry in session.ledger.entries():
+        there = measured(session.store, entry.made, entry.metric)
+        if there is not None and (trajectory := there[1].parents.get("trajectory")):
+            found[trajectory] = None
+    return list(found)
 
 
 def _folder(session: Session) -> Path:

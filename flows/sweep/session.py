@@ -38,6 +38,12 @@ MADE = ("key", "name", "model", "kind", "fingerprint")  # of a row of a manifest
 POOL_WHEN_BLANK = "pool=local"
 
 
+def listed(value: Any) -> list[str]:
+    """A setting that may be one word or a list of them."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return [str(one) for one in value] if is_list and value else [str(value)]
+
+
 @dataclass
 class Session:
     """A sweep that is being run. It is the task function that Hydra is given."""
@@ -54,6 +60,7 @@ class Session:
     metric: str = ""
     direction: str = "minimize"
     points: dict[int, Point] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # what the report says beside its table
 
     def __call__(self, config: Any) -> float | None:
         """A job of a launcher that is not Atelier's: the point, in this process."""
@@ -86,7 +93,7 @@ class Session:
 
     def choose(self, kind: str, words: list[Override], settings: dict[str, Any], width: int) -> Any:
         """A sweep whose points `flows.sweep.<kind>` chooses."""
-        self.compare(settings["metric"], settings["direction"])
+        self.compare(*(listed(settings[name])[0] for name in ("metric", "direction")))
         return importlib.import_module(f"flows.sweep.{kind}").sweep(self, words, settings, width)
 
     # points

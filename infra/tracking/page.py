@@ -1,5 +1,6 @@
 """What a person reads on MLflow's pages: markdown with links from every page to the others."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -58,6 +59,13 @@ class Links:
         order = f"orderByKey={quote('tags.`mlflow.runName`', safe='')}&orderByAsc=true"
         query = f"searchFilter={quote(' AND '.join(terms), safe='')}"
         return f"{self.page}/#/experiments/{experiment}/runs{MODE}&compareRunsMode=CHART&{query}&{order}"
+
+    def beside(self, runs: Mapping[str, str]) -> str:
+        """Parameters and metrics of these runs (run -> experiment) beside each other, as parallel coordinates
+        first.
+        """
+        ids, experiments = (quote(json.dumps(sorted(names))) for names in (runs, set(runs.values())))
+        return f"{self.page}/#/compare-runs?runs={ids}&experiments={experiments}"
 
     def file(self, run_id: str, path: str) -> str:
         return f"{self.page}/get-artifact?path={quote(path, safe='')}&run_uuid={run_id}"

@@ -4,16 +4,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra.store import Store
-from infra.tracking.backend import NOTE, Backend
+from infra.tracking.backend import NOTE, Backend, Run
 from infra.tracking.flow import forget_credentials_of_others, tracking_uri
-from infra.tracking.page import Links
+from infra.tracking.page import Links, linked
 
 
 def show_sweep(
-    uri: str, store: Store, *, flow: str, sweep: str, markdown: str, paths: Sequence[Path], is_failed: bool
+    uri: str,
+    store: Store,
+    *,
+    flow: str,
+    sweep: str,
+    markdown: str,
+    paths: Sequence[Path],
+    trajectories: Sequence[str],
+    is_failed: bool,
 ) -> str:
-    """Put the report into the sweep's run, which its points' runs are under; the run's address, '' when
-    MLflow has no page or knows of no such sweep. Raises what MLflow's client raises.
+    """Put the report into the sweep's run, which its points' runs are under, with a link to the runs of all
+    `trajectories` beside each other; the run's address, '' when MLflow has no page or knows of no such sweep.
+    Raises what MLflow's client raises.
     """
     address = tracking_uri(uri, store)
     forget_credentials_of_others(address)
@@ -27,6 +36,17 @@ def show_sweep(
     links = Links(backend.page)
     for path in paths:
         markdown = markdown.replace(f"]({path.name})", f"]({links.file(run_id, f'report/{path.name}')})")
+    curves = [_curve(backend, fingerprint) for fingerprint in trajectories]
+    runs = {curve.info.run_id: curve.info.experiment_id for curve in curves if curve is not None}
+    if len(runs) > 1:
+        beside = linked("All points beside each other: parallel coordinates", links.beside(runs))
+        markdown = f"{beside}\n\n{markdown}"
     backend.tag(run_id, {NOTE: markdown})
     backend.end_run(run_id, "FAILED" if is_failed else "FINISHED")
     return links.report(experiment, run_id) if links.page else ""
+
+
+def _curve(backend: Backend, fingerprint: str) -> Run | None:
+    """The run of a trajectory, of whatever sweep it was first."""
+    tags = {"atelier.trajectory": fingerprint, "atelier.kind": "trajectory"}
+    return backend.find_run(backend.experiments(), tags)

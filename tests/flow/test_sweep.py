@@ -16,6 +16,7 @@ from infra.store import Store
 PROJECT = Path(__file__).resolve().parent.parent.parent
 TINY = ("experiment=tiny", "tracker=none", "score.baselines=false", "score.max_tokens=2000")
 SHORT = (*TINY, "train.steps=8")
+ONLY_IF = "hydra/sweeper=optuna train.seed=1,2 hydra.sweeper.only_if"
 GRID = ("-m", "optim.lr=1e-3,2e-3,4e-3", "train.seed=1,2")
 
 
@@ -141,6 +142,24 @@ def test_optuna_goes_on_with_its_study_and_prunes(atelier: Atelier, root: Path) 
     assert len(found) == 6 and {point["state"] for point in found} == {"done", "pruned"}
 
 
+def test_optuna_varies_a_key_only_where_it_means_something_and_trades_metrics_off(
+    atelier: Atelier, root: Path
+) -> None:
+    words = (
+        *("hydra/sweeper=optuna", "hydra.sweeper.trials=5", "hydra.sweeper.startup=9"),
+        *("optim=muon,adamw", "optim.matrix_lr=interval(0.01,0.04)", "model.hidden=choice(32,64)"),
+        "hydra.sweeper.only_if={optim.matrix_lr: {optim: muon}}",
+        "hydra.sweeper.metric=[model.eval_loss,model.params]",
+    )
+    said = atelier("pretrain", "-m", *SHORT, *words)
+    assert said.code == 0, said.out + said.err
+    rates = ["".join(point["words"]).count("optim.matrix_lr=") for point in points(root)]
+    assert rates == ["".join(point["words"]).count("optim=muon") for point in points(root)]
+    assert set(rates) == {0, 1}
+    small = min(points(root), key=lambda p: (p["facts"]["params"], p["value"]))
+    assert f"no point is better in every metric than #{small['number']}: model.eval_loss" in said.out
+
+
 def test_halving_trains_the_better_half_on_and_keeps_the_best(atelier: Atelier, root: Path) -> None:
     words = (*TINY, "train.steps=32", "train.eval_every=8", "optim=adamw")
     sweep = ("-m", "optim.lr=1e-5,3e-4,3e-3,1e-2", "hydra/sweeper=halving")
@@ -180,6 +199,12 @@ def test_the_same_sweep_twice_at_once_is_refused_and_killed_goes_on(atelier: Ate
         ("hydra/sweeper=optuna train.seed=1", "nothing is varied", "interval"),
         ("hydra/sweeper=halving train.seed=1,2 train.eval_every=0", "train.eval_every", "give e.g."),
         ("hydra/sweeper=grit train.seed=1,2", "hydra/sweeper/grit", ""),
+        (
+            "hydra/sweeper=optuna train.seed=1,2 hydra.sweeper.only_if={optim.lr:{train.seed:1}}",
+            "optim.lr is not",
+            "",
+        ),
+        ("hydra/sweeper=optuna train.seed=1,2 hydra.sweeper.only_if={train.seed:3}", "only_if", "say"),
         ("hydra.sweeper.direction=upwards train.seed=1,2", "hydra.sweeper.direction", "minimize"),
     ],
 )
