@@ -97,7 +97,7 @@ def bare_parent(wide: int, deep: int):
 
 def project(folder: Path) -> Path:
     """A copy of this project with a flow and a task more: one file each, and a yaml."""
-    for name in ("flows", "tasks", "infra", "engine", "conf"):
+    for name in ("flows", "tasks", "infra", "engine", "conf", "hydra_plugins"):
         shutil.copytree(HERE.parent / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "tasks" / "noop.py").write_text(TASK)
     (folder / "flows" / "noops.py").write_text(FLOW)
