@@ -54,7 +54,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
     """Write the report and show it where people look; where it lies. A server that is away costs nothing but
     its page.
     """
-    content = content_of(session)
+    content, best = content_of(session), session.best()
     folder = _folder(session)
     paths = write_sweep_report(folder, content)
     places = [str(folder / "report.html")]
@@ -75,6 +75,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
                 markdown=text,
                 paths=paths,
                 trajectories=_trajectories(session),
+                numbers={f"best/{content.metric}": best.value} if best and best.value is not None else {},
                 is_failed=is_failed,
             )
             places += [page] if page else []

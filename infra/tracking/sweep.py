@@ -1,10 +1,11 @@
 """The sweep's own run in MLflow: its report, and the way to the parallel coordinates of its points."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from infra.store import Store
-from infra.tracking.backend import NOTE, Backend, Run
+from infra.tracking.backend import NOTE, Backend, Point, Run
 from infra.tracking.flow import forget_credentials_of_others, tracking_uri
 from infra.tracking.page import Links, linked
 
@@ -18,6 +19,7 @@ def show_sweep(
     markdown: str,
     paths: Sequence[Path],
     trajectories: Sequence[str],
+    numbers: Mapping[str, float],
     is_failed: bool,
 ) -> str:
     """Put the report into the sweep's run, which its points' runs are under, with a link to the runs of all
@@ -42,6 +44,9 @@ def show_sweep(
         beside = linked("All points beside each other: parallel coordinates", links.beside(runs))
         markdown = f"{beside}\n\n{markdown}"
     backend.tag(run_id, {NOTE: markdown})
+    # a step a point that is finished: as a sweep grows, its curve shows what that brought
+    points = [Point(key, value, len(trajectories), time.time()) for key, value in numbers.items()]
+    backend.points(run_id, points)
     backend.end_run(run_id, "FAILED" if is_failed else "FINISHED")
     return links.report(experiment, run_id) if links.page else ""
 
