@@ -75,6 +75,13 @@ def test_the_same_sweep_again_starts_nothing_and_names_the_best(atelier: Atelier
     assert "Parallel coordinates" in report and "functional ANOVA" in report
 
 
+def test_hydra_s_own_launcher_runs_the_points_too(atelier: Atelier) -> None:
+    gangs = atelier.gangs()
+    said = atelier("pretrain", *SHORT, "-m", "optim.lr=1e-3,2e-3", "train.seed=1,3", "hydra/launcher=basic")
+    assert said.code == 0 and "4 of 4 points finished" in said.out, said.err
+    assert atelier.gangs()[len(gangs) :].count("train") == 2
+
+
 def test_the_best_point_is_picked_by_any_of_its_numbers_and_has_an_alias(
     atelier: Atelier, root: Path
 ) -> None:
@@ -82,7 +89,7 @@ def test_the_best_point_is_picked_by_any_of_its_numbers_and_has_an_alias(
     sweep = max((root / "sweeps").glob("*"), key=lambda place: place.stat().st_mtime).name
     best = min(found, key=lambda point: point["value"])
     said = atelier("pick", sweep[:5])
-    assert said.code == 0 and f"best     #{best['number']}: lowest model.eval_loss of 8" in said.out, said.err
+    assert said.code == 0 and f"best     #{best['number']}: lowest model.eval_loss of {len(found)}" in said.out, said.err
     [model] = [row["fingerprint"] for row in best["made"] if row["kind"] == "model"]
     assert Store(str(root)).resolve("model@best").fingerprint == model
     worst = max(found, key=lambda point: point["value"])
@@ -106,7 +113,7 @@ def test_a_pick_says_what_it_cannot_compare(atelier: Atelier, root: Path) -> Non
         said = atelier("pick", *words)
         assert said.code == 2 and wrong in said.err, (words, said.err)
     said = atelier("generate", "model@worse")
-    assert said.code == 1 and "there is model@best, model@worst" in said.err
+    assert said.code == 2 and "there is model@best, model@worst" in said.err
 
 
 def test_what_differs_only_in_its_student_trains_in_one_gang(atelier: Atelier) -> None:
