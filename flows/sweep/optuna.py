@@ -13,7 +13,7 @@ Values are said in Hydra's words: `optim.lr=tag(log, interval(1e-4, 1e-1))`, `tr
 What Optuna has proposed lies in the sweep's folder, so that the same command goes on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -29,15 +29,17 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState
 
-from engine.spec.error import ConfigError
+from engine.spec.error import ConfigError, DamageError
 from engine.storage import is_local, join, local_path
 from flows.sweep.fleet import Ending
 from flows.sweep.ledger import DONE, PRUNED, STOPPED
 from flows.sweep.point import Point
 from flows.sweep.session import DIRECTIONS, Session, listed
+from infra.manifests import measured
 
 NUMBER = "atelier.number"  # a trial's point
 WORDS = "atelier.words"
+JOURNAL = "optuna.journal"
 SAMPLERS = ("tpe", "random")
 
 
@@ -64,6 +66,7 @@ class Search:
         self.conditions = self._conditions()
         self.metrics = listed(settings["metric"])
         self.study = self._study()
+        self._restore()
         self.prunes = bool(settings["prune"]) and len(self.metrics) == 1
         self.trials: dict[int, Trial] = {}
         self._again = [t for t in self.study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
@@ -156,7 +159,10 @@ class Search:
         return found
 
     def _metrics_of(self, point: Point) -> list[str]:
-        return self.metrics if self.metrics != [""] else [self.session.metric_of(point)]
+        return self._metrics_as(self.session.metric_of(point))
+
+    def _metrics_as(self, own: str) -> list[str]:
+        return self.metrics if self.metrics != [""] else [own]
 
     def _study(self) -> optuna.Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -194,6 +200,41 @@ class Search:
             pruner=optuna.pruners.MedianPruner(n_startup_trials=startup),
         )
 
+    def _restore(self) -> None:
+        """A study whose journal is gone, from the points that are finished."""
+        done = [entry for entry in self.session.ledger.entries() if entry.state == DONE]
+        if not done or self.study.get_trials(deepcopy=False):
+            return
+        for entry in done:
+            found = [measured(self.session.store, entry.made, m) for m in self._metrics_as(entry.metric)]
+            params = self._params(entry.words)
+            if params is None or None in found:
+                continue
+            trial = optuna.create_trial(
+                params=params,
+                distributions={key: self.space[key] for key in params},
+                values=[value[0] for value in found if value is not None],
+                user_attrs={NUMBER: entry.number, WORDS: entry.words},
+            )
+            self.study.add_trial(trial)
+        number = len(self.study.get_trials(deepcopy=False))
+        self.session.say(f"{JOURNAL} was gone: the study knows {number} points from the sweep's own files")
+
+    def _params(self, words: Sequence[str]) -> dict[str, Any] | None:
+        """What the words of a point are in the space; None when they lie outside of it."""
+        texts = {key: text for key, _, text in (word.partition("=") for word in words)}
+        found: dict[str, Any] = {}
+        for key, space in self.space.items():
+            text = texts.get(key, texts.get(_plain(key)))
+            if text is None:
+                continue
+            kind = {IntDistribution: int, FloatDistribution: float}.get(type(space), str)
+            value = kind(text)
+            if not space._contains(space.to_internal_repr(value)):
+                return None
+            found[key] = value
+        return found
+
     def _storage(self) -> BaseStorage:
         """A journal in the sweep's folder."""
         if self.session.is_dry:
@@ -205,8 +246,14 @@ class Search:
                 f"{folder} is no folder of this machine",
                 "hydra/sweeper=grid works with any store",
             )
-        path = str(local_path(join(folder, "optuna.journal")))
-        return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
+        path = str(local_path(join(folder, JOURNAL)))
+        try:
+            return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
+        except (ValueError, KeyError, AssertionError) as error:
+            raise DamageError(
+                f"{path} cannot be read ({error}); move it away: the study begins again with the points that"
+                " are finished"
+            ) from None
 
 
 def distribution(override: Override) -> BaseDistribution:

@@ -23,7 +23,9 @@ def test_a_run_of_the_form_completes_and_shows_plan_progress_and_report(browser,
     browser.select("experiment", "tiny")
     browser.fill("train.seed", "3")
     browser.page.get_by_role("button", name="Add item").click()
-    browser.page.locator("textarea").nth(-2).fill("finetune.draws=2")
+    browser.page.locator("//button[normalize-space()='Add item']/preceding::textarea[1]").fill(
+        "finetune.draws=2"
+    )
     browser.shot("form")
     run = browser.submit()
     assert served.wait_final(run, 400)["type"] == "COMPLETED"

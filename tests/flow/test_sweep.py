@@ -89,7 +89,8 @@ def test_the_best_point_is_picked_by_any_of_its_numbers_and_has_an_alias(
     sweep = max((root / "sweeps").glob("*"), key=lambda place: place.stat().st_mtime).name
     best = min(found, key=lambda point: point["value"])
     said = atelier("pick", sweep[:5])
-    assert said.code == 0 and f"best     #{best['number']}: lowest model.eval_loss of {len(found)}" in said.out, said.err
+    wanted = f"best     #{best['number']}: lowest model.eval_loss of {len(found)}"
+    assert said.code == 0 and wanted in said.out, said.err
     [model] = [row["fingerprint"] for row in best["made"] if row["kind"] == "model"]
     assert Store(str(root)).resolve("model@best").fingerprint == model
     worst = max(found, key=lambda point: point["value"])
@@ -147,6 +148,25 @@ def test_optuna_goes_on_with_its_study_and_prunes(atelier: Atelier, root: Path) 
     assert said.code == 0, said.err
     found = points(root)
     assert len(found) == 6 and {point["state"] for point in found} == {"done", "pruned"}
+
+
+def test_a_study_whose_journal_is_gone_or_broken_keeps_its_points(atelier: Atelier, root: Path) -> None:
+    words = (
+        *SHORT,
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.trials=3",
+        "optim.lr=interval(2e-4,1e-2)",
+    )
+    assert atelier("pretrain", "-m", *words).code == 0
+    found = points(root)
+    journal = max((root / "sweeps").glob("*/optuna.journal"), key=lambda path: path.stat().st_mtime)
+    journal.write_bytes(b"\0\0 no json\n" * 3)
+    said = atelier("pretrain", "-m", *words)
+    assert said.code == 1 and "optuna.journal cannot be read" in said.err and "move it away" in said.err
+    journal.unlink()
+    said = atelier("pretrain", "-m", *words)
+    assert said.code == 0 and "the study knows 3 points" in said.out, said.err
+    assert points(root) == found
 
 
 def test_optuna_varies_a_key_only_where_it_means_something_and_trades_metrics_off(
