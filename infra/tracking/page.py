@@ -65,7 +65,8 @@ class Links:
         first.
         """
         ids, experiments = (quote(json.dumps(sorted(names))) for names in (runs, set(runs.values())))
-        return f"{self.page}/#/compare-runs{MODE}&runs={ids}&experiments={experiments}"
+        # MLflow reads the runs only where they come first
+        return f"{self.page}/#/compare-runs?runs={ids}&experiments={experiments}&{MODE.removeprefix('?')}"
 
     def file(self, run_id: str, path: str) -> str:
         return f"{self.page}/get-artifact?path={quote(path, safe='')}&run_uuid={run_id}"
