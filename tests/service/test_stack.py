@@ -1,6 +1,8 @@
 """`atelier up`, runs on its pools, `atelier down`."""
 
 import json
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from served import Served, processes, wait_for
@@ -91,3 +93,27 @@ def test_up_again_starts_nothing_and_down_leaves_nothing(served: Served) -> None
     assert left == []
     assert not before.values() & processes().keys()
     served.up()
+
+
+def test_a_free_slot_goes_to_the_urgent_run_first(served: Served) -> None:
+    def trainings(run: str) -> list[dict[str, Any]]:
+        return [child for child in served.children(run) if child["name"] == "train"]
+
+    def submit(seed: int, *more: str) -> str:
+        words = ["tracker=none", "score.max_tokens=500", "train.eval_sequences=4", *more]
+        return served.submit("pretrain", experiment="tiny", train_seed=seed, overrides=words)
+
+    def are(runs: Iterable[str], state: str) -> bool:
+        return all([child["state"]["type"] for child in trainings(run)] == [state] for run in runs)
+
+    long = [submit(seed, "train.steps=20000", "train.checkpoint_every=2000") for seed in (41, 42)]
+    wait_for(lambda: are(long, "RUNNING"), 200, "a training in each of the two slots")
+    queued = {queue: submit(seed, f"pool.queue={queue}") for seed, queue in ((43, "default"), (44, "urgent"))}
+    wait_for(lambda: are(queued.values(), "SCHEDULED"), 120, "two trainings that wait")
+    served.api("POST", f"/flow_runs/{long[0]}/set_state", {"state": {"type": "CANCELLING"}})
+    for run in queued.values():
+        assert served.wait_final(run)["type"] == "COMPLETED"
+    starts = {queue: trainings(run)[0]["start_time"] for queue, run in queued.items()}
+    assert starts["urgent"] < starts["default"]
+    served.api("POST", f"/flow_runs/{long[1]}/set_state", {"state": {"type": "CANCELLING"}})
+    assert served.wait_final(long[1], 60)["type"] == "CANCELLED"
