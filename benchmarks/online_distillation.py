@@ -15,14 +15,12 @@ Every part is one engine.train process whose result is kept in DIR; run again, w
 Every seed is kept in benchmarks/results as soon as it is complete.
 """
 
-import argparse
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from machine import RESULTS, keep
-from parts import Parts, interval, student_model
+from machine import keep
+from parts import Parts, interval, kept_seeds, options, student_model
 
 WAYS = {"logits": ("logits",), "attention": ("attention",), "both": ("logits", "attention")}
 GATE = 0.3  # nats that a student is behind when its lessons begin
@@ -90,7 +88,7 @@ def table(seeds: list[dict[str, Any]], students: list[str]) -> dict[str, Any]:
             rows[f"{way}: {name}"] = {
                 "loss": round(statistics.mean(losses), 4),
                 "below_d": round(statistics.mean(gains), 4),
-                "interval": round(interval(gains), 4),
+                "interval": interval(gains),
             }
     return rows
 
@@ -113,30 +111,12 @@ def costs(seeds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=384)
-    parser.add_argument("--store", type=Path, default=Path("online-distillation"))
-    parser.add_argument("--go-on", action="store_true", help="beside the seeds of the kept result")
-    parser.add_argument("--tiny", action="store_true", help="some minutes: tries the script, shows nothing")
-    chosen = parser.parse_args()
+    chosen = options(__doc__ or "", steps=384, store="online-distillation")
     bench = Bench(chosen.store.resolve(), chosen.steps, tiny=chosen.tiny)
-    seeds = kept(bench.steps) if chosen.go_on else {}
+    seeds = kept_seeds("online_distillation", bench.steps) if chosen.go_on else {}
     for seed in chosen.seeds:
         seeds[seed] = bench.seed(seed)
         keep("online_distillation", summary(bench, seeds), is_trial=chosen.tiny)
-
-
-def kept(steps: int) -> dict[int, dict[str, Any]]:
-    """The seeds of the kept result, of equally long trainings."""
-    numbers = json.loads((RESULTS / "online_distillation.json").read_text())["numbers"]
-    if numbers["steps"] != steps:
-        raise SystemExit(
-            f"the kept seeds were trained for {numbers['steps']} steps: --steps {numbers['steps']}"
-        )
-    return {int(seed): parts for seed, parts in numbers["by_seed"].items()}
 
 
 def summary(bench: Bench, by_seed: dict[int, dict[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 that is run again makes nothing anew.
 """
 
+import argparse
 import hashlib
 import json
 import os
@@ -15,11 +16,32 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
 
+from machine import RESULTS
+
 from engine.spec.metric import FOLDER, merge
 from engine.spec.model.gpt import GPT
 from tests.engine.house import artifact
 
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's t, two-sided 95 %, by number of seeds
+
+
+def options(about: str, *, steps: int, store: str) -> argparse.Namespace:
+    """What every comparison of several seeds takes."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--store", type=Path, default=Path(store))
+    parser.add_argument("--go-on", action="store_true", help="beside the seeds of the kept result")
+    parser.add_argument("--tiny", action="store_true", help="some minutes: tries the script, shows nothing")
+    return parser.parse_args()
+
+
+def kept_seeds(benchmark: str, steps: int) -> dict[int, Any]:
+    """The seeds of the kept result, of equally long trainings."""
+    numbers = json.loads((RESULTS / f"{benchmark}.json").read_text())["numbers"]
+    if numbers["steps"] != steps:
+        raise SystemExit(f"the kept seeds had {numbers['steps']} steps: --steps {numbers['steps']}")
+    return {int(seed): found for seed, found in numbers["by_seed"].items()}
 
 
 def teacher_model(vocab: int, *, tiny: bool) -> GPT:
@@ -37,11 +59,11 @@ def student_model(teacher: GPT, share: int, sequence: int) -> GPT:
     return min(shapes, key=lambda shape: abs(shape.flops_per_token(sequence) - aim))
 
 
-def interval(values: list[float]) -> float:
-    """Half of the 95 % interval of the mean."""
+def interval(values: list[float]) -> float | None:
+    """Half of the 95 % interval of the mean; None for a single value."""
     if len(values) < 2:
-        return float("nan")
-    return T95.get(len(values), 2.0) * statistics.stdev(values) / len(values) ** 0.5
+        return None
+    return round(T95.get(len(values), 2.0) * statistics.stdev(values) / len(values) ** 0.5, 4)
 
 
 class Parts:

@@ -1,14 +1,14 @@
 """A student that has 60 000 tokens to learn from, alone and with a teacher; the best of its held-out losses
 counts for each (early stopping).
 
-python benchmarks/scarce_data.py [--seeds 1 2 3] [--store DIR] [--tiny]     20 minutes
+python benchmarks/scarce_data.py [--seeds 1 2 3] [--store DIR] [--tiny]     40 minutes
+python benchmarks/scarce_data.py --seeds 3 --go-on      adds a seed to those of the kept result
 
   alone      without a teacher
   finished   from a teacher that was trained on the whole corpus
   online     from a teacher that learns beside it, from the same 60 000 tokens
 """
 
-import argparse
 import statistics
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from machine import keep
-from parts import Parts, interval, student_model
+from parts import Parts, interval, kept_seeds, options, student_model
 
 from tests.engine.house import artifact
 
@@ -65,27 +65,28 @@ class Scarce(Parts):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=320)
-    parser.add_argument("--store", type=Path, default=Path("scarce-data"))
-    parser.add_argument("--tiny", action="store_true", help="a minute: tries the script, shows nothing")
-    chosen = parser.parse_args()
+    chosen = options(__doc__ or "", steps=320, store="scarce-data")
     bench = Scarce(chosen.store.resolve(), chosen.steps, tiny=chosen.tiny)
-    seeds = [bench.seed(seed) for seed in chosen.seeds]
-    numbers: dict[str, Any] = {"seeds": chosen.seeds, "steps": bench.steps, "tokens": TOKENS}
+    seeds = kept_seeds("scarce_data", bench.steps) if chosen.go_on else {}
+    for seed in chosen.seeds:
+        seeds[seed] = bench.seed(seed)
+        keep("scarce_data", summary(bench.steps, seeds), is_trial=chosen.tiny)
+
+
+def summary(steps: int, by_seed: dict[int, dict[str, list[float]]]) -> dict[str, Any]:
+    """The best held-out loss of each way, and how far it lies below that of the student alone."""
+    seeds = list(by_seed.values())
+    numbers: dict[str, Any] = {"steps": steps, "tokens": TOKENS}
     for way in seeds[0]:
         best = [min(each[way]) for each in seeds]
         gains = [min(each["alone"]) - loss for each, loss in zip(seeds, best, strict=True)]
         numbers[way] = {
             "best_loss": round(statistics.mean(best), 4),
             "below_alone": round(statistics.mean(gains), 4),
-            "interval": round(interval(gains), 4),
+            "interval": interval(gains),
             "last_loss": round(statistics.mean(each[way][-1] for each in seeds), 4),
         }
-    keep("scarce_data", numbers, is_trial=chosen.tiny)
+    return numbers | {"by_seed": by_seed}
 
 
 if __name__ == "__main__":
