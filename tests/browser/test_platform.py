@@ -28,7 +28,7 @@ def test_a_run_of_the_form_completes_and_shows_plan_progress_and_report(browser,
     )
     browser.shot("form")
     run = browser.submit()
-    assert served.wait_final(run, 400)["type"] == "COMPLETED"
+    assert served.wait_final(run, 900)["type"] == "COMPLETED"
     parameters = served.api("GET", f"/flow_runs/{run}")["parameters"]
     assert parameters == {"experiment": "tiny", "train_seed": 3, "overrides": ["finetune.draws=2"]}
     browser.open_run(run)
