@@ -109,6 +109,9 @@ def test_twelve_points_survive_every_death_and_nothing_is_computed_twice(served:
     assert third.returncode == 0 and "12 of 12 points finished" in third.stdout, third.stdout + third.stderr
     assert {point["state"] for point in points(root)} == {"done"} and models(root) == 12
     assert len({point["fingerprint"] for point in points(root)}) == 12
+    asked = {"artifacts": {"key": {"like_": "sweep-%"}}}
+    [page] = served.api("POST", "/artifacts/latest/filter", asked)
+    assert "12 points: 12 done" in page["data"] and "(data:image/png;base64," in page["data"]
     attempts = first_steps(root)
     again = {name: steps for name, steps in attempts.items() if len(steps) > 1}
     print(f"attempts of trainings that were cut off: {again}")
