@@ -314,13 +314,11 @@ class Curve:
             name = f"{name} trunk to step {self.segments[-1].end}"
         self.experiment = scribe.experiment
         started = birth.provenance.get("started") if birth else None
-        self.run_id = scribe.agree(
-            "trajectory",
-            self.fingerprint,
-            scribe.backend.new_run(self.experiment, name, tags, started),
-            is_new=True,
-        )
+        mine = scribe.backend.new_run(self.experiment, name, tags, started)
+        self.run_id = scribe.agree("trajectory", self.fingerprint, mine, is_new=True)
         self.is_open = True
+        if self.run_id != mine:  # another flow was first, and describes it
+            return
         scribe.backend.params(self.run_id, flat(followed.params) or flat(birth.identity if birth else {}))
         data = scribe.training_data(followed.inputs | (birth.parents if birth else {})) + scribe.teacher_data(
             birth, followed.teacher
