@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
-from engine.spec.error import ConfigError, DamageError
+from engine.spec.error import AtelierError, ConfigError
 from engine.spec.record import Record
 from engine.storage import join, names, read_bytes, write_bytes
 
@@ -68,7 +68,7 @@ def _read(place: str) -> Alias | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
-        raise DamageError(f"{place}: not an alias ({error}); give it again") from None
+        raise AtelierError(f"{place}: not an alias ({error}); `atelier pick` gives it again") from None
 
 
 def _place(root: str, name: str, alias: str) -> str:

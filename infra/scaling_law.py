@@ -5,7 +5,7 @@ parameters and D tokens (Hoffmann et al., 2203.15556, equation 2), fitted as the
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -84,7 +84,7 @@ def _fit_and_test(points: Sequence[Trained]) -> Law | None:
     if before is None:
         return law
     seen = _error(before, [one for one in points if one.tokens == longest])
-    return Law(**{**vars(law), "foresight": seen})
+    return replace(law, foresight=seen)
 
 
 def _fit(points: Sequence[Trained]) -> Law | None:
@@ -127,7 +127,7 @@ def _fit(points: Sequence[Trained]) -> Law | None:
         params=None if is_joint else points[0].params,
         error=0.0,
     )
-    return Law(**{**vars(law), "error": _error(law, points)})
+    return replace(law, error=_error(law, points))
 
 
 def _error(law: Law, points: Sequence[Trained]) -> float:

@@ -15,7 +15,7 @@ from engine.spec.base import nearest
 from engine.spec.error import AtelierError, DamageError
 from engine.spec.record import KINDS, FileEntry, Record, identify
 from engine.storage import exists, is_local, join, local_path, names, read_bytes, verify, write_bytes
-from infra.alias import LATEST, aliases
+from infra.alias import LATEST, aliases, find_alias
 from infra.lease import Holder, LeaseLost, Log
 
 RECORD = "record.json"
@@ -103,6 +103,9 @@ class Store:
         """The artifact meant by a fingerprint (4 or more digits of it), a name or an alias `name@alias`; of
         equal names the newest.
         """
+        name, _, alias = word.partition("@")
+        if alias and alias != LATEST:
+            return self._aliased(name, alias, kind)
         found = list(self.records(kind))
         if re.fullmatch(r"[0-9a-f]{4,64}", word):
             matches = [r for r in found if r.fingerprint.startswith(word)]
@@ -110,9 +113,6 @@ class Store:
                 return matches[0]
             if len(matches) > 1:
                 raise AtelierError(f"{word}: {len(matches)} artifacts begin so; give more digits")
-        name, _, alias = word.partition("@")
-        if alias and alias != LATEST:
-            return self._aliased(name, alias, kind)
         named = [r for r in found if r.name == name]
         if named:
             return max(named, key=lambda r: r.provenance.get("ended", 0))
@@ -124,9 +124,9 @@ class Store:
         )
 
     def _aliased(self, name: str, alias: str, kind: str | None) -> Record:
-        there = [one for one in aliases(self.root) if one.name == name and kind in (None, one.kind)]
-        found = next((one for one in there if one.alias == alias), None)
-        if found is None:
+        found = find_alias(self.root, name, alias)
+        if found is None or kind not in (None, found.kind):
+            there = [one for one in aliases(self.root) if one.name == name and kind in (None, one.kind)]
             known = ", ".join(map(str, there)) or f"{name}@{LATEST}, the newest"
             raise AtelierError(f"no alias {name}@{alias} in {self.root}; there is {known}")
         record = self.find(found.kind, found.fingerprint)

@@ -80,7 +80,7 @@ def is_made(node: Node, store: Store) -> bool:
     return all(store.find(p.kind, p.fingerprint) is not None for p in node.products.values())
 
 
-def _ended(frozen: Frozen, outcome: Outcome, store: Store, *, is_last: bool = True) -> int:
+def _ended(frozen: Frozen, outcome: Outcome, store: Store) -> int:
     for text in outcome.untracked:
         print(f"not in MLflow yet: {text}", file=sys.stderr)
     if outcome.failure is not None:
@@ -91,7 +91,7 @@ def _ended(frozen: Frozen, outcome: Outcome, store: Store, *, is_last: bool = Tr
         return getattr(outcome.failure, "exit_code", 1)
     report = next((node for node in outcome.nodes if node.task == "report"), None)
     if report is not None:
-        _show(report, store, frozen, is_last=is_last)
+        _show(report, store, frozen)
     if len(outcome.reused) == len(outcome.nodes):
         print(f"nothing to do ({len(outcome.reused)} reused)")
     print(
@@ -101,7 +101,7 @@ def _ended(frozen: Frozen, outcome: Outcome, store: Store, *, is_last: bool = Tr
     return 0
 
 
-def _show(report: Node, store: Store, frozen: Frozen, *, is_last: bool) -> None:
+def _show(report: Node, store: Store, frozen: Frozen) -> None:
     """The table, the lineage, where the report lies, and what to type next."""
     from infra.card import gather  # draws on numbers that only a finished run has
     from infra.lineage_draw import to_tree
@@ -112,8 +112,6 @@ def _show(report: Node, store: Store, frozen: Frozen, *, is_last: bool) -> None:
     console.print(terminal_table(content))
     for note in content.notes:
         console.print(f"  {note}")
-    if not is_last:
-        return
     if content.graph is not None:
         console.print(to_tree(content.graph.only(LINEAGE)))
     product = report.products["report"]

@@ -4,7 +4,6 @@ import json
 import shlex
 import tempfile
 import threading
-from dataclasses import replace
 from typing import Any
 
 from engine.spec.error import ConfigError, StoppedError
@@ -13,7 +12,7 @@ from flows.cli.catalog import CONF
 from flows.cli.compose import SETTINGS, explained, parameters, prepared
 from flows.cli.execute import Outcome
 from flows.cli.overrides import check_overrides
-from flows.cli.run import run_to_end
+from flows.cli.run import DRY, run_to_end
 from flows.cli.table import print_table
 from flows.sweep.ledger import FAILED, About, Entry, Ledger
 from flows.sweep.point import Point
@@ -21,7 +20,6 @@ from flows.sweep.report import show
 from flows.sweep.session import Session
 from infra.store import Store, default_root
 
-DRY = "--dry-run"
 HYDRA = "hydra"
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
 OUTSIDE = ("pool", "tracker", "parallel")  # groups that say where and how: no part of a sweep's name
@@ -119,28 +117,27 @@ def _multirun(flow: str, words: list[str], session: Session) -> None:
 
     known = _known(flow)
     ready = [word if _is_hydra(word) else prepared(word, flow, known, is_sweep=True) for word in words]
-    ready += [f"hydra.sweep.dir={_folder(session.ledger)}"]
     ready += ["hydra/job_logging=none", "hydra/hydra_logging=none"]
     GlobalHydra.instance().clear()
-    try:
-        driver = Hydra.create_main_hydra2(flow, create_config_search_path(str(CONF)))
-        driver.multirun(flow, session, ready, with_log_configuration=False)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise explained(error) from None
-    finally:
-        GlobalHydra.instance().clear()
+    with tempfile.TemporaryDirectory(prefix="atelier-") as spare:
+        folder = spare if session.is_dry else _folder(session.ledger)
+        ready += [f"hydra.sweep.dir={json.dumps(folder)}"]  # Hydra's own files about the sweep
+        try:
+            driver = Hydra.create_main_hydra2(flow, create_config_search_path(str(CONF)))
+            driver.multirun(flow, session, ready, with_log_configuration=False)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise explained(error) from None
+        finally:
+            GlobalHydra.instance().clear()
 
 
 def _folder(ledger: Ledger) -> str:
-    """Where Hydra puts its own files about the sweep, as an override says it."""
-    if ledger.is_dry:
-        return json.dumps(tempfile.mkdtemp(prefix="atelier-"))
     folder = ledger.folder if is_local(ledger.folder) else join("~/.cache/atelier/sweeps", ledger.id)
-    return json.dumps(str(local_path(folder).expanduser()))
+    return str(local_path(folder).expanduser())
 
 
 def _here(point: Point, store: Store, sweep: str, stop: threading.Event) -> Outcome:
-    frozen = replace(point.frozen)
+    frozen = point.frozen
     command = "atelier " + shlex.join([frozen.flow, *frozen.overrides])
     print(f"> #{point.number} {command}")
     return run_to_end(frozen, store, command, sweep, stop)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine.spec.base import fingerprint
-from engine.spec.error import ConfigError, DamageError
+from engine.spec.error import AtelierError, ConfigError
 from engine.storage import create_exclusive, join, names, read_bytes, write_bytes
 from infra.lease import Holder, Renewal, take
 from infra.store import Store
@@ -118,7 +118,10 @@ class Ledger:
         try:
             return Entry(**json.loads(read_bytes(place)))
         except (ValueError, TypeError) as error:
-            raise DamageError(f"{place}: not a point of a sweep ({error})") from None
+            raise AtelierError(
+                f"{place}: not a point of a sweep ({error}); move it away and run the sweep again: what it"
+                " made is found again"
+            ) from None
 
     def entry(self, number: int) -> Entry:
         """ConfigError when there is no point of this number."""

@@ -29,7 +29,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState
 
-from engine.spec.error import ConfigError, DamageError
+from engine.spec.error import ConfigError
 from engine.storage import is_local, join, local_path
 from flows.sweep.fleet import Ending
 from flows.sweep.ledger import DONE, PRUNED, STOPPED
@@ -217,6 +217,8 @@ class Search:
                 user_attrs={NUMBER: entry.number, WORDS: entry.words},
             )
             self.study.add_trial(trial)
+        if self.session.is_dry:  # it has no journal of its own
+            return
         number = len(self.study.get_trials(deepcopy=False))
         self.session.say(f"{JOURNAL} was gone: the study knows {number} points from the sweep's own files")
 
@@ -250,9 +252,10 @@ class Search:
         try:
             return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
         except (ValueError, KeyError, AssertionError) as error:
-            raise DamageError(
-                f"{path} cannot be read ({error}); move it away: the study begins again with the points that"
-                " are finished"
+            raise ConfigError(
+                JOURNAL,
+                f"{path} cannot be read ({error})",
+                "move it away: the study begins again with the points that are finished",
             ) from None
 
 

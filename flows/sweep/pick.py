@@ -1,6 +1,7 @@
 """The best of some runs, or of a sweep's points, by a number that they measured."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,10 @@ class Choice:
         return self.candidates[0]
 
     @property
+    def order(self) -> str:
+        return "highest" if self.is_rising else "lowest"
+
+    @property
     def model(self) -> Record | None:
         """The model that the best one's number is of."""
         return self.best.record
@@ -76,9 +81,10 @@ def _named(store: Store, word: str) -> list[tuple[Candidate, str]]:
     """The finished candidates that a sweep's id, a run's id or the beginning of one names, each with the
     metric it was compared by.
     """
-    sweeps = [name for name in names(join(store.root, FOLDER)) if _begins(name, word)]
-    runs = {m["id"]: m for m in manifests(store) if "id" in m and _begins(m["id"], word)}
-    if len(sweeps) + len(runs) > 1 and word not in [*sweeps, *runs]:
+    sweeps = _meant(names(join(store.root, FOLDER)), word)
+    there = {m["id"]: m for m in manifests(store) if "id" in m}
+    runs = _meant(there, word)
+    if len(sweeps) + len(runs) > 1:
         raise ConfigError(
             "pick", f"{word!r} is the beginning of {len(sweeps) + len(runs)}", "give more of it"
         )
@@ -90,12 +96,11 @@ def _named(store: Store, word: str) -> list[tuple[Candidate, str]]:
             raise ConfigError("pick", f"no point of sweep {sweeps[0]} is finished", "run it to its end first")
         return [(_point(flow, entry), entry.metric) for entry in entries]
     if runs:
-        [manifest] = runs.values()
+        manifest = there[runs[0]]
         if manifest.get("status") != "finished":
             raise ConfigError("pick", f"run {manifest['id']} is not finished", "run its command line again")
         return [(Candidate(manifest["id"], manifest["command"], manifest["tasks"]), "")]
-    known = [*names(join(store.root, FOLDER)), *(m["id"] for m in manifests(store) if "id" in m)]
-    near = nearest(word, known)
+    near = nearest(word, [*names(join(store.root, FOLDER)), *there])
     raise ConfigError(
         "pick",
         f"no sweep or run {word!r}",
@@ -103,13 +108,13 @@ def _named(store: Store, word: str) -> list[tuple[Candidate, str]]:
     )
 
 
-def _begins(name: str, word: str) -> bool:
-    return name == word or (len(word) >= FEWEST_DIGITS and name.startswith(word))
+def _meant(known: Iterable[str], word: str) -> list[str]:
+    """The one that is called so, else those that begin so."""
+    found = [name for name in known if len(word) >= FEWEST_DIGITS and name.startswith(word)]
+    return [word] if word in found else found
 
 
 def _point(flow: str, entry: Entry) -> Candidate:
-    import shlex
-
     return Candidate(f"#{entry.number}", f"atelier {flow} {shlex.join(entry.words)}", list(entry.made))
 
 

@@ -4,7 +4,7 @@ in themselves learn from one teacher in one gang.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -93,7 +93,7 @@ def companions_of(frozen: Frozen, others: Sequence[Frozen]) -> dict[str, Role]:
 
 
 def with_companions(frozen: Frozen, companions: Mapping[str, Role]) -> Frozen:
-    return Frozen(**{**vars(frozen), "companions": dict(companions)})
+    return replace(frozen, companions=dict(companions))
 
 
 def _named(name: str, role: Role) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from infra.store import Store
-from infra.tracking.backend import NOTE, Backend, Point, Run
+from infra.tracking.backend import NOTE, Backend, Point
 from infra.tracking.flow import forget_credentials_of_others, tracking_uri
 from infra.tracking.page import Links, linked
 
@@ -38,7 +38,11 @@ def show_sweep(
     links = Links(backend.page)
     for path in paths:
         markdown = markdown.replace(f"]({path.name})", f"]({links.file(run_id, f'report/{path.name}')})")
-    curves = [_curve(backend, fingerprint) for fingerprint in trajectories]
+    everywhere = backend.experiments()  # a point is the run of whatever sweep or flow made it first
+    curves = [
+        backend.find_run(everywhere, {"atelier.trajectory": one, "atelier.kind": "trajectory"})
+        for one in trajectories
+    ]
     runs = {curve.info.run_id: curve.info.experiment_id for curve in curves if curve is not None}
     if len(runs) > 1:
         beside = linked("All points beside each other: parallel coordinates", links.beside(runs))
@@ -49,9 +53,3 @@ def show_sweep(
     backend.points(run_id, points)
     backend.end_run(run_id, "FAILED" if is_failed else "FINISHED")
     return links.report(experiment, run_id) if links.page else ""
-
-
-def _curve(backend: Backend, fingerprint: str) -> Run | None:
-    """The run of a trajectory, of whatever sweep it was first."""
-    tags = {"atelier.trajectory": fingerprint, "atelier.kind": "trajectory"}
-    return backend.find_run(backend.experiments(), tags)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served
+from served import Served, running
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
@@ -17,12 +17,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    stack = Served(tmp_path_factory.mktemp("browser") / "store")
-    stack.up()
-    try:
+    with running(tmp_path_factory.mktemp("browser") / "store") as stack:
         yield stack
-    finally:
-        stack.down()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,17 @@ class Served:
     def ranks(self) -> list[int]:
         """Process ids of all gangs' guards and ranks of this store."""
         return sorted(pid for pid, words in processes().items() if is_of(words, str(self.root)))
+
+
+@contextmanager
+def running(root: Path) -> Iterator[Served]:
+    """A stack of `root` that is up, and down afterwards."""
+    stack = Served(root)
+    stack.up()
+    try:
+        yield stack
+    finally:
+        stack.down()
 
 
 def _answer(request: urllib.request.Request) -> bytes:

@@ -162,7 +162,7 @@ def test_a_study_whose_journal_is_gone_or_broken_keeps_its_points(atelier: Ateli
     journal = max((root / "sweeps").glob("*/optuna.journal"), key=lambda path: path.stat().st_mtime)
     journal.write_bytes(b"\0\0 no json\n" * 3)
     said = atelier("pretrain", "-m", *words)
-    assert said.code == 1 and "optuna.journal cannot be read" in said.err and "move it away" in said.err
+    assert said.code == 2 and "optuna.journal cannot be read" in said.err and "move it away" in said.err
     journal.unlink()
     said = atelier("pretrain", "-m", *words)
     assert said.code == 0 and "the study knows 3 points" in said.out, said.err

@@ -5,7 +5,6 @@ study of Optuna's on the pool that is cut off.
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,6 @@ WORDS = (
 )
 GRID = (*WORDS, "optim.lr=1e-4,1e-3,3e-1,1", "train.seed=1,2,3")  # the best rates lie between them
 PATIENCE_S = 900
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    stack = Served(tmp_path_factory.mktemp("sweep") / "store")
-    stack.up()
-    try:
-        yield stack
-    finally:
-        stack.down()
 
 
 def points(root: Path) -> list[dict]:

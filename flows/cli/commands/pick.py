@@ -29,8 +29,7 @@ def run(options: Namespace) -> int:
         return 0
     rows = [(one.label, f"{one.value:.4f}", one.command) for one in choice.candidates[:SHOWN]]
     print_table(("", choice.metric, "command"), rows, right=(choice.metric,), flexible="command")
-    order = "highest" if choice.is_rising else "lowest"
-    print(f"best     {choice.best.label}: {order} {choice.metric} of {len(choice.candidates)}")
+    print(f"best     {choice.best.label}: {choice.order} {choice.metric} of {len(choice.candidates)}")
     print(f"         {choice.best.command}")
     if given is not None:
         print(f"alias    {given} = {given.kind} {given.fingerprint[:8]}")
@@ -47,8 +46,7 @@ def _alias(store: Store, choice: Choice, alias: str, words: list[str]) -> Alias 
         model = store.find("model", model.parents.get("model", ""))
     if model is None:
         return None
-    order = "highest" if choice.is_rising else "lowest"
-    given = give_alias(store.root, model, alias, f"{order} {choice.metric} of {' '.join(words)}")
+    given = give_alias(store.root, model, alias, f"{choice.order} {choice.metric} of {' '.join(words)}")
     if any(True for _ in store.records("registration")):
         from infra.tracking.alias import show_alias  # with MLflow, which a store of its own may do without
 
@@ -63,7 +61,7 @@ def _alias(store: Store, choice: Choice, alias: str, words: list[str]) -> Alias 
 def _document(choice: Choice, given: Alias | None) -> dict[str, object]:
     return {
         "metric": choice.metric,
-        "order": "highest" if choice.is_rising else "lowest",
+        "order": choice.order,
         "best": {"label": choice.best.label, "command": choice.best.command, "value": choice.best.value},
         "alias": str(given) if given else None,
         "fingerprint": given.fingerprint if given else None,
