@@ -7,11 +7,19 @@ import os
 import signal
 from pathlib import Path
 
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 from served import Served, processes, wait_for
+
+from engine.spec.metric import merge
+from flows.sweep.optuna import JOURNAL
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 EVERY = 20  # steps between checkpoints
+LOOK_EVERY = 20  # steps between a study's looks at a point
 TINY = ("experiment=tiny", "score.baselines=false", "score.max_tokens=2000", "train.eval_sequences=4")
 WORDS = (
     *("pretrain", "-m", "hydra/launcher=prefect", *TINY, "tracker=none"),
@@ -47,6 +55,25 @@ def first_steps(root: Path) -> dict[str, list[int]]:
         step = json.loads(path.read_text().splitlines()[0])["step"]
         found.setdefault(path.parent.parent.name, {}).setdefault(attempt, step)
     return {name: list(attempts.values()) for name, attempts in found.items()}
+
+
+def steps_beyond_the_verdict(root: Path) -> dict[int, int]:
+    """Pruned trial of the newest study -> steps that were trained after the last look that it was told of."""
+    [journal] = root.glob(f"sweeps/*/{JOURNAL}")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    study = optuna.load_study(study_name=journal.parent.name, storage=storage)
+    curves = []
+    for folder in root.glob("trajectory/*/metrics"):
+        lines = merge((path.name, path.read_text()) for path in sorted(folder.iterdir()))
+        looks = {line["step"]: line["values"].get("eval/loss") for line in lines}
+        curves.append((max(looks, default=0), looks))
+    found = {}
+    for trial in study.get_trials(states=[TrialState.PRUNED]):
+        seen = trial.intermediate_values
+        [last] = {step for step, looks in curves if all(looks.get(at) == seen[at] for at in seen)}
+        found[trial.number] = last - max(seen)
+    return found
 
 
 def everything(root: Path) -> list[int]:
@@ -111,7 +138,13 @@ def test_optuna_on_the_pool_goes_on_after_a_kill_and_beats_the_grid(served: Serv
     root = served.root
     grid = min(point["value"] for point in points(root))
     space = ("optim.lr=tag(log,interval(1e-4,1))", "train.seed=1,2,3")
-    words = (*WORDS, "train.eval_every=20", "hydra/sweeper=optuna", "hydra.sweeper.trials=20", *space)
+    words = (
+        *WORDS,
+        f"train.eval_every={LOOK_EVERY}",
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.trials=20",
+        *space,
+    )
     first = served.start(*words)
     wait_for(lambda: sum(p["state"] == "done" for p in points(root)) >= 3, PATIENCE_S, "three points")
     strike([first.pid])
@@ -126,3 +159,6 @@ def test_optuna_on_the_pool_goes_on_after_a_kill_and_beats_the_grid(served: Serv
     for point in found:
         if point["state"] == "pruned":
             assert point["value"] is None
+    beyond = steps_beyond_the_verdict(root)
+    print(f"steps that pruned points trained after the look that ended them: {beyond}")
+    assert len(beyond) == states.count("pruned") and all(steps <= LOOK_EVERY for steps in beyond.values())
