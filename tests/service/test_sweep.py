@@ -19,11 +19,11 @@ from flows.sweep.optuna import JOURNAL
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 EVERY = 20  # steps between checkpoints
-LOOK_EVERY = 20  # steps between a study's looks at a point
+LOOK_EVERY = 40  # steps between a study's looks at a point: some seconds of training
 TINY = ("experiment=tiny", "score.baselines=false", "score.max_tokens=2000", "train.eval_sequences=4")
 WORDS = (
     *("pretrain", "-m", "hydra/launcher=prefect", *TINY, "tracker=none"),
-    *("train.steps=160", f"train.checkpoint_every={EVERY}"),
+    *("train.steps=120", "train.global_batch=32", f"train.checkpoint_every={EVERY}"),
 )
 GRID = (*WORDS, "optim.lr=1e-4,1e-3,3e-1,1", "train.seed=1,2,3")  # the best rates lie between them
 PATIENCE_S = 900
