@@ -1,9 +1,9 @@
 """A sweep of forty jobs on a pool beside forty runs of bare Prefect: seconds a job until all are submitted,
-and until all are complete.
+while the pool is paused, and from then on, two at a time, until all are complete.
 
-python benchmarks/submission.py [--jobs 40] [--repeats 3]      five minutes a repeat
+python benchmarks/submission.py [--jobs 40] [--repeats 3]      ten minutes a repeat
 
-A job is a parent run on the light pool with one no-op on the pool `local` with two slots. Ours is
+A job is a parent run on the light pool with one no-op on the pool `local`. Ours is
 `atelier noops -m salt=range(0,40)`, from the start of the command to its end, its report included. Bare is a
 script that calls run_deployment for each and waits for all. The order rotates.
 """
@@ -25,6 +25,11 @@ import served
 from machine import keep
 from orchestration import deploy_bare, project
 
+from infra.stack.stack import LIGHT
+
+AT_ONCE = 2
+PATIENCE_S = 1800
+
 SCRIPT = """import sys
 import time
 from prefect import get_client
@@ -44,19 +49,29 @@ with get_client(sync_client=True) as client:
 """
 
 
-def batch(stack: served.Served, flow: str, command: list[str], env: dict[str, str]) -> dict[str, float]:
-    """Seconds a job of the runs of `flow` that `command` starts and waits for."""
-    started, clock = time.time(), time.perf_counter()
-    done = subprocess.run(command, env=env, cwd=served.PROJECT, capture_output=True, text=True, check=False)
-    took = time.perf_counter() - clock
-    assert done.returncode == 0, done.stdout + done.stderr
+def batch(
+    stack: served.Served, flow: str, command: list[str], env: dict[str, str], jobs: int
+) -> dict[str, float]:
+    """Seconds a job of the runs of `flow` that `command` starts and waits for: while nothing runs, until all
+    are submitted; then, two at a time, until all are complete.
+    """
+    pool = f"/work_pools/{LIGHT}"
+    stack.api("PATCH", pool, {"is_paused": True, "concurrency_limit": AT_ONCE})
+    began = time.time()
+    process = subprocess.Popen(command, env=env, cwd=served.PROJECT, stdout=subprocess.DEVNULL)
+    served.wait_for(lambda: len(created(stack, flow, began)) == jobs, 300, f"{jobs} runs")
+    submitted = max(created(stack, flow, began)) - began
+    stack.api("PATCH", pool, {"is_paused": False})
+    clock = time.perf_counter()
+    assert process.wait(PATIENCE_S) == 0
+    return {"submitted": submitted / jobs, "complete": (time.perf_counter() - clock) / jobs}
+
+
+def created(stack: served.Served, flow: str, since: float) -> list[float]:
+    """When the runs of `flow` since then were created."""
     found = stack.api("POST", "/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}, "limit": 200})
-    created = {run["id"]: datetime.fromisoformat(run["created"]).timestamp() for run in found}
-    ours = [run for run in found if created[run["id"]] >= started]
-    assert {run["state"]["type"] for run in ours} == {"COMPLETED"}
-    last = max(created[run["id"]] for run in ours)
-    jobs = len(ours)
-    return {"jobs": jobs, "submitted": (last - started) / jobs, "complete": took / jobs}
+    times = [datetime.fromisoformat(run["created"]).timestamp() for run in found]
+    return [one for one in times if one >= since]
 
 
 def main() -> None:
@@ -102,10 +117,10 @@ def variables(stack: served.Served) -> dict[str, str]:
 
 def one(stack: served.Served, which: str, repeat: int, jobs: int, env: dict[str, str]) -> dict[str, float]:
     if which == "bare":
-        return batch(stack, "bare-parent", [sys.executable, "submit.py", str(jobs)], env)
+        return batch(stack, "bare-parent", [sys.executable, "submit.py", str(jobs)], env, jobs)
     words = ["noops", "-m", "hydra/launcher=prefect", f"hydra.launcher.width={jobs}", "tracker=none"]
     words += ["wide=1", "deep=1", f"salt=range({repeat * jobs},{(repeat + 1) * jobs})"]
-    return batch(stack, "noops", [sys.executable, "-m", "flows", *words], env)
+    return batch(stack, "noops", [sys.executable, "-m", "flows", *words], env, jobs)
 
 
 if __name__ == "__main__":
