@@ -1,39 +1,114 @@
-"""First-order arithmetic of a training: parameters, FLOPs, memory of the fullest rank, time of a step.
-Torch-free.
+"""What a training costs: parameters, FLOPs, memory of the fullest rank, time of a step. Torch-free.
 
-Sources: FLOPs per token as PaLM (2204.02311, appendix B); states 16 bytes a parameter with fp32 master
-weights and AdamW, split over tensor and pipeline, and over shard, expert and context as ZeRO-3 (1910.02054,
-section 5); activations per layer s b h (34 + 5 a s / h) bytes, where with flash attention the second term
-falls away, split over context and tensor (2205.05198, equations 1 and 4); 2 s b h with full recomputation. A
-pipeline's first stage holds as many micro-batches as it has stages, so that all blocks count.
+Memory is put together in engine/plan/memory.py, time in engine/plan/steps.py; FLOPs per token as PaLM
+(2204.02311, appendix B).
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.plan.memory import Memory, peak_memory
+from engine.plan.net import Net, net_of
+from engine.plan.stack import STACKS
+from engine.plan.steps import Seconds, step_time
+from engine.plan.wires import Wires
+from engine.plan.work import Machine
+from engine.spec.device import Device
 from engine.spec.parallel import Parallel
 from engine.spec.pool import Pool
 from engine.spec.role import Role
 from engine.spec.train import Train
 
-EFFICIENCY = 0.45  # of the pool's peak; what dense training reaches without a calibration
-STATE_BYTES = 16
+LAUNCH_S = {True: 2e-5, False: 4e-6}  # from one kernel to the next, by whether the device is a CPU
+WIDTHS = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 
 
 @dataclass(frozen=True)
 class Estimate:
+    """`flops` of all steps and `mfu`, of the peak, count what the model needs; `hfu` also what is computed
+    again. `seconds` of one step and `memory` of the fullest rank part by part.
+    """
+
     params: int
     flops: float
     memory_gb: float
     step_s: float
     tokens_per_s: float
     mfu: float
+    hfu: float
     device_hours: float
+    seconds: Seconds
+    memory: Memory
 
     def row(self) -> dict[str, Any]:
+        """Plain JSON, without the parts."""
         return {
-            key: round(value, 6) if isinstance(value, float) else value for key, value in vars(self).items()
+            key: round(value, 6) if isinstance(value, float) else value
+            for key, value in vars(self).items()
+            if key not in ("seconds", "memory")
         }
+
+    def parts(self) -> dict[str, dict[str, float]]:
+        """Seconds of a step and GB of the fullest rank, part by part."""
+        return {
+            "seconds": {key: round(value, 6) for key, value in asdict(self.seconds).items()},
+            "memory_gb": {key: round(value / 1e9, 6) for key, value in asdict(self.memory).items()},
+        }
+
+
+def machine_of(pool: Pool, device: Device, parallel: Parallel, precision: str) -> Machine:
+    """What one rank computes with. CPU ranks share the host's memory."""
+    threads = 1 if parallel.threads == "auto" else parallel.threads
+    return Machine(
+        flops=device.peak_tflops * 1e12 * device.matmul * (threads if pool.is_cpu else 1),
+        bandwidth=device.memory_gbps * 1e9 / (parallel.ranks if pool.is_cpu else 1),
+        launch_s=LAUNCH_S[pool.is_cpu],
+        stack=STACKS[device.stack],
+        width=WIDTHS[precision],
+    )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all layouts of one training share."""
+
+    role: Role
+    net: Net
+    pool: Pool
+    device: Device
+
+    @staticmethod
+    def of(role: Role, train: Train, pool: Pool, vocab: int) -> "Setting":
+        model: Any = role.model
+        if model.vocab == "auto":
+            model = model.resolved(vocab)
+        return Setting(role, net_of(model, train.sequence), pool, pool.device)
+
+    def estimate(self, train: Train, parallel: Parallel, *, steps: int) -> Estimate:
+        """What `steps` steps cost in this layout."""
+        net, device = self.net, self.device
+        machine = machine_of(self.pool, device, parallel, train.precision)
+        wires = Wires(
+            node=device.node_gbps * 1e9, network=device.network_gbps * 1e9, per_node=device.per_node
+        )
+        seconds = step_time(net, self.role.optim.kind, train, parallel, machine, wires)
+        memory = peak_memory(net, train, parallel, machine)
+        tokens = train.global_batch * train.sequence
+        again = recomputed_flops(net, parallel, is_fused=machine.stack.is_fused)
+        step_s = seconds.total
+        mfu = net.flops_per_token * tokens / step_s / parallel.ranks / (machine.flops / device.matmul)
+        return Estimate(
+            params=net.params,
+            flops=net.flops_per_token * tokens * steps,
+            memory_gb=memory.total / 1e9,
+            step_s=step_s,
+            tokens_per_s=tokens / step_s,
+            mfu=mfu,
+            hfu=mfu * (1 + again / net.flops_per_token),
+            device_hours=step_s * steps * parallel.ranks / 3600,
+            seconds=seconds,
+            memory=memory,
+        )
 
 
 def estimate(
@@ -42,30 +117,17 @@ def estimate(
     """What `steps` (default all from the role's start) of training one role cost on `parallel.ranks` devices
     of `pool`.
     """
-    model: Any = role.model
-    if model.vocab == "auto":
-        model = model.resolved(vocab)
     steps = role.last(train.num_steps) - int(role.start) if steps is None else steps
-    tokens = train.global_batch * train.sequence
-    params = model.num_params()
-    step_flops = model.flops_per_token(train.sequence) * tokens
-    threads = 1 if parallel.threads == "auto" else parallel.threads
-    peak = pool.peak_tflops * 1e12 * parallel.ranks * (threads if pool.gpu == "cpu" else 1)
-    step_s = step_flops / (peak * EFFICIENCY)
-    axes = parallel.axes
-    micro = train.global_batch // axes.data if train.micro_batch == "auto" else train.micro_batch
-    parts = axes.shard * axes.expert * axes.context * axes.tensor * parallel.pipeline
-    bytes_kept = 2 if parallel.recompute == "full" else 34
-    activations = bytes_kept * train.sequence * micro * model.hidden * model.num_layers
-    activations /= axes.context * axes.tensor
-    logits = 4 * 1024 * model.tokens * 3
-    memory = (STATE_BYTES * params / parts + activations + logits / axes.tensor) / 1e9
-    return Estimate(
-        params=params,
-        flops=step_flops * steps,
-        memory_gb=memory,
-        step_s=step_s,
-        tokens_per_s=tokens / step_s,
-        mfu=EFFICIENCY,
-        device_hours=step_s * steps * parallel.ranks / 3600,
-    )
+    return Setting.of(role, train, pool, vocab).estimate(train, parallel, steps=steps)
+
+
+def recomputed_flops(net: Net, parallel: Parallel, *, is_fused: bool) -> float:
+    """FLOPs of one token that the backward pass does a second time. Selective recomputation of attention is
+    counted as its inventors do (2205.05198, equation 9): scores and sums of values a second time in both
+    passes.
+    """
+    if parallel.recompute == "none":
+        return 0.0
+    if parallel.recompute == "full":
+        return sum(net.flops) / 3 / parallel.recompute_every
+    return 0.0 if is_fused else net.attention_flops / parallel.recompute_every

@@ -1,10 +1,19 @@
 """A pool: where tasks run, and the hardware facts that plans are made from."""
 
-from typing import Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.spec.base import Count, Spec
+from engine.spec.base import Count, Spec, nearest
+from engine.spec.device import ALIASES, CPU, DEVICES, Device, known
+from engine.spec.error import ConfigError
+
+Fact = Annotated[float, Field(gt=0)] | Literal["auto"]
+Share = Annotated[float, Field(gt=0, le=1)] | Literal["auto"]
+
+
+FACTS = ("peak_tflops", "memory_gb", "matmul", "memory_gbps", "node_gbps", "network_gbps", "stack")
 
 
 class Pool(Spec):
@@ -25,17 +34,34 @@ class Pool(Spec):
     members: tuple[str, ...] = Field(
         default=(), description="pools whose workers are one node of a gang each; empty = one node, on `name`"
     )
-    gpu: str = Field(default="cpu", description="device type")
+    paper: bool = Field(
+        default=False, description="a machine to plan for that is not here: nothing is run on it"
+    )
+    gpu: str = Field(
+        default="cpu",
+        description="device type; what is left auto is what engine/spec/device.py says of it",
+    )
     gpus: int = Field(default=0, ge=0, description="devices in all")
     gpus_per_node: int = Field(default=0, ge=0, description="devices of one node")
-    memory_gb: float | Literal["auto"] = Field(
-        default="auto", description="memory of one device (cpu: of the host), GB"
+    memory_gb: Fact = Field(default="auto", description="memory of one device (cpu: of the host), GB")
+    peak_tflops: Fact = Field(
+        default="auto", description="dense bf16 peak of one device (cpu: of one core), TFLOP/s"
     )
-    peak_tflops: float = Field(
-        default=0.2, gt=0, description="dense bf16 peak of one device (cpu: of one core), TFLOP/s"
+    matmul: Share = Field(default="auto", description="share of the peak that large matrix products reach")
+    memory_gbps: Fact = Field(
+        default="auto", description="bandwidth of a device's memory (cpu: of the host's), GB/s"
     )
-    node_gbps: float = Field(default=10.0, gt=0, description="bandwidth inside a node, GB/s each way")
-    network_gbps: float = Field(default=1.0, gt=0, description="bandwidth between nodes, GB/s each way")
+    node_gbps: Fact = Field(
+        default="auto", description="bandwidth from one device to another inside a node, GB/s each way"
+    )
+    network_gbps: Fact = Field(
+        default="auto", description="bandwidth from one node to another, of the whole node, GB/s each way"
+    )
+    stack: Literal["auto", "atelier", "ptdp"] = Field(
+        default="auto",
+        description="whose software plans are made for: ours, or that of the papers whose figures plans are "
+        "held against (attention with its scores in memory)",
+    )
     slots: Count | Literal["auto"] = Field(
         default="auto", description="ranks that may run at once; auto = cores (cpu) or gpus"
     )
@@ -44,3 +70,40 @@ class Pool(Spec):
     def is_served(self) -> bool:
         """True when gangs run on Prefect work pools, not in the flow's own process."""
         return bool(self.name or self.members)
+
+    @property
+    def device(self) -> Device:
+        """The facts of one device: the pool's own, the others from the makers. ConfigError when nothing is
+        known of its type.
+        """
+        given = {name: getattr(self, name) for name in FACTS if getattr(self, name) != "auto"}
+        if self.gpus_per_node:
+            given["per_node"] = self.gpus_per_node
+        base = known(self.gpu)
+        if base is not None:
+            return replace(base, **given)
+        missing = [name for name in FACTS if name not in given and name not in ("matmul", "stack")]
+        if missing or not self.gpus_per_node:
+            near = nearest(self.gpu.lower(), [*DEVICES, *ALIASES])
+            hint = f"did you mean {near}? " if near else ""
+            raise ConfigError(
+                "pool.gpu",
+                f"nothing is known of {self.gpu!r}",
+                f"{hint}there are: {', '.join(DEVICES)}; or give pool.gpus_per_node, "
+                + ", ".join(f"pool.{name}" for name in missing),
+            )
+        return Device(**given)
+
+    def check_runs(self) -> None:
+        """ConfigError when this is a machine to plan for."""
+        if self.paper:
+            raise ConfigError(
+                "pool",
+                f"{self.gpu} is a machine to plan for (paper: true): nothing can run on it",
+                "`atelier plan` takes it; for devices of your own copy its file of conf/pool, with a name and"
+                " without paper",
+            )
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.gpu.lower() == CPU

@@ -188,7 +188,8 @@ def _resolved(arguments: Spec, pool: Pool) -> Spec:
     parallel = getattr(arguments, "parallel", None)
     if isinstance(parallel, Parallel):
         cores = num_cores()
-        updates["parallel"] = parallel.resolved(cores if pool.slots == "auto" else pool.slots, cores)
+        devices = cores if pool.is_cpu else pool.gpus or pool.gpus_per_node or 1
+        updates["parallel"] = parallel.resolved(devices if pool.slots == "auto" else pool.slots, cores)
     train: Train | None = getattr(arguments, "train", None)
     if train is not None and train.precision == "fp8" and pool.gpu == "cpu":
         raise ConfigError(

@@ -13,6 +13,7 @@ from engine.spec.role import Role
 from engine.spec.train import Train
 from flows.cli.bodies import body
 from flows.cli.compose import Frozen
+from flows.cli.fitting import TRAINED, too_much
 from infra.code import engine_digest
 from infra.dag import Node, Product, Reference, scheduling
 from infra.existing import looking_in
@@ -81,23 +82,33 @@ def draw(frozen: Frozen, store: Store) -> Plan:
     rows: list[dict[str, Any]] = []
     refusals: list[str] = []
     notes: list[str] = []
-    vocab = int(frozen.document.get("tokenizer", {}).get("vocab", 0) or 0)
+    vocab = vocab_of(frozen)
     for node in nodes:
         standing = _standing(node, store)
         refusals += standing["refusals"]
+        mine: list[dict[str, Any]] = []
         for key, product in node.products.items():
             record = store.find(product.kind, product.fingerprint)
             if (
                 record is not None
-                and node.task in ("train", "finetune")
+                and node.task in TRAINED
                 and record.provenance.get("engine") not in (None, engine_digest())
             ):
                 notes.append(row_name(node, key))
-            rows.append(_row(node, key, product, record is not None, standing, known, frozen, vocab))
+            mine.append(_row(node, key, product, record is not None, standing, known, frozen, vocab))
+        rows += mine
+        refusal = too_much(node, mine, frozen.pool, vocab)
+        if refusal is not None:
+            refusals.append(refusal)
     if notes:
         changed = ", ".join(notes[:6]) + (f" and {len(notes) - 6} more" if len(notes) > 6 else "")
         notes = [f"the engine's sources have changed since these were made: {changed}"]
     return Plan(flow=frozen.flow, nodes=nodes, rows=rows, refusals=refusals, notes=notes)
+
+
+def vocab_of(frozen: Frozen) -> int:
+    """The size of the vocabulary that the flow's tokenizer is asked for; 0 where it has none."""
+    return int(frozen.document.get("tokenizer", {}).get("vocab", 0) or 0)
 
 
 def _standing(node: Node, store: Store) -> dict[str, Any]:
@@ -136,10 +147,11 @@ def _row(
         "step_s": 0.0,
         "tokens_per_s": 0.0,
         "mfu": 0.0,
+        "hfu": 0.0,
         "device_hours": 0.0,
         "layout": node.layout,
     }
-    if node.task in ("train", "finetune") and vocab:
+    if node.task in TRAINED and vocab:
         role, settings = (
             Role.model_validate(node.config["roles"][key]),
             Train.model_validate(node.config["train"]),

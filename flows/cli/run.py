@@ -41,6 +41,7 @@ def run_to_end(
     frozen: Frozen, store: Store, command: str, sweep: str = "", stop: threading.Event | None = None
 ) -> Outcome:
     """Plan and run, showing how far it is. Who sets `stop` ends it at a checkpoint."""
+    frozen.pool.check_runs()
     plan = draw(frozen, store)
     if plan.refusals:
         raise ConfigError("plan", "; ".join(plan.refusals))

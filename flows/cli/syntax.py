@@ -54,7 +54,7 @@ TABLE = (
             Word("flow", "the flow to plan", "flow", required=True),
             Word("overrides", "group=option and key=value, as for the flow", "override", many=True),
         ),
-        options=(JSON,),
+        options=(JSON, Option("--search", "also every layout of the pool's devices, the fastest first")),
     ),
     Command(
         name="list",

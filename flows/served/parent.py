@@ -63,6 +63,7 @@ def frozen_of(flow: str, parameters: Mapping[str, Any]) -> Frozen:
     """The configuration that a filled form stands for: what the same words give on a command line."""
     words = to_overrides(flow, parameters)
     frozen = compose(flow, words, from_form=True)
+    frozen.pool.check_runs()
     if frozen.pool.is_served:
         return frozen
     return compose(flow, [*words, f"pool={POOL_WHEN_BLANK}"], from_form=True)

@@ -172,6 +172,7 @@ class Session:
         first = ask()
         if first is None:
             return
+        first.frozen.pool.check_runs()
         given = deque([first])
         on_pool = first.frozen.pool.is_served
         fleet = Fleet(self.ledger, self.say, self.run_here, curve=self.model_of(first))

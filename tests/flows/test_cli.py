@@ -191,6 +191,26 @@ def test_plan_json_has_the_agreed_keys(root: Path, capsys: pytest.CaptureFixture
     )
 
 
+def test_search_orders_layouts_by_speed_and_says_why_others_are_out(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["model.hidden=8192", "model.num_layers=40", "model.num_heads=64", "model.num_kv_heads=8"]
+    batch = ["train.global_batch=512", "train.sequence=2048", "parallel.recompute=full"]
+    words = ["plan", "pretrain", "pool=h100", "pool.gpus=64", "experiment=tiny", *model, *batch]
+    assert run([*words, "parallel.shard=64", "--search", "--json"]) == 0
+    [task] = json.loads(capsys.readouterr().out)["search"]
+    steps = [one["step_s"] for one in task["layouts"]]
+    assert len(steps) > 10 and steps == sorted(steps)
+    assert all(one["memory_gb"] <= 80 for one in task["layouts"])
+    assert any("GB a device, which has 80" in one["why"] for one in task["out"])
+    best = task["layouts"][0]
+    assert run([*words, *best["words"].split(), "--json"]) == 0  # as it is said, it can be asked for
+    row = next(one for one in json.loads(capsys.readouterr().out)["tasks"] if one["name"] == "train")
+    assert row["step_s"] == pytest.approx(best["step_s"])
+    assert run([*words, "parallel.shard=1", "parallel.replicate=64"]) == 2
+    assert "a device (h100) has 80.0" in capsys.readouterr().err
+
+
 # list, runs, models, lineage
 
 

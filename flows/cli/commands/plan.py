@@ -9,12 +9,14 @@ from engine.spec.base import nearest
 from engine.spec.error import ConfigError
 from engine.spec.parallel import Parallel
 from flows.cli.catalog import flow_names
-from flows.cli.compose import compose
-from flows.cli.plan import Plan, draw, text_of
+from flows.cli.compose import Frozen, compose
+from flows.cli.fitting import TRAINED, layouts, words
+from flows.cli.plan import Plan, draw, text_of, vocab_of
 from flows.cli.root import open_store
 from flows.cli.table import amount, duration, print_table
 
 MOST_REASONS = 4
+MOST_LAYOUTS, MOST_OUT = 12, 12
 
 
 def run(options: Namespace) -> int:
@@ -24,12 +26,16 @@ def run(options: Namespace) -> int:
         way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(flow_names())}"
         raise ConfigError("atelier plan", f"no flow {flow!r}", way_out)
     store = open_store()
-    plan = draw(compose(flow, options.overrides), store)
+    frozen = compose(flow, options.overrides)
+    plan = draw(frozen, store)
     document = plan.document()
+    found = _layouts(plan, frozen) if options.search else []
     if options.json:
-        print(json.dumps(document, indent=1))
+        print(json.dumps(document | ({"search": found} if options.search else {}), indent=1))
     else:
         _show(plan, document["totals"])
+        for task in found:
+            _show_layouts(task)
     for refusal in plan.refusals:
         print(f"plan: {refusal}", file=sys.stderr)
     return 2 if plan.refusals else 0
@@ -70,3 +76,50 @@ def _why(row: dict[str, Any]) -> str:
     words = [text_of(reason) for reason in row["reasons"]]
     more = f" and {len(words) - MOST_REASONS} more" if len(words) > MOST_REASONS else ""
     return "; ".join(words[:MOST_REASONS]) + more
+
+
+def _layouts(plan: Plan, frozen: Frozen) -> list[dict[str, Any]]:
+    """For each training the layouts of its largest role, the fastest first, and why the others are out."""
+    vocab = vocab_of(frozen)
+    found = []
+    for node in plan.nodes:
+        if node.task not in TRAINED or not vocab:
+            continue
+        options, out = layouts(node, frozen.pool, vocab)
+        rows = [
+            {"words": words(one), "mesh": one.mesh, "micro_batch": one.micro_batch}
+            | one.estimate.row()
+            | {"parts": one.estimate.parts()}
+            for one in options
+        ]
+        found.append({"task": node.name, "layouts": rows, "out": [vars(one) for one in out]})
+    return found
+
+
+def _show_layouts(task: dict[str, Any]) -> None:
+    print()
+    if not task["layouts"]:
+        print(f"{task['task']}: no layout fits")
+    columns = ("", f"layouts of {task['task']}", "step", "tokens/s", "MFU", "memory")
+    rows = [
+        (
+            str(place),
+            one["words"],
+            duration(one["step_s"]),
+            amount(one["tokens_per_s"]),
+            f"{100 * one['mfu']:.0f} %",
+            f"{one['memory_gb']:.1f} GB",
+        )
+        for place, one in enumerate(task["layouts"][:MOST_LAYOUTS], start=1)
+    ]
+    if rows:
+        print_table(columns, rows, right=("", "step", "tokens/s", "MFU", "memory"), flexible=columns[1])
+    more = len(task["layouts"]) - len(rows)
+    if more > 0:
+        print(f"and {more} slower ones: --json lists them")
+    if task["out"]:
+        shown = [(one["mesh"], one["why"]) for one in task["out"][:MOST_OUT]]
+        print()
+        print_table(("out", "why"), shown, flexible="why")
+        if len(task["out"]) > MOST_OUT:
+            print(f"and {len(task['out']) - MOST_OUT} more: --json lists them")

@@ -1,0 +1,152 @@
+"""Layouts of so many devices in order of their speed, and why the others are out. Torch-free."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from engine.plan.estimate import Estimate, Setting
+from engine.spec.error import ConfigError
+from engine.spec.layout import check_layout
+from engine.spec.parallel import Parallel, Recompute
+from engine.spec.pool import Pool
+from engine.spec.role import Role
+from engine.spec.train import Train
+
+MICRO = (1, 2, 4, 8, 16)
+INTERLEAVED = (2, 3, 4, 5, 6, 7, 8)
+LONG = 8192  # tokens of a row from which on the axis context is tried
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Option:
+    """A layout that is possible, with the micro-batch that makes it fastest."""
+
+    parallel: Parallel
+    micro_batch: int
+    estimate: Estimate
+
+    @property
+    def mesh(self) -> str:
+        return mesh(self.parallel)
+
+
+@dataclass(frozen=True)
+class Out:
+    """A mesh that is not possible, and why."""
+
+    mesh: str
+    why: str
+
+
+def mesh(parallel: Parallel) -> str:
+    """The axes that are split, outermost first, as a command line takes them."""
+    names = ("pipeline", "replicate", "shard", "expert", "context", "tensor")
+    sizes = {name: getattr(parallel, name) for name in names}
+    return " ".join(f"{name}={size}" for name, size in sizes.items() if size != 1) or "shard=1"
+
+
+def search(
+    role: Role,
+    train: Train,
+    pool: Pool,
+    devices: int,
+    *,
+    vocab: int = 0,
+    like: Parallel | None = None,
+    recompute: Sequence[Recompute] = RECOMPUTE,
+) -> tuple[list[Option], list[Out]]:
+    """Every mesh of `devices` ranks that can train the role, the fastest first, each with its best
+    micro-batch, schedule and recomputation; and the meshes that cannot. Threads, compilation and device are
+    those of `like`.
+    """
+    setting = Setting.of(role, train, pool, vocab)
+    limit = pool.device.memory_gb
+    found: list[Option] = []
+    out: list[Out] = []
+    for base in meshes(role, train, pool, devices, like or Parallel(shard=1, threads=1)):
+        try:
+            check_layout(base, {"model": role}, train, prefix="")
+        except ConfigError as error:
+            out.append(Out(mesh(base), f"{error.place} {error.problem}"))
+            continue
+        best = _best(base, train, setting, recompute)
+        if best.estimate.memory_gb <= limit:
+            found.append(best)
+        else:
+            out.append(
+                Out(mesh(base), f"needs {best.estimate.memory_gb:.0f} GB a device, which has {limit:g}")
+            )
+    return sorted(found, key=lambda option: option.estimate.step_s), out
+
+
+def fastest(
+    role: Role,
+    train: Train,
+    pool: Pool,
+    mesh: Parallel,
+    *,
+    vocab: int = 0,
+    recompute: Sequence[Recompute] = RECOMPUTE,
+) -> Option:
+    """The best micro-batch, schedule and recomputation for a given mesh; the one that needs least memory when
+    none fits.
+    """
+    return _best(mesh, train, Setting.of(role, train, pool, vocab), recompute)
+
+
+def _best(base: Parallel, train: Train, setting: Setting, recompute: Sequence[Recompute]) -> Option:
+    limit = setting.device.memory_gb
+    tried = list(_variants(base, train, setting, recompute))
+    fitting = [option for option in tried if option.estimate.memory_gb <= limit]
+    if not fitting:
+        return min(tried, key=lambda one: one.estimate.memory_gb)
+    return min(fitting, key=lambda one: (one.estimate.step_s, one.estimate.memory_gb))
+
+
+def meshes(role: Role, train: Train, pool: Pool, devices: int, like: Parallel) -> Iterator[Parallel]:
+    """All products of axes that give `devices`: tensor inside a node, contexts for long rows, experts where
+    there are some, and of what is left samples: replicated, sharded, or sharded inside a node.
+    """
+    per_node = pool.device.per_node
+    experts = next((limit.number for limit in role.model.limits() if limit.axis == "expert"), 1)
+    for tensor in _divisors(devices, min(per_node, 64)):
+        for pipeline in _divisors(devices // tensor, role.model.num_layers):
+            rest = devices // tensor // pipeline
+            for context in _divisors(rest, train.sequence // (LONG // 2) if train.sequence >= LONG else 1):
+                for expert in _divisors(rest // context, experts):
+                    data = rest // context // expert
+                    inside = max(1, per_node // tensor)
+                    for shard in sorted({1, data, inside if data % inside == 0 else 1}):
+                        axes = {
+                            "tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert,
+                            "shard": shard, "replicate": data // shard,
+                        }  # fmt: skip
+                        yield like.model_copy(update=axes | {"schedule": "1f1b", "stages": (), "roles": {}})
+
+
+def _variants(
+    base: Parallel, train: Train, setting: Setting, recompute: Sequence[Recompute]
+) -> Iterator[Option]:
+    each = train.global_batch // base.axes.data
+    chosen = MICRO if train.micro_batch == "auto" else (train.micro_batch,)
+    for micro in chosen:
+        if each % micro or each // micro < base.pipeline:
+            continue
+        now = train.model_copy(update={"micro_batch": micro})
+        for parallel in _schedules(base, each // micro, setting.net.num_layers):
+            for again in recompute:
+                one = parallel.model_copy(update={"recompute": again})
+                yield Option(one, micro, setting.estimate(now, one, steps=1))
+
+
+def _schedules(base: Parallel, num_micro: int, num_layers: int) -> Iterator[Parallel]:
+    yield base
+    if base.pipeline == 1 or num_micro % base.pipeline:
+        return
+    for stages in INTERLEAVED:
+        if base.pipeline * stages <= num_layers and num_layers % (base.pipeline * stages) == 0:
+            yield base.model_copy(update={"schedule": "interleaved", "interleave": stages})
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [size for size in range(1, min(number, max(1, most)) + 1) if number % size == 0]

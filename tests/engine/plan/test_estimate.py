@@ -1,0 +1,79 @@
+"""What the arithmetic of plans says of single parts, against the formulas of its sources."""
+
+from typing import Any
+
+import pytest
+
+from engine.plan.estimate import Estimate, estimate
+from engine.plan.wires import Wires
+from engine.spec.base import parse
+from engine.spec.error import ConfigError
+from engine.spec.parallel import Parallel
+from engine.spec.pool import Pool
+from engine.spec.role import Role
+from engine.spec.train import Train
+
+MEGATRON = {"kind": "gpt", "mlp": "gelu", "norm": "layer", "positions": "learned", "vocab": 51200}
+SMALL = MEGATRON | {"num_layers": 48, "hidden": 6144, "num_heads": 64}  # 22 B
+LARGE = MEGATRON | {"num_layers": 105, "hidden": 20480, "num_heads": 128}  # 530 B
+
+
+def planned(
+    model: dict[str, Any], parallel: dict[str, Any], *, batch: int, micro: int = 1, gpu: str = "a100-80g"
+) -> Estimate:
+    optim, objective = {"kind": "adamw", "lr": 1e-4}, {"lm": {"kind": "lm"}}
+    role = parse(Role, {"model": model, "objective": objective, "optim": optim}, "role")
+    train = Train(steps=1, global_batch=batch, sequence=2048, micro_batch=micro)
+    layout = Parallel(**{"shard": 1, "threads": 1, "sequence_parallel": False} | parallel)
+    return estimate(role, train, layout, Pool(gpu=gpu), vocab=51200)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "micro", "pipeline", "plain_gb", "saved_gb"),
+    [(SMALL, 4, 4, 1, 63.6, 10.3), (LARGE, 35, 1, 35, 92.5, 18.7)],
+)
+def test_activations_are_those_of_2205_05198(model, batch, micro, pipeline, plain_gb, saved_gb) -> None:
+    axes = {"tensor": 8, "pipeline": pipeline}
+    plain = planned(model, axes, batch=batch, micro=micro)
+    both = axes | {"sequence_parallel": True, "recompute": "selective"}
+    saved = planned(model, both, batch=batch, micro=micro)
+    assert plain.memory.activations / 1e9 == pytest.approx(plain_gb, abs=0.1)
+    assert saved.memory.activations / 1e9 == pytest.approx(saved_gb, abs=0.1)
+
+
+def test_the_bubble_is_p_minus_1_over_m_and_interleaving_divides_it() -> None:
+    even = {"tensor": 8, "pipeline": 4, "stages": (12, 12, 12, 12)}
+    few, many = (planned(SMALL, even, batch=batch).seconds for batch in (8, 32))
+    stage = few.compute + few.tensor + few.pipeline
+    assert few.bubble / stage == pytest.approx(3 / 8, rel=0.05)  # the last stage has the head
+    assert many.bubble == pytest.approx(few.bubble)
+    parts = even | {"schedule": "interleaved", "interleave": 4, "stages": (3,) * 16}
+    assert planned(SMALL, parts, batch=8).seconds.bubble < few.bubble / 3.5
+
+
+def test_sharding_divides_states_and_its_wires_hide_behind_computation() -> None:
+    alone, shared = (planned(SMALL, {"shard": size}, batch=64 * size) for size in (1, 64))
+    assert shared.memory.states == pytest.approx(alone.memory.states / 64)
+    assert shared.step_s < 1.1 * alone.step_s
+
+
+def test_an_expert_computes_the_tokens_it_meets() -> None:
+    dense = {"kind": "gpt", "num_layers": 8, "hidden": 2048, "num_heads": 16, "ffn": 8192, "vocab": 51200}
+    mixed = dense | {"num_experts": 8, "experts_per_token": 2, "ffn": 4096}
+    assert planned(mixed, {}, batch=4).params > 2.5 * planned(dense, {}, batch=4).params
+    slower = planned(mixed, {}, batch=4).step_s / planned(dense, {}, batch=4).step_s
+    assert slower < 1.35  # the optimiser has more weights to read
+
+
+def test_a_ring_across_nodes_shares_their_network_with_the_rings_beside_it() -> None:
+    wires = Wires(node=300e9, network=200e9, per_node=8)
+    inside, all_of_them, one_each = wires.bandwidth(8, 1), wires.bandwidth(16, 1), wires.bandwidth(2, 8)
+    assert inside > all_of_them > one_each and all_of_them == pytest.approx(8 * one_each)
+    assert wires.reduce_s(1e9, 1, 1) == 0
+
+
+def test_a_device_nobody_knows_is_refused_with_what_to_give() -> None:
+    with pytest.raises(ConfigError, match=r"nothing is known of 'a101'.*did you mean a100"):
+        planned(SMALL, {}, batch=8, gpu="a101")
+    facts = {"peak_tflops": 100, "memory_gb": 48, "memory_gbps": 900, "node_gbps": 30, "network_gbps": 12}
+    assert Pool(gpu="a101", gpus_per_node=4, **facts).device.per_node == 4
