@@ -1,0 +1,46 @@
+"""How much of a long training's time is training when devices fail, and the interval of checkpoints that
+makes it most. Torch-free.
+
+With w seconds that a checkpoint stalls training, one every I seconds, M seconds between failures, d until one
+is noticed, r until the gang trains again and p until an asynchronous checkpoint is whole, k intervals are
+kept of what lies between two failures when the second comes after k (I + w) + p; so that of M + d + r seconds
+
+    I exp(-p / M) / (exp((I + w) / M) - 1)
+
+are training that is kept (Daly, "A higher order estimate of the optimum checkpoint interval", 2006). To first
+order that is 1 - w / (I + w) - (d + r + p + (I + w) / 2) / M, greatest near I = sqrt(2 w M) (Young, 1974).
+"""
+
+import math
+from dataclasses import dataclass
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """Seconds: `between` two failures of the whole gang, `stall` of a checkpoint, `detect`, `restart`, `lag`
+    until a checkpoint is whole.
+    """
+
+    between: float
+    stall: float
+    detect: float
+    restart: float
+    lag: float = 0.0
+
+    @property
+    def best_interval(self) -> float:
+        """Seconds of training from one checkpoint to the next."""
+        return math.sqrt(2 * self.stall * self.between)
+
+    def effective(self, interval: float) -> float:
+        """The share of time that is training, with a checkpoint every `interval` seconds of it."""
+        kept = interval * math.exp(-self.lag / self.between)
+        kept /= math.expm1((interval + self.stall) / self.between)
+        return kept / (self.between + self.detect + self.restart)
+
+
+def between_failures(mtbf_hours: float, devices: int) -> float:
+    """Seconds between failures of a gang whose devices fail, each on its own, every `mtbf_hours`."""
+    return mtbf_hours * HOUR / devices
