@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.spec.error import StoppedError
+from engine.spec.pool import Pool
 from engine.spec.record import Record
 from infra.code import code_provenance
 from infra.dag import Node, Product
@@ -41,7 +42,7 @@ class House:
     tracker: Any = None
     stop: threading.Event = field(default_factory=threading.Event)
     links: dict[str, str] = field(default_factory=dict)
-    grace_s: float = 10.0  # for a gang's checkpoint when it is asked to stop
+    pool: Pool = field(default_factory=Pool)
     place: Place | None = None  # of this node in a gang of several
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -60,6 +61,11 @@ class House:
     def vocab(self, node: Node) -> int:
         """Tokens in the vocabulary of the node's tokenizer."""
         return int(self.record(*node.inputs["tokenizer"]).summary["vocab"])
+
+    def peak_tflops(self, node: Node) -> float:
+        """Dense peak of one rank of the node's gang, TFLOP/s; 0 = not known."""
+        threads = node.layout.get("threads", 1)
+        return self.pool.rank_tflops(threads if isinstance(threads, int) else 1)
 
     def urls(self, node: Node) -> dict[str, str]:
         """Addresses of the node's inputs, by role."""
@@ -185,7 +191,7 @@ class House:
                 scratch=scratch,
                 ranks=share,
                 threads=threads,
-                grace_s=self.grace_s,
+                grace_s=self.pool.grace_s,
                 env=compile_cache(self.store.root) | env,
                 first_rank=self.place.index * share,
                 world=ranks,
@@ -244,7 +250,7 @@ class House:
             scratch=scratch,
             ranks=ranks,
             threads=threads,
-            grace_s=self.grace_s,
+            grace_s=self.pool.grace_s,
             leases={lease.log.address: lease.fence for lease in held},
             env=compile_cache(self.store.root),
             outputs={

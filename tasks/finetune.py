@@ -161,7 +161,7 @@ def run(node: Node, house: House) -> None:
             trainings.append(
                 Training(members={ROLE: member}, streams=(stream,), train=settings).model_dump(mode="json")
             )
-        return {"trainings": trainings}
+        return {"trainings": trainings, "peak_tflops": house.peak_tflops(node)}
 
     addresses = [address for one in found.values() for address in lease_addresses(one, house.store)]
     house.gang(

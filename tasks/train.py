@@ -152,7 +152,7 @@ def run(node: Node, house: House) -> None:
             streams=streams(row_specs(roles), node.config["weights"]),
             train=settings,
         )
-        return {"trainings": [training.model_dump(mode="json")]}
+        return {"trainings": [training.model_dump(mode="json")], "peak_tflops": house.peak_tflops(node)}
 
     inputs = house.urls(node) | {
         f"frozen.{role}": house.store.address("model", node.products[role].fingerprint)

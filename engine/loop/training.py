@@ -281,7 +281,7 @@ class Loop:
 
     def _look_if_due(self, member: Member, outcome: Outcome) -> None:
         # never where only another role has a checkpoint: metric values do not depend on who is in the gang
-        every = self.train.eval_every or self.train.checkpoint_every
+        every = self.train.eval_every or self.train.save_every
         if self.held_out.is_empty or (member.step % every and member.step != member.end):
             return
         outcome.looks = self.held_out.means(member)
@@ -319,7 +319,7 @@ class Loop:
         raise RolledBack(history)
 
     def _is_due(self, step: int) -> bool:
-        return step % self.train.checkpoint_every == 0 or step in self.protected
+        return step % self.train.save_every == 0 or step in self.protected
 
     def _save_if_due(self, step: int) -> None:
         if self._is_due(step):

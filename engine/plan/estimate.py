@@ -7,6 +7,7 @@ Memory is put together in engine/plan/memory.py, time in engine/plan/steps.py; F
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.plan.goodput import Faults, faults_of
 from engine.plan.memory import Memory, peak_memory
 from engine.plan.net import Net, net_of
 from engine.plan.stack import STACKS
@@ -19,6 +20,7 @@ from engine.spec.pool import Pool
 from engine.spec.role import Role
 from engine.spec.train import Train
 
+KEPT = 0.75  # of a rank's states, what a checkpoint holds: all but gradients
 LAUNCH_S = {True: 2e-5, False: 4e-6}  # from one kernel to the next, by whether the device is a CPU
 WIDTHS = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 
@@ -39,13 +41,14 @@ class Estimate:
     device_hours: float
     seconds: Seconds
     memory: Memory
+    faults: Faults
 
     def row(self) -> dict[str, Any]:
         """Plain JSON, without the parts."""
         return {
             key: round(value, 6) if isinstance(value, float) else value
             for key, value in vars(self).items()
-            if key not in ("seconds", "memory")
+            if key not in ("seconds", "memory", "faults")
         }
 
     def parts(self) -> dict[str, dict[str, float]]:
@@ -108,6 +111,7 @@ class Setting:
             device_hours=step_s * steps * parallel.ranks / 3600,
             seconds=seconds,
             memory=memory,
+            faults=faults_of(device, parallel.ranks, memory.states * KEPT),
         )
 
 

@@ -14,7 +14,15 @@ order that is 1 - w / (I + w) - (d + r + p + (I + w) / 2) / M, greatest near I =
 import math
 from dataclasses import dataclass
 
+from engine.spec.device import Device
+
 HOUR = 3600.0
+STALL_S = 0.02
+COPIED = 10e9  # bytes/s from a device to its host
+WRITTEN = 1e9  # bytes/s from a host to the store
+DETECT_S = 30.0
+RESTART_S = 60.0
+FEWEST = 4  # checkpoints of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +47,27 @@ class Faults:
         kept = interval * math.exp(-self.lag / self.between)
         kept /= math.expm1((interval + self.stall) / self.between)
         return kept / (self.between + self.detect + self.restart)
+
+
+def faults_of(device: Device, ranks: int, state_bytes: float) -> Faults:
+    """What is to be expected of a gang of `ranks` devices that copies `state_bytes` of each to its host
+    before it goes on. Noticing and restarting take what they take here; a checkpoint is whole once its bytes
+    are on a disk.
+    """
+    return Faults(
+        between=between_failures(device.mtbf_hours, ranks),
+        stall=STALL_S + state_bytes / COPIED,
+        detect=DETECT_S,
+        restart=RESTART_S,
+        lag=state_bytes / WRITTEN,
+    )
+
+
+def steps_between(faults: Faults, step_s: float, num_steps: int) -> int:
+    """Steps from one checkpoint to the next: a round number near the best, and at least some a run."""
+    best = max(1.0, min(faults.best_interval / step_s, num_steps / FEWEST))
+    size = 10 ** math.floor(math.log10(best))
+    return max(round(factor * size) for factor in (1, 2, 5) if factor * size <= best * 1.001)
 
 
 def between_failures(mtbf_hours: float, devices: int) -> float:

@@ -12,8 +12,10 @@ CPU = "cpu"
 class Device:
     """One accelerator, or one core of a host's CPUs.
 
-    `matmul` is the share of the peak that large matrix products reach. `network_gbps` is what a whole node
-    sends to others. `stack` says whose software the share was seen with (engine/plan/stack.py).
+    `matmul` is the share of the peak that large matrix products reach; `stack` says whose software it was
+    seen with (engine/plan/stack.py). `network_gbps` is what a whole node sends to others. `mtbf_hours` is the
+    time between failures of one device, here that of Llama 3's (2407.21783, table 5: 466 interruptions of
+    16,384 GPUs in 54 days).
     """
 
     peak_tflops: float
@@ -22,6 +24,7 @@ class Device:
     node_gbps: float
     network_gbps: float
     per_node: int
+    mtbf_hours: float = 45_600
     matmul: float = 0.66
     stack: str = "atelier"
 
@@ -52,6 +55,7 @@ DEVICES = {
     # one core; of the whole host the memory, its bandwidth and what its processes send each other
     CPU: Device(
         peak_tflops=0.2, memory_gb=16, memory_gbps=20, node_gbps=5, network_gbps=1, per_node=1 << 20,
+        mtbf_hours=24,  # somebody closes the laptop
         matmul=0.45,
     ),
 }  # fmt: skip

@@ -13,7 +13,10 @@ Fact = Annotated[float, Field(gt=0)] | Literal["auto"]
 Share = Annotated[float, Field(gt=0, le=1)] | Literal["auto"]
 
 
-FACTS = ("peak_tflops", "memory_gb", "matmul", "memory_gbps", "node_gbps", "network_gbps", "stack")
+FACTS = (
+    "peak_tflops", "memory_gb", "matmul", "memory_gbps", "node_gbps", "network_gbps", "mtbf_hours", "stack"
+)  # fmt: skip
+LEFT = ("matmul", "mtbf_hours", "stack")  # of which there is a guess for any device
 
 
 class Pool(Spec):
@@ -57,6 +60,9 @@ class Pool(Spec):
     network_gbps: Fact = Field(
         default="auto", description="bandwidth from one node to another, of the whole node, GB/s each way"
     )
+    mtbf_hours: Fact = Field(
+        default="auto", description="time between failures of one device (cpu: of the host), h"
+    )
     stack: Literal["auto", "atelier", "ptdp"] = Field(
         default="auto",
         description="whose software plans are made for: ours, or that of the papers whose figures plans are "
@@ -82,7 +88,7 @@ class Pool(Spec):
         base = known(self.gpu)
         if base is not None:
             return replace(base, **given)
-        missing = [name for name in FACTS if name not in given and name not in ("matmul", "stack")]
+        missing = [name for name in FACTS if name not in given and name not in LEFT]
         if missing or not self.gpus_per_node:
             near = nearest(self.gpu.lower(), [*DEVICES, *ALIASES])
             hint = f"did you mean {near}? " if near else ""
@@ -93,6 +99,12 @@ class Pool(Spec):
                 + ", ".join(f"pool.{name}" for name in missing),
             )
         return Device(**given)
+
+    def rank_tflops(self, threads: int) -> float:
+        """Dense peak of one rank, TFLOP/s; 0 for CPUs of which nothing was measured."""
+        if self.is_cpu:
+            return 0.0 if self.peak_tflops == "auto" else self.peak_tflops * threads
+        return self.device.peak_tflops
 
     def check_runs(self) -> None:
         """ConfigError when this is a machine to plan for."""

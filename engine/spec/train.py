@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 from pydantic.config import JsonDict
 
 from engine.spec.base import Count, Spec
+from engine.spec.error import ConfigError
 from engine.spec.health import Health
 from engine.spec.progressive import Progressive
 
@@ -33,8 +34,11 @@ class Train(Spec):
         "products in blocks: torchao and a GPU that has them)",
     )
     seed: int = Field(default=1, ge=0, description="of data order and initial weights")
-    checkpoint_every: int = Field(
-        default=100, ge=1, description="steps between checkpoints", json_schema_extra=LAYOUT
+    checkpoint_every: Count | Literal["auto"] = Field(
+        default=100,
+        description="steps between checkpoints; auto = by how often the pool's devices fail (engine/plan/"
+        "goodput.py)",
+        json_schema_extra=LAYOUT,
     )
     keep: int = Field(
         default=2,
@@ -76,6 +80,8 @@ class Train(Spec):
 
     @model_validator(mode="after")
     def _retention(self) -> "Train":
+        if self.checkpoint_every == "auto":
+            return self
         if self.keep_every % self.checkpoint_every:
             raise ValueError(
                 f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}: "
@@ -88,6 +94,13 @@ class Train(Spec):
                 "eval_every=0 looks at checkpoints"
             )
         return self
+
+    @property
+    def save_every(self) -> int:
+        """Steps between checkpoints; ConfigError while they are `auto`."""
+        if self.checkpoint_every == "auto":
+            raise ConfigError("train.checkpoint_every", "is auto", "plan it against a pool first")
+        return self.checkpoint_every
 
     @property
     def num_steps(self) -> int:

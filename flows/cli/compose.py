@@ -17,6 +17,7 @@ from engine.spec.train import Train
 from engine.spec.trajectory import in_teaching_order, resolve_starts
 from flows.cli.bodies import parameters
 from flows.cli.catalog import CONF, groups, options
+from flows.cli.interval import with_interval
 from flows.cli.overrides import check_overrides
 from infra.machine import num_cores
 from infra.tracking.choice import TrackerSpec
@@ -202,4 +203,6 @@ def _resolved(arguments: Spec, pool: Pool) -> Spec:
     score = getattr(arguments, "score", None)
     if isinstance(score, Score) and score.sequence == "auto" and train is not None:
         updates["score"] = score.model_copy(update={"sequence": train.sequence})
+    if train is not None and train.checkpoint_every == "auto":
+        updates["train"] = with_interval(arguments.model_copy(update=updates), pool)
     return arguments.model_copy(update=updates)

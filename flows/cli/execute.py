@@ -201,7 +201,7 @@ def open_house(
         store=store,
         slots=Slots(num_slots(frozen.pool), scratch / "slots"),
         scratch=scratch,
-        grace_s=frozen.pool.grace_s,
+        pool=frozen.pool,
         run_id=run_id,
         flow=frozen.flow,
         command=command,

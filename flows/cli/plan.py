@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.plan.estimate import estimate
+from engine.plan.goodput import steps_between
 from engine.spec.base import canonical
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
@@ -149,6 +150,8 @@ def _row(
         "mfu": 0.0,
         "hfu": 0.0,
         "device_hours": 0.0,
+        "effective_time": 0.0,
+        "best_checkpoint_every": 0,
         "layout": node.layout,
     }
     if node.task in TRAINED and vocab:
@@ -157,9 +160,12 @@ def _row(
             Train.model_validate(node.config["train"]),
         )
         steps = max(0, role.last(settings.num_steps) - max(int(role.start), row["from_step"]))
-        row |= estimate(
-            role, settings, Parallel.model_validate(node.layout), frozen.pool, vocab, 0 if is_done else steps
-        ).row()
+        layout = Parallel.model_validate(node.layout)
+        found = estimate(role, settings, layout, frozen.pool, vocab, 0 if is_done else steps)
+        row |= found.row()
+        if settings.checkpoint_every != "auto":
+            row["effective_time"] = round(found.faults.effective(settings.checkpoint_every * found.step_s), 4)
+            row["best_checkpoint_every"] = steps_between(found.faults, found.step_s, settings.num_steps)
     return row
 
 

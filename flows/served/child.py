@@ -44,7 +44,7 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
             slots=Slots(num_slots(pool), stack_folder(store.root) / "slots" / str(about["on"])),
             # of this run alone: nodes of one gang may share a disk
             scratch=scratch_of(store, about["id"]) / str(flow_run.id)[:13],
-            grace_s=pool.grace_s,
+            pool=pool,
             run_id=about["id"],
             flow=about["flow"],
             command=about["command"],

@@ -16,6 +16,7 @@ from flows.cli.root import open_store
 from flows.cli.table import amount, duration, print_table
 
 MOST_REASONS = 4
+MANY_DEVICES = 16
 MOST_LAYOUTS, MOST_OUT = 12, 12
 
 
@@ -52,8 +53,22 @@ def _show(plan: Plan, totals: dict[str, Any]) -> None:
         f"{totals['tasks']} tasks, {totals['artifacts']} artifacts: "
         f"{totals['reuse']} to reuse, {totals['run']} to make{cost}"
     )
-    for note in plan.notes:
+    for note in (*plan.notes, *_goodput(plan)):
         print(f"note: {note}")
+
+
+def _goodput(plan: Plan) -> list[str]:
+    """For each training of many devices how much of its time is training, when devices fail."""
+    found = []
+    for row in plan.rows:
+        ranks = Parallel.model_validate(row["layout"]).ranks if row["params"] else 0
+        if row["state"] == "run" and ranks >= MANY_DEVICES:
+            best = row["best_checkpoint_every"]
+            found.append(
+                f"{row['name']}: {100 * row['effective_time']:.1f} % of its time is training when its {ranks}"
+                f" devices fail as often as others'; a checkpoint every {best} steps is best"
+            )
+    return found
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -1,0 +1,38 @@
+"""How often a run saves a checkpoint where nobody said it."""
+
+from typing import Any
+
+from engine.plan.estimate import estimate
+from engine.plan.goodput import steps_between
+from engine.spec.pool import Pool
+from engine.spec.role import Role
+from engine.spec.train import Train
+
+LOOKS = 16  # held-out losses of a run, where neither their steps nor those of checkpoints are given
+WITHOUT_MODEL = 100  # steps, where what is trained is known only later
+
+
+def with_interval(arguments: Any, pool: Pool) -> Train:
+    """The training's settings with checkpoint_every filled in from the planned step and the failures of the
+    pool's devices. Held-out losses, which would come with checkpoints, come at steps that no machine decides.
+    """
+    train: Train = arguments.train
+    looks = train.eval_every or max(1, train.num_steps // LOOKS)
+    every = _planned(arguments, train, pool)
+    if train.keep_every:
+        every = max(step for step in range(1, every + 1) if train.keep_every % step == 0)
+    if train.keep_best:
+        every = max(1, every // looks) * looks
+    return train.model_copy(update={"checkpoint_every": every, "eval_every": looks})
+
+
+def _planned(arguments: Any, train: Train, pool: Pool) -> int:
+    vocab = getattr(getattr(arguments, "tokenizer", None), "vocab", 0)
+    roles: list[Role] = list((getattr(arguments, "roles", None) or {}).values())
+    if not roles and hasattr(arguments, "optim") and hasattr(arguments, "model"):  # a flow with one model
+        roles = [Role(**{name: getattr(arguments, name) for name in ("model", "objective", "optim")})]
+    if not vocab or not roles:
+        return WITHOUT_MODEL
+    found = [estimate(role, train, arguments.parallel, pool, vocab, steps=1) for role in roles]
+    slowest = max(found, key=lambda one: one.step_s)
+    return steps_between(slowest.faults, sum(one.step_s for one in found), train.num_steps)
