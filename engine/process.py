@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from engine.spec.base import explain
 from engine.spec.error import AtelierError, ConfigError, of_system, to_line
 from engine.spec.run import RunFile
 
+LOADED = time.monotonic()
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
@@ -42,6 +44,16 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
         say(sys.stdout, to_line(of_system(error)))
         return 1
     return 0
+
+
+def began() -> float:
+    """When this process was started, on the clock of time.monotonic(): imports lie between."""
+    try:
+        stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):  # not Linux
+        return LOADED
+    return time.monotonic() - age
 
 
 def leave(code: int) -> NoReturn:

@@ -7,6 +7,8 @@ Exit codes: 0 done, 75 stopped on request with a checkpoint, 2 bad input, 1 fail
 
 import json
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from engine.artifact import open_input
@@ -16,7 +18,7 @@ from engine.loop.save import forget
 from engine.loop.stop import STOPPED, StopRequest
 from engine.loop.training import Surroundings, run_training
 from engine.parallel.gang import Gang, start_gang
-from engine.process import leave
+from engine.process import began, leave
 from engine.spec.base import parse
 from engine.spec.error import AtelierError, StoppedError, of_system, to_line
 from engine.spec.run import RunFile, Trainings
@@ -30,11 +32,17 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
     house = House(gang=gang, layout=run.layout.for_world(gang.world), inputs=inputs, scratch=scratch)
     report = Report(total=sum(each.end for each in config.trainings), is_first=gang.is_first)
     around = Surroundings(
-        house=house, outputs=run.outputs, report=report, stop=stop, peak_flops=config.peak_tflops * 1e12
+        house=house,
+        outputs=run.outputs,
+        report=report,
+        stop=stop,
+        peak_flops=config.peak_tflops * 1e12,
+        began=began(),
     )
     done = []
     for training in config.trainings:
         members = run_training(training, around)
+        around = replace(around, began=time.monotonic())
         report.before += training.end
         if not training.train.keep:
             done += members

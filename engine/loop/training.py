@@ -45,6 +45,7 @@ class Surroundings:
     report: Report
     stop: StopRequest
     peak_flops: float  # of one rank, a second; 0 = unknown
+    began: float  # on time.monotonic(): since when the gang has done nothing but come to this training
 
 
 def run_training(training: Training, around: Surroundings) -> list[Member]:
@@ -114,6 +115,7 @@ class Loop:
         )
         self.begin = where.clock(training.members)
         self.stall_s = 0.0
+        self.has_begun = False
         self.pace = Pace(self.gang, self.train.health.straggler)
         self.known: set[tuple[Any, ...]] = (
             set()
@@ -271,6 +273,9 @@ class Loop:
             "checkpoint_stall_s": self.stall_s,
             "memory_gb": memory_gb(self.gang.device),
         }
+        if not self.has_begun:
+            self.has_begun = True
+            timing["startup_s"] = max(0.0, time.monotonic() - self.around.began - step_s)
         timing |= self.pace.timing()
         self.stall_s = 0.0
         if self.around.peak_flops:

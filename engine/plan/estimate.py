@@ -4,7 +4,7 @@ Memory is put together in engine/plan/memory.py, time in engine/plan/steps.py; F
 (2204.02311, appendix B).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine.plan.goodput import Faults, faults_of
@@ -42,6 +42,19 @@ class Estimate:
     seconds: Seconds
     memory: Memory
     faults: Faults
+
+    def times(self, factor: float) -> "Estimate":
+        """The same with every step that many times as long: what a pool was seen to do."""
+        parts = {name: value * factor for name, value in asdict(self.seconds).items()}
+        return replace(
+            self,
+            step_s=self.step_s * factor,
+            tokens_per_s=self.tokens_per_s / factor,
+            mfu=self.mfu / factor,
+            hfu=self.hfu / factor,
+            device_hours=self.device_hours * factor,
+            seconds=Seconds(**parts),
+        )
 
     def row(self) -> dict[str, Any]:
         """Plain JSON, without the parts."""

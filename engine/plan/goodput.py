@@ -22,6 +22,7 @@ COPIED = 10e9  # bytes/s from a device to its host
 WRITTEN = 1e9  # bytes/s from a host to the store
 DETECT_S = 30.0
 RESTART_S = 60.0
+MANY = 100.0
 FEWEST = 4  # checkpoints of a run
 
 
@@ -44,8 +45,10 @@ class Faults:
 
     def effective(self, interval: float) -> float:
         """The share of time that is training, with a checkpoint every `interval` seconds of it."""
-        kept = interval * math.exp(-self.lag / self.between)
-        kept /= math.expm1((interval + self.stall) / self.between)
+        failures = (interval + self.stall) / self.between  # in an interval
+        if failures > MANY:
+            return 0.0
+        kept = interval * math.exp(-self.lag / self.between) / math.expm1(failures)
         return kept / (self.between + self.detect + self.restart)
 
 

@@ -18,6 +18,7 @@ from engine.spec.error import AtelierError, StoppedError, of_system
 from engine.storage import is_local, local_path
 from flows.cli.bodies import body
 from flows.cli.compose import Frozen
+from flows.cli.lessons import take
 from flows.cli.page import show_plan, show_report
 from flows.cli.plan import Plan
 from flows.cli.server import Server, is_own, own_server
@@ -169,6 +170,9 @@ def run_flow(
             raise
     try:
         write_manifest(store, manifest | _ending(outcome, house))
+        take(
+            plan, [name for name, state in outcome.states.items() if state == "done"], store, frozen.pool.name
+        )
     except OSError as error:
         outcome.failure = outcome.failure or of_system(error)
     outcome.untracked = house.tracker.close(outcome.status)

@@ -18,6 +18,7 @@ from flows.cli.fitting import TRAINED, too_much
 from infra.code import engine_digest
 from infra.dag import Node, Product, Reference, scheduling
 from infra.existing import looking_in
+from infra.learned import factor
 from infra.manifests import comparable, nearest_run, parents_of, row_name
 from infra.store import Store
 from tasks import train as train_task
@@ -42,6 +43,7 @@ class Plan:
     rows: list[dict[str, Any]]
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    pace: float = 1.0  # how many times as long as the arithmetic says a step takes on this pool
 
     def document(self) -> dict[str, Any]:
         running = [row for row in self.rows if row["state"] != "reuse"]
@@ -60,6 +62,7 @@ class Plan:
             "totals": totals,
             "refused": self.refusals,
             "notes": self.notes,
+            "pace": round(self.pace, 4),
         }
 
 
@@ -76,6 +79,16 @@ def draw_nodes(frozen: Frozen, store: Store) -> list[Node]:
     return drawing.nodes
 
 
+@dataclass(frozen=True)
+class Around:
+    """What all rows of a plan need: the nearest finished run's products by name, and the pool's pace."""
+
+    frozen: Frozen
+    known: dict[str, Any]
+    vocab: int
+    pace: float
+
+
 def draw(frozen: Frozen, store: Store) -> Plan:
     nodes = draw_nodes(frozen, store)
     before = nearest_run(store, frozen.flow, frozen.document)
@@ -83,7 +96,7 @@ def draw(frozen: Frozen, store: Store) -> Plan:
     rows: list[dict[str, Any]] = []
     refusals: list[str] = []
     notes: list[str] = []
-    vocab = vocab_of(frozen)
+    around = Around(frozen, known, vocab_of(frozen), factor(store, frozen.pool.name))
     for node in nodes:
         standing = _standing(node, store)
         refusals += standing["refusals"]
@@ -96,15 +109,15 @@ def draw(frozen: Frozen, store: Store) -> Plan:
                 and record.provenance.get("engine") not in (None, engine_digest())
             ):
                 notes.append(row_name(node, key))
-            mine.append(_row(node, key, product, record is not None, standing, known, frozen, vocab))
+            mine.append(_row(node, key, product, record is not None, standing, around))
         rows += mine
-        refusal = too_much(node, mine, frozen.pool, vocab)
+        refusal = too_much(node, mine, frozen.pool, around.vocab)
         if refusal is not None:
             refusals.append(refusal)
     if notes:
         changed = ", ".join(notes[:6]) + (f" and {len(notes) - 6} more" if len(notes) > 6 else "")
         notes = [f"the engine's sources have changed since these were made: {changed}"]
-    return Plan(flow=frozen.flow, nodes=nodes, rows=rows, refusals=refusals, notes=notes)
+    return Plan(flow=frozen.flow, nodes=nodes, rows=rows, refusals=refusals, notes=notes, pace=around.pace)
 
 
 def vocab_of(frozen: Frozen) -> int:
@@ -129,9 +142,7 @@ def _row(
     product: Product,
     is_done: bool,
     standing: dict[str, Any],
-    known: dict[str, Any],
-    frozen: Frozen,
-    vocab: int,
+    around: Around,
 ) -> dict[str, Any]:
     state = "reuse" if is_done else "refused" if key in standing["refused"] else "run"
     row: dict[str, Any] = {
@@ -140,7 +151,7 @@ def _row(
         "kind": product.kind,
         "fingerprint": product.fingerprint,
         "state": state,
-        "reasons": [] if is_done else _reasons(row_name(node, key), product, known),
+        "reasons": [] if is_done else _reasons(row_name(node, key), product, around.known),
         "from_step": 0 if is_done else standing["from"],
         "params": 0,
         "flops": 0.0,
@@ -154,14 +165,16 @@ def _row(
         "best_checkpoint_every": 0,
         "layout": node.layout,
     }
-    if node.task in TRAINED and vocab:
+    if node.task in TRAINED and around.vocab:
         role, settings = (
             Role.model_validate(node.config["roles"][key]),
             Train.model_validate(node.config["train"]),
         )
         steps = max(0, role.last(settings.num_steps) - max(int(role.start), row["from_step"]))
         layout = Parallel.model_validate(node.layout)
-        found = estimate(role, settings, layout, frozen.pool, vocab, 0 if is_done else steps)
+        pool = around.frozen.pool
+        found = estimate(role, settings, layout, pool, around.vocab, 0 if is_done else steps)
+        found = found.times(around.pace)
         row |= found.row()
         if settings.checkpoint_every != "auto":
             row["effective_time"] = round(found.faults.effective(settings.checkpoint_every * found.step_s), 4)

@@ -40,6 +40,9 @@ def amount(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
+    """90 -> 1.5 min, 0.004 -> 4.0 ms."""
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.1f} ms"
     for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.1f} {name}"

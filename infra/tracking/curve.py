@@ -28,6 +28,12 @@ def is_kept(count: int) -> bool:
     return count % stride == 0
 
 
+def read_segments(url: str) -> list[tuple[str, str]]:
+    """All metric segments of a trajectory: name and text."""
+    folder = join(url, FOLDER)
+    return [(name, read_text(join(folder, name))) for name in names(folder) if name.startswith("metrics-")]
+
+
 class Reader:
     """New lines of a chain of trajectory segments as they get sealed; lines after a branch are the branch's
     own.

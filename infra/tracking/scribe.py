@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from engine.spec.metric import effective, time_spent
 from engine.spec.record import DATA_KINDS, Record
 from infra.lease import Holder
 from infra.lineage import read_birth
 from infra.store import Store
 from infra.tracking.backend import DIGEST, NOTE, Backend, Data, Point
-from infra.tracking.curve import Reader, is_kept, points
+from infra.tracking.curve import Reader, is_kept, points, read_segments
 from infra.tracking.gauge import Gauge
 from infra.tracking.known import Known
 from infra.tracking.page import WHOLE, Links
@@ -350,12 +351,20 @@ class Curve:
         )
         self.is_open = True
 
+    def _effective(self) -> None:
+        """How much of its gangs' time was training, so far."""
+        share = effective(time_spent(read_segments(segment.url)) for segment in self.segments)
+        if share is not None and self._newest:
+            point = Point("effective_time", share, self._newest["step"], time.time())
+            self.scribe.backend.points(self.run_id, [point])
+
     def finish(self, status: str) -> None:
         """Send the rest, the last step whole, and end the run if this flow run had it open."""
         self.poll()
         if self._newest and self.run_id:
             self._send(last=self._newest["step"])
         if self.is_open:
+            self._effective()
             self.scribe.backend.end_run(self.run_id, ended(status))
             self.is_open = False
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.metric import Segments, next_attempt
-from engine.spec.metric import FOLDER, MetricLine, merge
+from engine.spec.metric import FOLDER, MetricLine, effective, merge, segment_name, time_spent
 
 
 class Clock:
@@ -22,6 +22,24 @@ def line(step: int, loss: float = 1.0) -> MetricLine:
 
 def texts(folder: Path) -> list[tuple[str, str]]:
     return [(path.name, path.read_text()) for path in sorted((folder / FOLDER).glob("*.jsonl"))]
+
+
+def test_effective_time_counts_what_was_computed_twice_and_every_start_as_lost() -> None:
+    def attempt(number: int, first: int, last: int, begins: float) -> tuple[str, str]:
+        lines = []
+        for step in range(first, last + 1):
+            timing = {"step_s": 1.0, "time": begins + step - first}
+            timing |= {"startup_s": 4.0} if step == first else {}
+            lines.append(line(step).model_copy(update={"timing": timing}).model_dump_json())
+        return segment_name(number, 1), "\n".join(lines)
+
+    once = attempt(1, 1, 20, 100.0)
+    assert effective([time_spent([once])]) == pytest.approx(20 / 24)
+    again = attempt(2, 11, 30, 1000.0)  # steps 11 to 20 were lost; the night between does not count
+    assert effective([time_spent([once, again])]) == pytest.approx(30 / 48)
+    branch = attempt(1, 21, 30, 120.0)[1].replace("startup_s", "other")  # the same gang goes on
+    assert effective([time_spent([once]), time_spent([("metrics-000001-000001", branch)])]) == 30 / 34
+    assert effective([time_spent([])]) is None
 
 
 @pytest.mark.parametrize("pause", [0.01, 0.5, 4.0, 9.0, 30.0])

@@ -28,6 +28,18 @@ def test_the_first_run_makes_everything_and_the_second_starts_no_process(atelier
     assert atelier.gangs() == gangs
 
 
+def test_a_plan_shows_what_was_measured_and_later_plans_have_learned_from_it(atelier: Atelier) -> None:
+    said = atelier("plan", "distill", *WALK, "--json")
+    document = json.loads(said.out)
+    [seen] = document["measured"]
+    assert seen["task"] == "train" and 0 < seen["effective_time"] < 1 and document["pace"] != 1
+    assert seen["step_s"] == pytest.approx(seen["planned_step_s"], rel=0.3)
+    other = json.loads(atelier("plan", "distill", *WALK, "train.seed=9", "--json").out)
+    planned = sum(row["step_s"] for row in other["tasks"] if row["task"] == "train")
+    assert planned == pytest.approx(seen["planned_step_s"])
+    assert "effective time" in atelier("plan", "distill", *WALK).out
+
+
 def test_a_student_record_names_its_teacher_and_the_steps_it_learned_at(atelier: Atelier) -> None:
     [student], [teacher] = atelier.records("model", "student_a"), atelier.records("model", "teacher")
     assert student["parents"]["teacher"] == teacher["parents"]["trajectory"]

@@ -11,6 +11,7 @@ from engine.spec.parallel import Parallel
 from flows.cli.catalog import flow_names
 from flows.cli.compose import Frozen, compose
 from flows.cli.fitting import TRAINED, layouts, words
+from flows.cli.lessons import measured
 from flows.cli.plan import Plan, draw, text_of, vocab_of
 from flows.cli.root import open_store
 from flows.cli.table import amount, duration, print_table
@@ -31,10 +32,13 @@ def run(options: Namespace) -> int:
     plan = draw(frozen, store)
     document = plan.document()
     found = _layouts(plan, frozen) if options.search else []
+    seen = measured(plan, store)
     if options.json:
-        print(json.dumps(document | ({"search": found} if options.search else {}), indent=1))
+        more = {"measured": seen} | ({"search": found} if options.search else {})
+        print(json.dumps(document | more, indent=1))
     else:
         _show(plan, document["totals"])
+        _show_measured(seen)
         for task in found:
             _show_layouts(task)
     for refusal in plan.refusals:
@@ -55,6 +59,26 @@ def _show(plan: Plan, totals: dict[str, Any]) -> None:
     )
     for note in (*plan.notes, *_goodput(plan)):
         print(f"note: {note}")
+
+
+def _show_measured(seen: list[dict[str, Any]]) -> None:
+    """Finished trainings: planned beside measured."""
+    if not seen:
+        return
+    columns = ("finished", "step planned", "measured", "memory planned", "measured", "effective time")
+    rows = [
+        (
+            one["task"],
+            duration(one["planned_step_s"]),
+            duration(one["step_s"]),
+            f"{one['planned_memory_gb']:.2f} GB",
+            f"{one['memory_gb']:.2f} GB",
+            f"{100 * one['effective_time']:.0f} %",
+        )
+        for one in seen
+    ]
+    print()
+    print_table(columns, rows, right=columns[1:])
 
 
 def _goodput(plan: Plan) -> list[str]:

@@ -105,8 +105,10 @@ def test_a_select_has_exactly_the_options_in_conf(flow: str) -> None:
     for group, names in of_conf.items():
         if group == "objective":
             assert names in (taught, untaught)
+        elif group == "pool":  # those that workers can serve
+            assert names == ["local", "local_b", "pair"]
         else:
-            assert names == [name for name in options(group) if (group, name) != ("pool", "here")]
+            assert names == options(group)
 
 
 @pytest.mark.parametrize("flow", FLOWS)
