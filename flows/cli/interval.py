@@ -4,6 +4,7 @@ from typing import Any
 
 from engine.plan.estimate import estimate
 from engine.plan.goodput import steps_between
+from engine.spec.error import ConfigError
 from engine.spec.pool import Pool
 from engine.spec.role import Role
 from engine.spec.train import Train
@@ -33,6 +34,9 @@ def _planned(arguments: Any, train: Train, pool: Pool) -> int:
         roles = [Role(**{name: getattr(arguments, name) for name in ("model", "objective", "optim")})]
     if not vocab or not roles:
         return WITHOUT_MODEL
-    found = [estimate(role, train, arguments.parallel, pool, vocab, steps=1) for role in roles]
+    try:
+        found = [estimate(role, train, arguments.parallel, pool, vocab, steps=1) for role in roles]
+    except ConfigError:  # a layout or a device that whoever draws the plan refuses
+        return WITHOUT_MODEL
     slowest = max(found, key=lambda one: one.step_s)
     return steps_between(slowest.faults, sum(one.step_s for one in found), train.num_steps)
