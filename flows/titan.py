@@ -52,7 +52,7 @@ def titan(
         lone = {ahead.role: before_all(ahead.role, roles)}
         settings = train.model_copy(update={"steps": ahead.steps, "tokens": 0.0})
         how = {"settings": settings, "name": "train.ahead", "labels": {ahead.role: f"{ahead.role}-ahead"}}
-        first = train_roles(lone, **feed, extras=more, **how)
+        first = train_roles(lone, **feed | {"parallel": fewer(parallel, lone)}, extras=more, **how)
     if "imitations" in sources(roles):
         more["imitations"] = {
             name: imitate_text(name, imitate, model=generator(first), tokens=tokens, tokenizer=text.tokenizer)
@@ -61,9 +61,9 @@ def titan(
     feed |= {"settings": train, "extras": more}
     models = train_roles(roles, **feed, companions=companions, inits=first)
     students = {name: role for name, role in roles.items() if role.teacher}
-    controls = train_roles(
-        {control_of(n): alone(n, role) for n, role in students.items()}, **feed, name="train.controls"
-    )
+    by_themselves = {control_of(n): alone(n, role) for n, role in students.items()}
+    feed |= {"parallel": fewer(parallel, by_themselves)}
+    controls = train_roles(by_themselves, **feed, name="train.controls")
     tuned = {
         f"{name}/{key}": model
         for name, role in roles.items()
@@ -74,7 +74,7 @@ def titan(
             train=train,
             labels=examples,
             tokenizer=text.tokenizer,
-            parallel=parallel,
+            parallel=fewer(parallel, {name: role}),
         ).items()
     }
     asked = {f"{name}/{way}": shots for name in models for way, shots in shots_of(score).items()}
@@ -131,6 +131,11 @@ def generator(first: dict[str, Reference]) -> Reference:
             "ahead.role=assistant ahead.steps=100 trains that model first",
         )
     return next(iter(first.values()))
+
+
+def fewer(parallel: Parallel, roles: dict[str, Role]) -> Parallel:
+    """The layout without more stages than the smallest of these roles has blocks."""
+    return parallel.with_stages(min((role.model.num_layers for role in roles.values()), default=1))
 
 
 def control_of(name: str) -> str:

@@ -121,6 +121,25 @@ class Parallel(Spec):
         """Stages of the whole pipeline; a rank has `interleave` of them where the schedule is made for it."""
         return self.pipeline * (1 if self.schedule == "1f1b" or self.pipeline == 1 else self.interleave)
 
+    def of_role(self, name: str, *, is_student: bool) -> "Parallel":
+        """How one role lies: students on the ranks of the last stage alone, where their teacher's outputs
+        are.
+        """
+        if not is_student or self.pipeline == 1:
+            return self
+        axes = self.axes_of(name).model_dump()
+        return self.model_copy(update=axes | {"pipeline": 1, "schedule": "1f1b", "stages": (), "speeds": ()})
+
+    def with_stages(self, most: int) -> "Parallel":
+        """The same ranks with at most so many pipeline stages: the others become replicas. What students are
+        trained in without their teacher, who has more blocks.
+        """
+        if self.num_stages <= most:
+            return self
+        pipeline = max(size for size in range(1, most + 1) if self.pipeline % size == 0)
+        freed = {"pipeline": pipeline, "replicate": self.replicate * (self.pipeline // pipeline)}
+        return self.model_copy(update=freed | {"schedule": "1f1b", "stages": (), "speeds": ()})
+
     def for_world(self, world: int) -> "Parallel":
         """The layout of a gang of `world` processes; ConfigError with what would fit."""
         shard = max(1, world // self._given) if self.shard == "auto" else self.shard

@@ -88,6 +88,11 @@ class Shape:
                 if choice.key not in self.choices and choice.option in options(choice.group):
                     self._group(choice)
 
+    @property
+    def unmatched(self) -> set[str]:
+        """Choices that are overridden though nothing makes them: Hydra would refuse the words."""
+        return set(self._overridden) - set(self.choices)
+
     def _file(self, path: str, package: str) -> None:
         text = (CONF / f"{path}.yaml").read_text()
         package = "" if "# @package _global_" in text else package

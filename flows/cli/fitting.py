@@ -23,7 +23,8 @@ def too_much(node: Node, rows: Sequence[Mapping[str, Any]], pool: Pool, vocab: i
     if node.task not in TRAINED or not vocab:
         return None
     layout = Parallel.model_validate(node.layout)
-    needed = sum(row["memory_gb"] for row in rows if row["state"] == "run")
+    each = [row["memory_gb"] for row in rows if row["state"] == "run"]
+    needed = sum(each) if node.task == "train" else max(each, default=0.0)  # draws come one after another
     limit = limit_gb(pool, layout.ranks)
     if needed <= limit:
         return None

@@ -5,6 +5,7 @@ from typing import Any
 from engine.plan.estimate import estimate
 from engine.plan.goodput import steps_between
 from engine.spec.error import ConfigError
+from engine.spec.parallel import Parallel
 from engine.spec.pool import Pool
 from engine.spec.role import Role
 from engine.spec.train import Train
@@ -29,13 +30,17 @@ def with_interval(arguments: Any, pool: Pool) -> Train:
 
 def _planned(arguments: Any, train: Train, pool: Pool) -> int:
     vocab = getattr(getattr(arguments, "tokenizer", None), "vocab", 0)
-    roles: list[Role] = list((getattr(arguments, "roles", None) or {}).values())
+    roles: dict[str, Role] = dict(getattr(arguments, "roles", None) or {})
     if not roles and hasattr(arguments, "optim") and hasattr(arguments, "model"):  # a flow with one model
-        roles = [Role(**{name: getattr(arguments, name) for name in ("model", "objective", "optim")})]
+        roles = {"": Role(**{name: getattr(arguments, name) for name in ("model", "objective", "optim")})}
     if not vocab or not roles:
         return WITHOUT_MODEL
+    parallel: Parallel = arguments.parallel
     try:
-        found = [estimate(role, train, arguments.parallel, pool, vocab, steps=1) for role in roles]
+        found = [
+            estimate(role, train, parallel.of_role(name, is_student=bool(role.teacher)), pool, vocab, steps=1)
+            for name, role in roles.items()
+        ]
     except ConfigError:  # a layout or a device that whoever draws the plan refuses
         return WITHOUT_MODEL
     slowest = max(found, key=lambda one: one.step_s)

@@ -18,11 +18,11 @@ def measured(plan: Plan, store: Store) -> list[dict[str, Any]]:
     found = []
     for node in plan.nodes:
         seen = _seen(node, store)
-        if seen is None or any(row["state"] != "reuse" for row in _rows(plan, node)):
+        if seen is None or any(row["state"] != "reuse" for row in rows_of(plan, node)):
             continue
         planned = {
-            "planned_step_s": sum(row["step_s"] for row in _rows(plan, node)),
-            "planned_memory_gb": sum(row["memory_gb"] for row in _rows(plan, node)),
+            "planned_step_s": sum(row["step_s"] for row in rows_of(plan, node)),
+            "planned_memory_gb": sum(row["memory_gb"] for row in rows_of(plan, node)),
         }
         found.append({"task": node.name} | planned | seen.row())
     return found
@@ -31,7 +31,7 @@ def measured(plan: Plan, store: Store) -> list[dict[str, Any]]:
 def take(plan: Plan, made: list[str], store: Store, pool: str) -> None:
     """Learn from the trainings among the nodes that were `made`."""
     for node in plan.nodes:
-        planned_s = sum(row["step_s"] for row in _rows(plan, node)) / plan.pace
+        planned_s = sum(row["step_s"] for row in rows_of(plan, node)) / plan.pace
         seen = _seen(node, store) if node.name in made and planned_s else None
         if seen is not None:
             first = next(iter(node.products.values()))
@@ -39,7 +39,8 @@ def take(plan: Plan, made: list[str], store: Store, pool: str) -> None:
             learn(store, pool, first.parents["trajectory"], lesson)
 
 
-def _rows(plan: Plan, node: Node) -> list[dict[str, Any]]:
+def rows_of(plan: Plan, node: Node) -> list[dict[str, Any]]:
+    """The plan's rows of a node's products."""
     mine = {product.fingerprint for product in node.products.values()}
     return [row for row in plan.rows if row["task"] == node.task and row["fingerprint"] in mine]
 

@@ -171,7 +171,8 @@ def _row(
             Train.model_validate(node.config["train"]),
         )
         steps = max(0, role.last(settings.num_steps) - max(int(role.start), row["from_step"]))
-        layout = Parallel.model_validate(node.layout)
+        whole = Parallel.model_validate(node.layout)
+        layout = whole.of_role(key, is_student=bool(role.teacher))
         pool = around.frozen.pool
         found = estimate(role, settings, layout, pool, around.vocab, 0 if is_done else steps)
         found = found.times(around.pace)

@@ -204,6 +204,8 @@ def _offered(shape: Shape, choice: Choice) -> list[str]:
     found = options(choice.group)
     if choice.group == "pool":
         return [option for option in found if option != HERE and not pool_of(option).paper]
+    if choice.group == "experiment":  # of this flow: some name another's roles
+        return [option for option in found if not Shape(shape.flow, (f"experiment={option}",)).unmatched]
     if choice.group != "objective":
         return found
     beside, _, last = choice.package.rpartition(".")

@@ -11,7 +11,7 @@ from engine.spec.parallel import Parallel
 from flows.cli.catalog import flow_names
 from flows.cli.compose import Frozen, compose
 from flows.cli.fitting import TRAINED, layouts, words
-from flows.cli.lessons import measured
+from flows.cli.lessons import measured, rows_of
 from flows.cli.plan import Plan, draw, text_of, vocab_of
 from flows.cli.root import open_store
 from flows.cli.table import amount, duration, print_table
@@ -82,16 +82,21 @@ def _show_measured(seen: list[dict[str, Any]]) -> None:
 
 
 def _goodput(plan: Plan) -> list[str]:
-    """For each training of many devices how much of its time is training, when devices fail."""
+    """For each training of many devices how much of its time is training, when devices fail: of its slowest
+    role.
+    """
     found = []
-    for row in plan.rows:
-        ranks = Parallel.model_validate(row["layout"]).ranks if row["params"] else 0
-        if row["state"] == "run" and ranks >= MANY_DEVICES:
-            best = row["best_checkpoint_every"]
-            found.append(
-                f"{row['name']}: {100 * row['effective_time']:.1f} % of its time is training when its {ranks}"
-                f" devices fail as often as others'; a checkpoint every {best} steps is best"
-            )
+    for node in plan.nodes:
+        rows = [row for row in rows_of(plan, node) if row["state"] == "run" and row["params"]]
+        if node.task != "train" or not rows or Parallel.model_validate(node.layout).ranks < MANY_DEVICES:
+            continue
+        slowest = max(rows, key=lambda row: row["step_s"])
+        ranks = Parallel.model_validate(node.layout).ranks
+        found.append(
+            f"{node.name}: {100 * slowest['effective_time']:.1f} % of the time is training when its {ranks}"
+            f" devices fail as often as others' do; the best is a checkpoint every"
+            f" {slowest['best_checkpoint_every']} steps"
+        )
     return found
 
 

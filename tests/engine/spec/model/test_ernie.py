@@ -17,7 +17,7 @@ NARROW: dict[str, Any] = {"num_layers": 3, "hidden": 16, "num_heads": 2}
 
 
 def titan() -> Ernie:
-    return Ernie.model_validate(yaml.safe_load(TITAN.read_text()))
+    return Ernie.model_validate(yaml.safe_load(TITAN.read_text())).resolved(40000)
 
 
 def test_titan_has_the_published_number_of_parameters() -> None:
