@@ -69,10 +69,10 @@ def interval(values: list[float]) -> float | None:
 class Parts:
     """Parts that are done or not; each is a training of some roles on the default corpus."""
 
-    def __init__(self, store: Path, steps: int, *, tiny: bool) -> None:
+    def __init__(self, store: Path, steps: int, *, tiny: bool, sequence: int = 256) -> None:
         self.store, self.steps, self.tiny = store, 24 if tiny else steps, tiny
         store.mkdir(parents=True, exist_ok=True)
-        self.sequence, self.batch = (64, 4) if tiny else (256, 8)
+        self.sequence, self.batch = (64, 4) if tiny else (sequence, 8)
         self.inputs = self._corpus()
         self.vocab = int(self.record("tokens")["summary"]["vocab"])
         self.teacher = teacher_model(self.vocab, tiny=tiny)
