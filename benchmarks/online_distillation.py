@@ -1,7 +1,7 @@
 """Students that learn while their teacher trains, beside every other way: held-out loss, CPU seconds, teacher
 forwards and when the last student is ready.
 
-python benchmarks/online_distillation.py [--seeds 1 2 3] [--steps 384] [--store DIR] [--tiny]   40 minutes a seed
+python benchmarks/online_distillation.py [--seeds 1 2 3] [--steps 384] [--store DIR] [--tiny]  40 min a seed
 python benchmarks/online_distillation.py --seeds 3 --go-on      adds a seed to those of the kept result
 
 Students of about 1/4, 1/8 and 1/16 of the teacher's FLOPs see the same tokens in every way:
