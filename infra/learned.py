@@ -1,12 +1,14 @@
-"""What trainings on a pool took beside what was planned: `{root}/pools/<pool>/<trajectory>.json`, one for
-each training, from which later plans learn.
+"""What is known of a pool from running on it: facts that were measured, `{root}/pools/<pool>.json`, and what
+trainings took beside what was planned, `{root}/pools/<pool>/<trajectory>.json`, from which later plans learn.
 """
 
 import json
 import statistics
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from engine.storage import join, names, read_bytes, write_bytes
+from engine.spec.pool import Pool
+from engine.storage import join, names, read_bytes, remove, write_bytes
 from infra.store import Store
 
 FOLDER = "pools"
@@ -32,6 +34,26 @@ def learn(store: Store, pool: str, fingerprint: str, lesson: Lesson) -> None:
     """Keep a lesson; the same training's again is the same file."""
     place = join(store.root, FOLDER, pool or HERE, f"{fingerprint[:16]}.json")
     write_bytes(place, json.dumps(asdict(lesson), sort_keys=True).encode())
+
+
+def facts(root: str, pool: Pool) -> Pool:
+    """The pool with what was measured of it filled in where its file says auto."""
+    try:
+        found = json.loads(read_bytes(join(root, FOLDER, f"{pool.name or HERE}.json")))
+    except (FileNotFoundError, ValueError):
+        return pool
+    known = {name: value for name, value in found.items() if getattr(pool, name, None) == "auto"}
+    return pool.model_copy(update=known)
+
+
+def keep_facts(root: str, pool: Pool, found: Mapping[str, float]) -> None:
+    """Keep what was measured of a pool. What trainings taught is forgotten: it was beside other facts."""
+    write_bytes(
+        join(root, FOLDER, f"{pool.name or HERE}.json"), json.dumps(dict(found), sort_keys=True).encode()
+    )
+    folder = join(root, FOLDER, pool.name or HERE)
+    for name in names(folder):
+        remove(join(folder, name))
 
 
 def lessons(store: Store, pool: str) -> list[Lesson]:

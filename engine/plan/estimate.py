@@ -21,7 +21,6 @@ from engine.spec.role import Role
 from engine.spec.train import Train
 
 KEPT = 0.75  # of a rank's states, what a checkpoint holds: all but gradients
-LAUNCH_S = {True: 2e-5, False: 4e-6}  # from one kernel to the next, by whether the device is a CPU
 WIDTHS = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 
 
@@ -73,12 +72,12 @@ class Estimate:
 
 
 def machine_of(pool: Pool, device: Device, parallel: Parallel, precision: str) -> Machine:
-    """What one rank computes with. CPU ranks share the host's memory."""
+    """What one rank computes with: a device, or its threads' cores."""
     threads = 1 if parallel.threads == "auto" else parallel.threads
     return Machine(
         flops=device.peak_tflops * 1e12 * device.matmul * (threads if pool.is_cpu else 1),
-        bandwidth=device.memory_gbps * 1e9 / (parallel.ranks if pool.is_cpu else 1),
-        launch_s=LAUNCH_S[pool.is_cpu],
+        bandwidth=device.memory_gbps * 1e9 * (threads if pool.is_cpu else 1),
+        launch_s=device.launch_us * 1e-6,
         stack=STACKS[device.stack],
         width=WIDTHS[precision],
     )
@@ -105,7 +104,10 @@ class Setting:
         net, device = self.net, self.device
         machine = machine_of(self.pool, device, parallel, train.precision)
         wires = Wires(
-            node=device.node_gbps * 1e9, network=device.network_gbps * 1e9, per_node=device.per_node
+            node=device.node_gbps * 1e9,
+            network=device.network_gbps * 1e9,
+            per_node=device.per_node,
+            latency=device.latency_us * 1e-6,
         )
         seconds = step_time(net, self.role.optim.kind, train, parallel, machine, wires)
         memory = peak_memory(net, train, parallel, machine)

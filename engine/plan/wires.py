@@ -14,11 +14,14 @@ REACHED = 0.78  # of a link's bandwidth; what NCCL's ring reaches on large messa
 
 @dataclass(frozen=True, kw_only=True)
 class Wires:
-    """Links of a cluster, bytes/s each way: `node` of one device inside a node, `network` of a whole node."""
+    """Links of a cluster, bytes/s each way: `node` of one device inside a node, `network` of a whole node;
+    `latency`, seconds until a collective has begun.
+    """
 
     node: float
     network: float
     per_node: int
+    latency: float = 0.0
 
     def bandwidth(self, size: int, stride: int) -> float:
         """Bytes/s of a ring over `size` ranks that are `stride` apart. A ring that leaves its node shares the
@@ -31,7 +34,9 @@ class Wires:
 
     def gather_s(self, num_bytes: float, size: int, stride: int) -> float:
         """Seconds until each of `size` ranks has all of `num_bytes`, or its share of their sum."""
-        return (size - 1) / size * num_bytes / self.bandwidth(size, stride) if size > 1 else 0.0
+        if size == 1:
+            return 0.0
+        return self.latency + (size - 1) / size * num_bytes / self.bandwidth(size, stride)
 
     def reduce_s(self, num_bytes: float, size: int, stride: int) -> float:
         """Seconds until each of `size` ranks has the sum of all `num_bytes`."""
@@ -44,7 +49,7 @@ class Wires:
     def send_s(self, num_bytes: float, stride: int) -> float:
         """Seconds until the rank `stride` further has `num_bytes`."""
         inside = stride < self.per_node
-        return num_bytes / ((self.node if inside else self.network / self.per_node) * REACHED)
+        return self.latency + num_bytes / ((self.node if inside else self.network / self.per_node) * REACHED)
 
 
 def strides(parallel: Parallel) -> dict[str, int]:

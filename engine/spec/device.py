@@ -15,7 +15,7 @@ class Device:
     `matmul` is the share of the peak that large matrix products reach; `stack` says whose software it was
     seen with (engine/plan/stack.py). `network_gbps` is what a whole node sends to others. `mtbf_hours` is the
     time between failures of one device, here that of Llama 3's (2407.21783, table 5: 466 interruptions of
-    16,384 GPUs in 54 days).
+    16,384 GPUs in 54 days), `launch_us` from one kernel to the next, `latency_us` of a collective's start.
     """
 
     peak_tflops: float
@@ -26,6 +26,8 @@ class Device:
     per_node: int
     mtbf_hours: float = 45_600
     matmul: float = 0.66
+    launch_us: float = 4
+    latency_us: float = 10
     stack: str = "atelier"
 
 
@@ -52,11 +54,12 @@ DEVICES = {
     "v100": Device(
         peak_tflops=125, memory_gb=32, memory_gbps=900, node_gbps=150, network_gbps=50, per_node=8
     ),
-    # one core; of the whole host the memory, its bandwidth and what its processes send each other
+    # one core, and its share of the memory's bandwidth; of the whole host the memory and what its processes
+    # send each other
     CPU: Device(
-        peak_tflops=0.2, memory_gb=16, memory_gbps=20, node_gbps=5, network_gbps=1, per_node=1 << 20,
+        peak_tflops=0.2, memory_gb=16, memory_gbps=10, node_gbps=5, network_gbps=1, per_node=1 << 20,
         mtbf_hours=24,  # somebody closes the laptop
-        matmul=0.45,
+        matmul=0.45, launch_us=20, latency_us=200,
     ),
 }  # fmt: skip
 ALIASES = {"a100": "a100-80g", "a100-80gb": "a100-80g", "a100-40gb": "a100-40g", "selene": "a100-80g"}

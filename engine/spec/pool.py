@@ -14,9 +14,10 @@ Share = Annotated[float, Field(gt=0, le=1)] | Literal["auto"]
 
 
 FACTS = (
-    "peak_tflops", "memory_gb", "matmul", "memory_gbps", "node_gbps", "network_gbps", "mtbf_hours", "stack"
+    "peak_tflops", "memory_gb", "matmul", "memory_gbps", "node_gbps", "network_gbps", "mtbf_hours", "stack",
+    "launch_us", "latency_us",
 )  # fmt: skip
-LEFT = ("matmul", "mtbf_hours", "stack")  # of which there is a guess for any device
+LEFT = ("matmul", "mtbf_hours", "stack", "launch_us", "latency_us")  # with a guess for any device
 
 
 class Pool(Spec):
@@ -52,7 +53,7 @@ class Pool(Spec):
     )
     matmul: Share = Field(default="auto", description="share of the peak that large matrix products reach")
     memory_gbps: Fact = Field(
-        default="auto", description="bandwidth of a device's memory (cpu: of the host's), GB/s"
+        default="auto", description="bandwidth of a device's memory (cpu: one core's share of it), GB/s"
     )
     node_gbps: Fact = Field(
         default="auto", description="bandwidth from one device to another inside a node, GB/s each way"
@@ -60,6 +61,8 @@ class Pool(Spec):
     network_gbps: Fact = Field(
         default="auto", description="bandwidth from one node to another, of the whole node, GB/s each way"
     )
+    launch_us: Fact = Field(default="auto", description="from one kernel to the next, microseconds")
+    latency_us: Fact = Field(default="auto", description="until a collective has begun, microseconds")
     mtbf_hours: Fact = Field(
         default="auto", description="time between failures of one device (cpu: of the host), h"
     )

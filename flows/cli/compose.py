@@ -19,7 +19,9 @@ from flows.cli.bodies import parameters
 from flows.cli.catalog import CONF, groups, options
 from flows.cli.interval import with_interval
 from flows.cli.overrides import check_overrides
+from infra.learned import facts
 from infra.machine import num_cores
+from infra.store import default_root
 from infra.tracking.choice import TrackerSpec
 
 _lock = threading.Lock()  # Hydra's global state allows one composition at a time
@@ -56,7 +58,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     stray = [key for key in document if key not in known and not (CONF / key).is_dir()]
     if stray:
         raise _unknown(stray[0], flow, known)
-    pool = parse(Pool, given.pop("pool", {}), "pool")
+    pool = facts(default_root(), parse(Pool, given.pop("pool", {}), "pool"))
     tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
     arguments = parse(parameters(flow), given, "")
     arguments = _resolved(arguments, pool)

@@ -54,7 +54,11 @@ TABLE = (
             Word("flow", "the flow to plan", "flow", required=True),
             Word("overrides", "group=option and key=value, as for the flow", "override", many=True),
         ),
-        options=(JSON, Option("--search", "also every layout of the pool's devices, the fastest first")),
+        options=(
+            JSON,
+            Option("--search", "also every layout of the pool's devices, the fastest first"),
+            Option("--calibrate", "first measure this machine for half a minute; later plans use it too"),
+        ),
     ),
     Command(
         name="list",

@@ -2,7 +2,9 @@
 
 import json
 import sys
+import tempfile
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 from engine.spec.base import nearest
@@ -15,6 +17,8 @@ from flows.cli.lessons import measured, rows_of
 from flows.cli.plan import Plan, draw, text_of, vocab_of
 from flows.cli.root import open_store
 from flows.cli.table import amount, duration, print_table
+from infra.machine import num_cores
+from infra.store import Store
 
 MOST_REASONS = 4
 MANY_DEVICES = 16
@@ -28,6 +32,8 @@ def run(options: Namespace) -> int:
         way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(flow_names())}"
         raise ConfigError("atelier plan", f"no flow {flow!r}", way_out)
     store = open_store()
+    if options.calibrate:
+        _calibrate(compose(flow, options.overrides), store)
     frozen = compose(flow, options.overrides)
     plan = draw(frozen, store)
     document = plan.document()
@@ -44,6 +50,29 @@ def run(options: Namespace) -> int:
     for refusal in plan.refusals:
         print(f"plan: {refusal}", file=sys.stderr)
     return 2 if plan.refusals else 0
+
+
+def _calibrate(frozen: Frozen, store: Store) -> None:
+    """Measure this machine for the run's pool, in a folder that goes away."""
+    if not frozen.pool.is_cpu or frozen.pool.paper:
+        raise ConfigError(
+            "--calibrate",
+            f"measures the CPUs of this machine, and the pool's devices are {frozen.pool.gpu}",
+            "plans learn from trainings on it",
+        )
+    from infra.calibrate import calibrate  # numpy: plans do without
+
+    with tempfile.TemporaryDirectory(prefix="atelier-") as scratch:
+        pool = calibrate(store.root, frozen.pool, num_cores(), Path(scratch), say)
+    say(
+        f"a core: {float(pool.device.peak_tflops):.3f} TFLOP/s, {float(pool.device.memory_gbps):.1f} GB/s, "
+        f"{pool.device.launch_us:.0f} us a kernel; between processes {pool.device.node_gbps:.2f} GB/s after "
+        f"{pool.device.latency_us:.0f} us"
+    )
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _show(plan: Plan, totals: dict[str, Any]) -> None:
