@@ -1,10 +1,11 @@
 """A hand-written PyTorch loop: the plain way to train the demo's teacher. Knows nothing of Atelier but the
 token file's format.
 
-python benchmarks/bare_loop.py <tokens folder> --steps 100 [--compile]      used by benchmarks/loop.py
+python benchmarks/bare_loop.py <tokens folder> --steps 100 [--compile]      used by benchmarks/peers.py
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 V, L, D, H, G, INNER, T, B = (
-    4096,
+    int(os.environ.get("BENCHMARK_VOCAB", "4096")),
     4,
     256,
     4,
