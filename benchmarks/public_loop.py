@@ -1,7 +1,7 @@
 """Public training loops on the same tokens, model shape and settings as benchmarks/bare_loop.py: the
 transformers Trainer, and litgpt's model in the loop of its `litgpt pretrain`, both compiled whole.
 
-python benchmarks/public_loop.py transformers <tokens folder> --steps 100      used by peers.py --public PYTHON
+python benchmarks/public_loop.py transformers <tokens folder> --steps 100     used by peers.py --public PYTHON
 Needs transformers, accelerate, lightning and litgpt, in an environment of their own (litgpt pins old ones).
 Neither keeps documents apart, and litgpt does not tie the head: less work than ours, not more.
 """
