@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from engine.plan.estimate import estimate
 from engine.spec.parallel import Parallel
@@ -12,6 +13,7 @@ from engine.spec.train import Train
 
 FACTS = ("peak_tflops", "memory_gbps", "launch_us")  # of one core, from gangs of one rank
 LINKS = ("node_gbps", "latency_us")  # from gangs of several
+GRID, STARTS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0), 6
 ROUNDS = 60
 WIDEST, FINEST = 2.0, 1.01
 
@@ -29,13 +31,13 @@ class Probe:
 
 def fit(pool: Pool, probes: Sequence[Probe]) -> Pool:
     """The pool with the facts that make the sum of squared log errors of the probes' steps least, found by
-    changing one after another by ever smaller factors.
+    changing one after another by ever smaller factors, from several starts.
     """
     lone = [probe for probe in probes if probe.parallel.ranks == 1]
     shared = [probe for probe in probes if probe.parallel.ranks > 1]
     start = pool.model_copy(update={name: getattr(pool.device, name) for name in (*FACTS, *LINKS)})
-    found = _descend(start.model_copy(update={"matmul": 1.0}), FACTS, lambda p: error(p, lone))
-    return _descend(found, LINKS, lambda p: error(p, shared)) if shared else found
+    found = _search(start.model_copy(update={"matmul": 1.0}), FACTS, lambda p: error(p, lone))
+    return _search(found, LINKS, lambda p: error(p, shared)) if shared else found
 
 
 def error(pool: Pool, probes: Sequence[Probe]) -> float:
@@ -45,6 +47,18 @@ def error(pool: Pool, probes: Sequence[Probe]) -> float:
 
 def planned(pool: Pool, probe: Probe) -> float:
     return estimate(probe.role, probe.train, probe.parallel, pool, vocab=0, steps=1).step_s
+
+
+def _search(pool: Pool, names: Sequence[str], loss: Callable[[Pool], float]) -> Pool:
+    """The best that is reached from the best points of a coarse grid around the pool's facts."""
+    grid = [
+        pool.model_copy(
+            update={name: getattr(pool, name) * size for name, size in zip(names, sizes, strict=True)}
+        )
+        for sizes in product(GRID, repeat=len(names))
+    ]
+    starts = sorted(grid, key=loss)[:STARTS]
+    return min((_descend(start, names, loss) for start in starts), key=loss)
 
 
 def _descend(pool: Pool, names: Sequence[str], loss: Callable[[Pool], float]) -> Pool:

@@ -1,0 +1,35 @@
+"""Facts of a machine from measured steps."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine.plan.fit import error, fit, planned
+from engine.spec.parallel import Parallel
+from engine.spec.pool import Pool
+from infra.calibrate import SHAPES, probe
+from infra.learned import Lesson, factor, facts, keep_facts, learn
+from infra.store import Store
+
+TRUE = Pool(peak_tflops=0.11, matmul=1.0, memory_gbps=6.0, launch_us=9.0, node_gbps=0.8, latency_us=350.0)
+ALONE, TWO = Parallel(shard=1, threads=1), Parallel(shard=2, threads=1)
+
+
+def test_facts_are_found_again_from_the_steps_that_follow_from_them() -> None:
+    probes = [probe(name, where, *shape) for where in (ALONE, TWO) for name, shape in SHAPES.items()]
+    probes = [replace(one, step_s=planned(TRUE, one)) for one in probes]
+    found = fit(Pool(), probes)
+    assert error(found, probes) < 1e-3
+    other = probe("other", TWO, 320, 3, 128, 4)
+    assert planned(found, other) == pytest.approx(planned(TRUE, other), rel=0.05)
+
+
+def test_kept_facts_fill_in_what_is_auto_and_what_was_learned_beside_others_is_forgotten(tmp_path) -> None:
+    store, pool = Store(str(tmp_path)), Pool(launch_us=3.0)
+    learn(store, "", "a" * 64, Lesson("train", planned_s=1.0, measured_s=1.5, ended=1.0))
+    assert factor(store, "") == 1.5 and facts(store.root, pool) == pool
+    keep_facts(store.root, pool, {"peak_tflops": 0.3, "launch_us": 9.0})
+    known = facts(store.root, pool)
+    assert (known.peak_tflops, known.launch_us) == (0.3, 3.0) and factor(store, "") == 1.0
+    (tmp_path / "pools" / "here.json").write_text("{")
+    assert facts(store.root, pool) == pool
