@@ -5,6 +5,7 @@ told it of its stop; and it stays behind when the flow is killed. This one leads
 when its standard input does.
 """
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -36,7 +37,7 @@ class Server:
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         with open(self.log, "wb") as log, listener:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.cli.server", str(listener.fileno())],
+                [sys.executable, "-m", "flows.cli.server", str(listener.fileno()), str(home)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -72,8 +73,10 @@ def is_own(url: str) -> bool:
     return not url or any(server.url == url for server in _started)
 
 
-def main(descriptor: int) -> None:
-    """Serve on the listening socket `descriptor` until standard input ends."""
+def main(descriptor: int, home: Path) -> None:
+    """Serve on the listening socket `descriptor` until standard input ends. Servers of one home start one
+    after another: each brings the database up to date, which two at once cannot.
+    """
     import uvicorn  # with Prefect's server: seconds that only this process spends
     from prefect.server.api.server import create_app
 
@@ -91,8 +94,17 @@ def main(descriptor: int) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
+    turn = (home / "starting").open("w")
+    fcntl.flock(turn, fcntl.LOCK_EX)
+
+    def release() -> None:
+        while not server.started:
+            time.sleep(0.05)
+        turn.close()
+
+    threading.Thread(target=release, daemon=True).start()
     server.run(sockets=[socket.socket(fileno=descriptor)])
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))

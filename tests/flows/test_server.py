@@ -1,0 +1,27 @@
+"""The Prefect server of a run that has none."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.cli.execute import EMBEDDED
+from flows.cli.server import Server
+
+
+@pytest.mark.slow
+def test_servers_that_start_at_once_in_a_new_store_all_come_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commands in one new store: each server would bring the same empty database up to date."""
+    for key, value in EMBEDDED.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    servers = [Server(tmp_path / "prefect") for _ in range(3)]
+    try:
+        for server in servers:
+            server.wait()
+    finally:
+        for server in servers:
+            assert server.process.stdin is not None
+            server.process.stdin.close()
+            server.process.wait(30)
