@@ -26,8 +26,17 @@ class Measured:
 
 
 def measure(urls: Sequence[str]) -> Measured | None:
-    """What a chain of trajectories took; None when there are no steps."""
+    """What a chain of trajectories took; None when there are no steps, or a file is damaged: a training that
+    is finished does not fail of what is learned from it.
+    """
     chain = [_files(url) for url in urls]
+    try:
+        return _measured(chain)
+    except (ValueError, KeyError):
+        return None
+
+
+def _measured(chain: Sequence[list[tuple[str, str]]]) -> Measured | None:
     timings = [line.get("timing", {}) for files in chain for line in merge(files)]
     timings = [timing for timing in timings if "step_s" in timing]
     share = effective(time_spent(files) for files in chain)

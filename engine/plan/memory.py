@@ -7,9 +7,10 @@ recomputation 34, for full recomputation the block's input, 2 (Korthikanti et al
 6). Of a pipeline the first stage keeps as many micro-batches as it has stages behind it (section 4.2.3).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from engine.plan.net import Net
+from engine.plan.parts import Parts
 from engine.plan.steps import blocks_of_stages, micro_batch
 from engine.plan.work import Machine
 from engine.spec.parallel import Parallel
@@ -20,7 +21,7 @@ MARGIN = 0.06  # of what a program asks for, lost between the pieces of an alloc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(Parts):
     """Bytes of the fullest rank."""
 
     states: float
@@ -30,10 +31,6 @@ class Memory:
     logits: float
     buffers: float
     margin: float
-
-    @property
-    def total(self) -> float:
-        return sum(asdict(self).values())
 
 
 def peak_memory(net: Net, train: Train, parallel: Parallel, machine: Machine) -> Memory:

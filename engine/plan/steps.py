@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from operator import add
 
 from engine.plan.net import Net
+from engine.plan.parts import Parts
 from engine.plan.stages import partition
 from engine.plan.wires import Wires, strides
 from engine.plan.work import BlockTime, Machine, block_time
@@ -26,7 +27,7 @@ NEWTON_STEPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seconds:
+class Seconds(Parts):
     """The parts of one step; what is hidden behind computation is not in it."""
 
     compute: float
@@ -38,13 +39,9 @@ class Seconds:
     data: float
     optimiser: float
 
-    @property
-    def total(self) -> float:
-        return sum(asdict(self).values())
-
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class Stage(Parts):
     """What one stage does with one micro-batch, seconds."""
 
     compute: float
@@ -52,10 +49,6 @@ class Stage:
     context: float
     expert: float
     pipeline: float
-
-    @property
-    def total(self) -> float:
-        return sum(asdict(self).values())
 
     def __add__(self, other: "Stage") -> "Stage":
         return Stage(**{name: value + getattr(other, name) for name, value in asdict(self).items()})

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,11 +170,11 @@ def run_flow(
             raise
     try:
         write_manifest(store, manifest | _ending(outcome, house))
-        take(
-            plan, [name for name, state in outcome.states.items() if state == "done"], store, frozen.pool.name
-        )
     except OSError as error:
         outcome.failure = outcome.failure or of_system(error)
+    made = [name for name, state in outcome.states.items() if state == "done"]
+    with suppress(OSError):  # a lesson that is lost costs nothing but itself
+        take(plan, made, store, frozen.pool.name)
     outcome.untracked = house.tracker.close(outcome.status)
     outcome.total_s = time.monotonic() - started
     return outcome
