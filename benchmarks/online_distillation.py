@@ -15,8 +15,8 @@ Every part is one engine.train process whose result is kept in DIR; run again, w
 Every seed is kept in benchmarks/results as soon as it is complete.
 """
 
+import argparse
 import statistics
-from pathlib import Path
 from typing import Any
 
 from machine import keep
@@ -30,8 +30,8 @@ SHARES = {"quarter": 4, "eighth": 8, "sixteenth": 16}
 class Bench(Parts):
     """All ways to get three students."""
 
-    def __init__(self, store: Path, steps: int, *, tiny: bool) -> None:
-        super().__init__(store, steps, tiny=tiny, sequence=128)
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        super().__init__(chosen, sequence=128)
         self.students = {
             name: student_model(self.teacher, share, self.sequence) for name, share in SHARES.items()
         }
@@ -112,10 +112,12 @@ def costs(seeds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     chosen = options(__doc__ or "", steps=384, store="online-distillation")
-    bench = Bench(chosen.store.resolve(), chosen.steps, tiny=chosen.tiny)
-    seeds = kept_seeds("online_distillation", bench.steps) if chosen.go_on else {}
+    bench = Bench(chosen)
+    seeds: dict[int, Any] = {}
     for seed in chosen.seeds:
         seeds[seed] = bench.seed(seed)
+        if chosen.go_on:
+            seeds = kept_seeds("online_distillation", bench.steps) | seeds
         keep("online_distillation", summary(bench, seeds), is_trial=chosen.tiny)
 
 

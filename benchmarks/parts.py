@@ -32,13 +32,17 @@ def options(about: str, *, steps: int, store: str) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--store", type=Path, default=Path(store))
     parser.add_argument("--go-on", action="store_true", help="beside the seeds of the kept result")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each training")
     parser.add_argument("--tiny", action="store_true", help="some minutes: tries the script, shows nothing")
     return parser.parse_args()
 
 
 def kept_seeds(benchmark: str, steps: int) -> dict[int, Any]:
     """The seeds of the kept result, of equally long trainings."""
-    numbers = json.loads((RESULTS / f"{benchmark}.json").read_text())["numbers"]
+    kept = RESULTS / f"{benchmark}.json"
+    if not kept.exists():
+        return {}
+    numbers = json.loads(kept.read_text())["numbers"]
     if numbers["steps"] != steps:
         raise SystemExit(f"the kept seeds had {numbers['steps']} steps: --steps {numbers['steps']}")
     return {int(seed): found for seed, found in numbers["by_seed"].items()}
@@ -69,13 +73,14 @@ def interval(values: list[float]) -> float | None:
 class Parts:
     """Parts that are done or not; each is a training of some roles on the default corpus."""
 
-    def __init__(self, store: Path, steps: int, *, tiny: bool, sequence: int = 256) -> None:
-        self.store, self.steps, self.tiny = store, 24 if tiny else steps, tiny
-        store.mkdir(parents=True, exist_ok=True)
-        self.sequence, self.batch = (64, 4) if tiny else (sequence, 8)
+    def __init__(self, chosen: argparse.Namespace, *, sequence: int = 256) -> None:
+        self.store, self.tiny, self.threads = chosen.store.resolve(), chosen.tiny, chosen.threads
+        self.steps = 24 if self.tiny else chosen.steps
+        self.store.mkdir(parents=True, exist_ok=True)
+        self.sequence, self.batch = (64, 4) if self.tiny else (sequence, 8)
         self.inputs = self._corpus()
         self.vocab = int(self.record("tokens")["summary"]["vocab"])
-        self.teacher = teacher_model(self.vocab, tiny=tiny)
+        self.teacher = teacher_model(self.vocab, tiny=self.tiny)
 
     def record(self, kind: str) -> dict[str, Any]:
         return json.loads((Path(self.inputs[kind]) / "record.json").read_text())
@@ -160,7 +165,7 @@ class Parts:
             "checkpoint_every": 64, "keep": 0, "eval_every": steps, "eval_sequences": 400,
         } | more  # fmt: skip
         training = {"members": members, "streams": [{"input": "tokens"}], "train": train}
-        layout = {"shard": 1, "threads": os.cpu_count() or 1, "device": "cpu"}
+        layout = {"shard": 1, "threads": self.threads, "device": "cpu"}
         run = {
             "schema": 1, "task": "train", "version": 1, "config": {"trainings": [training]}, "inputs": inputs,
             "outputs": outputs, "scratch": str(place / "scratch"), "layout": layout, "seed": seed,

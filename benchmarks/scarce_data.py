@@ -9,6 +9,7 @@ python benchmarks/scarce_data.py --seeds 3 --go-on      adds a seed to those of 
   online     from a teacher that learns beside it, from the same 60 000 tokens
 """
 
+import argparse
 import statistics
 from io import BytesIO
 from pathlib import Path
@@ -26,8 +27,8 @@ TOKENS = 60_000
 class Scarce(Parts):
     """The whole corpus for the teacher, a piece of it for the student."""
 
-    def __init__(self, store: Path, steps: int, *, tiny: bool) -> None:
-        super().__init__(store, steps, tiny=tiny)
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        super().__init__(chosen)
         self.student = student_model(self.teacher, 4, self.sequence)
         self.whole = self.inputs["tokens"]
         self.piece = self._cut()
@@ -66,10 +67,12 @@ class Scarce(Parts):
 
 def main() -> None:
     chosen = options(__doc__ or "", steps=320, store="scarce-data")
-    bench = Scarce(chosen.store.resolve(), chosen.steps, tiny=chosen.tiny)
-    seeds = kept_seeds("scarce_data", bench.steps) if chosen.go_on else {}
+    bench = Scarce(chosen)
+    seeds: dict[int, Any] = {}
     for seed in chosen.seeds:
         seeds[seed] = bench.seed(seed)
+        if chosen.go_on:
+            seeds = kept_seeds("scarce_data", bench.steps) | seeds
         keep("scarce_data", summary(bench.steps, seeds), is_trial=chosen.tiny)
 
 
