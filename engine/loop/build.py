@@ -2,7 +2,6 @@
 explicit order, then given memory and weights, each rank its own part.
 """
 
-import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -294,10 +293,3 @@ def auto_micro_batch(train: Train, layout: Parallel, device: torch.device) -> in
         and (size * train.sequence // axes.context <= room or size == rows)
         and (each // size >= wanted or size == rows)
     )
-
-
-def memory_gb(device: torch.device) -> float:
-    """Peak memory of this rank so far, GB: of the device, or of the process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

@@ -1,12 +1,15 @@
-"""Which rank computes for longer than the others. What a rank tells rides in a sum that every step makes
-anyway.
+"""Which rank computes for longer than the others, and how much memory the fullest has. What a rank tells
+rides in a sum that every step makes anyway.
 
 A rank's own time is what its training thread could run (on a core, or waiting for one) and what it waited for
 data: not what it waited in collectives, where it sleeps. On a GPU that is the host's part of a step alone.
 """
 
+import resource
 import time
 from pathlib import Path
+
+import torch
 
 from engine.parallel.gang import Gang
 
@@ -24,14 +27,22 @@ def runnable_s() -> float:
     return (int(running) + int(waiting)) / 1e9
 
 
+def peak_bytes(device: torch.device) -> int:
+    """Peak memory of this rank so far: of the device, or of the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 class Pace:
-    """Own times of all ranks, smoothed; equal on every rank."""
+    """Own times of all ranks, smoothed, and their peak memory; equal on every rank."""
 
     def __init__(self, gang: Gang, factor: float) -> None:
         self._gang, self._factor = gang, factor
         self._average_s = [0.0] * gang.world
         self._num_heard = 0
         self._own_us = 0
+        self._fullest = 0
         self._began = 0.0
         self._named = -1
 
@@ -45,11 +56,15 @@ class Pace:
             self._own_us = round((runnable_s() - self._began + wait_s) * 1e6) if is_usual else 0
 
     def tell(self) -> list[int]:
-        """Microseconds of the step before by rank, only this rank's filled in: to be summed up."""
-        return [self._own_us if rank == self._gang.rank else 0 for rank in range(self._gang.world)]
+        """Microseconds of the step before by rank, then bytes; only this rank's are not 0. To be summed up."""
+        told = [0] * (2 * self._gang.world)
+        told[self._gang.rank :: self._gang.world] = self._own_us, peak_bytes(self._gang.device)
+        return told
 
-    def hear(self, times_us: list[int]) -> str:
+    def hear(self, told: list[int]) -> str:
         """Take what all ranks told; names a rank that has become slow, '' otherwise."""
+        times_us, peaks = told[: self._gang.world], told[self._gang.world :]
+        self._fullest = max(peaks)
         if not all(times_us) or self._gang.world == 1:
             return ""
         self._num_heard += 1
@@ -68,11 +83,14 @@ class Pace:
         )
 
     def timing(self) -> dict[str, float]:
-        """The slowest rank and how many times the median it computes."""
+        """Peak memory of the fullest rank, of others as of the step's beginning; the slowest rank and how
+        many times the median it computes.
+        """
+        memory = {"memory_gb": max(self._fullest, peak_bytes(self._gang.device)) / 1e9}
         if not self._num_heard:
-            return {}
+            return memory
         slowest, ratio = self._slowest()
-        return {"slowest_rank": float(slowest), "slowest_ratio": ratio}
+        return memory | {"slowest_rank": float(slowest), "slowest_ratio": ratio}
 
     def _slowest(self) -> tuple[int, float]:
         times = sorted(self._average_s)

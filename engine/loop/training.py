@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from engine.loop.build import House, auto_micro_batch, build_member, memory_gb
+from engine.loop.build import House, auto_micro_batch, build_member
 from engine.loop.copies import check_copies
 from engine.loop.counts import Counts
 from engine.loop.feed import Feed, StepData
@@ -211,8 +211,8 @@ class Loop:
         own = data.counts.numbers()
         told = [int(self.around.stop.is_asked), *self.pace.tell()]
         numbers = self.gang.sum(torch.tensor([*own, *told])).tolist()
-        counts, (num_asked, *times) = Counts.of_numbers(numbers[: len(own)]), numbers[len(own) :]
-        if slow := self.pace.hear(times):
+        counts, (num_asked, *heard) = Counts.of_numbers(numbers[: len(own)]), numbers[len(own) :]
+        if slow := self.pace.hear(heard):
             self.report.say(warning=f"step {clock + 1}: {slow}")
         if num_asked:
             self._stop(clock)
@@ -271,7 +271,6 @@ class Loop:
             "tokens_per_s": num_tokens / step_s,
             "data_wait_s": wait_s,
             "checkpoint_stall_s": self.stall_s,
-            "memory_gb": memory_gb(self.gang.device),
         }
         if not self.has_begun:
             self.has_begun = True

@@ -258,11 +258,15 @@ def test_a_single_flipped_bit_anywhere_changes_a_digest() -> None:
 
 def test_a_rank_that_computes_longer_than_the_median_is_named_once() -> None:
     pace = Pace(Gang(rank=0, world=3), 2.0)
-    said = [pace.hear([100_000, 250_000 if 5 <= step < 60 else 100_000, 105_000]) for step in range(120)]
+    said = [
+        pace.hear([100_000, 250_000 if 5 <= step < 60 else 100_000, 105_000, 0, 1 << 50, 0])
+        for step in range(120)
+    ]
     assert [text for text in said if text] == [
         "rank 1 computes 2.0 times as long a step as the median rank (0.212 s, 0.105 s): all wait for it"
     ]
     assert pace.timing()["slowest_ratio"] < 1.1
+    assert pace.timing()["memory_gb"] == (1 << 50) / 1e9  # of the fullest rank, not of this one
 
 
 def test_a_pulse_allows_for_what_takes_long_and_for_long_steps(tmp_path: Path, monkeypatch) -> None:
