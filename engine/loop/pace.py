@@ -56,7 +56,7 @@ class Pace:
             self._own_us = round((runnable_s() - self._began + wait_s) * 1e6) if is_usual else 0
 
     def tell(self) -> list[int]:
-        """Microseconds of the step before by rank, then bytes; only this rank's are not 0. To be summed up."""
+        """Microseconds of the step before by rank, then bytes; all but this rank's 0: to be summed up."""
         told = [0] * (2 * self._gang.world)
         told[self._gang.rank :: self._gang.world] = self._own_us, peak_bytes(self._gang.device)
         return told

@@ -13,7 +13,7 @@ from engine.model.attention import Attend, Cache, Seen, additive, attention_mask
 from engine.model.dropout import dropout, layer_keys
 from engine.model.moe import MoE
 from engine.model.output import Output, Relations
-from engine.model.precision import compute_dtype
+from engine.model.precision import compute_dtype, rounded
 from engine.model.split import Split
 from engine.spec.error import ConfigError
 from engine.spec.model.gpt import GPT
@@ -114,9 +114,9 @@ class Block(nn.Module):
         noise_BT: Tensor | None = None,
         seen: Seen | None = None,
     ) -> tuple[Tensor, Relations]:
-        mixed_BTD, relations = self.attention(self.norm1(x_BTD), rope, mask, seen)
+        mixed_BTD, relations = self.attention(rounded(self.norm1(x_BTD)), rope, mask, seen)
         x_BTD = x_BTD + self._drop(mixed_BTD, noise_BT, 0)
-        x_BTD = x_BTD + self._drop(self.mlp(self.norm2(x_BTD)), noise_BT, 1)
+        x_BTD = x_BTD + self._drop(self.mlp(rounded(self.norm2(x_BTD))), noise_BT, 1)
         return x_BTD, relations if self.is_taught else relations.detached()
 
     def _drop(self, x_BTD: Tensor, noise_BT: Tensor | None, branch: int) -> Tensor:

@@ -20,7 +20,6 @@ from engine.spec.pool import Pool
 from engine.spec.role import Role
 from engine.spec.train import Train
 
-KEPT = 0.75  # of a rank's states, what a checkpoint holds: all but gradients
 WIDTHS = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 
 
@@ -126,7 +125,7 @@ class Setting:
             device_hours=step_s * steps * parallel.ranks / 3600,
             seconds=seconds,
             memory=memory,
-            faults=faults_of(device, parallel.ranks, memory.states * KEPT),
+            faults=faults_of(device, parallel.ranks, memory.states),
         )
 
 

@@ -1,10 +1,13 @@
 """What the fullest rank of a gang holds at the peak of a step, part by part. Torch-free.
 
-States: a weight with its gradient and moments, shared over `shard`, `expert` and `context` (ZeRO, 1910.02054,
-section 5). Activations of a block, bytes per token and hidden number: 34 + 5 a S / D with scores in memory,
-of which what lies between products is split over `tensor` only with sequence parallelism; kept for selective
-recomputation 34, for full recomputation the block's input, 2 (Korthikanti et al., 2205.05198, equations 1 to
-6). Of a pipeline the first stage keeps as many micro-batches as it has stages behind it (section 4.2.3).
+States: a weight with its gradient and moments, shared over `shard`, `expert` and `context` (ZeRO,
+1910.02054, section 5). Activations: what each block keeps for the backward pass (engine/plan/stack.py), of
+which what lies between its products is split over `tensor` only with sequence parallelism; for selective
+recomputation all but the scores, for full recomputation the block's input (Korthikanti et al., 2205.05198,
+equations 1 to 6). A pipeline rank keeps as many micro-batches as there are ranks from it on (section 4.2.3).
+
+A step of one micro-batch has its peak at the objective, before there are gradients, or at its end, when
+activations are gone and gradients are there; of several, gradients are there from the second on.
 """
 
 from dataclasses import dataclass
@@ -16,8 +19,7 @@ from engine.plan.work import Machine
 from engine.spec.parallel import Parallel
 from engine.spec.train import Train
 
-CHUNK = 1024  # tokens whose logits exist at once
-MARGIN = 0.06  # of what a program asks for, lost between the pieces of an allocator
+MIN_CHUNK = 256  # tokens whose logits exist at once, at least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,8 @@ class Memory(Parts):
     """Bytes of the fullest rank."""
 
     states: float
+    gradients: float
+    copies: float
     gathered: float
     activations: float
     working: float
@@ -35,65 +39,109 @@ class Memory(Parts):
 
 def peak_memory(net: Net, train: Train, parallel: Parallel, machine: Machine) -> Memory:
     """The peak of one role's training on the rank that holds most of it."""
-    axes, rows = parallel.axes, micro_batch(train, parallel)
-    counts = blocks_of_stages(net, parallel)
-    per_rank = parallel.num_stages // parallel.pipeline
-    first = sum(counts[:: parallel.pipeline])
-    block = net.block_params
-    ends = net.params - block * net.num_layers
-    own = (block * first + (ends if parallel.pipeline == 1 else ends / 2)) / (axes.tensor * axes.expert)
-    states = _states(own, parallel, machine)
-    gathered = 0.0
-    if axes.shard > 1 and parallel.zero == 3 and parallel.pipeline == 1:
-        gathered = 2 * machine.width * block / (axes.tensor * axes.expert)
-    tokens = rows * net.sequence / axes.context
-    whole = _block_bytes(net, tokens, parallel, machine, "none")
-    kept = _block_bytes(net, tokens, parallel, machine, parallel.recompute)
-    num_micro = max(1, train.global_batch // axes.data // rows)
-    flying = min(parallel.pipeline, num_micro)
-    if per_rank > 1:
-        flying *= 1 + (parallel.pipeline - 1) / (parallel.pipeline * per_rank)
-    share = 1 / parallel.recompute_every
-    activations = flying * first * (share * kept + (1 - share) * whole)
-    working = whole - kept if parallel.recompute != "none" else 0.0
-    chunk = tokens if not machine.stack.is_fused else min(CHUNK, tokens)
-    logits = 0.0 if parallel.pipeline > 1 else 6.0 * chunk * net.vocab / axes.tensor * machine.width / 2
-    buffers = 2 * tokens * net.hidden * machine.width if parallel.ranks > 1 else 0.0
-    asked = states + gathered + activations + working + logits + buffers
-    return Memory(
-        states=states,
-        gathered=gathered,
-        activations=activations,
-        working=working,
-        logits=logits,
-        buffers=buffers,
-        margin=MARGIN * asked,
-    )
+    found = [_Rank(net, train, parallel, machine, rank).peak() for rank in range(parallel.pipeline)]
+    return max(found, key=lambda memory: memory.total)
 
 
-def _states(own: float, parallel: Parallel, machine: Machine) -> float:
-    """Weights, gradients and moments of `own` weights. In a pipeline, and with zero=1, only the moments and
-    the 32-bit weights are shared.
-    """
-    axes, whole = parallel.axes, machine.stack.states
-    shared = axes.shard * axes.context
-    if shared == 1:
-        return whole * own
-    if parallel.pipeline > 1 or parallel.zero == 1:
-        stay = machine.width + machine.stack.gradient
-        return stay * own + max(0.0, whole - stay) * own / shared
-    return whole * own / shared
+class _Rank:
+    """One pipeline rank; those of the other axes are alike."""
 
+    def __init__(self, net: Net, train: Train, parallel: Parallel, machine: Machine, rank: int) -> None:
+        self.net, self.parallel, self.machine, self.stack = net, parallel, machine, machine.stack
+        axes, rows, ranks = parallel.axes, micro_batch(train, parallel), parallel.pipeline
+        self.num_micro = max(1, train.global_batch // axes.data // rows)
+        self.tokens = rows * net.sequence / axes.context
+        self.blocks = sum(blocks_of_stages(net, parallel)[rank::ranks])
+        self.is_last = rank == ranks - 1
+        self.flying = min(ranks - rank, self.num_micro)
+        per_rank = parallel.num_stages // ranks
+        if per_rank > 1:
+            self.flying = min(ranks, self.num_micro) * (1 + (ranks - 1) / (ranks * per_rank))
+        split = axes.tensor * axes.expert
+        self.block_params, ends = net.block_params / split, net.params - net.block_params * net.num_layers
+        if ranks > 1:  # the embedding on the first, the head on the last, each whole where they are tied
+            ends = min(ends, max(ends / 2, net.vocab * net.hidden)) if rank == 0 or self.is_last else 0.0
+        self.ends = ends / axes.tensor
+        self.own = self.block_params * self.blocks + self.ends
 
-def _block_bytes(net: Net, tokens: float, parallel: Parallel, machine: Machine, recompute: str) -> float:
-    """What one block keeps of one micro-batch for the backward pass."""
-    t, scale = parallel.tensor, machine.width / 2
-    is_split = parallel.sequence_parallel and t > 1
-    state = tokens * net.hidden * scale
-    if recompute == "full":
-        return 2 * state / (t if is_split else 1)
-    between, products = 10.0, 8.0 + 16.0 * net.inner / (4 * net.hidden)
-    found = state * (between / (t if is_split else 1) + products / t)
-    if recompute == "none" and not machine.stack.is_fused:
-        found += 5 * tokens * net.sequence * net.num_heads / t * scale
-    return found
+    def peak(self) -> Memory:
+        """The larger one of the peaks at the objective and at the end of the backward pass."""
+        states, late = self._states()
+        kept, whole = self._block(self.parallel.recompute), self._block("none")
+        share = 1 / self.parallel.recompute_every
+        activations = self.flying * self.blocks * (share * kept + (1 - share) * whole)
+        working = max(0.0, whole - kept)
+        logits, gradient = self._objective()
+        at_objective = {
+            "gradients": late if self.num_micro > 1 else 0.0,
+            "activations": activations,
+            "working": working if working + gradient > logits else 0.0,
+            "logits": gradient if working + gradient > logits else logits,
+        }
+        at_end = {"gradients": late, "activations": whole, "working": 0.0, "logits": 0.0}
+        fullest = max(at_objective, at_end, key=lambda phase: sum(phase.values()))
+        buffers = 4 * self.tokens * self.net.hidden * self.machine.width if self.parallel.ranks > 1 else 0.0
+        always = {
+            "states": states,
+            "gathered": self._gathered(),
+            "copies": self._copies(),
+            "buffers": buffers,
+        }
+        asked = sum(always.values()) + sum(fullest.values())
+        return Memory(**always, **fullest, margin=self.stack.lost * asked + self.stack.kernels)
+
+    def _states(self) -> tuple[float, float]:
+        """Weights with their moments, and gradients. In a pipeline, and with zero=1, only the moments and the
+        32-bit weights are shared.
+        """
+        axes, stack = self.parallel.axes, self.stack
+        shared = axes.shard * axes.context
+        late = stack.late * self.own
+        if shared > 1 and (self.parallel.pipeline > 1 or self.parallel.zero == 1):
+            stay = self.machine.width + stack.gradient
+            rest = max(0.0, stack.states - stay) / shared
+            return (stay + rest) * self.own - late, late
+        return (stack.states * self.own - late) / shared, late / shared
+
+    def _gathered(self) -> float:
+        """Weights of other ranks: two blocks, and what is not in any block."""
+        axes = self.parallel.axes
+        if axes.shard * axes.replicate == 1 or self.parallel.zero != 3 or self.parallel.pipeline > 1:
+            return 0.0
+        return self.stack.weight * (2 * self.block_params + self.ends)
+
+    def _copies(self) -> float:
+        if self.machine.width > 2 or (
+            self.stack.weight == self.stack.copied and self.parallel.axes.shard > 1
+        ):
+            return 0.0  # gathered in 16 bits
+        return self.stack.copied * self.own
+
+    def _objective(self) -> tuple[float, float]:
+        """Logits with all that is computed from them, beside the gradients that leave; these alone."""
+        if not self.is_last:
+            return 0.0, 0.0
+        vocab, scale = self.net.vocab / self.parallel.axes.tensor, self.machine.width / 2
+        tokens = self.tokens
+        if self.stack.chunk_logits:
+            tokens = min(tokens, max(MIN_CHUNK, self.stack.chunk_logits / vocab))
+        gradient = (4 + 2 * scale) * vocab * self.net.hidden
+        hidden = 4 * self.tokens * self.net.hidden
+        return self.stack.logit * scale * tokens * vocab + gradient + hidden, gradient + hidden
+
+    def _block(self, recompute: str) -> float:
+        """What one block keeps of one micro-batch for the backward pass."""
+        net, stack, scale = self.net, self.stack, self.machine.width / 2
+        t = self.parallel.tensor
+        apart = t if self.parallel.sequence_parallel else 1
+        if recompute == "full":
+            return (4 if stack.copied else 2) * self.tokens * net.hidden * scale / apart
+        inner = stack.kept_gated if net.is_gated else stack.kept_inner
+        between = stack.kept_between + (stack.kept_rms if net.has_rms_norm else 0.0)
+        hidden = between / apart + stack.kept_products + stack.kept_inside / t
+        found = hidden * net.hidden + inner * net.width / t
+        if net.num_experts:
+            found += stack.kept_routed * net.met * net.hidden
+        if recompute == "none":
+            found += stack.kept_scores * stack.keys(net.sequence) * net.num_heads / t
+        return self.tokens * found * scale

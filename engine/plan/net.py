@@ -11,9 +11,9 @@ from engine.spec.blocks import Blocks
 class Net:
     """A model on sequences of `sequence` tokens; its blocks are taken to be alike.
 
-    `matrices` of a block are (number of them, out, in), `inner` the width of all MLPs that a token meets,
-    gated ones counted half more, `flops` those of one token in each block, `after` in what follows them. A
-    model that is not made of transformer blocks has no `matrices`: only its FLOPs are known.
+    `matrices` of a block are (number of them, out, in), `width` is that of all MLPs that a token meets,
+    `inner` counts gated ones half more, `flops` those of one token in each block, `after` in what follows
+    them. A model that is not made of transformer blocks has no `matrices`: only its FLOPs are known.
     """
 
     sequence: int
@@ -27,6 +27,9 @@ class Net:
     kv_heads: int
     head_dim: int
     inner: float
+    width: float
+    is_gated: bool
+    has_rms_norm: bool
     num_experts: int
     met: int
     flops: tuple[float, ...]
@@ -50,6 +53,8 @@ def net_of(model: Any, sequence: int) -> Net:
     num_experts = getattr(model, "num_experts", 0)
     met = model.experts_per_token if num_experts else 1
     matrices = [(prod(shape[:-2]), shape[-2], shape[-1]) for shape in first.values() if len(shape) >= 2]
+    width = float(model.inner * met) if is_known else 4.0 * model.hidden
+    is_gated = is_known and model.mlp == "swiglu"
     return Net(
         sequence=sequence,
         params=model.num_params(),
@@ -61,7 +66,10 @@ def net_of(model: Any, sequence: int) -> Net:
         num_heads=model.num_heads if is_known else 0,
         kv_heads=model.kv_heads if is_known else 0,
         head_dim=model.head_dim if is_known else 0,
-        inner=model.inner * met * (1.5 if model.mlp == "swiglu" else 1.0) if is_known else 4.0 * model.hidden,
+        inner=width * (1.5 if is_gated else 1.0),
+        width=width,
+        is_gated=is_gated,
+        has_rms_norm=is_known and model.norm == "rms",
         num_experts=num_experts,
         met=met,
         flops=tuple(flops),

@@ -7,15 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Bytes read and written, a number, where the memory's bandwidth decides; all in 16-bit arithmetic with
-    32-bit states.
+    """Bytes read and written, a number, where the memory's bandwidth decides, and bytes kept; all in 16-bit
+    arithmetic with 32-bit states.
 
     `hidden_*` are norms, dropout and residual sums of a block, per number of the hidden state; `inner_*` the
     MLP's activation, per number of its width; `scores_*` softmax and dropout of attention that has its scores
-    in memory, per score (0 = one fused kernel); `logits` the objective, per logit; `optimiser` one update,
-    per weight. `gradient` is what a weight's gradient takes on the wire, `states` what a weight, its gradient
-    and its moments take in memory. `sends_parts`: each rank of the axis tensor sends its part of the hidden
-    state to the next stage, which puts it together (PTD-P, section 4.1).
+    in memory, per score (0 = one fused kernel), `queries` at a time (0 = all), each piece with the keys that
+    it may see; `logits` the objective, per logit; `optimiser` one update, per weight.
+
+    Kept for the backward pass, per number of the hidden state: `kept_between` attention and MLP (rms norms:
+    `kept_rms` more), `kept_products` of what goes into them, `kept_inside` attention, `kept_routed` for each
+    expert that a token meets; `kept_inner`, with a gate `kept_gated`, per number of the MLP's width;
+    `kept_scores` per score.
+
+    `gradient` is what a weight's gradient takes on the wire, `weight` a gathered weight, `states` what a
+    weight, its gradient and its moments take in memory; of these `late` come with the first backward pass of
+    a step. `copied`: 16-bit copies of the weights of a rank that autocast makes. `chunk_logits` exist at once
+    (0 = all), with `logit` bytes each. Of what a program asks for an allocator loses the share `lost`, and
+    `kernels` bytes are those of compiled code.
+
+    `sends_parts`: each rank of the axis tensor sends its part of the hidden state to the next stage, which
+    puts it together (PTD-P, section 4.1).
     """
 
     hidden_forward: float = 22
@@ -24,10 +36,26 @@ class Stack:
     inner_backward: float = 6
     scores_forward: float = 0
     scores_backward: float = 0
+    queries: int = 0
     logits: float = 44
     optimiser: float = 40
+    kept_between: float = 8
+    kept_products: float = 4
+    kept_rms: float = 0
+    kept_inside: float = 8
+    kept_inner: float = 4
+    kept_gated: float = 8
+    kept_routed: float = 4
+    kept_scores: float = 0
     gradient: float = 4
+    weight: float = 2
     states: float = 16
+    late: float = 4
+    copied: float = 2
+    chunk_logits: int = 1 << 26
+    logit: float = 12
+    lost: float = 0.06
+    kernels: float = 0
     sends_parts: bool = False
 
     @property
@@ -35,12 +63,46 @@ class Stack:
         """True when attention never has its scores in memory."""
         return self.scores_forward == 0
 
+    def keys(self, sequence: int) -> float:
+        """Keys a query is compared with, on average."""
+        if not 0 < self.queries < sequence:
+            return sequence
+        return (sequence + self.queries) / 2
+
 
 STACKS = {
+    # counted in this program's graph under autocast: norms read 32-bit sums, products 16-bit copies of them
     "atelier": Stack(),
+    # ours on a CPU: plain products for attention, rms norm in several kernels; what allocator and kernels
+    # take is measured (benchmarks/planner.py)
+    "cpu": Stack(
+        scores_forward=8,
+        scores_backward=8,
+        queries=256,
+        kept_rms=8,
+        kept_scores=2,
+        weight=4,
+        chunk_logits=1 << 21,
+        lost=0.16,
+        kernels=55e6,
+    ),
     # Megatron-LM as of 2104.04473: scores in memory (softmax reads and writes 2 bytes each, dropout 5 with
-    # its mask), fp16 gradients, an optimiser that copies, unscales and clips in passes of its own
+    # its mask), fp16 gradients, an optimiser that copies, unscales and clips in passes of its own; what it
+    # keeps: 2205.05198, section 4.1
     "ptdp": Stack(
-        scores_forward=9, scores_backward=11, optimiser=62, gradient=2, states=20, sends_parts=True
+        scores_forward=9,
+        scores_backward=11,
+        optimiser=62,
+        kept_between=10,
+        kept_products=0,
+        kept_gated=4,
+        kept_scores=5,
+        gradient=2,
+        states=20,
+        late=0,
+        copied=0,
+        chunk_logits=0,
+        logit=6,
+        sends_parts=True,
     ),
 }

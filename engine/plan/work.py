@@ -92,9 +92,10 @@ def _attention_s(net: Net, rows: float, axes: Axes, machine: Machine) -> tuple[f
         flops = 4 * heads * queries * net.sequence * net.head_dim / 2  # the causal half
         forward = flops / (machine.flops * FUSED_FORWARD)
         return forward, FUSED_BACKWARD_FLOPS * flops / (machine.flops * FUSED_BACKWARD)
-    products = machine.product_s(queries, net.sequence, net.head_dim, heads)
-    products += machine.product_s(queries, net.head_dim, net.sequence, heads)
+    keys = stack.keys(net.sequence)
+    products = machine.product_s(queries, keys, net.head_dim, heads)
+    products += machine.product_s(queries, net.head_dim, keys, heads)
     products -= 2 * (heads - 1) * machine.launch_s  # one batched kernel each, not one a head
-    scores = heads * queries * net.sequence
+    scores = heads * queries * keys
     forward = products + machine.pass_s(stack.scores_forward * scores)
     return forward, 2 * products + machine.pass_s(stack.scores_backward * scores)

@@ -59,7 +59,7 @@ DEVICES = {
     CPU: Device(
         peak_tflops=0.2, memory_gb=16, memory_gbps=10, node_gbps=5, network_gbps=1, per_node=1 << 20,
         mtbf_hours=24,  # somebody closes the laptop
-        matmul=0.45, launch_us=20, latency_us=200,
+        matmul=0.45, launch_us=20, latency_us=200, stack="cpu",
     ),
 }  # fmt: skip
 ALIASES = {"a100": "a100-80g", "a100-80gb": "a100-80g", "a100-40gb": "a100-40g", "selene": "a100-80g"}
