@@ -161,13 +161,20 @@ class Round:
         """What follows a role's forward pass of a micro-batch; returns what its backward pass begins with."""
         result = self.works[member.name].results.pop(index)
         self.tally.add(member.name, result.sums)
+        learners = self.circle.learners.get(member.name, ())
+        said: dict[tuple[int, int, int], Tensor] | None = {} if len(learners) > 1 else None
         with torch.enable_grad():
-            for learner in self.circle.learners.get(member.name, ()):
+            for learner in learners:
                 work = self.works[learner.name]
                 if learner.distils():
                     compares = {type(spec).compares for spec, _ in work.mix.values()}
                     work.sides[index] = side_for(
-                        learner.grid, member.grid, result, self.length, with_relations="attention" in compares
+                        learner.grid,
+                        member.grid,
+                        result,
+                        self.length,
+                        with_relations="attention" in compares,
+                        said=said,
                     )
                 self._train_one(learner, index, work)
                 work.sides.pop(index, None)

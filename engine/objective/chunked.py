@@ -16,7 +16,7 @@ from engine.model.output import Relations
 from engine.model.precision import compute_dtype
 from engine.objective.lm import token_loss
 from engine.objective.load import terms_of
-from engine.objective.vocabulary import Slice
+from engine.objective.vocabulary import Slice, log_softmax
 from engine.spec.base import Spec
 from engine.spec.error import ConfigError
 from engine.spec.kinds import ObjectiveSpec
@@ -26,6 +26,7 @@ UNSCORED = -100
 MIN_CHUNK = 256  # below it the additions to the head's gradient, V x D a chunk, cost more than the chunk
 CPU_LOGITS = 1 << 21  # logits of a chunk: 8 MB in fp32, measured fastest for a vocabulary of 4096
 GPU_LOGITS = 1 << 26
+CPU_SAID, GPU_SAID = 1 << 25, 1 << 29  # logits of a micro-batch that a teacher keeps for its next learner
 
 Mix = Mapping[str, tuple[ObjectiveSpec, float]]
 TokenLoss = Callable[[Spec, Tensor, Tensor, Tensor | None], Tensor]
@@ -35,12 +36,14 @@ TokenGradient = Callable[[Spec, Tensor, Tensor, Tensor | None, Slice | None], tu
 @dataclass(frozen=True)
 class TeacherSide:
     """The teacher's hidden states [B, T, D'] of the same tokens, its head [V, D'] and its last layer's
-    queries and keys; no gradient flows there.
+    queries and keys; no gradient flows there. What it says of a chunk is computed once for all learners that
+    have `said` in common.
     """
 
     hidden_BTD: Tensor
     head_weight_VD: Tensor
     relations: Relations | None = None
+    said: dict[tuple[int, int, int], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def objective_sums(
             None if mask is None else mask.to(_exact(compute)).repeat_interleave(labels_BT.shape[1])
             for mask in masks
         ),
-        teacher=teacher,
+        teacher=teacher if any(type(spec).needs_teacher for spec in names.values()) else None,
         part=part,
         chunk=chunk or _chunk_for(head_weight_VD),
         compute=compute,
@@ -222,17 +225,13 @@ def _all_chunks(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Sums [K] over all scored tokens, and the gradients of their shared total where they are wanted."""
     head_VD = head_weight_VD.detach().to(work.compute)
-    teacher_VD = None if work.teacher is None else work.teacher.head_weight_VD.detach().to(work.compute)
     hidden_grad = torch.zeros_like(hidden_MD) if wants_hidden else None
     head_grad = torch.zeros_like(head_weight_VD) if wants_head else None
     sums_K = work.shares_K.new_zeros(len(work.masks_K))
     chunk_terms = _compiled_terms() if work.compiled else _chunk_terms
-    for rows_C in _pieces(work):
+    for number, rows_C in enumerate(_pieces(work)):
         hidden_CD = hidden_MD.detach().index_select(0, rows_C).to(work.compute)
-        logits_CV, teacher_CV = hidden_CD @ head_VD.t(), None
-        if work.teacher is not None and teacher_VD is not None:
-            taught_CD = work.teacher.hidden_BTD.detach().flatten(0, 1).index_select(0, rows_C)
-            teacher_CV = taught_CD.to(work.compute) @ teacher_VD.t()
+        logits_CV, teacher_CV = hidden_CD @ head_VD.t(), _told(work, rows_C, number)
         labels_C = work.labels_M.index_select(0, rows_C)
         if work.compiled:
             _allow_any_length(logits_CV, teacher_CV, labels_C)
@@ -247,6 +246,25 @@ def _all_chunks(
         if head_grad is not None and gradient_CV is not None:
             head_grad += gradient_CV.t() @ hidden_CD
     return sums_K, hidden_grad, head_grad
+
+
+def _told(work: _Work, rows_C: Tensor, number: int) -> Tensor | None:
+    """The teacher's log-probabilities [C, V] of a chunk; for code that is compiled its logits, which become
+    that there.
+    """
+    if work.teacher is None:
+        return None
+    said, key = work.teacher.said, (work.labels_M.data_ptr(), work.chunk, number)
+    if said is not None and key in said:
+        return said[key]
+    hidden_CD = work.teacher.hidden_BTD.detach().flatten(0, 1).index_select(0, rows_C).to(work.compute)
+    told_CV = hidden_CD @ work.teacher.head_weight_VD.detach().to(work.compute).t()
+    if not work.compiled:
+        told_CV = log_softmax(told_CV.to(work.shares_K.dtype), work.part)
+    room = CPU_SAID if told_CV.device.type == "cpu" else GPU_SAID
+    if said is not None and sum(each.numel() for each in said.values()) + told_CV.numel() <= room:
+        said[key] = told_CV
+    return told_CV
 
 
 def _pieces(work: _Work) -> tuple[Tensor, ...]:
@@ -269,16 +287,17 @@ def _chunk_terms(
     type. A mask is [C].
     """
     exact_CV = logits_CV.to(shares_K.dtype)
-    taught_CV = None if teacher_CV is None else teacher_CV.to(shares_K.dtype)
+    if teacher_CV is not None and torch.compiler.is_compiling():
+        teacher_CV = log_softmax(teacher_CV.to(shares_K.dtype), part)
     sums: dict[int, Tensor] = {}
     total_CV: Tensor | None = None
     for term in terms:
         trained = [k for k in term.names if k < len(shares_K)] if wants_gradient else []
         gradient_CV = None
         if part is None and not trained:
-            loss_C = term.loss(term.spec, exact_CV, labels_C, taught_CV)
+            loss_C = term.loss(term.spec, exact_CV, labels_C, teacher_CV)
         else:
-            loss_C, gradient_CV = term.gradient(term.spec, exact_CV, labels_C, taught_CV, part)
+            loss_C, gradient_CV = term.gradient(term.spec, exact_CV, labels_C, teacher_CV, part)
         for k in term.names:
             mask_C = masks_K[k]
             sums[k] = loss_C.sum() if mask_C is None else (loss_C * mask_C).sum()

@@ -7,7 +7,7 @@ from engine.objective.vocabulary import Slice, at_labels, log_softmax, minus_one
 from engine.spec.objective.lm import LM
 
 
-def token_loss(spec: LM, logits_NV: Tensor, labels_N: Tensor, teacher_logits_NV: Tensor | None) -> Tensor:
+def token_loss(spec: LM, logits_NV: Tensor, labels_N: Tensor, teacher_log_p_NV: Tensor | None) -> Tensor:
     """-log softmax(logits)[label] [N], nats."""
     return F.cross_entropy(logits_NV, labels_N, reduction="none")
 
@@ -16,7 +16,7 @@ def token_gradient(
     spec: LM,
     logits_NV: Tensor,
     labels_N: Tensor,
-    teacher_logits_NV: Tensor | None,
+    teacher_log_p_NV: Tensor | None,
     part: Slice | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`token_loss` [N] and its gradient softmax(logits) - onehot(label) [N, V]; compiles into few passes."""

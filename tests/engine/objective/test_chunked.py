@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,7 @@ def test_a_closed_form_equals_the_gradient_of_its_definition(spec: Spec) -> None
     case, terms = Case(scored=1.0), terms_of(spec.kind)  # type: ignore[attr-defined]
     logits = (case.hidden @ case.head.t()).detach().flatten(0, 1)
     taught = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    taught = taught.log_softmax(1)
     arguments = (spec, logits, case.labels.flatten(), taught)
     by_hand = terms.token_gradient(*arguments)
     derived = chunked.derived_gradient(terms.token_loss, *arguments)
@@ -148,6 +150,25 @@ def watched(compute: Callable[[], Any]) -> Largest:
     with Largest() as seen:
         compute()
     return seen
+
+
+def test_what_a_teacher_says_is_computed_once_for_all_its_learners() -> None:
+    case = Case(torch.float32)
+    alone, products = case.gradients(case.chunked(BOTH, chunk=7)[0]), 0
+    case.teacher = replace(case.teacher, said={})
+    for learner in range(3):
+        seen = watched(lambda: case.gradients(case.chunked(BOTH, chunk=7)[0]))
+        assert not learner or seen.products < products
+        products = products or seen.products
+        for ours, theirs in zip(case.gradients(case.chunked(BOTH, chunk=7)[0]), alone, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_a_teacher_whose_logits_nobody_compares_has_none() -> None:
+    case = Case()
+    with_teacher = watched(lambda: case.chunked(ONLY_LM)).products
+    case.teacher = None  # type: ignore[assignment]
+    assert watched(lambda: case.chunked(ONLY_LM)).products == with_teacher
 
 
 @pytest.mark.parametrize("mix", [ONLY_LM, BOTH], ids=["lm", "both"])

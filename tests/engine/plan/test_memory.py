@@ -1,0 +1,79 @@
+"""What plans say that a training keeps, against what it keeps."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.model.attention import additive, rope_angles
+from engine.model.gpt import Block
+from engine.plan.estimate import Setting, machine_of
+from engine.plan.memory import peak_memory
+from engine.spec.base import parse
+from engine.spec.model.gpt import GPT
+from engine.spec.parallel import Parallel
+from engine.spec.pool import Pool
+from engine.spec.role import Role
+from engine.spec.train import Train
+
+ROWS = 4
+
+
+def kept(spec: GPT, sequence: int) -> int:
+    """Bytes that a block keeps for its backward pass, besides weights, their copies and what all share."""
+    block = Block(spec)
+    x = torch.randn(ROWS, sequence, spec.hidden, requires_grad=True)
+    mask = additive(torch.ones(ROWS, 1, sequence, sequence, dtype=torch.bool).tril(), torch.bfloat16)
+    rope = rope_angles(torch.arange(sequence).expand(ROWS, -1), spec.head_dim, 1e4, torch.float32)
+    shapes = {tuple(weight.shape[-2:]) for weight in block.parameters()}
+    shapes |= {shape[::-1] for shape in shapes}
+    shared = {each.untyped_storage().data_ptr() for each in (mask, rope)}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in shared and tuple(tensor.shape) not in shapes:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), torch.autocast("cpu", torch.bfloat16):
+        block(x, rope, mask)
+    return sum(sizes.values())
+
+
+def planned(spec: GPT, sequence: int, **layout: Any) -> float:
+    role = parse(
+        Role,
+        {
+            "model": spec.model_dump(),
+            "objective": {"lm": {"kind": "lm"}},
+            "optim": {"kind": "adamw", "lr": 1e-3, "schedule": {"kind": "constant"}},
+        },
+        "role",
+    )
+    train = Train(steps=1, global_batch=ROWS, sequence=sequence)
+    parallel = Parallel(shard=1, threads=1, **layout)
+    setting = Setting.of(role, train, Pool(), 0)
+    machine = machine_of(setting.pool, setting.device, parallel, train.precision)
+    return peak_memory(setting.net, train, parallel, machine).activations
+
+
+@pytest.mark.parametrize(
+    ("more", "sequence"),
+    [
+        ({}, 128),
+        ({"norm": "layer", "mlp": "gelu"}, 128),
+        ({"norm": "layer"}, 256),
+        ({"num_experts": 4, "experts_per_token": 2, "ffn": 128}, 128),
+        ({}, 512),
+    ],
+)
+def test_plans_know_what_a_block_keeps(more: dict[str, Any], sequence: int) -> None:
+    spec = GPT(num_layers=4, hidden=128, num_heads=4, vocab=256, **more)
+    assert planned(spec, sequence) / 4 == pytest.approx(kept(spec, sequence), rel=0.05)
+
+
+def test_recomputing_keeps_a_blocks_input() -> None:
+    spec = GPT(num_layers=40, hidden=128, num_heads=4, vocab=256)
+    assert planned(spec, 128, recompute="full") == pytest.approx(40 * 4 * ROWS * 128 * 128)
