@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.plan.fit import CROWD, LINKS, Probe, fit
 from engine.plan.fit import FACTS as FITTED
-from engine.plan.fit import LINKS, Probe, fit
 from engine.spec.base import parse
 from engine.spec.parallel import Parallel
 from engine.spec.pool import Pool
@@ -51,7 +51,8 @@ def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[s
         each = [probe(shape, layout, *SHAPES[shape]) for shape in shapes]
         probes += [one for one, _ in run_probes(root, scratch / str(number), tokens, layout, each)]
     found = fit(pool.model_copy(update={"peak_tflops": "auto"}), probes)
-    keep_facts(root, pool, {name: round(getattr(found, name), 6) for name in (*FITTED, *LINKS, "matmul")})
+    names = (*FITTED, *CROWD, *LINKS, "matmul")
+    keep_facts(root, pool, {name: round(getattr(found, name), 6) for name in names})
     return facts(root, pool)
 
 

@@ -73,9 +73,12 @@ class Estimate:
 def machine_of(pool: Pool, device: Device, parallel: Parallel, precision: str) -> Machine:
     """What one rank computes with: a device, or its threads' cores."""
     threads = 1 if parallel.threads == "auto" else parallel.threads
+    cores = 1.0
+    if pool.is_cpu:
+        cores = threads * (device.crowded if parallel.ranks * threads > 1 else 1.0)
     return Machine(
-        flops=device.peak_tflops * 1e12 * device.matmul * (threads if pool.is_cpu else 1),
-        bandwidth=device.memory_gbps * 1e9 * (threads if pool.is_cpu else 1),
+        flops=device.peak_tflops * 1e12 * device.matmul * cores,
+        bandwidth=device.memory_gbps * 1e9 * cores,
         launch_s=device.launch_us * 1e-6,
         stack=STACKS[device.stack],
         width=WIDTHS[precision],

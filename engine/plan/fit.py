@@ -12,10 +12,11 @@ from engine.spec.role import Role
 from engine.spec.train import Train
 
 FACTS = ("peak_tflops", "memory_gbps", "launch_us")  # of one core, from gangs of one rank
+CROWD = ("crowded",)  # from one rank of several threads
 LINKS = ("node_gbps", "latency_us")  # from gangs of several
 GRID, STARTS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0), 6
-ROUNDS = 60
-WIDEST, FINEST = 2.0, 1.01
+ROUNDS = 200
+WIDEST, FINEST = 2.0, 1.002
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,16 @@ def fit(pool: Pool, probes: Sequence[Probe]) -> Pool:
     """The pool with the facts that make the sum of squared log errors of the probes' steps least, found by
     changing one after another by ever smaller factors, from several starts.
     """
-    lone = [probe for probe in probes if probe.parallel.ranks == 1]
     shared = [probe for probe in probes if probe.parallel.ranks > 1]
-    start = pool.model_copy(update={name: getattr(pool.device, name) for name in (*FACTS, *LINKS)})
-    found = _search(start.model_copy(update={"matmul": 1.0}), FACTS, lambda p: error(p, lone))
-    return _search(found, LINKS, lambda p: error(p, shared)) if shared else found
+    lone = [probe for probe in probes if probe.parallel.ranks == 1]
+    wide = [probe for probe in lone if probe.parallel.threads != 1]
+    lone = [probe for probe in lone if probe not in wide]
+    start = {name: getattr(pool.device, name) for name in (*FACTS, *LINKS)} | {"matmul": 1.0, "crowded": 1.0}
+    found = pool.model_copy(update=start)
+    for names, some in ((FACTS, lone), (CROWD, wide), (LINKS, shared)):
+        if some:
+            found = _search(found, names, lambda p, some=some: error(p, some))  # type: ignore[misc]
+    return found
 
 
 def error(pool: Pool, probes: Sequence[Probe]) -> float:

@@ -73,11 +73,18 @@ class Stack:
 STACKS = {
     # counted in this program's graph under autocast: norms read 32-bit sums, products 16-bit copies of them
     "atelier": Stack(),
-    # ours on a CPU: plain products for attention, rms norm in several kernels; what allocator and kernels
-    # take is measured (benchmarks/planner.py)
+    # ours on a CPU: plain products for attention, rms norm in several kernels. Arithmetic in 16 bits and
+    # exponentials are slower there than memory: bytes that would take as long. These, and what allocator and
+    # kernels take, were measured on one machine (benchmarks/planner.py)
     "cpu": Stack(
-        scores_forward=8,
-        scores_backward=8,
+        hidden_forward=180,
+        hidden_backward=250,
+        inner_forward=30,
+        inner_backward=47,
+        scores_forward=40,
+        scores_backward=25,
+        logits=58,
+        optimiser=44,
         queries=256,
         kept_rms=8,
         kept_scores=2,

@@ -15,7 +15,8 @@ class Device:
     `matmul` is the share of the peak that large matrix products reach; `stack` says whose software it was
     seen with (engine/plan/stack.py). `network_gbps` is what a whole node sends to others. `mtbf_hours` is the
     time between failures of one device, here that of Llama 3's (2407.21783, table 5: 466 interruptions of
-    16,384 GPUs in 54 days), `launch_us` from one kernel to the next, `latency_us` of a collective's start.
+    16,384 GPUs in 54 days), `launch_us` from one kernel to the next, `latency_us` of a collective's
+    start. `crowded` is what a core keeps of its pace beside others that compute.
     """
 
     peak_tflops: float
@@ -28,6 +29,7 @@ class Device:
     matmul: float = 0.66
     launch_us: float = 4
     latency_us: float = 10
+    crowded: float = 1
     stack: str = "atelier"
 
 
@@ -57,7 +59,7 @@ DEVICES = {
     # one core, and its share of the memory's bandwidth; of the whole host the memory and what its processes
     # send each other
     CPU: Device(
-        peak_tflops=0.2, memory_gb=16, memory_gbps=10, node_gbps=5, network_gbps=1, per_node=1 << 20,
+        peak_tflops=0.2, memory_gb=16, memory_gbps=25, node_gbps=5, network_gbps=1, per_node=1 << 20,
         mtbf_hours=24,  # somebody closes the laptop
         matmul=0.45, launch_us=20, latency_us=200, stack="cpu",
     ),

@@ -15,9 +15,9 @@ Share = Annotated[float, Field(gt=0, le=1)] | Literal["auto"]
 
 FACTS = (
     "peak_tflops", "memory_gb", "matmul", "memory_gbps", "node_gbps", "network_gbps", "mtbf_hours", "stack",
-    "launch_us", "latency_us",
+    "launch_us", "latency_us", "crowded",
 )  # fmt: skip
-LEFT = ("matmul", "mtbf_hours", "stack", "launch_us", "latency_us")  # with a guess for any device
+LEFT = ("matmul", "mtbf_hours", "stack", "launch_us", "latency_us", "crowded")  # with a guess for any device
 
 
 class Pool(Spec):
@@ -63,6 +63,9 @@ class Pool(Spec):
     )
     launch_us: Fact = Field(default="auto", description="from one kernel to the next, microseconds")
     latency_us: Fact = Field(default="auto", description="until a collective has begun, microseconds")
+    crowded: Share = Field(
+        default="auto", description="cpu: what a core keeps of its pace beside others that compute"
+    )
     mtbf_hours: Fact = Field(
         default="auto", description="time between failures of one device (cpu: of the host), h"
     )

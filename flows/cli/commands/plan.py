@@ -66,8 +66,8 @@ def _calibrate(frozen: Frozen, store: Store) -> None:
         pool = calibrate(store.root, frozen.pool, num_cores(), Path(scratch), say)
     say(
         f"a core: {float(pool.device.peak_tflops):.3f} TFLOP/s, {float(pool.device.memory_gbps):.1f} GB/s, "
-        f"{pool.device.launch_us:.0f} us a kernel; between processes {pool.device.node_gbps:.2f} GB/s after "
-        f"{pool.device.latency_us:.0f} us"
+        f"{pool.device.launch_us:.0f} us a kernel, {pool.device.crowded:.0%} of its pace beside others; "
+        f"between processes {pool.device.node_gbps:.2f} GB/s after {pool.device.latency_us:.0f} us"
     )
 
 

@@ -17,7 +17,7 @@ from engine.spec.pool import Pool
 from engine.spec.role import Role
 from engine.spec.train import Train
 
-ROWS = 4
+ROWS = 3  # so that no activation has the shape of a weight
 
 
 def kept(spec: GPT, sequence: int) -> int:
@@ -42,7 +42,7 @@ def kept(spec: GPT, sequence: int) -> int:
     return sum(sizes.values())
 
 
-def planned(spec: GPT, sequence: int, **layout: Any) -> float:
+def planned(spec: GPT, sequence: int, rows: int = ROWS, **layout: Any) -> float:
     role = parse(
         Role,
         {
@@ -52,7 +52,7 @@ def planned(spec: GPT, sequence: int, **layout: Any) -> float:
         },
         "role",
     )
-    train = Train(steps=1, global_batch=ROWS, sequence=sequence)
+    train = Train(steps=1, global_batch=ROWS, micro_batch=rows, sequence=sequence)
     parallel = Parallel(shard=1, threads=1, **layout)
     setting = Setting.of(role, train, Pool(), 0)
     machine = machine_of(setting.pool, setting.device, parallel, train.precision)
@@ -76,4 +76,5 @@ def test_plans_know_what_a_block_keeps(more: dict[str, Any], sequence: int) -> N
 
 def test_recomputing_keeps_a_blocks_input() -> None:
     spec = GPT(num_layers=40, hidden=128, num_heads=4, vocab=256)
-    assert planned(spec, 128, recompute="full") == pytest.approx(40 * 4 * ROWS * 128 * 128)
+    every = planned(spec, 128, recompute="full", rows=1)
+    assert every == pytest.approx(40 * 4 * 128 * 128)
