@@ -31,6 +31,9 @@ from infra.watch import Watch, last_error
 
 RESTARTS = 3  # each only after a new checkpoint: a death at the same place again is told, not repeated
 STOPPED = 75
+# turns that a thread waits awake for the others: with the usual 300 000, when another process has one of the
+# cores, a step takes many times as long, and the processor's time goes into waiting
+SPINS = "1000"
 PASSED = (
     "PATH",
     "HOME",
@@ -146,6 +149,7 @@ class Guard:
                 PULSE: str(pulses),
                 "PYTHONUNBUFFERED": "1",
                 "OMP_NUM_THREADS": str(self.orders.get("threads", 1)),
+                "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", SPINS),
             }
             with (
                 open(self.scratch / f"rank{local}.out", mode) as out,

@@ -155,7 +155,7 @@ class House:
             if not outputs:
                 return
             here = self.place.share(ranks) if self.place else ranks
-            with self.slots.claim(here, self.stop):
+            with self.slots.claim(self._room(here, threads), self.stop):
                 orders = self._orders(
                     node, module, config, outputs, held, inputs, here, threads, layout, seed
                 )
@@ -170,12 +170,18 @@ class House:
                     self.say(node, state="running")
                     start_gang(replace(orders, world=ranks, env=orders.env | env), hear, self.stop)
 
+    def _room(self, ranks: int, threads: int) -> int:
+        """Slots that so many ranks take: on CPUs a core for each thread, or gangs would stand in each other's
+        way.
+        """
+        return ranks * threads if self.pool.is_cpu else ranks
+
     def follow(self, node: Node, module: str, ranks: int, threads: int) -> None:
         """Hold this node's share of a gang whose first node leases, saves and publishes."""
         assert self.place is not None
         share = self.place.share(ranks)
         with (
-            self.slots.claim(share, self.stop),
+            self.slots.claim(self._room(share, threads), self.stop),
             self._together(Meeting(self.store.root, self.place, self.stop)) as meeting,
         ):
             meeting.arrive()

@@ -14,6 +14,11 @@ class Counts:
     tokens: int  # that are not padding
     parts: tuple[int, ...] = ()
 
+    @property
+    def divisor(self) -> int:
+        """What all sums of a step are divided by, tokens' and classes': a step may have no scored token."""
+        return max(1, self.scored)
+
     def numbers(self) -> list[int]:
         """To be added up over the ranks."""
         return [self.scored, self.tokens, *self.parts]

@@ -135,7 +135,7 @@ class Member:
 
     def _shares(self, counts: Counts) -> Mix:
         """The mix for sums that are divided by all scored tokens: an objective of few rows weighs as much."""
-        scales = {name: counts.scored / max(1, counts.of(self.part(name))) for name in self.mix()}
+        scales = {name: counts.divisor / max(1, counts.of(self.part(name))) for name in self.mix()}
         return {name: (spec, share * scales[name]) for name, (spec, share) in self.mix().items()}
 
     def work(self, batches: list[dict[str, Tensor]], clock: int, counts: Counts) -> Work:

@@ -62,7 +62,9 @@ def circle_at(members: dict[str, Member], clock: int) -> Circle:
 
 @dataclass
 class Outcome:
-    """What a step did to one role. Losses are means over the scored tokens of the global batch, nats."""
+    """What a step did to one role. Losses are means over the scored tokens of the global batch, nats; a step
+    whose rows have classes to predict and no token has the loss of the last one that had some.
+    """
 
     loss: float
     objectives: dict[str, float]
@@ -72,6 +74,7 @@ class Outcome:
     distilled: bool = False
     skipped: bool = False
     bad: Bad = ""
+    has_text: bool = True
     passed_over: bool = False  # its root rolled back: no samples were seen, no update was made
     rolled_back: bool = False  # passed over, and the step for which it rolled back
     looks: dict[str, float] = field(default_factory=dict)  # held-out means, by metric name
@@ -83,6 +86,8 @@ class Outcome:
         if self.gap is not None:
             result |= {"gap": self.gap, "distilling": float(self.distilled)}
         result |= self.looks
+        if not self.has_text:
+            result.pop("loss")
         result = {name: value for name, value in result.items() if is_finite(value)}
         marks = {"skipped": self.skipped, "spike": self.bad == "spike"}
         marks |= {"passed_over": self.passed_over, "rolled_back": self.rolled_back}
@@ -179,7 +184,7 @@ class Round:
                 self._train_one(learner, index, work)
                 work.sides.pop(index, None)
         member.gang.pulse.at("backward")
-        return total / self.counts.scored
+        return total / self.counts.divisor
 
     def _train_one(self, learner: Member, index: int, work: Work) -> None:
         if learner.body is not None:
@@ -217,12 +222,13 @@ def _gather(tally: _Tally, circle: Circle, counts: Counts, gang: Gang) -> dict[t
 
 def _update(member: Member, numbers: dict[tuple[str, str], float]) -> Outcome:
     name = member.name
-    loss, norm = numbers[(name, "lm")], numbers[(name, "")]
+    loss, norm = numbers.get((name, "lm"), member.last.get("loss", 0.0)), numbers[(name, "")]
     objectives = {key: value for (role, key), value in numbers.items() if role == name and key}
     result = Outcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.distils())
+    result.has_text = (name, "lm") in numbers
     result.bad = member.health.judge(loss, norm, list(objectives.values()))
     result.skipped = bool(result.bad)
-    if member.gate is not None:
+    if member.gate is not None and result.has_text:
         gap = loss - numbers[(member.role.teacher, "lm")]
         if is_finite(gap):
             member.gate.observe(gap, member.step)

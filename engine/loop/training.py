@@ -216,7 +216,7 @@ class Loop:
             self.report.say(warning=f"step {clock + 1}: {slow}")
         if num_asked:
             self._stop(clock)
-        if not counts.scored:
+        if not counts.scored and not any(counts.parts):
             raise DataError(
                 f"step {clock}: no token of its {self.train.global_batch} sequences is scored; "
                 "train.sequence is too short"

@@ -18,6 +18,7 @@ from engine.spec.trajectory import in_teaching_order, resolve_starts
 from flows.cli.bodies import parameters
 from flows.cli.catalog import CONF, groups, options
 from flows.cli.interval import with_interval
+from flows.cli.layout import fastest_layout
 from flows.cli.overrides import check_overrides
 from infra.learned import facts
 from infra.machine import num_cores
@@ -192,8 +193,12 @@ def _resolved(arguments: Spec, pool: Pool) -> Spec:
     if isinstance(parallel, Parallel):
         cores = num_cores()
         devices = cores if pool.is_cpu else pool.gpus or pool.gpus_per_node or 1
-        updates["parallel"] = parallel.resolved(devices if pool.slots == "auto" else pool.slots, cores)
-    train: Train | None = getattr(arguments, "train", None)
+        slots = devices if pool.slots == "auto" else int(pool.slots)
+        best = fastest_layout(arguments, pool, slots, cores)
+        updates["parallel"] = best.parallel if best else parallel.resolved(slots, cores)
+        if best and not pool.is_cpu:
+            updates["train"] = arguments.train.model_copy(update={"micro_batch": best.micro_batch})
+    train: Train | None = updates.get("train", getattr(arguments, "train", None))
     if train is not None and train.precision == "fp8" and pool.gpu == "cpu":
         raise ConfigError(
             "train.precision", "fp8, but the pool's devices are CPUs", "train.precision=bf16 runs everywhere"

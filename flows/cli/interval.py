@@ -7,8 +7,8 @@ from engine.plan.goodput import steps_between
 from engine.spec.error import ConfigError
 from engine.spec.parallel import Parallel
 from engine.spec.pool import Pool
-from engine.spec.role import Role
 from engine.spec.train import Train
+from flows.cli.layout import trained, vocab_of
 
 LOOKS = 16  # held-out losses of a run, where neither their steps nor those of checkpoints are given
 WITHOUT_MODEL = 100  # steps, where what is trained is known only later
@@ -29,10 +29,7 @@ def with_interval(arguments: Any, pool: Pool) -> Train:
 
 
 def _planned(arguments: Any, train: Train, pool: Pool) -> int:
-    vocab = getattr(getattr(arguments, "tokenizer", None), "vocab", 0)
-    roles: dict[str, Role] = dict(getattr(arguments, "roles", None) or {})
-    if not roles and hasattr(arguments, "optim") and hasattr(arguments, "model"):  # a flow with one model
-        roles = {"": Role(**{name: getattr(arguments, name) for name in ("model", "objective", "optim")})}
+    vocab, roles = vocab_of(arguments), trained(arguments)
     if not vocab or not roles:
         return WITHOUT_MODEL
     parallel: Parallel = arguments.parallel

@@ -81,6 +81,20 @@ def test_a_total_weighs_each_mean_by_its_share_however_few_rows_it_has(
     assert sum(totals) == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_step_may_have_classes_to_predict_and_no_token(tmp_path: Path, inputs: dict[str, str]) -> None:
+    rare: dict[str, ObjectiveSpec] = {
+        "document": DocumentLM(weight=0.5, rows=0.5), "reorder": Reorder(weight=0.5, rows=0.5),
+    }  # fmt: skip
+    house = House(tmp_path, inputs)
+    house.train(house.training({"model": reader(rare)}, how(12, global_batch=1, micro_batch=1)))
+    lines = [line["values"] for line in house.curve("model")]
+    without = [line for line in lines if "loss" not in line]
+    assert len(lines) == 12 and 0 < len(without) < 12
+    for line in without:
+        assert line["objective/reorder"] > 0 and line["grad_norm"] > 0
+    assert sum("objective/document" in line for line in lines) == 12 - len(without)
+
+
 def test_a_mean_is_over_what_its_own_rows_have_to_predict() -> None:
     labels = torch.tensor([[1, 2, -100], [-100, -100, -100], [-100, 5, -100]])
     batch = {
