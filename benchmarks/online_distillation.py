@@ -8,7 +8,7 @@ Students of about 1/4, 1/8 and 1/16 of the teacher's FLOPs see the same tokens i
   a  online, from the gate on                     (logits, attention + auxiliary layer, both)
   b  from the finished teacher, one shared pass   (likewise)
   c  from the finished teacher, a pass for each
-  d  without a teacher
+  d  without a teacher; "longer": with the teacher's schedule
   e  online, from step 0
   f  alone, for as many CPU seconds as a took for student and distillation together
 Every part is one engine.train process whose result is kept in DIR; run again, what is there is not made anew.
@@ -24,6 +24,7 @@ from parts import Parts, interval, kept_seeds, options, student_model
 
 WAYS = {"logits": ("logits",), "attention": ("attention",), "both": ("logits", "attention")}
 GATE = 0.3  # nats that a student is behind when its lessons begin
+LONG = 0.7  # of the teacher's steps, in which its rate falls: it is ahead of its students early
 SHARES = {"quarter": 4, "eighth": 8, "sixteenth": 16}
 
 
@@ -44,7 +45,7 @@ class Bench(Parts):
 
     def seed(self, seed: int) -> dict[str, Any]:
         """All ways with one seed."""
-        teacher = self.role(self.teacher, "teacher", objective={"lm": {"kind": "lm"}})
+        teacher = self.role(self.teacher, "teacher", LONG, objective={"lm": {"kind": "lm"}})
         found: dict[str, Any] = {"t": self.part("teacher-alone", seed, {"teacher": teacher})}
         for way in WAYS:
             students = {name: self.student(name, way, gate=GATE) for name in self.students}
@@ -58,6 +59,8 @@ class Bench(Parts):
             found[f"c {name}"] = self.part(f"c-{name}", seed, one, frozen=finished)
         alone = {name: self.role(model, name) for name, model in self.students.items()}
         found["d"] = self.part("d", seed, alone)
+        longer = {name: self.role(model, name, LONG) for name, model in self.students.items()}
+        found["d longer"] = self.part("d-longer", seed, longer)
         early = {name: self.student(name, "logits") for name in self.students}
         found["e logits"] = self.part("e", seed, {"teacher": teacher} | early)
         found["joint"] = self.part("joint", seed, {"teacher": teacher} | alone)
@@ -101,7 +104,7 @@ def costs(seeds: list[dict[str, Any]]) -> dict[str, Any]:
         parts = [key for key in each if key == way or (way == "c" and key.startswith("c "))]
         return before + sum(each[key]["cpu_s"] for key in parts)
 
-    ways = [way for way in seeds[0] if way[0] in "abde" or way == "joint"] + ["c"]
+    ways = [way for way in seeds[0] if way[0] in "abe" or way in ("d", "joint")] + ["c"]
     found: dict[str, Any] = {
         way: {"cpu_s": round(statistics.median([total(each, way) for each in seeds]), 1)} for way in ways
     }

@@ -97,8 +97,9 @@ class Parts:
             [found[kind]] = map(str, (self.store / "atelier" / kind).glob("*"))
         return found
 
-    def role(self, model: GPT, seed_name: str, **more: Any) -> dict[str, Any]:
-        optim = {"kind": "muon", "lr": 1e-2, "schedule": {"kind": "wsd", "warmup": 20, "decay": 0.25}}
+    def role(self, model: GPT, seed_name: str, decay: float = 0.25, **more: Any) -> dict[str, Any]:
+        """`decay`: the share of the steps in which the learning rate falls, the last ones."""
+        optim = {"kind": "muon", "lr": 1e-2, "schedule": {"kind": "wsd", "warmup": 20, "decay": decay}}
         own = {"lm": {"kind": "lm"}}
         return {
             "model": model.model_dump(mode="json"), "objective": own, "optim": optim, "seed_name": seed_name,

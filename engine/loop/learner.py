@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from engine.model.auxiliary import PROJECTION
 from engine.model.output import Output, Relations
 from engine.objective import attention, classes, hidden
-from engine.objective.chunked import UNSCORED, Mix, TeacherSide, objective_sums
+from engine.objective.chunked import UNSCORED, Mix, Said, TeacherSide, objective_sums
 from engine.objective.vocabulary import Slice
 from engine.parallel.compute import Precision, arithmetic
 from engine.parallel.context import whole_keys
@@ -35,6 +35,7 @@ class Forward(NamedTuple):
     hidden_BTD: Tensor  # detached, as all that a student sees
     head_weight_VD: Tensor
     relations: Relations | None
+    said: Said | None = None
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Work:
     parts: Mapping[str, int] = field(default_factory=dict)  # of objectives that read some of the rows only
     sides: dict[int, TeacherSide] = field(default_factory=dict)
     results: dict[int, Forward] = field(default_factory=dict)
+    is_heard: bool = False  # somebody learns from the logits
 
 
 class Learner(nn.Module):
@@ -89,6 +91,7 @@ class Learner(nn.Module):
             output = model.leave(x_BTD, shared, relations)
         hidden_BTD = gathered(output.hidden, self.grid, sequence_parallel=self.sequence_parallel)
         head_weight_VD = local(model.head_weight)
+        said = Said() if work.is_heard else None
         total, sums = objective_sums(
             hidden_BTD,
             head_weight_VD,
@@ -99,6 +102,7 @@ class Learner(nn.Module):
             part=self._slice(head_weight_VD),
             is_split=self.is_split,
             rows={name: batch["parts_B"] == part for name, part in work.parts.items()},
+            said=said,
         )
         for name, (spec, share) in work.mix.items():
             if type(spec).compares == "classes":
@@ -110,7 +114,9 @@ class Learner(nn.Module):
                 some, sums[name] = self._compare(spec, hidden_BTD, output, work, number)
                 total = total + share * some
         relations = None if output.relations is None else output.relations.detached()
-        work.results[number] = Forward(total, sums, hidden_BTD.detach(), head_weight_VD.detach(), relations)
+        work.results[number] = Forward(
+            total, sums, hidden_BTD.detach(), head_weight_VD.detach(), relations, said
+        )
         return total
 
     def _classify(

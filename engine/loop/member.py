@@ -104,6 +104,15 @@ class Member:
         if self.body is not None and self.moves:
             self.body.ease(share)
 
+    def hears(self) -> bool:
+        """True in steps in which it learns from its teacher's logits, on this rank."""
+        specs = self.role.objective.values()
+        return (
+            self.body is not None
+            and self.distils()
+            and any(type(spec).needs_teacher and type(spec).compares == "logits" for spec in specs)
+        )
+
     def distils(self) -> bool:
         """Whether the step that comes is a lesson."""
         is_due = (self.step - self.start) % self.role.period == 0

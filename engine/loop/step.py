@@ -146,6 +146,8 @@ class Round:
         self.works = {root.name: root.work(batches, clock, counts)}
         self.length = batches[0]["tokens_BT"].shape[1]
         self._deal_out(root, batches, clock)
+        for name, work in self.works.items():
+            work.is_heard = any(learner.hears() for learner in circle.learners.get(name, ()))
 
     def _deal_out(self, teacher: Member, batches: list[dict[str, Tensor]], clock: int) -> None:
         for learner in self.circle.learners.get(teacher.name, ()):
@@ -166,20 +168,13 @@ class Round:
         """What follows a role's forward pass of a micro-batch; returns what its backward pass begins with."""
         result = self.works[member.name].results.pop(index)
         self.tally.add(member.name, result.sums)
-        learners = self.circle.learners.get(member.name, ())
-        said: dict[tuple[int, int, int], Tensor] | None = {} if len(learners) > 1 else None
         with torch.enable_grad():
-            for learner in learners:
+            for learner in self.circle.learners.get(member.name, ()):
                 work = self.works[learner.name]
                 if learner.distils():
                     compares = {type(spec).compares for spec, _ in work.mix.values()}
                     work.sides[index] = side_for(
-                        learner.grid,
-                        member.grid,
-                        result,
-                        self.length,
-                        with_relations="attention" in compares,
-                        said=said,
+                        learner.grid, member.grid, result, self.length, with_relations="attention" in compares
                     )
                 self._train_one(learner, index, work)
                 work.sides.pop(index, None)

@@ -30,19 +30,13 @@ def own_rows(batch: dict[str, Tensor], student: Grid, teacher: Grid) -> dict[str
 
 
 def side_for(
-    student: Grid,
-    teacher: Grid,
-    result: Forward,
-    length: int,
-    *,
-    with_relations: bool,
-    said: dict[tuple[int, int, int], Tensor] | None = None,
+    student: Grid, teacher: Grid, result: Forward, length: int, *, with_relations: bool
 ) -> TeacherSide:
-    """The teacher's side of the student's tokens; with what it has `said` to those that lie as it does. A
-    collective of the teacher's ranks where they lie otherwise; `length`: tokens of a row.
+    """The teacher's side of the student's tokens. A collective of the teacher's ranks where they lie
+    otherwise; `length`: tokens of a row.
     """
     if lies_alike(student, teacher):
-        return TeacherSide(result.hidden_BTD, result.head_weight_VD, result.relations, said)
+        return TeacherSide(result.hidden_BTD, result.head_weight_VD, result.relations, result.said)
     hidden_BTD = _own(_whole_tokens(result.hidden_BTD, teacher, 1), student, teacher, 1, length)
     group, head_VD = teacher.group("tensor"), result.head_weight_VD
     if group is not None:

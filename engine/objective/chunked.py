@@ -5,7 +5,7 @@ B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K names of obje
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from engine.model.output import Relations
 from engine.model.precision import compute_dtype
 from engine.objective.lm import token_loss
 from engine.objective.load import terms_of
-from engine.objective.vocabulary import Slice, log_softmax
+from engine.objective.vocabulary import Odds, Slice
 from engine.spec.base import Spec
 from engine.spec.error import ConfigError
 from engine.spec.kinds import ObjectiveSpec
@@ -26,24 +26,44 @@ UNSCORED = -100
 MIN_CHUNK = 256  # below it the additions to the head's gradient, V x D a chunk, cost more than the chunk
 CPU_LOGITS = 1 << 21  # logits of a chunk: 8 MB in fp32, measured fastest for a vocabulary of 4096
 GPU_LOGITS = 1 << 26
-CPU_SAID, GPU_SAID = 1 << 25, 1 << 29  # logits of a micro-batch that a teacher keeps for its next learner
+CPU_SAID, GPU_SAID = 1 << 24, 1 << 28  # logits of a micro-batch that a teacher keeps for its learners
 
 Mix = Mapping[str, tuple[ObjectiveSpec, float]]
 TokenLoss = Callable[[Spec, Tensor, Tensor, Tensor | None], Tensor]
-TokenGradient = Callable[[Spec, Tensor, Tensor, Tensor | None, Slice | None], tuple[Tensor, Tensor]]
+TokenGradient = Callable[[Spec, Odds, Tensor, Odds | None, Slice | None], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class TeacherSide:
     """The teacher's hidden states [B, T, D'] of the same tokens, its head [V, D'] and its last layer's
-    queries and keys; no gradient flows there. What it says of a chunk is computed once for all learners that
-    have `said` in common.
+    queries and keys; no gradient flows there. `said` is what it said already.
     """
 
     hidden_BTD: Tensor
     head_weight_VD: Tensor
     relations: Relations | None = None
-    said: dict[tuple[int, int, int], Tensor] | None = None
+    said: "Said | None" = None
+
+
+class Said:
+    """What a model said of each chunk of a micro-batch, in its own objectives or to its first learner: for
+    whoever learns from it and reads the same chunks. No more than there is room for.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: dict[Hashable, Odds | Tensor] = {}
+        self._room = 0
+
+    def find(self, key: Hashable, kind: type) -> Any:
+        found = self._chunks.get(key)
+        return found if isinstance(found, kind) else None
+
+    def keep(self, key: Hashable, logits_CV: Tensor, said: Odds | Tensor) -> None:
+        if not self._chunks:
+            self._room = CPU_SAID if logits_CV.device.type == "cpu" else GPU_SAID
+        if logits_CV.numel() <= self._room:
+            self._room -= logits_CV.numel()
+            self._chunks[key] = said
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,7 @@ class _Work:
     shares_K: Tensor  # of the names that are trained; those behind them are only logged
     masks_K: tuple[Tensor | None, ...]  # [M] numbers: which tokens are a name's; None = all
     teacher: TeacherSide | None
+    said: Said | None
     part: Slice | None
     chunk: int
     compute: torch.dtype
@@ -87,6 +108,7 @@ def objective_sums(
     part: Slice | None = None,
     is_split: bool = False,
     rows: Mapping[str, Tensor] | None = None,
+    said: Said | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over the scored tokens (label not -100) of sum_k share_k objective_k; and each objective's own sum;
     in nats.
@@ -97,7 +119,8 @@ def objective_sums(
     scored cost nothing. `chunk` tokens are computed at once; None = as many as suit device and vocabulary.
     `compiled` fuses what follows the logits (torch.compile).
 
-    `rows` [B] says of some objectives which rows they read; the others read all.
+    `rows` [B] says of some objectives which rows they read; the others read all. What these logits say is
+    kept in `said`.
 
     With a `part` of the vocabulary both heads are slices of it: sums and the head's gradient are whole, the
     gradient of the hidden states is this slice's share of a sum over the ranks (2104.04473, section 3.2).
@@ -117,6 +140,7 @@ def objective_sums(
             for mask in masks
         ),
         teacher=teacher if any(type(spec).needs_teacher for spec in names.values()) else None,
+        said=said,
         part=part,
         chunk=chunk or _chunk_for(head_weight_VD),
         compute=compute,
@@ -164,23 +188,22 @@ def _terms(specs: Sequence[ObjectiveSpec]) -> tuple[Term, ...]:
 def derived_gradient(
     loss: TokenLoss,
     spec: Spec,
-    logits_CV: Tensor,
+    own: Odds,
     labels_C: Tensor,
-    teacher_CV: Tensor | None,
+    teacher: Odds | None,
     part: Slice | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Loss [C] and gradient [C, V] of an objective that has no closed form; of whole logits only."""
+    logits_CV, taught_CV = own.logits_NV, None if teacher is None else teacher.log_p()
     if part is not None:
-        taught_CV = None if teacher_CV is None else part.whole(teacher_CV)
-        loss_C, gradient_CV = derived_gradient(loss, spec, part.whole(logits_CV), labels_C, taught_CV)
-        return loss_C, part.mine(gradient_CV)
+        logits_CV, taught_CV = part.whole(logits_CV), None if taught_CV is None else part.whole(taught_CV)
 
     def total(leaf_CV: Tensor) -> tuple[Tensor, Tensor]:
-        loss_C = loss(spec, leaf_CV, labels_C, teacher_CV)
+        loss_C = loss(spec, leaf_CV, labels_C, taught_CV)
         return loss_C.sum(), loss_C
 
     gradient_CV, loss_C = torch.func.grad(total, has_aux=True)(logits_CV)
-    return loss_C, gradient_CV
+    return loss_C, gradient_CV if part is None else part.mine(gradient_CV)
 
 
 def _chunk_for(head_weight_VD: Tensor) -> int:
@@ -231,14 +254,20 @@ def _all_chunks(
     chunk_terms = _compiled_terms() if work.compiled else _chunk_terms
     for number, rows_C in enumerate(_pieces(work)):
         hidden_CD = hidden_MD.detach().index_select(0, rows_C).to(work.compute)
-        logits_CV, teacher_CV = hidden_CD @ head_VD.t(), _told(work, rows_C, number)
+        logits_CV = hidden_CD @ head_VD.t()
         labels_C = work.labels_M.index_select(0, rows_C)
-        if work.compiled:
-            _allow_any_length(logits_CV, teacher_CV, labels_C)
         masks = tuple(None if mask is None else mask.index_select(0, rows_C) for mask in work.masks_K)
         wants = wants_hidden or wants_head
+        own = _odds(logits_CV, work)
+        if work.said is not None:
+            work.said.keep(_key(work, number), logits_CV, own)
+        elif isinstance(own, Odds):
+            own.is_private = True
+        teacher = _told(work, rows_C, number)
+        if work.compiled:
+            _allow_any_length(logits_CV, teacher, labels_C)  # type: ignore[arg-type]
         chunk_sums_K, gradient_CV = chunk_terms(
-            work.terms, work.shares_K, masks, logits_CV, labels_C, teacher_CV, wants, work.part
+            work.terms, work.shares_K, masks, logits_CV, own, labels_C, teacher, wants, work.part
         )
         sums_K += chunk_sums_K
         if hidden_grad is not None and gradient_CV is not None:
@@ -248,23 +277,29 @@ def _all_chunks(
     return sums_K, hidden_grad, head_grad
 
 
-def _told(work: _Work, rows_C: Tensor, number: int) -> Tensor | None:
-    """The teacher's log-probabilities [C, V] of a chunk; for code that is compiled its logits, which become
-    that there.
-    """
+def _odds(logits_CV: Tensor, work: _Work) -> Odds | Tensor:
+    """What logits say; for code that is compiled themselves, which become that there."""
+    return logits_CV if work.compiled else Odds(logits_CV.to(work.shares_K.dtype), work.part)
+
+
+def _key(work: _Work, number: int) -> Hashable:
+    return work.labels_M.data_ptr(), work.chunk, number
+
+
+def _told(work: _Work, rows_C: Tensor, number: int) -> Odds | Tensor | None:
+    """What the teacher says of a chunk."""
     if work.teacher is None:
         return None
-    said, key = work.teacher.said, (work.labels_M.data_ptr(), work.chunk, number)
-    if said is not None and key in said:
-        return said[key]
+    said = work.teacher.said
+    known = said.find(_key(work, number), Tensor if work.compiled else Odds) if said is not None else None
+    if known is not None:
+        return known
     hidden_CD = work.teacher.hidden_BTD.detach().flatten(0, 1).index_select(0, rows_C).to(work.compute)
-    told_CV = hidden_CD @ work.teacher.head_weight_VD.detach().to(work.compute).t()
-    if not work.compiled:
-        told_CV = log_softmax(told_CV.to(work.shares_K.dtype), work.part)
-    room = CPU_SAID if told_CV.device.type == "cpu" else GPU_SAID
-    if said is not None and sum(each.numel() for each in said.values()) + told_CV.numel() <= room:
-        said[key] = told_CV
-    return told_CV
+    logits_CV = hidden_CD @ work.teacher.head_weight_VD.detach().to(work.compute).t()
+    told = _odds(logits_CV, work)
+    if said is not None:
+        said.keep(_key(work, number), logits_CV, told)
+    return told
 
 
 def _pieces(work: _Work) -> tuple[Tensor, ...]:
@@ -278,26 +313,30 @@ def _chunk_terms(
     shares_K: Tensor,
     masks_K: tuple[Tensor | None, ...],
     logits_CV: Tensor,
+    own: Odds | Tensor,
     labels_C: Tensor,
-    teacher_CV: Tensor | None,
+    teacher: Odds | Tensor | None,
     wants_gradient: bool,
     part: Slice | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Each objective's sum [K], and the shared total's gradient with respect to the logits, in the logits'
     type. A mask is [C].
     """
-    exact_CV = logits_CV.to(shares_K.dtype)
-    if teacher_CV is not None and torch.compiler.is_compiling():
-        teacher_CV = log_softmax(teacher_CV.to(shares_K.dtype), part)
+    if isinstance(own, Tensor):
+        own = Odds(own.to(shares_K.dtype), part)
+    own.is_private = own.is_private and len(terms) == 1
+    if isinstance(teacher, Tensor):
+        teacher = Odds(teacher.to(shares_K.dtype), part)
     sums: dict[int, Tensor] = {}
     total_CV: Tensor | None = None
     for term in terms:
         trained = [k for k in term.names if k < len(shares_K)] if wants_gradient else []
         gradient_CV = None
         if part is None and not trained:
-            loss_C = term.loss(term.spec, exact_CV, labels_C, teacher_CV)
+            taught_CV = None if teacher is None else teacher.log_p()
+            loss_C = term.loss(term.spec, own.logits_NV, labels_C, taught_CV)
         else:
-            loss_C, gradient_CV = term.gradient(term.spec, exact_CV, labels_C, teacher_CV, part)
+            loss_C, gradient_CV = term.gradient(term.spec, own, labels_C, teacher, part)
         for k in term.names:
             mask_C = masks_K[k]
             sums[k] = loss_C.sum() if mask_C is None else (loss_C * mask_C).sum()

@@ -5,39 +5,30 @@ N scored tokens, V vocabulary; p is the teacher's distribution at temperature T,
 
 from torch import Tensor
 
-from engine.objective.vocabulary import Slice, log_softmax, total
+from engine.objective.vocabulary import Odds, Slice, total
 from engine.spec.error import ConfigError
 from engine.spec.objective.logits import Logits
 
 
 def token_loss(spec: Logits, logits_NV: Tensor, labels_N: Tensor, teacher_log_p_NV: Tensor | None) -> Tensor:
     """T^2 sum_v p_v (log p_v - log q_v) [N], nats."""
-    log_q_NV = log_softmax(_warm(spec, logits_NV), None)
-    log_p_NV = _taught(spec, teacher_log_p_NV, None)
-    return spec.temperature**2 * (log_p_NV.exp() * (log_p_NV - log_q_NV)).sum(1)
+    heat, teacher = spec.temperature, None if teacher_log_p_NV is None else Odds(teacher_log_p_NV)
+    log_q_NV, log_p_NV = Odds(logits_NV).log_p(heat), _there(teacher).log_p(heat)
+    return heat**2 * (log_p_NV.exp() * (log_p_NV - log_q_NV)).sum(1)
 
 
 def token_gradient(
-    spec: Logits,
-    logits_NV: Tensor,
-    labels_N: Tensor,
-    teacher_log_p_NV: Tensor | None,
-    part: Slice | None = None,
+    spec: Logits, own: Odds, labels_N: Tensor, teacher: Odds | None, part: Slice | None = None
 ) -> tuple[Tensor, Tensor]:
     """`token_loss` [N] and its gradient T (q - p) [N, V]; compiles into few passes."""
-    log_q_NV = log_softmax(_warm(spec, logits_NV), part)
-    log_p_NV = _taught(spec, teacher_log_p_NV, part)
-    p_NV = log_p_NV.exp()
-    loss_N = spec.temperature**2 * total((log_p_NV - log_q_NV).mul_(p_NV), part)
-    return loss_N, log_q_NV.exp_().sub_(p_NV).mul_(spec.temperature)
+    heat, teacher = spec.temperature, _there(teacher)
+    p_NV = teacher.p(heat)
+    loss_N = heat**2 * total((teacher.log_p(heat) - own.log_p(heat)).mul_(p_NV), part)
+    gradient_NV = own.p(heat) - p_NV
+    return loss_N, gradient_NV if heat == 1.0 else gradient_NV.mul_(heat)
 
 
-def _warm(spec: Logits, logits_NV: Tensor) -> Tensor:
-    return logits_NV if spec.temperature == 1.0 else logits_NV / spec.temperature
-
-
-def _taught(spec: Logits, log_p_NV: Tensor | None, part: Slice | None) -> Tensor:
-    """The teacher's log-probabilities at temperature T; not to be changed in place."""
-    if log_p_NV is None:
+def _there(teacher: Odds | None) -> Odds:
+    if teacher is None:
         raise ConfigError("objective.logits", "has no teacher", "set teacher=<role>")
-    return log_p_NV if spec.temperature == 1.0 else log_softmax(_warm(spec, log_p_NV), part)
+    return teacher

@@ -55,6 +55,31 @@ def log_softmax(logits_NV: Tensor, part: Slice | None) -> Tensor:
     return shifted_NV - part.sum(shifted_NV.exp().sum(1, keepdim=True)).log()
 
 
+class Odds:
+    """What logits [N, V] say: probabilities and their logarithms at any temperature, over the whole
+    vocabulary, each computed once however many objectives and learners ask for it. Nothing of it is to be
+    changed in place, unless it `is_private` to one who asks once.
+    """
+
+    def __init__(self, logits_NV: Tensor, part: Slice | None = None) -> None:
+        self.logits_NV, self._part, self.is_private = logits_NV, part, False
+        self._log_p: dict[float, Tensor] = {}
+        self._p: dict[float, Tensor] = {}
+
+    def log_p(self, temperature: float = 1.0) -> Tensor:
+        """log softmax(logits / T) [N, V]."""
+        if temperature not in self._log_p:
+            warm_NV = self.logits_NV if temperature == 1.0 else self.logits_NV / temperature
+            self._log_p[temperature] = log_softmax(warm_NV, self._part)
+        return self._log_p[temperature]
+
+    def p(self, temperature: float = 1.0) -> Tensor:
+        """softmax(logits / T) [N, V]."""
+        if temperature not in self._p:
+            self._p[temperature] = self.log_p(temperature).exp()
+        return self._p[temperature]
+
+
 def total(values_NV: Tensor, part: Slice | None) -> Tensor:
     """Sum over the whole vocabulary [N]."""
     sum_N = values_NV.sum(1)
@@ -71,13 +96,15 @@ def at_labels(values_NV: Tensor, labels_N: Tensor, part: Slice | None) -> Tensor
     return part.sum(found_N * is_mine_N)
 
 
-def minus_one_at_labels(values_NV: Tensor, labels_N: Tensor, part: Slice | None) -> Tensor:
-    """The values with 1 subtracted at each token's label; may reuse their memory."""
+def minus_one_at_labels(own: Odds, labels_N: Tensor, part: Slice | None) -> Tensor:
+    """Probabilities, 1 smaller at each token's label."""
+    values_NV = own.p()
     if part is not None:
         labels_N = labels_N - part.begin
     elif not torch.compiler.is_compiling():
         minus_N1 = torch.full_like(values_NV[:, :1], -1.0)
-        return values_NV.scatter_add_(1, labels_N[:, None], minus_N1)
+        scatter = values_NV.scatter_add_ if own.is_private else values_NV.scatter_add
+        return scatter(1, labels_N[:, None], minus_N1)
     # no scatter: torch 2.13 loses it where it fuses this gradient with another objective's
     is_label_NV = torch.arange(values_NV.shape[1], device=values_NV.device) == labels_N[:, None]
     return values_NV - is_label_NV.to(values_NV.dtype)

@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine.objective import chunked
-from engine.objective.chunked import Mix, TeacherSide, objective_sums
+from engine.objective.chunked import Mix, Said, TeacherSide, objective_sums
 from engine.objective.load import terms_of
+from engine.objective.vocabulary import Odds
 from engine.spec.base import Spec
 from engine.spec.error import ConfigError
 from engine.spec.objective.lm import LM
@@ -94,8 +95,7 @@ def test_a_closed_form_equals_the_gradient_of_its_definition(spec: Spec) -> None
     case, terms = Case(scored=1.0), terms_of(spec.kind)  # type: ignore[attr-defined]
     logits = (case.hidden @ case.head.t()).detach().flatten(0, 1)
     taught = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    taught = taught.log_softmax(1)
-    arguments = (spec, logits, case.labels.flatten(), taught)
+    arguments = (spec, Odds(logits), case.labels.flatten(), Odds(taught))
     by_hand = terms.token_gradient(*arguments)
     derived = chunked.derived_gradient(terms.token_loss, *arguments)
     for ours, theirs in zip(by_hand, derived, strict=True):
@@ -155,7 +155,7 @@ def watched(compute: Callable[[], Any]) -> Largest:
 def test_what_a_teacher_says_is_computed_once_for_all_its_learners() -> None:
     case = Case(torch.float32)
     alone, products = case.gradients(case.chunked(BOTH, chunk=7)[0]), 0
-    case.teacher = replace(case.teacher, said={})
+    case.teacher = replace(case.teacher, said=Said())
     for learner in range(3):
         seen = watched(lambda: case.gradients(case.chunked(BOTH, chunk=7)[0]))
         assert not learner or seen.products < products
