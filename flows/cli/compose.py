@@ -190,15 +190,15 @@ def _resolved(arguments: Spec, pool: Pool) -> Spec:
     """Fractions and `auto` of the layout filled in: what is frozen needs no further look at anything."""
     updates: dict[str, Any] = {}
     parallel = getattr(arguments, "parallel", None)
+    train: Train | None = getattr(arguments, "train", None)
     if isinstance(parallel, Parallel):
         cores = num_cores()
         devices = cores if pool.is_cpu else pool.gpus or pool.gpus_per_node or 1
         slots = devices if pool.slots == "auto" else int(pool.slots)
         best = fastest_layout(arguments, pool, slots, cores)
         updates["parallel"] = best.parallel if best else parallel.resolved(slots, cores)
-        if best and not pool.is_cpu:
-            updates["train"] = arguments.train.model_copy(update={"micro_batch": best.micro_batch})
-    train: Train | None = updates.get("train", getattr(arguments, "train", None))
+        if best and train is not None and not pool.is_cpu:
+            updates["train"] = train = train.model_copy(update={"micro_batch": best.micro_batch})
     if train is not None and train.precision == "fp8" and pool.gpu == "cpu":
         raise ConfigError(
             "train.precision", "fp8, but the pool's devices are CPUs", "train.precision=bf16 runs everywhere"
