@@ -55,7 +55,7 @@ Batch = dict[str, np.ndarray]
 AIMS = {
     "natural": ({"document": 0.2, "natural": 0.8}, 1600, 160, 5e-4),
     "control": ({"document": 0.1, "control": 0.9}, 1000, 256, 1e-3),
-    "orders": ({"document": 0.2, "reorder": 0.4, "distance": 0.4}, 1600, 256, 5e-4),
+    "orders": ({"document": 0.2, "reorder": 0.4, "distance": 0.4}, 1600, 160, 5e-4),
 }
 LENGTHS = (16, 48, 96, 160, 224)  # that are asked for
 RESAMPLES = 2000
