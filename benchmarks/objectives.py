@@ -89,6 +89,7 @@ class Study:
             files.pop("body.json")
             artifact(place / "model", "model", files)
         self.ask(open_input(str(place / "model")))
+        self.sequence = 64 if self.tiny else AIMS[name][2]
 
     def _go_on(self, name: str, place: Path) -> None:
         shares, steps, sequence, lr = AIMS[name]
