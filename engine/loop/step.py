@@ -217,7 +217,8 @@ def _gather(tally: _Tally, circle: Circle, counts: Counts, gang: Gang) -> dict[t
 
 def _update(member: Member, numbers: dict[tuple[str, str], float]) -> Outcome:
     name = member.name
-    loss, norm = numbers.get((name, "lm"), member.last.get("loss", 0.0)), numbers[(name, "")]
+    loss = numbers.get((name, "lm"), member.last.get("loss", 0.0))
+    norm = numbers[(name, "")]
     objectives = {key: value for (role, key), value in numbers.items() if role == name and key}
     result = Outcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.distils())
     result.has_text = (name, "lm") in numbers
