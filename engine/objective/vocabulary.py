@@ -58,25 +58,35 @@ def log_softmax(logits_NV: Tensor, part: Slice | None) -> Tensor:
 class Odds:
     """What logits [N, V] say: probabilities and their logarithms at any temperature, over the whole
     vocabulary, each computed once however many objectives and learners ask for it. Nothing of it is to be
-    changed in place, unless it `is_private` to one who asks once.
+    changed in place, unless it `is_private` to one reader, who asks for logarithms, then for probabilities,
+    each once: then one's memory becomes the other's.
     """
 
     def __init__(self, logits_NV: Tensor, part: Slice | None = None) -> None:
-        self.logits_NV, self._part, self.is_private = logits_NV, part, False
+        self._logits_NV: Tensor | None = logits_NV
+        self._part, self.is_private = part, False
         self._log_p: dict[float, Tensor] = {}
         self._p: dict[float, Tensor] = {}
+
+    @property
+    def logits_NV(self) -> Tensor:
+        assert self._logits_NV is not None, "given away: private, and logarithms were asked for"
+        return self._logits_NV
 
     def log_p(self, temperature: float = 1.0) -> Tensor:
         """log softmax(logits / T) [N, V]."""
         if temperature not in self._log_p:
             warm_NV = self.logits_NV if temperature == 1.0 else self.logits_NV / temperature
             self._log_p[temperature] = log_softmax(warm_NV, self._part)
+            if self.is_private:
+                self._logits_NV = None
         return self._log_p[temperature]
 
     def p(self, temperature: float = 1.0) -> Tensor:
         """softmax(logits / T) [N, V]."""
         if temperature not in self._p:
-            self._p[temperature] = self.log_p(temperature).exp()
+            log_p_NV = self.log_p(temperature)
+            self._p[temperature] = log_p_NV.exp_() if self.is_private else log_p_NV.exp()
         return self._p[temperature]
 
 

@@ -19,6 +19,7 @@ from engine.plan.work import Machine
 from engine.spec.parallel import Parallel
 from engine.spec.train import Train
 
+SPLIT_LOGIT = 8  # bytes more of a logit where ranks share the vocabulary: shifted by the largest, and their exp
 MIN_CHUNK = 256  # tokens whose logits exist at once, at least
 
 
@@ -127,7 +128,8 @@ class _Rank:
             tokens = min(tokens, max(MIN_CHUNK, self.stack.chunk_logits / vocab))
         gradient = (4 + 2 * scale) * vocab * self.net.hidden
         hidden = 4 * self.tokens * self.net.hidden
-        return self.stack.logit * scale * tokens * vocab + gradient + hidden, gradient + hidden
+        each = self.stack.logit + (SPLIT_LOGIT if self.parallel.axes.tensor > 1 else 0)
+        return each * scale * tokens * vocab + gradient + hidden, gradient + hidden
 
     def _block(self, recompute: str) -> float:
         """What one block keeps of one micro-batch for the backward pass."""
