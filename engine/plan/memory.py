@@ -19,7 +19,7 @@ from engine.plan.work import Machine
 from engine.spec.parallel import Parallel
 from engine.spec.train import Train
 
-SPLIT_LOGIT = 8  # bytes more of a logit where ranks share the vocabulary: shifted by the largest, and their exp
+SPLIT_LOGIT = 8  # bytes more of a logit of a shared vocabulary: shifted by the largest, and exp of that
 MIN_CHUNK = 256  # tokens whose logits exist at once, at least
 
 
