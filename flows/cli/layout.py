@@ -1,6 +1,9 @@
 """The layout of a run where nobody said one: the first of the planner's search."""
 
+from contextlib import suppress
 from typing import Any
+
+from pydantic import ValidationError
 
 from engine.plan.search import Option, search
 from engine.spec.error import ConfigError
@@ -15,10 +18,13 @@ AXES = ("replicate", "expert", "context", "tensor", "pipeline")
 
 
 def trained(arguments: Any) -> dict[str, Role]:
-    """The roles that a flow's arguments describe; one without a name where there is one model."""
+    """The roles that a flow's arguments describe; one without a name where there is one model, none where it
+    cannot be learned (who draws the plan says why).
+    """
     roles: dict[str, Role] = dict(getattr(arguments, "roles", None) or {})
     if not roles and hasattr(arguments, "optim") and hasattr(arguments, "model"):
-        roles = {"": Role(**{name: getattr(arguments, name) for name in ("model", "objective", "optim")})}
+        with suppress(ValidationError):
+            roles = {"": Role(**{name: getattr(arguments, name) for name in ("model", "objective", "optim")})}
     return roles
 
 
