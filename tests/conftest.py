@@ -1,4 +1,6 @@
-"""No test calls home."""
+"""No test calls home, and none takes more than one core for its own arithmetic: several tests run at once,
+and threads that wait for each other on busy cores take many times as long.
+"""
 
 import logging
 import os
@@ -10,4 +12,6 @@ os.environ.update(
     DO_NOT_TRACK="true",
     PREFECT_SERVER_ANALYTICS_ENABLED="false",
     MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false",
+    OMP_NUM_THREADS="1",
+    OPENBLAS_NUM_THREADS="1",
 )

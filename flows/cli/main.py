@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from engine.spec.error import AtelierError, ConfigError, DamageError, nearest
 from flows.cli import catalog, help, hydra_flags, syntax
 
+# numpy's products here are tiny: its threads would wait for each other, many times as long on a busy machine
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 FLAGS = ("--help", "--version", "--completion", "--hydra-help")
 SWEEP = ("-m", "--multirun", "--dry-run")
 
