@@ -33,7 +33,7 @@ RESTARTS = 3  # each only after a new checkpoint: a death at the same place agai
 STOPPED = 75
 # turns that a thread waits awake for the others: with the usual 300 000, when another process has one of the
 # cores, a step takes many times as long, and the processor's time goes into waiting
-SPINS = "1000"
+SPINS = "10000"
 PASSED = (
     "PATH",
     "HOME",

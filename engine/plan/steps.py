@@ -162,19 +162,22 @@ def _after_s(net: Net, tokens: float, tensor: int, machine: Machine) -> float:
 def _data_s(
     net: Net, num_micro: int, parallel: Parallel, machine: Machine, wires: Wires, computed_s: float
 ) -> float:
-    """Gathering weights and reducing gradients. Over `shard` both run beside the computation of the block
+    """Gathering weights and reducing gradients, block by block. Over `shard` both run beside the computation of the block
     before, and what takes longer counts (ZeRO-3, 1910.02054, section 7.2); over `replicate` gradients are
     reduced at the end of the step.
     """
     axes, apart = parallel.axes, strides(parallel)
     params = _params(net, parallel)
-    found = wires.reduce_s(machine.stack.gradient * params / axes.shard, axes.replicate, apart["replicate"])
+    pieces = net.num_layers / parallel.pipeline + 1
+    gradients = machine.stack.gradient * params
+    found = wires.reduce_s(gradients / axes.shard, axes.replicate, apart["replicate"], pieces)
     if axes.shard > 1:
         whole = parallel.pipeline > 1 or parallel.zero == 1
         gathers = 1 if whole else num_micro * (2 if parallel.zero == 3 else 1)
         reduces = 1 if whole else num_micro
-        sent = wires.gather_s(machine.width * params, axes.shard, apart["shard"]) * gathers
-        sent += wires.gather_s(machine.stack.gradient * params, axes.shard, apart["shard"]) * reduces
+        weights = max(machine.width, machine.stack.weight) * params
+        sent = wires.gather_s(weights, axes.shard, apart["shard"], pieces) * gathers
+        sent += wires.gather_s(gradients, axes.shard, apart["shard"], pieces) * reduces
         hidden = 0.0 if whole else computed_s * (1 - 1 / net.num_layers)
         found += max(sent - hidden, sent / net.num_layers)
     return found

@@ -32,15 +32,17 @@ class Wires:
         members = max(1, self.per_node // stride)
         return min(self.node, self.network * members / self.per_node) * REACHED
 
-    def gather_s(self, num_bytes: float, size: int, stride: int) -> float:
-        """Seconds until each of `size` ranks has all of `num_bytes`, or its share of their sum."""
+    def gather_s(self, num_bytes: float, size: int, stride: int, pieces: float = 1) -> float:
+        """Seconds until each of `size` ranks has all of `num_bytes`, or its share of their sum, in so many
+        collectives.
+        """
         if size == 1:
             return 0.0
-        return self.latency + (size - 1) / size * num_bytes / self.bandwidth(size, stride)
+        return pieces * self.latency + (size - 1) / size * num_bytes / self.bandwidth(size, stride)
 
-    def reduce_s(self, num_bytes: float, size: int, stride: int) -> float:
+    def reduce_s(self, num_bytes: float, size: int, stride: int, pieces: float = 1) -> float:
         """Seconds until each of `size` ranks has the sum of all `num_bytes`."""
-        return 2 * self.gather_s(num_bytes, size, stride)
+        return 2 * self.gather_s(num_bytes, size, stride, pieces)
 
     def exchange_s(self, num_bytes: float, size: int, stride: int) -> float:
         """Seconds of an all-to-all in which each of `size` ranks sends `num_bytes` in all."""
