@@ -26,7 +26,7 @@ class Stack:
     (0 = all), with `logit` bytes each. Of what a program asks for an allocator loses the share `lost`, and
     `kernels` bytes are those of compiled code.
 
-    `sends_parts`: each rank of the axis tensor sends its part of the hidden state to the next stage, which
+    `overlaps`: collectives run beside computation, not on the same cores. `sends_parts`: each rank of the axis tensor sends its part of the hidden state to the next stage, which
     puts it together (PTD-P, section 4.1).
     """
 
@@ -57,6 +57,7 @@ class Stack:
     lost: float = 0.06
     kernels: float = 0
     sends_parts: bool = False
+    overlaps: bool = True
 
     @property
     def is_fused(self) -> bool:
@@ -89,6 +90,7 @@ STACKS = {
         kept_rms=8,
         kept_scores=2,
         weight=4,
+        overlaps=False,
         chunk_logits=1 << 21,
         lost=0.16,
         kernels=55e6,

@@ -162,9 +162,9 @@ def _after_s(net: Net, tokens: float, tensor: int, machine: Machine) -> float:
 def _data_s(
     net: Net, num_micro: int, parallel: Parallel, machine: Machine, wires: Wires, computed_s: float
 ) -> float:
-    """Gathering weights and reducing gradients, block by block. Over `shard` both run beside the computation of the block
-    before, and what takes longer counts (ZeRO-3, 1910.02054, section 7.2); over `replicate` gradients are
-    reduced at the end of the step.
+    """Gathering weights and reducing gradients, block by block. Over `shard` both run beside the computation
+    of the block before, and what takes longer counts (ZeRO-3, 1910.02054, section 7.2), where computation
+    leaves the links to themselves; over `replicate` gradients are reduced at the end of the step.
     """
     axes, apart = parallel.axes, strides(parallel)
     params = _params(net, parallel)
@@ -178,7 +178,7 @@ def _data_s(
         weights = max(machine.width, machine.stack.weight) * params
         sent = wires.gather_s(weights, axes.shard, apart["shard"], pieces) * gathers
         sent += wires.gather_s(gradients, axes.shard, apart["shard"], pieces) * reduces
-        hidden = 0.0 if whole else computed_s * (1 - 1 / net.num_layers)
+        hidden = computed_s * (1 - 1 / net.num_layers) if machine.stack.overlaps and not whole else 0.0
         found += max(sent - hidden, sent / net.num_layers)
     return found
 
