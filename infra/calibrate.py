@@ -31,6 +31,7 @@ SHAPES = {
     "wide": (512, 2, 256, 4),
     "head": (64, 1, 256, 8),
     "middle": (192, 4, 256, 8),
+    "broad": (320, 4, 256, 4),
 }
 ALL_SHAPES, SOME_SHAPES = tuple(SHAPES), ("small", "middle")
 
@@ -41,10 +42,12 @@ def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[s
     facts.
     """
     tokens = random_tokens(scratch / "tokens")
-    layouts = [("one thread", Parallel(shard=1, threads=1, compile="none"), ALL_SHAPES)]
+    alone = ("one thread", Parallel(shard=1, threads=1, compile="none"), ALL_SHAPES)
+    layouts = [alone]
     if cores > 1:
         layouts.append((f"{cores} threads", Parallel(shard=1, threads=cores, compile="none"), SOME_SHAPES))
         layouts.append(("two ranks, shard", Parallel(shard=2, threads=1, compile="none"), SOME_SHAPES))
+    layouts.append(alone)  # once more: a machine is not the same from one half minute to the next
     probes: list[Probe] = []
     for number, (name, layout, shapes) in enumerate(layouts):
         say(f"measuring: {name}")

@@ -26,8 +26,9 @@ class Stack:
     (0 = all), with `logit` bytes each. Of what a program asks for an allocator loses the share `lost`, and
     `kernels` bytes are those of compiled code.
 
-    `overlaps`: collectives run beside computation, not on the same cores. `sends_parts`: each rank of the axis tensor sends its part of the hidden state to the next stage, which
-    puts it together (PTD-P, section 4.1).
+    `overlaps`: collectives run beside computation, not on the same cores. `sends_parts`: each rank of the
+    axis tensor sends its part of the hidden state to the next stage, which puts it together (PTD-P, section
+    4.1).
     """
 
     hidden_forward: float = 22
