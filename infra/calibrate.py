@@ -42,8 +42,8 @@ def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[s
     facts.
     """
     tokens = random_tokens(scratch / "tokens")
-    alone = ("one thread", Parallel(shard=1, threads=1, compile="none"), ALL_SHAPES)
-    layouts = [alone]
+    alone = "one thread", Parallel(shard=1, threads=1, compile="none"), ALL_SHAPES
+    layouts: list[tuple[str, Parallel, tuple[str, ...]]] = [alone]
     if cores > 1:
         layouts.append((f"{cores} threads", Parallel(shard=1, threads=cores, compile="none"), SOME_SHAPES))
         layouts.append(("two ranks, shard", Parallel(shard=2, threads=1, compile="none"), SOME_SHAPES))
