@@ -265,7 +265,7 @@ def _all_chunks(
             own.is_private = True
         teacher = _told(work, rows_C, number)
         if work.compiled:
-            _allow_any_length(logits_CV, teacher, labels_C)  # type: ignore[arg-type]
+            _allow_any_length(logits_CV, teacher, labels_C)
         chunk_sums_K, gradient_CV = chunk_terms(
             work.terms, work.shares_K, masks, logits_CV, own, labels_C, teacher, wants, work.part
         )
@@ -359,8 +359,8 @@ def _compiled_terms() -> Callable[..., tuple[Tensor, Tensor | None]]:
     return torch.compile(_chunk_terms)
 
 
-def _allow_any_length(*tensors: Tensor | None) -> None:
+def _allow_any_length(*tensors: Odds | Tensor | None) -> None:
     """Compile once for chunks of every length: the number of scored tokens changes from batch to batch."""
     for tensor in tensors:
-        if tensor is not None:
+        if isinstance(tensor, Tensor):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)

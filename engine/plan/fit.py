@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from engine.plan.estimate import estimate
@@ -42,7 +43,7 @@ def fit(pool: Pool, probes: Sequence[Probe]) -> Pool:
     found = pool.model_copy(update=start)
     for names, some in ((FACTS, lone), (CROWD, wide), (LINKS, shared)):
         if some:
-            found = _search(found, names, lambda p, some=some: error(p, some))  # type: ignore[misc]
+            found = _search(found, names, partial(error, probes=some))
     return found
 
 

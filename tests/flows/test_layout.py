@@ -21,7 +21,7 @@ def _store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layout(*words: str) -> Any:
-    return compose("pretrain", list(words)).arguments.parallel  # type: ignore[attr-defined]
+    return compose("pretrain", list(words)).call()["parallel"]
 
 
 def test_it_is_the_first_of_the_search(capsys: pytest.CaptureFixture[str]) -> None:
