@@ -39,6 +39,7 @@ from engine.data.asking import prefix_of
 from engine.data.rows.load import rows_of
 from engine.data.rows.natural import IMITATIONS
 from engine.data.windows import NOT_SCORED, PADDING
+from engine.model.load import read_weights
 from engine.sampling import continuation
 from engine.scoring import label_nats
 from engine.speaker import Speaker, read_speaker
@@ -101,9 +102,8 @@ class Study:
             for kind, share in shares.items()
         ]
         optim = {"kind": "adamw", "lr": lr, "schedule": {"kind": "wsd", "warmup": 50, "decay": 0.4}}
-        role = {
-            "model": self.model.spec.model_dump(mode="json"), "objective": objective, "optim": optim,
-        }  # fmt: skip
+        _, model = read_weights(self.teacher, self.scratch)
+        role = {"model": model.model_dump(mode="json"), "objective": objective, "optim": optim}
         fingerprint = hashlib.sha256(str(place).encode()).hexdigest()
         segment = {"fingerprint": fingerprint, "url": str(place / "trajectory"), "start": 0, "end": steps}
         member = {"role": role, "segments": [segment], "init": "teacher", "output": "out"}
