@@ -36,6 +36,9 @@ verify: setup  ## everything, root and strace included (an hour)
 up: setup  ## Prefect, MLflow, workers and a form for every flow, on this machine
 	$(BIN)/atelier up
 
+secrets:  ## .env with random secrets, for docker-compose (docs/cluster.md)
+	infra/docker/secrets
+
 mutants: setup  ## break a promise on purpose, one at a time: each must turn its test red
 	$(BIN)/python tests/mutants/run.py
 
@@ -43,5 +46,5 @@ bench: setup  ## timings and long comparisons; results in benchmarks/results
 	for script in anchors goodput planner peers rows overhead orchestration checkpoint seeds online_distillation scarce_data objectives sweeps submission; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 	ATELIER_STORM=60/30 $(BIN)/python -m pytest tests/faults/test_storm.py -rP
 
-.PHONY: help setup demo up test check verify mutants bench
+.PHONY: help setup demo up secrets test check verify mutants bench
 .DEFAULT_GOAL := help

@@ -12,11 +12,13 @@ Students of about 1/4, 1/8 and 1/16 of the teacher's FLOPs see the same tokens i
   e  online, from step 0
   f  alone, for as many CPU seconds as a took for student and distillation together
 Every part is one engine.train process whose result is kept in DIR; run again, what is there is not made anew.
-Every seed is kept in benchmarks/results as soon as it is complete.
+Every seed is kept in benchmarks/results as soon as the ways that the goals are about are there (a and b with
+logits, d, and training all without distillation), and again when it is complete.
 """
 
 import argparse
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 from machine import keep
@@ -43,27 +45,33 @@ class Bench(Parts):
         objective = {"lm": {"kind": "lm", "weight": 0.5}} | lessons
         return self.role(self.students[name], name, objective=objective, teacher="teacher", **more)
 
-    def seed(self, seed: int) -> dict[str, Any]:
-        """All ways with one seed."""
+    def seed(self, seed: int) -> Iterator[dict[str, Any]]:
+        """The ways with one seed: first those that the goals are about, then all of them."""
         teacher = self.role(self.teacher, "teacher", LONG, objective={"lm": {"kind": "lm"}})
+        alone = {name: self.role(model, name) for name, model in self.students.items()}
+        longer = {name: self.role(model, name, LONG) for name, model in self.students.items()}
         found: dict[str, Any] = {"t": self.part("teacher-alone", seed, {"teacher": teacher})}
-        for way in WAYS:
-            students = {name: self.student(name, way, gate=GATE) for name in self.students}
-            found[f"a {way}"] = self.part(f"a-{way}", seed, {"teacher": teacher} | students)
         finished = self.publish(seed, "teacher-alone")
-        for way in WAYS:
-            students = {name: self.student(name, way) for name in self.students}
-            found[f"b {way}"] = self.part(f"b-{way}", seed, {"teacher": teacher} | students, frozen=finished)
+
+        def learn(way: str, kind: str, **more: Any) -> dict[str, Any]:
+            gate = {} if more else {"gate": GATE}
+            students = {name: self.student(name, kind, **gate) for name in self.students}
+            return self.part(f"{way}-{kind}", seed, {"teacher": teacher} | students, **more)
+
+        found["a logits"] = learn("a", "logits")
+        found["b logits"] = learn("b", "logits", frozen=finished)
+        found["d"] = self.part("d", seed, alone)
+        found["d longer"] = self.part("d-longer", seed, longer)
+        found["joint"] = self.part("joint", seed, {"teacher": teacher} | alone)
+        yield found
+        early = {name: self.student(name, "logits") for name in self.students}
+        found["e logits"] = self.part("e", seed, {"teacher": teacher} | early)
+        for kind in ("attention", "both"):
+            found[f"a {kind}"] = learn("a", kind)
+            found[f"b {kind}"] = learn("b", kind, frozen=finished)
         for name in self.students:
             one = {"teacher": teacher, name: self.student(name, "logits")}
             found[f"c {name}"] = self.part(f"c-{name}", seed, one, frozen=finished)
-        alone = {name: self.role(model, name) for name, model in self.students.items()}
-        found["d"] = self.part("d", seed, alone)
-        longer = {name: self.role(model, name, LONG) for name, model in self.students.items()}
-        found["d longer"] = self.part("d-longer", seed, longer)
-        early = {name: self.student(name, "logits") for name in self.students}
-        found["e logits"] = self.part("e", seed, {"teacher": teacher} | early)
-        found["joint"] = self.part("joint", seed, {"teacher": teacher} | alone)
         for name, model in self.students.items():
             each = self.part(f"alone-{name}", seed, {name: self.role(model, name)})
             spent = (found["a logits"]["cpu_s"] - found["t"]["cpu_s"]) * self._share(name)
@@ -71,7 +79,7 @@ class Bench(Parts):
             found[f"f {name}"] = self.part(f"f-{name}", seed, {name: self.role(model, name)}, steps=steps) | {
                 "steps": steps
             }
-        return found
+        yield found
 
     def _share(self, name: str) -> float:
         """A student's part of what all students compute."""
@@ -82,13 +90,15 @@ class Bench(Parts):
 def table(seeds: list[dict[str, Any]], students: list[str]) -> dict[str, Any]:
     """Held-out loss of every student in every way: mean, interval and the paired difference to d."""
     rows: dict[str, Any] = {}
-    for way in seeds[0]:
+    for way in dict.fromkeys(way for each in seeds for way in each):
         for name in students:
-            if not all(name in each[way]["loss"] for each in seeds):
+            shown = [each for each in seeds if way in each and name in each[way]["loss"]]
+            if not shown:
                 continue
-            losses = [each[way]["loss"][name] for each in seeds]
-            gains = [each["d"]["loss"][name] - each[way]["loss"][name] for each in seeds]
+            losses = [each[way]["loss"][name] for each in shown]
+            gains = [each["d"]["loss"][name] - each[way]["loss"][name] for each in shown]
             rows[f"{way}: {name}"] = {
+                "seeds": len(shown),
                 "loss": round(statistics.mean(losses), 4),
                 "below_d": round(statistics.mean(gains), 4),
                 "interval": interval(gains),
@@ -104,9 +114,12 @@ def costs(seeds: list[dict[str, Any]]) -> dict[str, Any]:
         parts = [key for key in each if key == way or (way == "c" and key.startswith("c "))]
         return before + sum(each[key]["cpu_s"] for key in parts)
 
+    whole = [each for each in seeds if "c quarter" in each]  # of which every way is there
     ways = [way for way in seeds[0] if way[0] in "abe" or way in ("d", "joint")] + ["c"]
     found: dict[str, Any] = {
-        way: {"cpu_s": round(statistics.median([total(each, way) for each in seeds]), 1)} for way in ways
+        way: {"cpu_s": round(statistics.median([total(each, way) for each in whole]), 1)}
+        for way in ways
+        if whole
     }
     ratios = [each["a logits"]["cpu_s"] / each["joint"]["cpu_s"] for each in seeds]
     found["online / all without distillation"] = round(statistics.median(ratios), 4)
@@ -118,10 +131,11 @@ def main() -> None:
     bench = Bench(chosen)
     seeds: dict[int, Any] = {}
     for seed in chosen.seeds:
-        seeds[seed] = bench.seed(seed)
-        if chosen.go_on:
-            seeds = kept_seeds("online_distillation", bench.steps) | seeds
-        keep("online_distillation", summary(bench, seeds), is_trial=chosen.tiny)
+        for found in bench.seed(seed):
+            seeds[seed] = found
+            if chosen.go_on:
+                seeds = kept_seeds("online_distillation", bench.steps) | seeds
+            keep("online_distillation", summary(bench, seeds), is_trial=chosen.tiny)
 
 
 def summary(bench: Bench, by_seed: dict[int, dict[str, Any]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
 
-from machine import RESULTS
+from machine import RESULTS, about
 
 from engine.spec.metric import FOLDER, merge
 from engine.spec.model.gpt import GPT
@@ -131,6 +131,7 @@ class Parts:
         kept = [role for role in roles if not (role == "teacher" and frozen)]
         bodies = {role: json.loads((place / role / "body.json").read_text())["summary"] for role in kept}
         found = {
+            "cpu": about()["cpu"],
             "cpu_s": usage.ru_utime + usage.ru_stime,
             "wall_s": time.monotonic() - began,
             "loss": {role: body["eval_loss"] for role, body in bodies.items()},

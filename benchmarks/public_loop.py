@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bare_loop import INNER, B, D, G, H, L, T, V
+from bare_loop import HALF, INNER, B, D, G, H, L, T, V
 from torch import nn
 
 
@@ -40,7 +40,7 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def transformers_trainer(folder: Path, steps: int, compiled: bool) -> float:
-    """`transformers.Trainer` of a LlamaForCausalLM in bf16."""
+    """`transformers.Trainer` of a LlamaForCausalLM, in bf16 where there is 16-bit arithmetic."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
     config = LlamaConfig(
@@ -62,7 +62,7 @@ def transformers_trainer(folder: Path, steps: int, compiled: bool) -> float:
             output_dir=scratch,
             per_device_train_batch_size=B,
             max_steps=steps,
-            bf16=True,
+            bf16=HALF,
             use_cpu=True,
             torch_compile=compiled,
             max_grad_norm=1.0,
@@ -88,12 +88,12 @@ def transformers_trainer(folder: Path, steps: int, compiled: bool) -> float:
 
 
 def litgpt_loop(folder: Path, steps: int, compiled: bool) -> float:
-    """litgpt's GPT, chunked_cross_entropy and the lines of its `fit`, in lightning's Fabric with bf16."""
+    """litgpt's GPT, chunked_cross_entropy and the lines of its `fit`, in lightning's Fabric, likewise."""
     import lightning
     from litgpt import GPT, Config
     from litgpt.utils import chunked_cross_entropy
 
-    fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed" if HALF else "32-true")
     config = Config(
         name="demo",
         block_size=T,

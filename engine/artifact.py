@@ -4,12 +4,13 @@ not done here. Torch-free.
 
 import hashlib
 import json
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.spec.record import FileEntry, Record
-from engine.storage import is_local, join, local_path, put_file, read_bytes, verify, writing
+from engine.storage import fetch, is_local, join, local_path, put_file, read_bytes, verify, writing
 
 BODY = "body.json"
 
@@ -35,21 +36,19 @@ class Input:
         """A verified local path of a file: in place for a local store, else a copy in `scratch`."""
         entry = self.entry(name)
         url = join(self.url, entry.path)
-        verify(url, entry)
         if is_local(url):
+            verify(url, entry)
             return local_path(url)
         target = scratch / self.record.fingerprint[:16] / entry.path
-        put_file_from(url, target)
+        if not target.exists():  # what was fetched is what is checked
+            fresh = target.with_name(f".{uuid.uuid4().hex[:8]}")
+            fetch(url, fresh)
+            verify(str(fresh), entry, url)
+            fresh.replace(target)
         return target
 
     def json(self, name: str, scratch: Path) -> Any:
         return json.loads(self.file(name, scratch).read_bytes())
-
-
-def put_file_from(url: str, target: Path) -> None:
-    """Copy a remote file to a local path."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(read_bytes(url))
 
 
 def open_input(url: str) -> Input:

@@ -14,10 +14,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+from engine import remote
+from engine.remote import ask, open_system
 from engine.spec.error import ConfigError, DamageError
 from engine.spec.record import FileEntry
 
@@ -35,7 +36,7 @@ def join(url: str, *parts: str) -> str:
 def filesystem(url: str) -> tuple[Any, str]:
     """The fsspec filesystem of `url` and the path in it."""
     try:
-        return fsspec.core.url_to_fs(url)
+        return open_system(url)
     except (ValueError, ImportError) as error:
         raise ConfigError(
             url, f"no such kind of storage ({error})", "give a local folder or an fsspec URL"
@@ -73,14 +74,31 @@ def reach(url: str) -> None:
         ) from None
 
 
+def size(url: str) -> int:
+    """Bytes of a file; FileNotFoundError when there is none."""
+    system, path = filesystem(url)
+    return ask(system, "size", path)
+
+
+def size_below(url: str) -> int:
+    """Bytes of all files below a folder."""
+    system, path = filesystem(url)
+    return int(ask(system, "du", path))
+
+
+def fetch(url: str, target: Path) -> None:
+    """Copy a file to a local path."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remote.fetch(*filesystem(url), target)
+
+
 def exists(url: str) -> bool:
     system, path = filesystem(url)
-    return system.exists(path)
+    return ask(system, "exists", path)
 
 
 def read_bytes(url: str) -> bytes:
-    system, path = filesystem(url)
-    return system.cat_file(path)
+    return remote.read(*filesystem(url))
 
 
 def read_text(url: str) -> str:
@@ -98,7 +116,8 @@ def names(url: str) -> list[str]:
     else:
         system.invalidate_cache(path)
         try:
-            found = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in system.ls(path, detail=False)]
+            there = ask(system, "ls", path, detail=False)
+            found = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in there]
         except FileNotFoundError:
             return []
     return sorted(name for name in found if not name.startswith(TEMPORARY))
@@ -117,8 +136,7 @@ def writing(url: str) -> Iterator[IO[bytes]]:
     """
     system, path = filesystem(url)
     if not isinstance(system, LocalFileSystem):
-        system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-        with system.open(path, "wb") as file:  # object stores commit on close
+        with remote.writing(system, path) as file:
             yield file
         return
     target = Path(path)
@@ -135,6 +153,11 @@ def writing(url: str) -> Iterator[IO[bytes]]:
             os.unlink(temporary)
         raise
     sync_folder(target.parent)
+
+
+def has_exclusive_create(url: str) -> bool:
+    """Whether `create_exclusive` can be asked; for other stores infra/exclusive.py knows ways."""
+    return isinstance(filesystem(url)[0], LocalFileSystem | MemoryFileSystem)
 
 
 def create_exclusive(url: str, data: bytes) -> bool:
@@ -184,6 +207,12 @@ def _temporary(folder: Path) -> tuple[int, str]:
     return descriptor, name
 
 
+def make_remote_folder(url: str) -> None:
+    """Create a folder of a store that is not local, where the store has folders."""
+    system, path = filesystem(url)
+    remote.make_parent(system, join(path, "file"))
+
+
 def make_folder(folder: Path) -> None:
     """Create a local folder and make its name durable."""
     if not folder.is_dir():
@@ -201,9 +230,8 @@ def sync_folder(folder: Path) -> None:
 
 def remove(url: str) -> None:
     """Remove a file or a folder with all in it; fine when it is not there."""
-    system, path = filesystem(url)
     with suppress(FileNotFoundError):
-        system.rm(path, recursive=True)
+        remote.remove(*filesystem(url))
 
 
 def digest_of(url: str) -> FileEntry:
@@ -228,13 +256,16 @@ def put_file(local: Path, url: str) -> FileEntry:
     return FileEntry(path=url.rsplit("/", 1)[-1], bytes=total, sha256=digest.hexdigest())
 
 
-def verify(url: str, entry: FileEntry) -> None:
-    """Compare the file at `url` with its entry; a difference is a DamageError that names the file."""
+def verify(url: str, entry: FileEntry, name: str = "") -> None:
+    """Compare the file at `url` with its entry; a difference is a DamageError that names the file (by `name`
+    when `url` is a copy).
+    """
+    name = name or url
     try:
         found = digest_of(url)
     except FileNotFoundError:
-        raise DamageError(f"{url}: missing") from None
+        raise DamageError(f"{name}: missing") from None
     if found.bytes != entry.bytes:
-        raise DamageError(f"{url}: {found.bytes} bytes, its record says {entry.bytes}")
+        raise DamageError(f"{name}: {found.bytes} bytes, its record says {entry.bytes}")
     if found.sha256 != entry.sha256:
-        raise DamageError(f"{url}: content does not match its digest")
+        raise DamageError(f"{name}: content does not match its digest")

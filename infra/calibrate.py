@@ -19,7 +19,7 @@ from engine.spec.record import FileEntry, Record, identify
 from engine.spec.role import Role
 from engine.spec.train import Train
 from infra.launch import Orders, compile_cache, start_gang
-from infra.learned import facts, keep_facts
+from infra.learned import facts, keep_facts, with_half
 from infra.measured import Measured, measure
 
 VOCAB = 4096
@@ -41,7 +41,7 @@ def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[s
     their steps best as the pool's; what earlier trainings taught is forgotten, since it was beside other
     facts.
     """
-    tokens = random_tokens(scratch / "tokens")
+    pool, tokens = with_half(pool), random_tokens(scratch / "tokens")
     alone = "one thread", Parallel(shard=1, threads=1, compile="none"), ALL_SHAPES
     layouts: list[tuple[str, Parallel, tuple[str, ...]]] = [alone]
     if cores > 1:

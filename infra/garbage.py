@@ -17,8 +17,9 @@ from typing import Any
 
 from engine.spec.error import DamageError, StoppedError
 from engine.spec.record import KINDS, Record
-from engine.storage import TEMPORARY, filesystem, is_local, join, local_path, names, remove
+from engine.storage import TEMPORARY, is_local, join, local_path, names, remove, size_below
 from infra.alias import aliases
+from infra.exclusive import unlist
 from infra.lease import Holder, Log, take
 from infra.lineage import read_birth
 from infra.manifests import FOLDER, manifests
@@ -309,6 +310,7 @@ def discard(waste: Waste) -> bool:
 
 def _vanish(url: str) -> None:
     if not is_local(url):
+        unlist(url)
         remove(join(url, RECORD))
         remove(url)
         return
@@ -323,8 +325,7 @@ def size_of(url: str) -> int:
     """Bytes of a file or of all files below a folder."""
     if is_local(url):
         return sum(each.st_size for each in _below(local_path(url)) if stat.S_ISREG(each.st_mode))
-    system, path = filesystem(url)
-    return int(system.du(path))
+    return size_below(url)
 
 
 def _below(path: Path) -> Iterator[os.stat_result]:

@@ -24,6 +24,7 @@ from typing import Any
 from engine.spec.error import AtelierError, CopiesError, StoppedError, of_system, to_line
 from engine.spec.pulse import PULSE
 from engine.spec.record import Record
+from engine.storage import is_local
 from infra.lease import Holder, Lease, LeaseLost, Renewal, take
 from infra.store import Store, has_body, read_body
 from infra.trajectory import checkpoint_steps
@@ -53,6 +54,18 @@ PASSED = (
     "CC",
     "CXX",
 )
+
+
+STORE_KEYS = ("AWS_", "FSSPEC_")  # names that begin so let one into a store that is not a folder
+
+
+def passed(root: str, *more: str) -> dict[str, str]:
+    """What of this process's environment a guard and its ranks get: what is on the list, and the way into
+    their store; no other credential.
+    """
+    prefixes = () if is_local(root) else STORE_KEYS
+    names = (*PASSED, *more)
+    return {key: value for key, value in os.environ.items() if key in names or key.startswith(prefixes)}
 
 
 class Guard:
@@ -137,8 +150,7 @@ class Guard:
         (self.scratch / "rendezvous").unlink(missing_ok=True)
         for local in range(count):
             rank = first + local
-            env = {k: os.environ[k] for k in PASSED if k in os.environ}
-            env |= {
+            env = passed(self.store.root) | {
                 "ATELIER_RENDEZVOUS": f"file://{self.scratch}/rendezvous",
                 **self.orders.get("env", {}),
                 "RANK": str(rank),

@@ -14,12 +14,15 @@ from typing import Any, Protocol
 from engine.spec.error import StoppedError
 from engine.spec.pool import Pool
 from engine.spec.record import Record
+from engine.spec.site import Site
+from infra import away
+from infra.batches import batch_of
 from infra.code import code_provenance
 from infra.dag import Node, Product
 from infra.launch import Orders, compile_cache, start_gang
 from infra.lease import Holder, Lease, Renewal, take
 from infra.meeting import Meeting, Place
-from infra.slots import Slots
+from infra.slots import Slots, num_slots
 from infra.store import Store, read_body
 
 
@@ -43,6 +46,7 @@ class House:
     stop: threading.Event = field(default_factory=threading.Event)
     links: dict[str, str] = field(default_factory=dict)
     pool: Pool = field(default_factory=Pool)
+    site: Site = field(default_factory=Site)
     place: Place | None = None  # of this node in a gang of several
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -154,6 +158,12 @@ class House:
             outputs = {key: p for key, p in outputs.items() if first[p.fingerprint] == key}  # equal ones once
             if not outputs:
                 return
+            if self.pool.launcher != "here":
+                orders = self._orders(
+                    node, module, config, outputs, held, inputs, ranks, threads, layout, seed
+                )
+                self._start_away(orders, on_message or (lambda message: self.say(node, **message)))
+                return
             here = self.place.share(ranks) if self.place else ranks
             with self.slots.claim(self._room(here, threads), self.stop):
                 orders = self._orders(
@@ -169,6 +179,12 @@ class House:
                     env = meeting.gather(orders.run, lambda text: self.say(node, waiting=text))
                     self.say(node, state="running")
                     start_gang(replace(orders, world=ranks, env=orders.env | env), hear, self.stop)
+
+    def _start_away(self, orders: Orders, hear: Callable[[dict[str, Any]], None]) -> None:
+        """Have the pool's batch system give machines for the gang: its queue takes the place of slots."""
+        batch = batch_of(self.pool, self.site)
+        per_node = num_slots(self.pool) // (orders.threads if self.pool.is_cpu else 1)
+        away.start_gang(orders, hear, self.stop, batch=batch, per_node=max(1, per_node))
 
     def _room(self, ranks: int, threads: int) -> int:
         """Slots that so many ranks take: on CPUs a core for each thread, or gangs would stand in each other's

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.spec.error import AtelierError, CopiesError, StoppedError, from_line
-from infra.guard import PASSED
+from infra.exclusive import LEASES
+from infra.guard import passed
 
 PROJECT = str(Path(__file__).resolve().parent.parent)
 STOPPED = 75
@@ -68,7 +69,7 @@ def start_gang(orders: Orders, on_message: Callable[[dict[str, Any]], None], sto
             stdout=subprocess.PIPE,
             stderr=err,
             cwd=PROJECT,
-            env={key: os.environ[key] for key in PASSED if key in os.environ},  # no credential of the flow's
+            env=passed(orders.root, LEASES),  # no other credential of the flow's
             start_new_session=True,
         )
     problems: list[dict[str, Any]] = []

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from engine.spec.pool import Pool
 from engine.storage import join, names, read_bytes, remove, write_bytes
+from infra.machine import has_half
 from infra.store import Store
 
 FOLDER = "pools"
@@ -38,12 +39,20 @@ def learn(store: Store, pool: str, fingerprint: str, lesson: Lesson) -> None:
 
 def facts(root: str, pool: Pool) -> Pool:
     """The pool with what was measured of it filled in where its file says auto."""
+    pool = with_half(pool)
     try:
         found = json.loads(read_bytes(join(root, FOLDER, f"{pool.name or HERE}.json")))
     except (FileNotFoundError, ValueError):
         return pool
     known = {name: value for name, value in found.items() if getattr(pool, name, None) == "auto"}
     return pool.model_copy(update=known)
+
+
+def with_half(pool: Pool) -> Pool:
+    """The pool with its arithmetic filled in; CPUs are taken for like this machine's."""
+    if pool.half != "auto":
+        return pool
+    return pool.model_copy(update={"half": has_half() if pool.is_cpu else True})
 
 
 def keep_facts(root: str, pool: Pool, found: Mapping[str, float]) -> None:

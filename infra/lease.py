@@ -13,12 +13,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.spec.error import AtelierError, DamageError, StoppedError
-from engine.storage import create_exclusive, join, names, read_bytes, remove, write_bytes
+from engine.storage import exists, has_exclusive_create, join, names, read_bytes, remove, write_bytes
+from infra.exclusive import create_exclusive
 
 EXPIRY_S = 60.0
 BEAT_S = 5.0
@@ -101,12 +103,24 @@ class Log:
         self.folder = join(address, "log")
 
     def numbers(self) -> list[int]:
-        return sorted(
+        """All entries, in order. Lists of object stores may be late: what follows the last one is asked
+        for.
+        """
+        found = sorted(
             int(name[:6]) for name in names(self.folder) if name.endswith(".json") and name[:6].isdigit()
         )
+        if not has_exclusive_create(self.folder):
+            following = found[-1] + 1 if found else 1
+            while exists(self._place(following)):
+                found.append(following)
+                following += 1
+        return found
+
+    def _place(self, number: int) -> str:
+        return join(self.folder, f"{number:06d}.json")
 
     def entry(self, number: int) -> Entry:
-        place = join(self.folder, f"{number:06d}.json")
+        place = self._place(number)
         try:
             document = json.loads(read_bytes(place))
             return Entry(
@@ -124,9 +138,7 @@ class Log:
         document: dict[str, Any] = {"act": act, "holder": vars(holder), "time": time.time()}
         if record is not None:
             document["record"] = record
-        return create_exclusive(
-            join(self.folder, f"{number:06d}.json"), json.dumps(document, sort_keys=True).encode()
-        )
+        return create_exclusive(self._place(number), json.dumps(document, sort_keys=True).encode())
 
     def beat(self, fence: int) -> str:
         """The holder's sign of life: a counter, and `pid:start` of each process that writes for it."""
@@ -165,10 +177,13 @@ class Lease:
         return last is not None and last.number == self.fence
 
     def release(self) -> None:
-        """Give it back; nothing happens when it was lost already."""
-        if self.is_mine():
-            self.log.append(self.fence + 1, "release", self.holder)
-        remove(join(self.log.folder, f"beat-{self.fence:06d}"))
+        """Give it back; nothing happens when it was lost already. Where the store is away, its holder's end
+        releases it as well.
+        """
+        with suppress(OSError):
+            if self.is_mine():
+                self.log.append(self.fence + 1, "release", self.holder)
+            remove(join(self.log.folder, f"beat-{self.fence:06d}"))
 
 
 def take(

@@ -1,6 +1,7 @@
 """Facts of this machine that layouts are resolved with."""
 
 import os
+from pathlib import Path
 
 
 def num_cores() -> int:
@@ -9,6 +10,17 @@ def num_cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         return os.cpu_count() or 1
+
+
+def has_half() -> bool:
+    """Whether its CPUs have 16-bit arithmetic that is worth using (engine/half.py asks torch the same): x86
+    with AVX-512, ARM with bf16 instructions.
+    """
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:  # macOS
+        return False
+    return {"avx512bw", "avx512dq", "avx512vl"} <= words or "bf16" in words
 
 
 def memory_gb() -> float:

@@ -18,6 +18,7 @@ from engine.storage import exists, join, read_bytes, write_bytes
 
 PATIENCE_S = 120.0
 POLL_S = 0.5
+SUBDOMAIN = "ATELIER_SUBDOMAIN"  # of pods, whose names alone do not lead to them
 ADDRESS = "ATELIER_ADDRESS"  # this host as the other nodes reach it; default: its name
 
 
@@ -40,12 +41,16 @@ class Place:
 
     def share(self, ranks: int) -> int:
         """Ranks on each node."""
-        if ranks % self.size:
-            raise AtelierError(
-                f"parallel: {ranks} ranks do not divide over {self.size} nodes; "
-                f"{(ranks // self.size + 1) * self.size} would"
-            )
-        return ranks // self.size
+        return share_of(ranks, self.size)
+
+
+def share_of(ranks: int, nodes: int) -> int:
+    """Ranks on each node; AtelierError when they do not divide."""
+    if ranks % nodes:
+        raise AtelierError(
+            f"parallel: {ranks} ranks do not divide over {nodes} nodes; {(ranks // nodes + 1) * nodes} would"
+        )
+    return ranks // nodes
 
 
 class Meeting:
@@ -57,7 +62,9 @@ class Meeting:
 
     def arrive(self) -> None:
         """Say that this node is there."""
-        host = os.environ.get(ADDRESS) or socket.gethostname()
+        host = os.environ.get(ADDRESS) or ".".join(
+            filter(None, (socket.gethostname(), os.environ.get(SUBDOMAIN)))
+        )
         self._put(f"node-{self.place.index}", {"host": host, "machine": _machine(), "pid": os.getpid()})
 
     def gather(self, run: dict[str, Any], say: Any) -> dict[str, str]:
@@ -71,12 +78,11 @@ class Meeting:
                 told = missing
                 say(f"waits for {self._named(missing)}")
             if time.monotonic() > deadline:
-                pools = dict.fromkeys(self.place.pools[i] for i in missing)
+                pools = dict.fromkeys(self.place.pools[i] for i in missing if self.place.pools[i])
                 text = f"{self._named(missing)} did not come within {self.place.patience_s:.0f} s"
                 self.end(text)
-                raise AtelierError(
-                    f"{text}; start a worker: " + ", ".join(f"atelier worker {p}" for p in pools)
-                )
+                way_out = "; start a worker: " + ", ".join(f"atelier worker {p}" for p in pools)
+                raise AtelierError(text + (way_out if pools else ""))
             self._pause()
         nodes = [self._get(f"node-{i}") or {} for i in range(self.place.size)]
         is_one_machine = len({node["machine"] for node in nodes}) == 1
@@ -100,6 +106,11 @@ class Meeting:
         if end is not None:
             raise StoppedError(f"the gang has ended: {end['why']}")
 
+    def why(self) -> str:
+        """Why the gang has ended, in the words of the node that ended it first; '' while it lives."""
+        end = self._get("end")
+        return str(end["why"]) if end else ""
+
     def end(self, why: str) -> None:
         """Tell the others that it is over."""
         if not exists(join(self._folder, "end.json")):
@@ -114,7 +125,8 @@ class Meeting:
                 return
 
     def _named(self, indices: list[int]) -> str:
-        return ", ".join(f"node {i} of {self.place.size} (pool {self.place.pools[i]})" for i in indices)
+        pools = [f" (pool {pool})" if pool else "" for pool in self.place.pools]
+        return ", ".join(f"node {i} of {self.place.size}{pools[i]}" for i in indices)
 
     def _pause(self) -> None:
         if self._stop.wait(POLL_S):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from engine.spec.record import Record
 from engine.spec.run import Segment
 from engine.spec.trajectory import VERSION, Part
-from engine.storage import create_exclusive, exists, join, names, read_bytes
+from engine.storage import exists, join, names, read_bytes
+from infra.exclusive import create_exclusive
 from infra.store import Store
 
 BIRTH = "trajectory.json"

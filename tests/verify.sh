@@ -6,12 +6,14 @@ cd "$(dirname "$0")/.."
 PYTHON="${PYTHON:-${VENV:-.venv}/bin/python}"
 [ -x "$PYTHON" ] || { echo "verify: no $PYTHON; run make setup" >&2; exit 2; }
 marks="not bench"
-left=("timings and long comparisons: make bench")
+left=("timings and long comparisons: make bench" "containers, half an hour: infra/docker/verify")
 leave_out() { marks="$marks and not $1"; left+=("tests marked $1: $2"); }
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   missing=()
   for program in strace chromium; do command -v "$program" >/dev/null || missing+=("$program"); done
+  command -v sbatch >/dev/null || missing+=(slurm-wlm munge)
+  command -v swift-proxy-server >/dev/null || missing+=(swift-proxy swift-account swift-container swift-object memcached)
   [ ${#missing[@]} = 0 ] || { apt-get update -qq && apt-get install -y -qq "${missing[@]}" fonts-dejavu-core; }
 fi
 command -v strace >/dev/null || left+=("kills and errors at every system call: strace is missing")

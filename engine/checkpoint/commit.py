@@ -16,13 +16,14 @@ from engine.spec.error import DamageError
 from engine.storage import (
     TEMPORARY,
     exists,
-    filesystem,
     is_local,
     join,
     local_path,
     make_folder,
+    make_remote_folder,
     names,
     remove,
+    size,
     sync_folder,
     write_bytes,
 )
@@ -45,8 +46,7 @@ class Commit:
     def begin(self) -> None:
         """Make the place and clear away what killed attempts left: saves of one folder never overlap."""
         if not is_local(self.url):
-            system, path = filesystem(self.url)
-            system.makedirs(path, exist_ok=True)  # ranks that each made it would race, and some stores refuse
+            make_remote_folder(self.url)  # ranks that each made it would race, and some stores refuse
             return
         folder = local_path(self.parent)
         make_folder(folder)
@@ -98,15 +98,14 @@ class Commit:
         """Refuse when rank 0 does not see what the others wrote: their folder is not the one it commits."""
         for entry in manifest.files:
             place = join(self.place, entry.path)
-            system, path = filesystem(place)
             try:
-                size = system.size(path)
+                found = size(place)
             except FileNotFoundError:
                 raise DamageError(
                     f"{place}: not visible to rank 0; checkpoints need storage that all ranks share"
                 ) from None
-            if size != entry.bytes:
-                raise DamageError(f"{place}: {size} bytes where {entry.bytes} were written")
+            if found != entry.bytes:
+                raise DamageError(f"{place}: {found} bytes where {entry.bytes} were written")
 
     def _is_there(self, manifest: Manifest) -> bool:
         try:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from engine.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from engine.spec.error import ConfigError, DamageError
-from engine.storage import TEMPORARY, filesystem, is_local, join, local_path, names, remove, sync_folder
+from engine.storage import TEMPORARY, is_local, join, local_path, names, remove, size, sync_folder
 from engine.storage import verify as verify_file
 
 _STEP = re.compile(r"step-(\d{8,})")
@@ -99,10 +99,9 @@ def retain(folder_url: str, keep: int, protected: set[int]) -> list[int]:
 
 def looks_whole(url: str, step: int) -> bool:
     """True when the manifest is good and every file has its size; reads no tensor data."""
-    system, path = filesystem(url)
     try:
         manifest = read_manifest(url, step=step)
-        return all(system.size(join(path, entry.path)) == entry.bytes for entry in manifest.files)
+        return all(size(join(url, entry.path)) == entry.bytes for entry in manifest.files)
     except (DamageError, OSError):
         return False
 

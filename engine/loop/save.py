@@ -98,11 +98,18 @@ class Saver:
             self._report.say(warning=f"older checkpoints of {segment.url} stay: {error}")
 
     def _has_earlier(self, pending: list[tuple[Member, Segment, int, Pending]]) -> bool:
-        """Whether every role has another checkpoint in its trajectories; rank 0 looks for all."""
-        found = self._gang.is_first and all(
-            any(number < step for part in member.spec.segments for number in steps(checkpoints(part)))
-            for member, _, step, _ in pending
-        )
+        """Whether every role has another checkpoint in its trajectories; rank 0 looks for all. A store that
+        does not answer is asked at the next save: it may only be away.
+        """
+        found = False
+        if self._gang.is_first:
+            try:
+                found = all(
+                    any(number < step for part in member.spec.segments for number in steps(checkpoints(part)))
+                    for member, _, step, _ in pending
+                )
+            except OSError:
+                found = True
         return self._gang.from_first(found)
 
 

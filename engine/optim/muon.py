@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from engine.half import has_half
 from engine.placement import by_mesh, like, whole
 from engine.spec.optim.muon import Muon
 
@@ -31,10 +32,11 @@ def build(spec: Muon, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.o
 
 
 def orthogonal(matrix_MN: Tensor, iterations: int) -> Tensor:
-    """About U V^T of the matrix's singular value decomposition, in bfloat16 for float32 input, else in its
-    own precision.
+    """About U V^T of the matrix's singular value decomposition, in bfloat16 for float32 input where the
+    device has it, else in its own precision.
     """
-    work = matrix_MN.bfloat16() if matrix_MN.dtype == torch.float32 else matrix_MN
+    is_half = matrix_MN.dtype == torch.float32 and has_half(matrix_MN.device)
+    work = matrix_MN.bfloat16() if is_half else matrix_MN
     is_tall = work.shape[0] > work.shape[1]
     x = (work.T if is_tall else work).contiguous()  # one memory order: the same bits whatever the layout
     x = x / (x.norm() + 1e-7)

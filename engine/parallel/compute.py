@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from engine.half import has_half
 from engine.spec.parallel import Parallel, Recompute
 
 Precision = Literal["bf16", "fp32", "fp64", "fp8"]
@@ -21,8 +22,11 @@ WORTH_COMPILING = {"cpu": 2e13, "cuda": 2e16}
 
 
 def arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Where forward passes run: bf16 autocast over fp32 weights; nothing for fp32 and fp64."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if precision in HALF else nullcontext()
+    """Where forward passes run: bf16 autocast over fp32 weights, on devices that have it; nothing for fp32
+    and fp64.
+    """
+    is_half = precision in HALF and has_half(device)
+    return torch.autocast(device.type, dtype=torch.bfloat16) if is_half else nullcontext()
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:

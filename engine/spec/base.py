@@ -18,7 +18,9 @@ Count = Annotated[
 class Spec(BaseModel):
     """A frozen description. Fields marked `json_schema_extra={"layout": True}` move bits but not meaning."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )  # built when first used: half of what help takes was building specs that nobody asked for
 
     def as_identity(self) -> dict[str, Any]:
         """The fields that change the result: no layout, and no value equal to what the field's absence has

@@ -32,6 +32,11 @@ class Pool(Spec):
     site: str = Field(
         default="here", pattern=r"^[A-Za-z0-9_]+$", description="where its workers are: a file of conf/site"
     )
+    launcher: Literal["here", "slurm", "kubernetes"] = Field(
+        default="here",
+        description="who starts gangs: the worker, on its own machine, or Slurm or Kubernetes, on nodes that"
+        " they give",
+    )
     grace_s: float = Field(
         default=10.0, gt=0, description="seconds that a gang has for its checkpoint when it is asked to stop"
     )
@@ -50,6 +55,11 @@ class Pool(Spec):
     memory_gb: Fact = Field(default="auto", description="memory of one device (cpu: of the host), GB")
     peak_tflops: Fact = Field(
         default="auto", description="dense bf16 peak of one device (cpu: of one core), TFLOP/s"
+    )
+    half: bool | Literal["auto"] = Field(
+        default="auto",
+        description="whether it has 16-bit arithmetic; without, bf16 is computed in float32 (auto: a GPU has"
+        " it, a CPU is asked)",
     )
     matmul: Share = Field(default="auto", description="share of the peak that large matrix products reach")
     memory_gbps: Fact = Field(

@@ -21,6 +21,7 @@ from flows.cli.compose import Frozen
 from flows.cli.lessons import take
 from flows.cli.page import show_plan, show_report
 from flows.cli.plan import Plan
+from flows.cli.pools import site_of
 from flows.cli.server import Server, is_own, own_server
 from flows.cli.work import work
 from infra.dag import Node, Reference, scheduling, stop_scheduling
@@ -206,6 +207,7 @@ def open_house(
         slots=Slots(num_slots(frozen.pool), scratch / "slots"),
         scratch=scratch,
         pool=frozen.pool,
+        site=site_of(frozen.pool),
         run_id=run_id,
         flow=frozen.flow,
         command=command,

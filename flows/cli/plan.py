@@ -95,7 +95,7 @@ def draw(frozen: Frozen, store: Store) -> Plan:
     known = {row["name"]: row for row in before["tasks"]} if before else {}
     rows: list[dict[str, Any]] = []
     refusals: list[str] = []
-    notes: list[str] = []
+    outdated: list[str] = []
     around = Around(frozen, known, vocab_of(frozen), factor(store, frozen.pool.name))
     for node in nodes:
         standing = _standing(node, store)
@@ -108,16 +108,26 @@ def draw(frozen: Frozen, store: Store) -> Plan:
                 and node.task in TRAINED
                 and record.provenance.get("engine") not in (None, engine_digest())
             ):
-                notes.append(row_name(node, key))
+                outdated.append(row_name(node, key))
             mine.append(_row(node, key, product, record is not None, standing, around))
         rows += mine
         refusal = too_much(node, mine, frozen.pool, around.vocab)
         if refusal is not None:
             refusals.append(refusal)
-    if notes:
-        changed = ", ".join(notes[:6]) + (f" and {len(notes) - 6} more" if len(notes) > 6 else "")
-        notes = [f"the engine's sources have changed since these were made: {changed}"]
+    notes = _notes(frozen, outdated)
     return Plan(flow=frozen.flow, nodes=nodes, rows=rows, refusals=refusals, notes=notes, pace=around.pace)
+
+
+def _notes(frozen: Frozen, outdated: list[str]) -> list[str]:
+    """What one should know before it runs."""
+    found = []
+    train = getattr(frozen.arguments, "train", None)
+    if isinstance(train, Train) and train.precision == "bf16" and not frozen.pool.half:
+        found.append("these CPUs have no 16-bit arithmetic: train.precision=bf16 is computed in float32")
+    if outdated:
+        changed = ", ".join(outdated[:6]) + (f" and {len(outdated) - 6} more" if len(outdated) > 6 else "")
+        found.append(f"the engine's sources have changed since these were made: {changed}")
+    return found
 
 
 def vocab_of(frozen: Frozen) -> int:

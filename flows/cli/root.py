@@ -4,16 +4,20 @@ import os
 from pathlib import Path
 
 from engine.spec.error import ConfigError
-from engine.storage import is_local, local_path
+from engine.storage import is_local, local_path, reach
+from infra.exclusive import check_exclusive
 from infra.store import Store, default_root
 
 WAY_OUT = "set ATELIER_ROOT to a folder that you may write to"
 
 
 def check_root(*, will_write: bool = False) -> None:
-    """Refuse a root that is no folder, or, when something will be written, one that cannot be."""
+    """Refuse a root that is no folder, or, when something will be written, one where it cannot be kept."""
     root = default_root()
     if not is_local(root):
+        if will_write:
+            reach(root)
+            check_exclusive(root)
         return
     path = local_path(root)
     ancestor = next(folder for folder in (path, *path.parents) if folder.exists())

@@ -11,6 +11,7 @@ from engine.spec.error import AtelierError, ConfigError, DamageError, StoppedErr
 from flows.cli.compose import Frozen, compose
 from flows.cli.execute import Outcome, run_flow
 from flows.cli.plan import Plan, draw
+from flows.cli.pools import check_launcher
 from flows.cli.screen import Screen
 from infra.dag import Node
 from infra.stack.stack import Stack, join_stack
@@ -42,6 +43,8 @@ def run_to_end(
 ) -> Outcome:
     """Plan and run, showing how far it is. Who sets `stop` ends it at a checkpoint."""
     frozen.pool.check_runs()
+    if not frozen.pool.is_served:
+        check_launcher(frozen.pool, store.root)
     plan = draw(frozen, store)
     if plan.refusals:
         raise ConfigError("plan", "; ".join(plan.refusals))

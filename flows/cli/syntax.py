@@ -146,7 +146,10 @@ TABLE = (
         about="serve a pool from this machine, until it is ended",
         example="atelier worker local",
         words=(Word("pool", "a pool of conf/pool, or light", "pool", required=True),),
-        options=(Option("--name", "the worker's name [host-pool]", "NAME"),),
+        options=(
+            Option("--name", "the worker's name [host-pool]", "NAME"),
+            Option("--show", "what its batch system would be asked for, for a gang of two nodes"),
+        ),
     ),
     Command(
         name="gc",

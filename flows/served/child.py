@@ -11,6 +11,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 from engine.spec.error import AtelierError, StoppedError
 from engine.spec.pool import Pool
 from flows.cli.execute import scratch_of, stopping
+from flows.cli.pools import site_of
 from flows.cli.work import work
 from flows.served.presence import present, watching_worker
 from flows.served.reporter import Reporter
@@ -45,6 +46,7 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
             # of this run alone: nodes of one gang may share a disk
             scratch=scratch_of(store, about["id"]) / str(flow_run.id)[:13],
             pool=pool,
+            site=site_of(pool),
             run_id=about["id"],
             flow=about["flow"],
             command=about["command"],

@@ -1,5 +1,8 @@
-"""Put every flow, with its form, and every pool of conf/ on the Prefect server."""
+"""Put every flow, with its form, and every pool of conf/ on the Prefect server. For one that `atelier up` did
+not start: `python -m flows.served.deploy`.
+"""
 
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,9 +10,8 @@ from typing import Any
 from engine.spec.error import AtelierError
 from engine.spec.pool import Pool
 from flows.cli.catalog import flow_names, flow_text
+from flows.cli.pools import LIGHT_LIMIT, gangs_at_once, served_pools
 from flows.served.forms import form
-from flows.served.pools import LIGHT_LIMIT, served_pools
-from infra.slots import num_slots
 from infra.stack import api
 from infra.stack.deploy import WORK, Deployed, put_deployment, put_pool, put_queues, put_zombie_automation
 from infra.stack.stack import LIGHT
@@ -47,7 +49,7 @@ def deploy() -> Done:
         put_pool(client, LIGHT, "parent flows: they plan and wait, they do not compute", LIGHT_LIMIT)
         for name, pool in done.pools.items():
             about = f"gangs; {pool.gpus or 'no'} {pool.gpu if pool.gpus else 'GPU'}"
-            put_pool(client, name, about, num_slots(pool))
+            put_pool(client, name, about, gangs_at_once(pool))
             put_queues(client, name)
             work = Deployed(flow=WORK, name=name, pool=name, entry=WORK, about=WORK_ABOUT, form=WORK_FORM)
             done.flows[f"{WORK}/{name}"] = put_deployment(client, work)
@@ -72,3 +74,10 @@ WORK_FORM: dict[str, Any] = {
     },
     "required": ["node", "run", "code"],
 }
+
+
+if __name__ == "__main__":
+    try:
+        print(f"deployed: {', '.join(sorted(deploy().flows))}")
+    except AtelierError as error:
+        sys.exit(str(error))

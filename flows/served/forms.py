@@ -21,9 +21,8 @@ from engine.spec.walk import Place
 from flows.cli.bodies import parameters as parameters_of
 from flows.cli.catalog import Choice, Shape, flow_names, option_text, options, used_choices
 from flows.cli.overrides import MOST_LETTERS, SHOWN, UNSEEN, check_overrides, shown
-from flows.served.pools import pool_of
+from flows.cli.pools import pool_of
 
-HERE = "here"  # the pool that is no Prefect pool: nothing that Prefect starts can run on it
 POOL_WHEN_BLANK = "local"
 ALWAYS = ("experiment", "pool")
 NEVER = ("role", "tracker")  # a whole role is swapped, or left untracked, by an override
@@ -203,7 +202,7 @@ def _offered(shape: Shape, choice: Choice) -> list[str]:
     """The options that can work there: an objective that needs a teacher only where there is one."""
     found = options(choice.group)
     if choice.group == "pool":
-        return [option for option in found if option != HERE and not pool_of(option).paper]
+        return [one for one in found if (pool := pool_of(one)).is_served and not pool.paper]
     if choice.group == "experiment":  # of this flow: some name another's roles
         return [option for option in found if not Shape(shape.flow, (f"experiment={option}",)).unmatched]
     if choice.group != "objective":

@@ -12,7 +12,8 @@ from typing import Any
 
 from engine.spec.base import fingerprint
 from engine.spec.error import AtelierError, ConfigError
-from engine.storage import create_exclusive, join, names, read_bytes, write_bytes
+from engine.storage import join, names, read_bytes, write_bytes
+from infra.exclusive import create_exclusive
 from infra.lease import Holder, Renewal, take
 from infra.store import Store
 

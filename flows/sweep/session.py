@@ -18,6 +18,7 @@ from engine.spec.error import ConfigError
 from engine.spec.role import Role
 from flows.cli.compose import Frozen
 from flows.cli.plan import draw_nodes
+from flows.cli.pools import gangs_at_once
 from flows.sweep.fleet import Ask, Ending, Fleet, RunHere, Tell
 from flows.sweep.ledger import DONE, FAILED, OPEN, STOPPED, Entry, Ledger
 from flows.sweep.looking import Look
@@ -179,10 +180,9 @@ class Session:
         if on_pool:
             join_stack(self.store.root)
             from flows.served.submit import ready  # Prefect: 1.5 s that no sweep here waits for
-            from infra.slots import num_slots
 
             fleet.code = ready(first.frozen, self.store)
-            fleet.width = width or num_slots(first.frozen.pool)
+            fleet.width = width or gangs_at_once(first.frozen.pool)
         fleet.drive(lambda: given.popleft() if given else ask(), tell, look, on_pool=on_pool)
 
     def tell(self, point: Point, ending: Ending) -> None:

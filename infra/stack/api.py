@@ -13,7 +13,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import FlowRun, WorkerStatus
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
 from prefect.states import Cancelling
 
 from engine.spec.error import ConfigError
@@ -151,11 +151,14 @@ def put_markdown(key: str, markdown: str, about: str) -> str:
     artifact = ArtifactCreate(key=key, type="markdown", data=markdown, description=about)
     with server() as client:
         client.create_artifact(artifact)
-    base = (PREFECT_API_URL.value() or "").removesuffix("/api")
-    return f"{base}/v2/artifacts/key/{key}"
+    return f"{_pages()}/v2/artifacts/key/{key}"
 
 
 def page(run_id: str) -> str:
     """Address of a run's page in Prefect's UI."""
-    base = (PREFECT_API_URL.value() or "").removesuffix("/api")
-    return f"{base}/v2/runs/flow-run/{run_id}"
+    return f"{_pages()}/v2/runs/flow-run/{run_id}"
+
+
+def _pages() -> str:
+    """What browsers call the server; a worker may know it by another name."""
+    return (PREFECT_UI_URL.value() or PREFECT_API_URL.value() or "").removesuffix("/api").rstrip("/")

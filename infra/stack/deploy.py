@@ -107,7 +107,7 @@ def put_zombie_automation(client: SyncPrefectClient) -> None:
         for old in there:
             client.delete_automation(old.id)
         client.create_automation(wanted)
-    _knock(client)
+    knock(client)
 
 
 def _zombie_automation() -> AutomationCore:
@@ -133,9 +133,9 @@ def _zombie_automation() -> AutomationCore:
     )
 
 
-def _knock(client: SyncPrefectClient) -> None:
-    """Have the automation wait for every run that nobody has heard of lately: a server that was away, or is
-    new, waits for nobody. Who lives then goes on with its heartbeats.
+def knock(client: SyncPrefectClient) -> None:
+    """Have the automation wait for every run that nobody has heard of lately: a server that was away, without
+    its database, or is new, waits for nobody. Who lives then goes on with its heartbeats.
     """
     since = datetime.now(UTC) - timedelta(seconds=1.5 * DEAD_AFTER_S)
     states = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])

@@ -1,29 +1,32 @@
-"""Prefect's server behind a gate: `python -m infra.stack.gate <port>`.
+"""Prefect's server behind a gate: `python -m infra.stack.gate <port>`, in a container
+`python -m infra.stack.gate <port> <address to listen on> <its own URLs>`.
 
 Its own middleware asks for the password and takes any host name. The gate refuses, before that, what comes
 from a page of another site, or under a name that somebody has let point at this machine.
 """
 
 import sys
+from collections.abc import Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvicorn
 from prefect.server.api.server import create_app
 from prefect.settings import get_current_settings
 
 from infra.stack.one_writer import one_writer
-from infra.stack.settings import HOST, own_hosts, own_origins
+from infra.stack.settings import HOST, own_origins
 
 REFUSED = b"this server answers only to its own address and its own pages"
 
 
 class Gate:
-    """`app`, for requests to `port` of this machine and from the pages of that port alone."""
+    """`app`, for requests to its own URLs and from their pages alone."""
 
-    def __init__(self, app: Any, port: int) -> None:
+    def __init__(self, app: Any, own: Iterable[str]) -> None:
         self._app = app
-        self._hosts = {host.encode() for host in own_hosts(port)}
-        self._origins = {origin.encode() for origin in own_origins(port)}
+        self._origins = {url.lower().encode() for url in own}
+        self._hosts = {urlsplit(origin).netloc for origin in self._origins}
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan" or self._is_own(scope["headers"]):
@@ -41,13 +44,13 @@ class Gate:
         return len(hosts) == 1 and hosts <= self._hosts and origins <= self._origins
 
 
-def main(port: int) -> None:
+def main(port: int, host: str = HOST, *own: str) -> None:
     """Serve until SIGTERM, as `prefect server start` does; all else is said by PREFECT_... variables."""
     server = get_current_settings().server
     one_writer()
     uvicorn.run(
-        Gate(create_app(final=True), port),
-        host=HOST,
+        Gate(create_app(final=True), own or own_origins(port)),
+        host=host,
         port=port,
         log_level=server.logging_level.lower(),
         timeout_keep_alive=server.api.keepalive_timeout,
@@ -57,4 +60,4 @@ def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -106,11 +106,16 @@ def prefect_server(root: str, port: int, credentials: Credentials) -> dict[str, 
 
 def mlflow_server(folder: Path, credentials: Credentials) -> dict[str, str]:
     """Environment of the MLflow server, its users in a database of their own."""
+    return mlflow_users(folder, f"sqlite:///{folder / 'mlflow-users.db'}", credentials)
+
+
+def mlflow_users(folder: Path, database: str, credentials: Credentials) -> dict[str, str]:
+    """As above, the users in `database`; who is none of them sees nothing."""
     ini = folder / "mlflow-auth.ini"
     lines = [
         "[mlflow]",
         "default_permission = NO_PERMISSIONS",
-        f"database_uri = sqlite:///{folder / 'mlflow-users.db'}",
+        f"database_uri = {database}",
         f"admin_username = {credentials.user}",
         f"admin_password = {credentials.password}",
         "auth_cache_ttl_seconds = 300",  # else a password hash, a tenth of a second of CPU time, a request
@@ -136,6 +141,7 @@ def worker(root: str, client: dict[str, str]) -> dict[str, str]:
             "PREFECT_WORKER_PREFETCH_SECONDS": "1",
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
             "PREFECT_CLIENT_MAX_RETRIES": "5",  # 2 + 4 + ... + 32 s, then its loops try again
+            "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # what a server says whose database is away
             "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
         }
     )

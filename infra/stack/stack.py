@@ -16,6 +16,9 @@ from infra.stack.settings import HOST, Addresses, Credentials
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 PRIVATE = 0o077  # umask of the servers: their databases have users and runs; what workers make is the store's
+HEALTH_PORT = (
+    "PREFECT_WORKER_WEBSERVER_PORT"  # a worker that is given one answers there whether it still polls
+)
 LIGHT = "light"  # the pool of parent flows: they wait, they do not compute
 
 
@@ -74,6 +77,9 @@ class Stack:
         client = self.client() or {k: os.environ[k] for k in CLIENT_KEYS if k in os.environ}
         arguments = ("infra.stack.pool_worker", "worker", "start", "--pool", pool, "--type", "process")
         arguments += ("--name", name or f"{socket.gethostname()}-{pool}", "--limit", str(limit))
+        if HEALTH_PORT in os.environ:
+            client |= {HEALTH_PORT: os.environ[HEALTH_PORT]}
+            arguments += ("--with-healthcheck",)
         return Service(
             name=f"worker-{pool}",
             arguments=arguments,
@@ -154,6 +160,7 @@ HEALTH = {"prefect": "/api/health", "mlflow": "/health"}
 CLIENT_KEYS = (  # by which clients find the servers and are let in
     "PREFECT_API_URL",
     "PREFECT_API_AUTH_STRING",
+    "PREFECT_UI_URL",
     "MLFLOW_TRACKING_URI",
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",

@@ -116,9 +116,10 @@ class Backend:
     @property
     def page(self) -> str:
         """What MLflow's pages begin with: the server, or nothing (a link relative to whatever serves the
-        database).
+        database). $ATELIER_MLFLOW_URL when browsers call the server by another name.
         """
-        return self.uri.rstrip("/") if self.uri.startswith("http") else ""
+        url = os.environ.get("ATELIER_MLFLOW_URL") or self.uri
+        return url.rstrip("/") if self.uri.startswith("http") else ""
 
     def experiment(self, name: str) -> str:
         if name not in self._experiments:

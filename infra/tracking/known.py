@@ -7,7 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from engine.storage import create_exclusive, is_local, join, local_path, read_text, write_bytes
+from engine.storage import is_local, join, local_path, read_text, write_bytes
+from infra.exclusive import create_exclusive
 from infra.store import SHORT, Store
 
 

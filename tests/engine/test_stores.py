@@ -126,7 +126,7 @@ def test_two_ranks_share_a_remote_store_and_pass_over_what_is_damaged_in_it(
     ("url", "problem"),
     [
         ("ftp://127.0.0.1:1/store", "the store cannot be written to (ConnectionRefusedError"),
-        ("s3://nobody-knows/store", "no such kind of storage (Install s3fs"),
+        ("gs://nobody-knows/store", "no such kind of storage (Please install gcsfs"),
         ("nosuch://x/store", "no such kind of storage (Protocol not known: nosuch"),
     ],
 )

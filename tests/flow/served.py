@@ -156,6 +156,16 @@ def is_of(words: list[str], root: str) -> bool:
     return root in text and ("infra.guard" in text or "-m engine." in text)
 
 
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, those that lead sessions of their own too."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").glob("*/children"))
+        children = [int(word) for task in tasks for word in task.read_text().split()]
+    except OSError:
+        return []
+    return children + [below for child in children for below in descendants(child)]
+
+
 def processes() -> dict[int, list[str]]:
     """Process id -> command line of everything that runs here (the dead that nobody reaped have none)."""
     found = {}

@@ -1,7 +1,6 @@
 """`atelier generate <model>`: a process of its own speaks; its words are printed here as they come."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from engine.spec.parallel import Parallel
 from engine.spec.sampling import Generation
 from flows.cli.catalog import PROJECT
 from flows.cli.root import open_store
-from infra.guard import PASSED
+from infra.guard import passed
 from infra.machine import num_cores
 
 GRACE_S = 5.0
@@ -52,13 +51,12 @@ def run(options: Namespace) -> int:
         }
         place = Path(scratch) / "run.json"
         place.write_text(json.dumps(document))
-        return _speak(place, generation.prompts)
+        return _speak(place, generation.prompts, passed(store.root))
 
 
-def _speak(place: Path, prompts: tuple[str, ...]) -> int:
+def _speak(place: Path, prompts: tuple[str, ...], env: dict[str, str]) -> int:
     """Start the engine and print what it says. It leads its own session: Ctrl-C reaches only us."""
-    env = {key: os.environ[key] for key in PASSED if key in os.environ}
-    env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(num_cores())}
+    env = env | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(num_cores())}
     with open(place.with_name("err"), "wb") as err:
         child = subprocess.Popen(
             [sys.executable, "-m", "engine.generate", str(place)],

@@ -7,8 +7,12 @@ import subprocess
 
 from engine.spec.base import nearest
 from engine.spec.error import ConfigError
+from engine.spec.pool import Pool
+from flows.cli.catalog import options as catalog
+from flows.cli.pools import check_launcher, gangs_at_once, pool_of, served_pools, site_of
 from flows.cli.root import check_root
-from flows.served.pools import pool_of, served_pools, site_of
+from infra.away import Away
+from infra.batches import batch_of
 from infra.slots import num_slots
 from infra.stack.stack import LIGHT, Stack, join_stack
 from infra.store import Store, default_root
@@ -17,21 +21,46 @@ from infra.store import Store, default_root
 def run(options: argparse.Namespace) -> int:
     """Run Prefect's process worker in the foreground; Ctrl-C and SIGTERM end it."""
     known = [*served_pools(), LIGHT]
-    if options.pool not in known:
-        near = nearest(options.pool, known)
-        way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(known)}"
-        raise ConfigError("pool", f"no pool {options.pool!r}", way_out)
-    pool = pool_of(options.pool)
+    if options.show:
+        return _show(options.pool)
+    pool = _pool(options.pool, known)
     os.environ |= site_of(pool).environment()
     check_root(will_write=True)
     root = Store(default_root()).root
+    check_launcher(pool, root)
     join_stack(root)
     from infra.stack import api  # now: Prefect reads its settings when it is imported
+    from infra.stack.deploy import knock  # as above
 
     with api.server() as client:
         api.check_pool_exists(client, options.pool)
-    service = Stack(root).worker(options.pool, num_slots(pool), options.name or "")
+        knock(client)  # what ran on the worker before this one, perhaps, and died with it
+    service = Stack(root).worker(options.pool, gangs_at_once(pool), options.name or "")
     process = subprocess.Popen(service.command, env=service.environment)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: process.send_signal(number))
     return process.wait()
+
+
+def _pool(name: str, known: list[str]) -> Pool:
+    """The pool; ConfigError when it is none of those known."""
+    if name not in known:
+        near = nearest(name, known)
+        way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(known)}"
+        if name in catalog("pool") and not pool_of(name).name:
+            way_out = f"give conf/pool/{name}.yaml the line name: {name}, then atelier up or deploy"
+            raise ConfigError("pool", f"{name} is not served", way_out)
+        raise ConfigError("pool", f"no pool {name!r}", way_out)
+    return pool_of(name)
+
+
+def _show(name: str) -> int:
+    """Print what the pool's batch system would be asked for."""
+    pool = _pool(name, catalog("pool"))
+    if pool.launcher == "here":
+        raise ConfigError("--show", f"the gangs of {name} are started here", "it is for slurm and kubernetes")
+    root = Store(default_root()).root
+    ranks = num_slots(pool) if not pool.is_cpu else 1
+    gang = Away(id="away-0", name="train", root=root, nodes=2, ranks=ranks, threads=1)
+    print(batch_of(pool, site_of(pool)).show(gang))
+    return 0

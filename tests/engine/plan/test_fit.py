@@ -25,7 +25,7 @@ def test_facts_are_found_again_from_the_steps_that_follow_from_them() -> None:
 
 
 def test_kept_facts_fill_in_what_is_auto_and_what_was_learned_beside_others_is_forgotten(tmp_path) -> None:
-    store, pool = Store(str(tmp_path)), Pool(launch_us=3.0)
+    store, pool = Store(str(tmp_path)), Pool(launch_us=3.0, half=True)
     learn(store, "", "a" * 64, Lesson("train", planned_s=1.0, measured_s=1.5, ended=1.0))
     assert factor(store, "") == 1.5 and facts(store.root, pool) == pool
     keep_facts(store.root, pool, {"peak_tflops": 0.3, "launch_us": 9.0})

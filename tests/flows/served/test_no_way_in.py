@@ -104,7 +104,7 @@ def test_an_address_that_others_reach_is_refused(root: Path, host: str) -> None:
 
 def test_an_unknown_pool_is_named_with_those_there_are(root: Path) -> None:
     line = refused(root, "pretrain", "experiment=tiny", "pool=nosuch")
-    assert "no option 'nosuch' in group pool; there are: " in line and "here, local, " in line
+    assert "no option 'nosuch' in group pool; there are: " in line and "here, kubernetes, local, " in line
     line = refused(root, "worker", "locl")
     assert line == "pool: no pool 'locl'; did you mean local? there are: local, local_b, light"
 

@@ -15,7 +15,14 @@ from infra.stack import service, settings
 from infra.stack.deploy import TEMPLATE
 from infra.stack.gate import Gate
 from infra.stack.service import Service
-from infra.stack.settings import Addresses, Credentials, check_binding, stack_folder, write_private
+from infra.stack.settings import (
+    Addresses,
+    Credentials,
+    check_binding,
+    own_origins,
+    stack_folder,
+    write_private,
+)
 
 MADE = Credentials(user="atelier", password="planted-p", flask_key="planted-f")
 
@@ -151,7 +158,7 @@ def test_the_gate_lets_its_own_address_and_pages_in_and_nothing_else(kind: str) 
     async def send(message: dict[str, object]) -> None:
         sent.append(message)
 
-    gate = Gate(app, 4200)
+    gate = Gate(app, own_origins(4200))
     for headers in FOREIGN:
         asyncio.run(gate({"type": kind, "headers": headers}, None, send))
     assert came == []

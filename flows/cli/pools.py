@@ -7,6 +7,8 @@ from engine.spec.error import ConfigError
 from engine.spec.pool import Pool
 from engine.spec.site import Site
 from flows.cli.catalog import CONF, options
+from infra.batches import batch_of
+from infra.slots import num_slots
 from infra.stack.stack import LIGHT
 
 LIGHT_LIMIT = 50  # parent flows at once
@@ -26,6 +28,19 @@ def site_of(pool: Pool) -> Site:
         raise ConfigError("pool.site", f"no site {pool.site!r}", f"there are: {', '.join(there)}")
     text = (CONF / "site" / f"{pool.site}.yaml").read_text()
     return parse(Site, yaml.safe_load(text) or {}, f"site.{pool.site}")
+
+
+def gangs_at_once(pool: Pool) -> int:
+    """How many runs a worker of the pool has at a time: as many as fit its machine, or, where a batch system
+    queues them, as many as one may look after.
+    """
+    return num_slots(pool) if pool.launcher == "here" else LIGHT_LIMIT
+
+
+def check_launcher(pool: Pool, root: str) -> None:
+    """ConfigError in the batch system's words when it would refuse the pool's gangs."""
+    if pool.launcher != "here":
+        batch_of(pool, site_of(pool)).check(root)
 
 
 def served_pools() -> dict[str, Pool]:

@@ -1,0 +1,10 @@
+"""What an image installs, of pyproject.toml: `control` all but torch, which the images of workers add."""
+
+import sys
+import tomllib
+
+with open(sys.argv[1], "rb") as file:
+    project = tomllib.load(file)["project"]
+extras = project["optional-dependencies"]
+wanted = project["dependencies"] + extras["cluster"] + extras["s3"]
+print("\n".join(line for line in wanted if not line.startswith("torch")))
