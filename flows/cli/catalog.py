@@ -13,6 +13,8 @@ import yaml
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 CONF = PROJECT / "conf"
+# libyaml where PyYAML has it: half of the time of a --help was the 84 files of a flow.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SETTINGS = {"pool": ("engine.spec.pool", "Pool")}
 BUILTIN = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict, "list": list}
 GROUP_WORD = re.compile(r"^\+{0,2}(?P<group>[\w/]+)(@(?P<package>[\w.]+))?=(?P<option>[^=]+)$")
@@ -96,7 +98,7 @@ class Shape:
     def _file(self, path: str, package: str) -> None:
         text = (CONF / f"{path}.yaml").read_text()
         package = "" if "# @package _global_" in text else package
-        content = yaml.safe_load(text) or {}
+        content = yaml.load(text, LOADER) or {}
         defaults = content.pop("defaults", [])
         before = defaults.index("_self_") if "_self_" in defaults else len(defaults)
         folder = path.rpartition("/")[0]
