@@ -1,5 +1,6 @@
 """How a verb of the engine runs as a process: its run file, inputs by name, errors as a line. Torch-free."""
 
+import faulthandler
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from engine.spec.error import AtelierError, ConfigError, of_system, to_line
 from engine.spec.run import RunFile
 
 LOADED = time.monotonic()
+faulthandler.enable()  # a process that crashes says where
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 

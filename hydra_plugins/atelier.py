@@ -13,6 +13,7 @@ from hydra.core.utils import JobReturn
 from hydra.plugins.sweeper import Sweeper
 
 NAMES = {"PrefectLauncher": "hydra/launcher/prefect", "GridSweeper": "hydra/sweeper/grid"}
+NAMES |= {"SlurmLauncher": "hydra/launcher/slurm"}
 NAMES |= {"OptunaSweeper": "hydra/sweeper/optuna", "HalvingSweeper": "hydra/sweeper/halving"}
 
 
@@ -28,6 +29,10 @@ class PrefectLauncher(BasicLauncher):
         if launch is None:
             return super().launch(job_overrides, initial_job_idx)
         return launch(job_overrides, self.width)
+
+
+class SlurmLauncher(PrefectLauncher):
+    """Every job is an element of a job array of Slurm; `width` at once, 0 = as many as there is room for."""
 
 
 class GridSweeper(BasicSweeper):
@@ -81,6 +86,7 @@ class HalvingSweeper(_Chooser):
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "PrefectLauncher": {"width": 0},
+    "SlurmLauncher": {"width": 0},
     "GridSweeper": {"metric": "", "direction": "minimize"},
     "OptunaSweeper": {
         "metric": "", "direction": "minimize", "trials": 20, "seed": 1, "sampler": "tpe", "prune": True,

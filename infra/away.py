@@ -67,8 +67,8 @@ class Batch(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Away:
-    """What a batch system has to know of a gang: on each of `nodes` machines one process, `python -m
-    infra.node <root> <id>`, which starts `ranks` ranks of `threads` threads.
+    """What a batch system has to know of a gang: on each of `nodes` machines one process, `python -m <module>
+    <words>`, which starts `ranks` ranks of `threads` threads; or of an array of such gangs.
     """
 
     id: str
@@ -77,6 +77,15 @@ class Away:
     nodes: int
     ranks: int
     threads: int
+    module: str = "infra.node"
+    more: tuple[str, ...] = ()
+    elements: tuple[int, ...] = ()  # of an array, their numbers; () = it is none
+    at_once: int = 0  # of the elements; 0 = as many as there is room for
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Arguments of the module."""
+        return self.root, self.id, *self.more
 
 
 def start_gang(

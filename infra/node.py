@@ -9,28 +9,24 @@ on from there.
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from engine.spec.error import AtelierError, StoppedError, of_system, to_line
-from infra.code import PROJECT
 from infra.launch import DiedError, Orders, compile_cache, start_gang
 from infra.mail import Mail
 from infra.meeting import Meeting, Place, share_of
-from infra.snapshot import installed, thaw
+from infra.slurm import requeue_this_job
+from infra.snapshot import go_on_frozen
 
 INDEX = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")  # Slurm's, Kubernetes'
 LIFE = "SLURM_RESTART_COUNT"
-THAWED = "ATELIER_THAWED"
 STOPPED = 75
 TELL_S = 1.0
-ENDED_S = 600.0  # that a preempted job waits for its system to end it
 
 
 class Node:
@@ -79,7 +75,7 @@ class Node:
         if how["code"] != STOPPED:
             return int(how["code"])
         if self.is_ended and self.is_first:
-            self._ask_for_another_life()
+            requeue_this_job()
         return STOPPED if self.is_first else 0  # a bad end would end the others before they are done
 
     def _gang(self, scratch: Path) -> None:
@@ -136,27 +132,9 @@ class Node:
             if is_last:
                 return
 
-    def _ask_for_another_life(self) -> None:
-        """Have Slurm start a preempted job again: of itself it does so only with one that it had to kill.
-        Where its commands are not to be had, wait for that.
-        """
-        job = os.environ.get("SLURM_JOB_ID")
-        if not job:
-            return
-        try:
-            state = _slurm("squeue", "--noheader", f"--jobs={job}", "--format=%T")
-            if state in ("RUNNING", "SIGNALING"):  # else it was cancelled, or has had its time
-                _slurm("scontrol", "requeue", job)
-        except (OSError, subprocess.SubprocessError):
-            time.sleep(ENDED_S)
-
     def _on_signal(self, number: int, frame: object) -> None:
         self.is_ended = True
         self.stop.set()
-
-
-def _slurm(*words: str) -> str:
-    return subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
 
 
 def main() -> int:
@@ -165,12 +143,7 @@ def main() -> int:
     if orders is None:
         print(f"{root}: no orders of {gang}; do all nodes see the same store?", file=sys.stderr)
         return 2
-    if orders["code"] != installed() and not os.environ.get(THAWED):
-        folder = str(thaw(root, orders["code"], Path.home() / ".cache" / "atelier" / "code"))
-        os.chdir(folder)
-        os.environ |= {THAWED: "1", "PYTHONPATH": folder}
-        os.execv(sys.executable, [sys.executable, "-m", "infra.node", root, gang])
-    os.environ["PYTHONPATH"] = str(PROJECT)
+    go_on_frozen(root, orders["code"], "infra.node", root, gang)
     return Node(root, gang, orders).run()
 
 

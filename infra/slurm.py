@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from engine.spec.error import ConfigError
@@ -30,6 +31,7 @@ WAITING = (
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "PREEMPTED")
 SECONDS = 30  # for an answer of Slurm's commands
 TAIL = 15
+ENDED_S = 600.0  # that a preempted job waits for Slurm to end it
 OURS = ("SLURM_CONF",)
 
 
@@ -74,7 +76,8 @@ class SlurmBatch:
             "ntasks-per-node": "1",
             "cpus-per-task": str(gang.ranks * gang.threads),
             "gpus-per-node": str(gang.ranks) if self.gpus else "",
-            "output": str(self._output("%j")),
+            "output": str(self._output("%A_%a" if gang.elements else "%j")),
+            "array": _array(gang),
             "open-mode": "append",
         }
         return ["--parsable", "--requeue", *(f"--{key}={value}" for key, value in asked.items() if value)]
@@ -83,7 +86,7 @@ class SlurmBatch:
         """The job: the same process on every node. The interpreter that submits is there too, by a shared
         file system, unless the site names another.
         """
-        words = [self.site.python or sys.executable, "-m", "infra.node", gang.root, gang.id]
+        words = [self.site.python or sys.executable, "-m", gang.module, *gang.words]
         if self.site.container:
             words = ["apptainer", "exec", *(["--nv"] if self.gpus else []), self.site.container, *words]
         cores = f"--cpus-per-task={gang.ranks * gang.threads}"  # srun does not take them from sbatch
@@ -100,11 +103,17 @@ class SlurmBatch:
         if not lines:
             return Standing("over", f"Slurm knows job {job} no more")
         state, _, reason = lines[0].partition("|")
-        text = f"Slurm job {job} is {state.lower().replace('_', ' ')}"
-        if reason not in ("", "None"):
-            text += f" ({reason})"
-        phase = "waiting" if state in WAITING else "running" if state in RUNNING else "over"
-        return Standing(phase, text, is_cancelled=state == "CANCELLED")
+        return _standing(job, state, reason)
+
+    def look_at_elements(self, job: str) -> dict[int, Standing]:
+        """How each element of an array stands, without those that Slurm has forgotten; OSError as above."""
+        answer = self._ask(
+            "squeue", "--noheader", "--array", f"--jobs={job}", "--states=all", "--format=%K|%T|%r"
+        )
+        if answer.returncode and "Invalid job id" not in answer.stderr:
+            raise OSError(answer.stderr.strip())
+        rows = [line.split("|", 2) for line in answer.stdout.split("\n") if line.count("|") > 1]
+        return {int(row[0]): _standing(f"{job}_{row[0]}", row[1], row[2]) for row in rows if row[0].isdigit()}
 
     def end(self, job: str) -> None:
         self._ask("scancel", job)
@@ -130,6 +139,38 @@ class SlurmBatch:
             )
         except subprocess.TimeoutExpired:
             raise OSError(f"{program} has not answered for {SECONDS} s") from None
+
+
+def requeue_this_job() -> None:
+    """Have Slurm start this preempted job again: of itself it does so only with one that it had to kill.
+    Where its commands are not to be had, wait for that.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if not job:
+        return
+    try:
+        state = _said("squeue", "--noheader", f"--jobs={job}", "--format=%T")
+        if state in ("RUNNING", "SIGNALING"):  # else it was cancelled, or has had its time
+            _said("scontrol", "requeue", job)
+    except (OSError, subprocess.SubprocessError):
+        time.sleep(ENDED_S)
+
+
+def _said(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=True).stdout.strip()
+
+
+def _array(gang: Away) -> str:
+    numbers = ",".join(str(number) for number in gang.elements)
+    return f"{numbers}%{gang.at_once}" if gang.at_once else numbers
+
+
+def _standing(job: str, state: str, reason: str) -> Standing:
+    text = f"Slurm job {job} is {state.lower().replace('_', ' ')}"
+    if reason not in ("", "None"):
+        text += f" ({reason})"
+    phase = "waiting" if state in WAITING else "running" if state in RUNNING else "over"
+    return Standing(phase, text, is_cancelled=state == "CANCELLED")
 
 
 def _refusal(said: str) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tarfile
 import uuid
 import zlib
@@ -21,6 +22,7 @@ from infra.code import NOTE, PROJECT, code_provenance
 FOLDERS = ("flows", "tasks", "infra", "engine", "conf")
 SUFFIXES = (".py", ".yaml")  # code and configuration; no data, no hidden file, no secret
 MOST = 64 << 20
+THAWED = "ATELIER_THAWED"  # in the environment of a process that runs frozen code
 DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
@@ -71,6 +73,16 @@ def thaw(root: str, digest: str, base: Path) -> Path:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return folder
+
+
+def go_on_frozen(root: str, digest: str, module: str, *words: str) -> None:
+    """Have this process, `python -m <module> <words>`, run the code of `digest`, by exec if need be."""
+    if digest != installed() and not os.environ.get(THAWED):
+        folder = str(thaw(root, digest, Path.home() / ".cache" / "atelier" / "code"))
+        os.chdir(folder)
+        os.environ |= {THAWED: "1", "PYTHONPATH": folder}
+        os.execv(sys.executable, [sys.executable, "-m", module, *words])
+    os.environ["PYTHONPATH"] = str(PROJECT)
 
 
 def _unpack(packed: bytes, folder: Path) -> None:

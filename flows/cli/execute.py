@@ -138,7 +138,7 @@ def run_flow(
     checkpoint.
     """
     started = time.monotonic()
-    run_id = run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    run_id = run_id or new_run_id()
     outcome = Outcome(run_id=run_id, nodes=plan.nodes)
     house = open_house(frozen, store, command, run_id, listener, sweep=sweep, stop=stop)
     manifest = {
@@ -179,6 +179,10 @@ def run_flow(
     outcome.untracked = house.tracker.close(outcome.status)
     outcome.total_s = time.monotonic() - started
     return outcome
+
+
+def new_run_id() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
 
 
 def open_house(

@@ -39,9 +39,16 @@ def run_point(frozen: Frozen, command: str) -> int:
 
 
 def run_to_end(
-    frozen: Frozen, store: Store, command: str, sweep: str = "", stop: threading.Event | None = None
+    frozen: Frozen,
+    store: Store,
+    command: str,
+    sweep: str = "",
+    stop: threading.Event | None = None,
+    run_id: str = "",
 ) -> Outcome:
-    """Plan and run, showing how far it is. Who sets `stop` ends it at a checkpoint."""
+    """Plan and run, showing how far it is. Who sets `stop` ends it at a checkpoint; with the `run_id` of an
+    earlier run it goes on as that.
+    """
     frozen.pool.check_runs()
     if not frozen.pool.is_served:
         check_launcher(frozen.pool, store.root)
@@ -58,7 +65,7 @@ def run_to_end(
             screen.line(f"note: {note}")
         if frozen.pool.is_served:
             return _on_pool(frozen, plan, store, screen)
-        return run_flow(frozen, plan, store, command, screen.hear, sweep=sweep, stop=stop)
+        return run_flow(frozen, plan, store, command, screen.hear, sweep=sweep, stop=stop, run_id=run_id)
 
 
 def _on_pool(frozen: Frozen, plan: Plan, store: Store, screen: Screen) -> Outcome:

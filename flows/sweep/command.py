@@ -40,8 +40,8 @@ def run_sweep(flow: str, overrides: list[str], command: str) -> int:
         store=store,
         ledger=ledger,
         command=command,
-        run_here=lambda point, sweep, stop: _here(point, store, sweep, stop),
-        wants_pool=chosen[LAUNCHER] == "prefect",
+        run_here=lambda point, sweep, stop: _here(point, store, sweep, stop, ledger.entry(point.number).run),
+        launcher=chosen[LAUNCHER] or "",
         is_dry=DRY in overrides,
     )
     defaults = {LAUNCHER: "prefect", SWEEPER: "grid"}
@@ -136,11 +136,11 @@ def _folder(ledger: Ledger) -> str:
     return str(local_path(folder).expanduser())
 
 
-def _here(point: Point, store: Store, sweep: str, stop: threading.Event) -> Outcome:
+def _here(point: Point, store: Store, sweep: str, stop: threading.Event, run_id: str) -> Outcome:
     frozen = point.frozen
     command = "atelier " + shlex.join([frozen.flow, *frozen.overrides])
     print(f"> #{point.number} {command}")
-    return run_to_end(frozen, store, command, sweep, stop)
+    return run_to_end(frozen, store, command, sweep, stop, run_id)
 
 
 def _finish(session: Session) -> int:

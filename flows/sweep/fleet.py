@@ -1,4 +1,5 @@
-"""Runs the points of a sweep: one after another in this process, or as flow runs on a pool, several at once.
+"""Runs the points of a sweep: one after another in this process, or several at once: as flow runs on a pool,
+or as elements of a job array (flows/sweep/array.py).
 
 Whoever chooses the points gives three functions. `ask` has the next point to start, or None while there is
 none to start; `tell` hears how one ended; `look` hears of its held-out losses and may give it up.
@@ -47,37 +48,37 @@ class Fleet:
     width: int = 1
     code: str = ""
 
-    def drive(self, ask: Ask, tell: Tell, look: Look | None, *, on_pool: bool) -> None:
-        """Run all that `ask` gives. StoppedError when a person stops it."""
-        if on_pool:
-            _OnPool(self, ask, tell, look).run()
-        else:
-            self._here(ask, tell, look)
-
-    def _here(self, ask: Ask, tell: Tell, look: Look | None) -> None:
+    def drive(self, ask: Ask, tell: Tell, look: Look | None) -> None:
+        """Run all that `ask` gives here, one after another. StoppedError when a person stops it."""
         while (point := ask()) is not None:
-            stop = threading.Event()
-            looking = Looking(point, self.curve, look or (lambda *_: True))
-            try:
-                with LookingThread(looking, stop):
-                    outcome = self.run_here(point, self.ledger.id, stop)
-            except AtelierError as error:
-                tell(point, Ending(FAILED, str(error)))
-                continue
-            if outcome.failure is None:
-                looking.go_on()
-                tell(point, Ending(DONE))
-            elif outcome.is_stopped and looking.is_hopeless:
-                tell(point, Ending(PRUNED))
-            elif outcome.is_stopped:
-                tell(point, Ending(STOPPED))
-                raise StoppedError("stopped; the same command goes on")
-            else:
-                tell(point, Ending(FAILED, f"{outcome.failed}: {outcome.failure}".removeprefix(": ")))
+            self.one_here(point, tell, look)
+
+    def one_here(self, point: Point, tell: Tell, look: Look | None) -> None:
+        """Run the point in this process. StoppedError when a person stops it."""
+        stop = threading.Event()
+        looking = Looking(point, self.curve, look or (lambda *_: True))
+        try:
+            with LookingThread(looking, stop):
+                outcome = self.run_here(point, self.ledger.id, stop)
+        except AtelierError as error:
+            tell(point, Ending(FAILED, str(error)))
+            return
+        if outcome.failure is None:
+            looking.go_on()
+            tell(point, Ending(DONE))
+        elif outcome.is_stopped and looking.is_hopeless:
+            tell(point, Ending(PRUNED))
+        elif outcome.is_stopped:
+            tell(point, Ending(STOPPED))
+            raise StoppedError("stopped; the same command goes on")
+        else:
+            tell(point, Ending(FAILED, f"{outcome.failed}: {outcome.failure}".removeprefix(": ")))
 
 
 @dataclass
-class _Running:
+class Running:
+    """A point that runs elsewhere."""
+
     point: Point
     entry: Entry
     looking: Looking
@@ -86,37 +87,66 @@ class _Running:
     silent_since: dict[str, float] = field(default_factory=dict)
 
 
-class _OnPool:
-    """Flow runs of a Prefect server. They outlive this process: who drives the sweep again follows them."""
+class Elsewhere:
+    """Points that run somewhere else and outlive this process: who drives the sweep again follows them."""
 
     def __init__(self, fleet: Fleet, ask: Ask, tell: Tell, look: Look | None) -> None:
         self.fleet, self.ask, self.tell = fleet, ask, tell
         self.look = look or (lambda *_: True)
-        self.running: list[_Running] = []
+        self.running: list[Running] = []
+
+    def submit(self, new: list[Running]) -> None:
+        """Start these, or follow what was started for them by an earlier call."""
+        raise NotImplementedError
+
+    def cancel(self, one: Running) -> None:
+        """End it at a checkpoint."""
+        raise NotImplementedError
+
+    def watch(self) -> None:
+        """Look after `running`: tell how those ended that did, and take them out."""
+        raise NotImplementedError
 
     def run(self) -> None:
+        """Run all that `ask` gives. StoppedError when a person stops it."""
         try:
             while self._start() or self.running:
                 self._watch()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StoppedError):
             self.fleet.say("stopping: running tasks write a checkpoint")
             for one in self.running:
-                self._cancel(one)
+                self.cancel(one)
             while self.running:
                 self._watch()
             raise StoppedError("stopped; the same command goes on") from None
 
     def _start(self) -> bool:
         """Fill the free places; whether anything was started."""
-        began = len(self.running)
-        while len(self.running) < self.fleet.width and (point := self.ask()) is not None:
+        new: list[Running] = []
+        while len(self.running) + len(new) < self.fleet.width and (point := self.ask()) is not None:
             looking = Looking(point, self.fleet.curve, self.look)
-            one = _Running(point, self.fleet.ledger.entry(point.number), looking)
-            self._submit(one, adopt=True)
-            self.running.append(one)
-        return len(self.running) > began
+            new.append(Running(point, self.fleet.ledger.entry(point.number), looking))
+        self.running += new
+        if new:
+            self.submit(new)
+        return bool(new)
 
-    def _submit(self, one: _Running, *, adopt: bool) -> None:
+    def _watch(self) -> None:
+        time.sleep(POLL_S)
+        for one in self.running:
+            if not one.looking.go_on():
+                self.cancel(one)
+        self.watch()
+
+
+class OnPool(Elsewhere):
+    """Flow runs of a Prefect server."""
+
+    def submit(self, new: list[Running]) -> None:
+        for one in new:
+            self._submit(one, adopt=True)
+
+    def _submit(self, one: Running, *, adopt: bool) -> None:
         from infra.stack import api  # Prefect: 1.5 s that no sweep here waits for
         from infra.stack.deploy import DEPLOYMENT  # as above
 
@@ -139,21 +169,18 @@ class _OnPool:
         self.fleet.ledger.write(entry)
         self.fleet.say(f"#{entry.number}: {shlex.join(one.point.words)}   {api.page(run_id)}")
 
-    def _cancel(self, one: _Running) -> None:
+    def cancel(self, one: Running) -> None:
         from infra.stack import api  # as above
 
         if not one.is_cancelled:
             one.is_cancelled = True
             api.cancel(one.entry.runs[-1])
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         from flows.served.presence import end_of  # as above
         from infra.stack import api  # as above
 
-        time.sleep(POLL_S)
         for one in list(self.running):
-            if not one.looking.go_on():
-                self._cancel(one)
             run = api.read_run(one.entry.runs[-1])
             state = end_of(run, one.silent_since) if run is not None else None
             if state is None:
@@ -179,7 +206,7 @@ def patiently(submit: Callable[[], str]) -> str:
             time.sleep(POLL_S)
 
 
-def _ending(one: _Running, state: Any) -> Ending:
+def _ending(one: Running, state: Any) -> Ending:
     if state.is_completed():
         return Ending(DONE)
     if one.looking.is_hopeless:

@@ -40,6 +40,8 @@ class Entry:
     looks: dict[str, float] = field(default_factory=dict)  # held-out loss by step, when the sweep looks at it
     started: float = 0.0
     ended: float = 0.0
+    run: str = ""  # id of the point's run in an array of jobs, and the job of the batch system that holds it
+    job: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,18 @@ class Ledger:
             self._entered[entry.number] = entry
             return
         write_bytes(join(self.folder, "points", f"{entry.number:06d}.json"), _text(asdict(entry)))
+
+    # what a run on another machine tells whoever asked for it
+
+    def tell_end(self, run: str, how: dict[str, Any]) -> None:
+        write_bytes(join(self.folder, "ends", f"{run}.json"), _text(how))
+
+    def end_of(self, run: str) -> dict[str, Any] | None:
+        """How the run ended; None while it has not, or where it could not tell."""
+        try:
+            return json.loads(read_bytes(join(self.folder, "ends", f"{run}.json")))
+        except FileNotFoundError:
+            return None
 
 
 def _text(document: dict[str, Any]) -> bytes:

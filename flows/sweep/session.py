@@ -18,8 +18,8 @@ from engine.spec.error import ConfigError
 from engine.spec.role import Role
 from flows.cli.compose import Frozen
 from flows.cli.plan import draw_nodes
-from flows.cli.pools import gangs_at_once
-from flows.sweep.fleet import Ask, Ending, Fleet, RunHere, Tell
+from flows.cli.pools import check_launcher, gangs_at_once
+from flows.sweep.fleet import Ask, Ending, Fleet, OnPool, RunHere, Tell
 from flows.sweep.ledger import DONE, FAILED, OPEN, STOPPED, Entry, Ledger
 from flows.sweep.looking import Look
 from flows.sweep.point import (
@@ -35,8 +35,9 @@ from infra.store import Store
 
 DIRECTIONS = ("minimize", "maximize")
 FACTS = ("params", "tokens")
+ARRAY = "slurm"  # the launcher whose points are elements of a job array
 MADE = ("key", "name", "model", "kind", "fingerprint")  # of a row of a manifest
-POOL_WHEN_BLANK = "pool=local"
+POOL_WHEN_BLANK = {"prefect": "pool=local", "slurm": "pool=slurm"}
 
 
 def listed(value: Any) -> list[str]:
@@ -56,7 +57,7 @@ class Session:
     command: str
     run_here: RunHere
     say: Callable[[str], None] = print
-    wants_pool: bool = False
+    launcher: str = ""  # Hydra's, as it was asked for
     is_dry: bool = False
     metric: str = ""
     direction: str = "minimize"
@@ -86,7 +87,7 @@ class Session:
         points = self.enter(jobs)
         queue = deque(self.left(points))
         if not self.is_dry:
-            self.drive(lambda: queue.popleft() if queue else None, self.tell, None, width)
+            self.drive(lambda: queue.popleft() if queue else None, self.tell, None, width, len(queue))
         return [
             JobReturn(overrides=list(job), status=JobStatus.COMPLETED, _return_value=self.value(point))
             for job, point in zip(jobs, points, strict=True)
@@ -103,9 +104,20 @@ class Session:
         """The points of these jobs; every one is validated before the first gets a number."""
         wanted = [words_of(job) for job in jobs]
         frozen = composed(self.flow, wanted)
-        if self.wants_pool and not any(one.pool.is_served for one in frozen):
-            wanted = [(*words, POOL_WHEN_BLANK) for words in wanted]
+        blank = POOL_WHEN_BLANK.get(self.launcher, "")
+        has_pool = any(word.startswith("pool=") for words in wanted for word in words)
+        if (
+            blank
+            and not any(one.pool.is_served for one in frozen)
+            and not (self.launcher == ARRAY and has_pool)
+        ):
+            wanted = [(*words, blank) for words in wanted]
             frozen = composed(self.flow, wanted)
+        if self.launcher == ARRAY:
+            from flows.sweep.array import check_fits  # here: no other sweep has a batch system
+
+            for one in frozen:
+                check_fits(one, self.store)
         found = []
         for words, one in zip(wanted, frozen, strict=True):
             nodes = draw_nodes(one, self.store)
@@ -168,22 +180,36 @@ class Session:
 
     # running
 
-    def drive(self, ask: Ask, tell: Tell, look: Look | None, width: int) -> None:
-        """Run what `ask` gives, here or on the pool of the configuration."""
+    def drive(self, ask: Ask, tell: Tell, look: Look | None, width: int, most: int = 0) -> None:
+        """Run what `ask` gives, here, on the pool of the configuration or in job arrays: `width` at once, 0 =
+        as many as there is room for. It gives no more than `most`, whatever comes of them; 0 = not known.
+        """
         first = ask()
         if first is None:
             return
         first.frozen.pool.check_runs()
         given = deque([first])
-        on_pool = first.frozen.pool.is_served
+        pool = first.frozen.pool
+
+        def give() -> Point | None:
+            return given.popleft() if given else ask()
+
         fleet = Fleet(self.ledger, self.say, self.run_here, curve=self.model_of(first))
-        if on_pool:
+        if self.launcher == ARRAY:
+            from flows.sweep.array import InArray  # here: no other sweep has a batch system
+
+            check_launcher(pool, self.store.root)
+            fleet.width = most or width or gangs_at_once(pool)
+            InArray(fleet, give, tell, look, width if most else 0).run()
+        elif pool.is_served:
             join_stack(self.store.root)
             from flows.served.submit import ready  # Prefect: 1.5 s that no sweep here waits for
 
             fleet.code = ready(first.frozen, self.store)
-            fleet.width = width or gangs_at_once(first.frozen.pool)
-        fleet.drive(lambda: given.popleft() if given else ask(), tell, look, on_pool=on_pool)
+            fleet.width = width or gangs_at_once(pool)
+            OnPool(fleet, give, tell, look).run()
+        else:
+            fleet.drive(give, tell, look)
 
     def tell(self, point: Point, ending: Ending) -> None:
         """Enter how a point ended, and say it."""

@@ -1,19 +1,13 @@
 """Gangs as jobs of a real Slurm: two nodes train what one machine trains, whatever happens to their job."""
 
-import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import PROJECT, wait_for
 
-from infra.trajectory import checkpoint_steps
-from tests.service.slurm_cluster import Cluster, cluster, what_is_missing
+from tests.service.shop import PATIENCE_S, Shop, ended
+from tests.service.slurm_cluster import Cluster, what_is_missing
 
 pytestmark = [
     pytest.mark.root,
@@ -21,100 +15,8 @@ pytestmark = [
     pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing() or "all is there"),
 ]
 
-WORDS = (
-    "experiment=tiny", "model=gpt_nano", "model.hidden=32", "model.num_heads=2", "train.eval_sequences=4",
-    "score.baselines=false", "score.max_tokens=500", "train.steps=300", "train.checkpoint_every=20",
-    "parallel.shard=2", "parallel.threads=1", "tracker=none",
-)  # fmt: skip
-SLURM = ("pool=slurm", "pool.name=", "pool.slots=1", "pool.grace_s=8")
-PATIENCE_S = 300.0  # a loaded machine; nothing waits that long when it is quiet
-
-
-class Shop:
-    """A store with tokens in it, and the command line beside a cluster."""
-
-    def __init__(self, root: Path, slurm: Cluster | None) -> None:
-        self.root, self.slurm = root, slurm
-        self.started: list[subprocess.Popen[str]] = []
-        kept = slurm.environment if slurm else dict(os.environ)
-        # what a job must never see
-        self.environment = kept | {"ATELIER_ROOT": str(root), "MLFLOW_TRACKING_PASSWORD": "open sesame"}
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "flows", "pretrain", *WORDS, *words]
-        process = subprocess.Popen(
-            command,
-            env=self.environment,
-            cwd=PROJECT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.started.append(process)
-        return process
-
-    def end(self) -> None:
-        """End what a test that failed has left."""
-        for process in self.started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-
-    def run(self, *words: str) -> str:
-        """Run to a good end; what was said."""
-        return ended(self.start(*words))
-
-    def until_step(self, step: int) -> int:
-        """Return when a checkpoint of `step` or later is there: which."""
-        return wait_for(
-            lambda: next((there for there in self.steps() if there >= step), None),
-            PATIENCE_S,
-            f"a checkpoint of step {step}",
-        )
-
-    def steps(self) -> list[int]:
-        return [step for place in self.root.glob("trajectory/*") for step in checkpoint_steps(str(place))]
-
-    def job(self) -> str:
-        """The id of the training's job."""
-        assert self.slurm is not None
-        told = self.slurm.run("squeue", "--noheader", "--states=all", "--format=%i %j %T").stdout
-        rows = [line.split() for line in told.splitlines()]
-        return max((row[0] for row in rows if row[1] == "atelier-train"), key=int)
-
-    def weights(self) -> str:
-        """The digest of the model's weights."""
-        [record] = [json.loads(path.read_text()) for path in self.root.glob("model/*/record.json")]
-        return next(file["sha256"] for file in record["files"] if file["path"].endswith("model.safetensors"))
-
-
-def ended(process: subprocess.Popen[str], code: int = 0) -> str:
-    said, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == code, said
-    return said
-
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("slurm") / "c") as made:
-        yield made
-
-
-@pytest.fixture
-def slurm(started: Cluster) -> Iterator[Cluster]:
-    """The module's cluster, idle."""
-    yield started
-    started.clear()
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store in which the tokens are made already."""
-    root = tmp_path_factory.mktemp("tokens") / "store"
-    command = [sys.executable, "-m", "flows", "corpus", "experiment=tiny", "tracker=none"]
-    subprocess.run(command, env=os.environ | {"ATELIER_ROOT": str(root)}, cwd=PROJECT, check=True)
-    return root
+TRAIN = ("train.steps=300", "parallel.shard=2", "tracker=none")
+SLURM = (*TRAIN, "pool=slurm", "pool.name=", "pool.slots=1", "pool.grace_s=8")
 
 
 @pytest.fixture(scope="module")
@@ -123,16 +25,8 @@ def expected(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     root = tmp_path_factory.mktemp("here") / "store"
     shutil.copytree(tokens, root)
     shop = Shop(root, None)
-    shop.run()
+    shop.run(*TRAIN)
     return shop.weights()
-
-
-@pytest.fixture
-def shop(slurm: Cluster, tokens: Path, tmp_path: Path) -> Iterator[Shop]:
-    shutil.copytree(tokens, tmp_path / "store")
-    made = Shop(tmp_path / "store", slurm)
-    yield made
-    made.end()
 
 
 def test_a_gang_of_two_nodes_makes_the_bits_of_one_machine_and_sees_no_credential(
