@@ -30,6 +30,7 @@ PAYLOAD = "payload-"
 UNKNOWN_S = (
     24 * 3600.0
 )  # a run without a manifest may still be going on: it is left alone until its files are this old
+LETTERS_S = 30 * 24 * 3600.0  # a gang's job may wait so long in a queue
 ATTEMPT_S = 3600.0  # an unfinished write without a lease is left alone for this long
 
 
@@ -73,7 +74,13 @@ class Collector:
         if self.living:
             runs = ", ".join(sorted(self.living))
             self.left.append(f"artifacts and checkpoints, because a run goes on that may read them ({runs})")
-        waste = [*self._artifacts(), *self._trajectories(), *self._scratch(), *self._forgotten()]
+        waste = [
+            *self._artifacts(),
+            *self._trajectories(),
+            *self._scratch(),
+            *self._letters(),
+            *self._forgotten(),
+        ]
         if damaged:
             known = {one.url for one in waste}
             waste += [one for one in self._damages() if one.url not in known]
@@ -241,6 +248,13 @@ class Collector:
                     yield self._waste(
                         str(path), f"{path.parent.name}/{path.name}", "a write or a removal that was cut off"
                     )
+
+    def _letters(self) -> Iterator[Waste]:
+        """Orders and messages of gangs on other machines, left by whoever asked for them and died."""
+        for gang in names(join(self.store.root, "gangs")):
+            url = join(self.store.root, "gangs", gang)
+            if self._age(url) > LETTERS_S:
+                yield self._waste(url, f"letters of gang {gang}", "nothing came or went for a month")
 
     def _forgotten(self) -> Iterator[Waste]:
         for run in sorted(self.forget & set(self.manifests) - self.living):

@@ -12,13 +12,14 @@ from engine.spec.error import DamageError
 from engine.spec.record import Record, identify
 from engine.spec.trajectory import Part
 from engine.storage import join, write_bytes
-from infra.garbage import ATTEMPT_S, UNKNOWN_S, Collector, discard
+from infra.garbage import ATTEMPT_S, LETTERS_S, UNKNOWN_S, Collector, discard
 from infra.lease import Holder, take
+from infra.mail import Mail
 from infra.manifests import write_manifest
 from infra.store import Store, read_body
 from infra.trajectory import checkpoint_steps, give_birth
 
-LATER = time.time() + 2 * UNKNOWN_S  # the collector's now: all is old by then, however long the session lasts
+LATER = time.time() + 2 * UNKNOWN_S  # the collector's now: all is old by then, however long the tests take
 
 
 @pytest.fixture
@@ -191,6 +192,14 @@ def test_a_run_without_a_manifest_counts_as_living_while_its_scratch_is_young(st
     write_bytes(join(store.root, "scratch", "run-1", "000-curate", "run.json"), b"{}")
     assert Collector(store).find().waste == []
     assert sorted(name.split(" ")[0] for name in found(store)) == ["corpus", "scratch"]
+
+
+def test_letters_of_a_gang_on_other_machines_go_when_nothing_came_or_went_for_a_month(store: Store) -> None:
+    Mail(store.root, "away-1").put("orders", {})
+    assert Collector(store, now=time.time() + 0.9 * LETTERS_S).find().waste == []
+    [waste] = Collector(store, now=time.time() + 1.1 * LETTERS_S).find().waste
+    assert waste.what == "letters of gang away-1" and discard(waste)
+    assert Mail(store.root, "away-1").get("orders") is None
 
 
 def test_damage_is_looked_for_only_when_asked_and_its_removal_lets_the_artifact_be_made_again(
