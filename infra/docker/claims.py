@@ -261,7 +261,8 @@ def a_run(stack: Stack) -> None:
 
 def outage(stack: Stack) -> None:
     steps = 200  # of a longer curve MLflow gets every second, fourth ... step only
-    run_id = stack.start("pretrain", experiment="tiny", overrides=[f"train.steps={steps}", "name=outage"])
+    words = [f"train.steps={steps}", "train.global_batch=64", "name=outage"]  # longer than the outage
+    run_id = stack.start("pretrain", experiment="tiny", overrides=words)
     wait("training", lambda: environments(stack), 240)
     time.sleep(5)
     run("docker", "kill", "-s", "KILL", stack.container("postgres"), check=True)
