@@ -7,10 +7,11 @@ may read along.
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from engine.spec.metric import FOLDER, MetricLine, segment_name
-from engine.storage import join, names, writing
+from engine.storage import is_local, join, names, writing
 
 SEAL_AFTER = 10.0  # seconds that a line waits at most
 LOOK = "eval/"
@@ -25,7 +26,9 @@ def next_attempt(url: str, at_least: int) -> int:
 
 
 class Segments:
-    """Collects lines and seals them into files at least every ten seconds."""
+    """Collects lines and seals them into files at least every ten seconds. A thread does it where the store
+    is no folder: training does not wait for one that hangs.
+    """
 
     def __init__(self, url: str, attempt: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.url, self.attempt = url, next_attempt(url, attempt)
@@ -33,6 +36,8 @@ class Segments:
         self._lines: list[str] = []
         self._number = 0
         self._opened = self._latest = 0.0
+        self._thread = None if is_local(url) else ThreadPoolExecutor(1, "metrics")
+        self._under_way: tuple[list[str], Future[None]] | None = None
 
     def add(self, line: MetricLine) -> None:
         """Take a line; seal when it has held-out losses, or the oldest one would otherwise have waited ten
@@ -47,14 +52,39 @@ class Segments:
         is_look = any(name.startswith(LOOK) for name in line.values)  # rare, and somebody may decide by it
         if is_look or now + pace - self._opened >= SEAL_AFTER:
             with suppress(OSError):  # the lines stay here; the checkpoint that needs them sealed will tell
-                self.flush()
+                self._seal()
 
     def flush(self) -> None:
-        """Seal what was collected."""
-        if not self._lines:
-            return
+        """Seal what was collected, and return when it is."""
+        if self._under_way is not None:
+            with suppress(Exception):  # its lines are here again then
+                self._under_way[1].result()
+            self._settle()
+        if self._lines:
+            self._write(self._take())
+            self._lines = []
+
+    def _seal(self) -> None:
+        if self._thread is None:
+            self.flush()
+        elif self._under_way is None or self._under_way[1].done():
+            self._settle()
+            future = self._thread.submit(self._write, self._take())
+            self._under_way, self._lines = (self._lines, future), []
+
+    def _settle(self) -> None:
+        """Have the lines back that a write, now over, did not seal."""
+        if self._under_way is not None and self._under_way[1].exception() is not None:
+            self._lines = self._under_way[0] + self._lines
+        self._under_way = None
+
+    def _take(self) -> tuple[str, bytes]:
+        """The next segment: its file and all lines that are here."""
         self._number += 1
-        text = "\n".join(self._lines) + "\n"
-        with writing(join(self.url, FOLDER, segment_name(self.attempt, self._number))) as file:
-            file.write(text.encode())
-        self._lines = []
+        place = join(self.url, FOLDER, segment_name(self.attempt, self._number))
+        return place, ("\n".join(self._lines) + "\n").encode()
+
+    def _write(self, segment: tuple[str, bytes]) -> None:
+        place, content = segment
+        with writing(place) as file:
+            file.write(content)

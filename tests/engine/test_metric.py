@@ -1,9 +1,13 @@
 """Metric segments: sealed, whole, one curve whatever number of attempts wrote it."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+import engine.metric
 from engine.metric import Segments, next_attempt
 from engine.spec.metric import FOLDER, MetricLine, effective, merge, segment_name, time_spent
 
@@ -94,3 +98,37 @@ def test_an_attempt_never_has_the_number_of_an_earlier_one(tmp_path: Path) -> No
 def test_a_flush_of_nothing_writes_nothing(tmp_path: Path) -> None:
     Segments(str(tmp_path), 1).flush()
     assert not (tmp_path / FOLDER).exists()
+
+
+@pytest.mark.parametrize("answer", ["late", "refused"])
+def test_training_does_not_wait_for_a_store_that_hangs_and_every_line_is_sealed_once(
+    monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    clock, there, first = Clock(), threading.Event(), threading.Event()
+    sealed: list[tuple[str, str]] = []
+
+    class File:
+        def __init__(self, place: str) -> None:
+            self.place = place
+
+        def write(self, content: bytes) -> None:
+            assert there.wait(60)
+            if answer == "refused" and not first.is_set():
+                first.set()
+                raise OSError("no")
+            sealed.append((self.place.rpartition("/")[2], content.decode()))
+
+    @contextmanager
+    def writing(place: str) -> Iterator[File]:
+        yield File(place)
+
+    monkeypatch.setattr(engine.metric, "writing", writing)
+    segments = Segments("memory://store/hangs", 1, clock)
+    for step in range(1, 41):
+        segments.add(line(step))
+        clock.now += 4.0
+    assert not sealed, "the store has not answered, and all 40 lines were taken"
+    there.set()
+    segments.flush()
+    steps = [found["step"] for found in merge(sealed)]
+    assert steps == list(range(1, 41)) and sum(text.count("\n") for _, text in sealed) == 40
