@@ -14,6 +14,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   for program in strace chromium; do command -v "$program" >/dev/null || missing+=("$program"); done
   command -v sbatch >/dev/null || missing+=(slurm-wlm munge)
   command -v swift-proxy-server >/dev/null || missing+=(swift-proxy swift-account swift-container swift-object memcached)
+  ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing+=(postgresql)
   [ ${#missing[@]} = 0 ] || { apt-get update -qq && apt-get install -y -qq "${missing[@]}" fonts-dejavu-core; }
 fi
 command -v strace >/dev/null || left+=("kills and errors at every system call: strace is missing")
