@@ -59,6 +59,7 @@ AIMS = {
     "orders": ({"document": 0.2, "reorder": 0.4, "distance": 0.4}, 1600, 160, 5e-4),
 }
 LENGTHS = (16, 48, 96, 160, 224)  # that are asked for
+TEMPERATURES = (0.8, 0.5)  # of samples that are ranked: as natural text is, and where models loop
 RESAMPLES = 2000
 
 
@@ -260,25 +261,31 @@ def repeated(ids: list[int]) -> float:
 
 
 def ranked(study: Study) -> dict[str, Any]:
-    """Repetition of the first drawn and of the best of eight, over beginnings of held-out paragraphs."""
+    """Repetition of the first drawn and of the best of eight, over beginnings of held-out paragraphs, and of
+    how the paragraphs really go on.
+    """
     lines = [
         json.loads(line)
         for line in study.only("imitations").file(IMITATIONS, study.scratch).read_bytes().splitlines()
     ]
-    prompts = [one["original"][: one["prefix"]] for one in lines if one["split"] == "held_out"]
-    prompts = prompts[: 4 if study.tiny else 60]
-    pairs = []
-    for number, ids in enumerate(prompts):
-        prompt = study.vocabulary.decode(ids)
-        drawn = Sampling(max_tokens=32 if study.tiny else 96, temperature=0.8, seed=number, best_of=8)
-        first = study.speaker.text(prompt, drawn.model_copy(update={"best_of": 1}))
-        best = study.speaker.ranked(prompt, drawn)[0].text
-        pairs.append([repeated(study.vocabulary.encode(text)) for text in (first, best)])
-    random_N, ranked_N = np.array(pairs).T
-    return {
-        "random": mean_of(random_N), "ranked": mean_of(ranked_N),
-        "ranked - random": mean_of(ranked_N - random_N),
-    }  # fmt: skip
+    lines = [one for one in lines if one["split"] == "held_out"][: 4 if study.tiny else 60]
+    most = 32 if study.tiny else 96
+    natural = [repeated(one["original"][one["prefix"] :][:most]) for one in lines]
+    result: dict[str, Any] = {"natural": mean_of(np.array(natural))}
+    for temperature in TEMPERATURES:
+        pairs = []
+        for number, one in enumerate(lines):
+            prompt = study.vocabulary.decode(one["original"][: one["prefix"]])
+            drawn = Sampling(max_tokens=most, temperature=temperature, seed=number, best_of=8)
+            first = study.speaker.text(prompt, drawn.model_copy(update={"best_of": 1}))
+            best = study.speaker.ranked(prompt, drawn)[0].text
+            pairs.append([repeated(study.vocabulary.encode(text)) for text in (first, best)])
+        random_N, ranked_N = np.array(pairs).T
+        result[f"temperature {temperature}"] = {
+            "random": mean_of(random_N), "ranked": mean_of(ranked_N),
+            "ranked - random": mean_of(ranked_N - random_N),
+        }  # fmt: skip
+    return result
 
 
 def lengths(study: Study) -> dict[str, Any]:

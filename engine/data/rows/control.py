@@ -20,7 +20,7 @@ from engine.spec.error import DataError
 from engine.spec.objective.control import Control
 from engine.spec.wishes import GENRES, Wishes
 
-_ASKED, _KEPT, _COUNT = 1, 2, 3  # lanes
+_ASKED, _KEPT, _COUNT, _CUT, _END = 1, 2, 3, 4, 5  # lanes
 LEAST = 8  # tokens of text that a row has room for
 
 
@@ -65,7 +65,9 @@ class Asked:
             "prompts_BT": np.full(shape, -1, dtype=np.int64),
         }
         for place, (row, key) in enumerate(zip(rows_B.tolist(), keys_B, strict=True)):
-            prefix, text = self._prefix(row, key), [*self._texts[row], self._vocabulary.end_id]
+            text = self._text(row, key)
+            prefix = self._prefix(row, key, len(text))
+            text = [*text, self._vocabulary.end_id]
             if len(prefix.ids) + LEAST > self.length:
                 prefix = Prefix(prefix.ids[-1:], [-1])
             ids = [*prefix.ids, *text][: self.length + 1]
@@ -77,7 +79,13 @@ class Asked:
             result["prompts_BT"][place, : len(prefix.prompts)] = prefix.prompts
         return result
 
-    def _prefix(self, row: int, key: np.ndarray) -> Prefix:
+    def _text(self, row: int, key: np.ndarray) -> list[int]:
+        text = self._texts[row]
+        if len(text) > LEAST and uniform(key, 0, _CUT) < self._spec.cut:
+            return text[: LEAST + int(below(key, 0, _END, len(text) - LEAST))]
+        return text
+
+    def _prefix(self, row: int, key: np.ndarray, length: int) -> Prefix:
         line, spec = self._lines[row], self._spec
         is_asked = uniform(key, 0, _ASKED) < spec.asked
         kept = [bool(is_asked and uniform(key, place, _KEPT) >= spec.dropped) for place in range(5)]
@@ -85,7 +93,7 @@ class Asked:
             topic=line["topic"] if kept[1] else "",
             keywords=tuple(line["keywords"]) if kept[2] else (),
             sentiment=line["sentiment"] if kept[3] else "",
-            length=len(self._texts[row]) if kept[4] else 0,
+            length=length if kept[4] else 0,
         )
         num_prompts = int(below(key, 0, _COUNT, spec.prompt_length)) if kept[0] else 0
         first = GENRES.index(line["genre"]) * spec.prompt_length

@@ -22,6 +22,12 @@ class Control(ObjectiveSpec):
     dropped: float = Field(
         default=0.5, ge=0, lt=1, description="share of the attributes that such a row leaves out"
     )
+    cut: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of the rows whose text ends after any of its tokens: only the length tells where",
+    )
     prompt_length: int = Field(
         default=16, ge=1, description="soft prompts of a genre; a row has 0 to one less"
     )

@@ -75,6 +75,21 @@ def test_a_length_is_said_to_the_next_multiple(vocabulary) -> None:
     assert prefix.prompts == [-1] * len(prefix.ids)
 
 
+def test_a_cut_text_ends_anywhere_and_its_length_is_said(vocabulary) -> None:
+    cut = rows(vocabulary, asked=1.0, dropped=0.0, cut=1.0)
+    ends = set()
+    for epoch in range(3):
+        batch = cut.batch(np.arange(40), np.full(40, epoch))
+        for row, labels in enumerate(batch["labels_BT"]):
+            text = vocabulary.encode(f"The steam boat left the pier on day {row}.")
+            *words, end = labels[labels >= 0].tolist()
+            assert end == vocabulary.end_id and words == text[: len(words)] and 8 <= len(words) < len(text)
+            said = vocabulary.decode(batch["tokens_BT"][row].tolist())
+            assert f"about {about(len(words))} tokens" in said
+            ends.add(len(words))
+    assert len(ends) > 5
+
+
 def test_rows_of_a_text_that_has_no_room_beside_its_wishes_ask_for_nothing(vocabulary) -> None:
     batch = whole(rows(vocabulary, 20, 24, asked=1.0, dropped=0.0))
     assert (batch["tokens_BT"][:, 0] == vocabulary.special("<|sep|>")).mean() > 0.5
