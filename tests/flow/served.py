@@ -19,10 +19,10 @@ PROJECT = Path(__file__).resolve().parent.parent.parent
 
 
 class Served:
-    """`atelier up` for the store at `root`, on free ports."""
+    """`atelier up` for the store at `root`, on free ports: of `project`, with more environment."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, project: Path = PROJECT, more: dict[str, str] | None = None) -> None:
+        self.root, self.project, self._more = root, project, more or {}
         self.prefect_port, self.mlflow_port = free_port(), free_port()
         self.prefect = f"http://127.0.0.1:{self.prefect_port}"
         self.mlflow = f"http://127.0.0.1:{self.mlflow_port}"
@@ -31,7 +31,7 @@ class Served:
     @property
     def environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
-        return kept | {"ATELIER_ROOT": str(self.root)}
+        return kept | self._more | {"ATELIER_ROOT": str(self.root)}
 
     @property
     def password(self) -> str:
@@ -41,7 +41,7 @@ class Served:
         """Run the command line to its end."""
         command = [sys.executable, "-m", "flows", *words]
         return subprocess.run(
-            command, env=self.environment, cwd=PROJECT, capture_output=True, text=True, timeout=timeout_s
+            command, env=self.environment, cwd=self.project, capture_output=True, text=True, timeout=timeout_s
         )
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -49,7 +49,7 @@ class Served:
         return subprocess.Popen(
             [sys.executable, "-m", "flows", *words],
             env=self.environment,
-            cwd=PROJECT,
+            cwd=self.project,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -74,7 +74,7 @@ class Served:
         """`atelier worker <pool>` beside the stack's own."""
         command = [sys.executable, "-m", "flows", "worker", pool]
         with open(self.root / f"{pool}.log", "ab") as log:
-            worker = subprocess.Popen(command, env=self.environment, cwd=PROJECT, stdout=log, stderr=log)
+            worker = subprocess.Popen(command, env=self.environment, cwd=self.project, stdout=log, stderr=log)
         self.workers.append(worker)
         return worker
 
@@ -129,9 +129,9 @@ class Served:
 
 
 @contextmanager
-def running(root: Path) -> Iterator[Served]:
+def running(root: Path, project: Path = PROJECT, more: dict[str, str] | None = None) -> Iterator[Served]:
     """A stack of `root` that is up, and down afterwards."""
-    stack = Served(root)
+    stack = Served(root, project, more)
     stack.up()
     try:
         yield stack
