@@ -6,7 +6,7 @@ page is written here, once all is made: nodes need no way to the tracker.
 
 import shlex
 
-from engine.spec.error import ConfigError
+from engine.spec.error import ConfigError, of_system
 from flows.cli.compose import Frozen
 from flows.cli.execute import new_run_id
 from flows.cli.plan import draw_nodes
@@ -51,6 +51,12 @@ class InArray(Elsewhere):
         self._standing: dict[int, Standing] = {}
 
     def submit(self, new: list[Running]) -> None:
+        try:
+            self._submit(new)
+        except OSError as error:  # Slurm, or the store
+            raise of_system(error) from None
+
+    def _submit(self, new: list[Running]) -> None:
         frozen, store = new[0].point.frozen, new[0].point.store
         batch = self._batch = SlurmBatch(site_of(frozen.pool).slurm, gpus=not frozen.pool.is_cpu)
         fresh = [one for one in new if not self._is_adopted(one)]
