@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,29 @@ from engine.spec.wishes import Wishes
 from tests.engine.house import artifact
 
 Batch = dict[str, np.ndarray]
-# how the teacher goes on: shares of rows, steps, tokens of a row, learning rate
+
+
+@dataclass(frozen=True)
+class Aim:
+    """How the teacher goes on: objectives by their share of the rows, and how it is trained."""
+
+    shares: dict[str, float]
+    steps: int
+    rows: int  # of a step
+    sequence: int
+    lr: float
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # of objectives
+
+
 AIMS = {
-    "natural": ({"document": 0.2, "natural": 0.8}, 1600, 160, 5e-4),
-    "control": ({"document": 0.1, "control": 0.9}, 1000, 256, 1e-3),
-    "orders": ({"document": 0.2, "reorder": 0.4, "distance": 0.4}, 1600, 160, 5e-4),
-}
-LENGTHS = (16, 48, 96, 160, 224)  # that are asked for
+    "natural": Aim({"document": 0.2, "natural": 0.8}, 1600, 8, 160, 5e-4),
+    "control": Aim(
+        {"document": 0.1, "control": 0.9}, 1600, 16, 160, 5e-4,
+        {"control": {"asked": 1.0, "dropped": 0.25, "cut": 0.5}},
+    ),
+    "orders": Aim({"document": 0.2, "reorder": 0.4, "distance": 0.4}, 1600, 32, 128, 2e-4),
+}  # fmt: skip
+LENGTHS = (16, 32, 64, 96, 128)  # that are asked for; rows of the control stage have room for all
 TEMPERATURES = (0.8, 0.5)  # of samples that are ranked: as natural text is, and where models loop
 RESAMPLES = 2000
 
@@ -91,26 +108,29 @@ class Study:
             files.pop("body.json")
             artifact(place / "model", "model", files)
         self.ask(open_input(str(place / "model")))
-        self.sequence = 64 if self.tiny else AIMS[name][2]
+        self.sequence = 64 if self.tiny else AIMS[name].sequence
 
     def _go_on(self, name: str, place: Path) -> None:
-        shares, steps, sequence, lr = AIMS[name]
-        steps, sequence = (8, 64) if self.tiny else (steps, sequence)
-        objective = {kind: {"kind": kind, "weight": share, "rows": share} for kind, share in shares.items()}
+        aim = AIMS[name]
+        steps, sequence = (8, 64) if self.tiny else (aim.steps, aim.sequence)
+        objective = {
+            kind: {"kind": kind, "weight": share, "rows": share} | aim.settings.get(kind, {})
+            for kind, share in aim.shares.items()
+        }
         kinds = {"natural": "imitations", "control": "attributes"}
         streams = [
             {"input": kinds.get(kind, "tokens"), "kind": kind, "weight": share, "rows": objective[kind]}
-            for kind, share in shares.items()
+            for kind, share in aim.shares.items()
         ]
-        optim = {"kind": "adamw", "lr": lr, "schedule": {"kind": "wsd", "warmup": 50, "decay": 0.4}}
+        optim = {"kind": "adamw", "lr": aim.lr, "schedule": {"kind": "wsd", "warmup": 50, "decay": 0.4}}
         _, model = read_weights(self.teacher, self.scratch)
         role = {"model": model.model_dump(mode="json"), "objective": objective, "optim": optim}
         fingerprint = hashlib.sha256(str(place).encode()).hexdigest()
         segment = {"fingerprint": fingerprint, "url": str(place / "trajectory"), "start": 0, "end": steps}
         member = {"role": role, "segments": [segment], "init": "teacher", "output": "out"}
         train = {
-            "steps": steps, "global_batch": 8, "sequence": sequence, "checkpoint_every": 200,
-            "eval_every": 200, "eval_sequences": 32,
+            "steps": steps, "global_batch": 8 if self.tiny else aim.rows, "sequence": sequence,
+            "checkpoint_every": 200, "eval_every": 200, "eval_sequences": 32,
         }  # fmt: skip
         inputs = {kind: self.only(kind).url for kind in ("tokens", "tokenizer", "imitations", "attributes")}
         run = {
@@ -380,7 +400,7 @@ def main() -> None:
         study = Study(chosen.store.resolve(), chosen.steps, Path(scratch), tiny=chosen.tiny)
         numbers: dict[str, Any] = {
             "steps": chosen.steps,
-            "further steps": {name: steps for name, (_, steps, _, _) in AIMS.items()},
+            "further steps": {name: f"{aim.steps} of {aim.rows} rows" for name, aim in AIMS.items()},
         }
         numbers["document_memory"] = memory(study)
         study.aim("natural")
