@@ -101,8 +101,7 @@ class Guard:
         finally:
             renewal.stop()
             for lease in self.leases:
-                with suppress(OSError):  # its holder's end releases it as well
-                    lease.release()
+                lease.let_go()
         return code
 
     def _watch_parent(self) -> None:

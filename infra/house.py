@@ -123,7 +123,7 @@ class House:
                     on_wait=lambda text: self.say(node, waiting=text),
                 )
                 if lease is not None:
-                    stack.callback(lease.release)
+                    stack.callback(lease.let_go)
                     held.append(lease)
             renewal = Renewal(held)
             stack.callback(renewal.stop)

@@ -177,13 +177,15 @@ class Lease:
         return last is not None and last.number == self.fence
 
     def release(self) -> None:
-        """Give it back; nothing happens when it was lost already. Where the store is away, its holder's end
-        releases it as well.
-        """
+        """Give it back; nothing happens when it was lost already."""
+        if self.is_mine():
+            self.log.append(self.fence + 1, "release", self.holder)
+        remove(join(self.log.folder, f"beat-{self.fence:06d}"))
+
+    def let_go(self) -> None:
+        """`release`, when work is over: where the store is away, this process's end releases it as well."""
         with suppress(OSError):
-            if self.is_mine():
-                self.log.append(self.fence + 1, "release", self.holder)
-            remove(join(self.log.folder, f"beat-{self.fence:06d}"))
+            self.release()
 
 
 def take(

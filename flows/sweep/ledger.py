@@ -108,7 +108,7 @@ class Ledger:
             yield
         finally:
             renewal.stop()
-            lease.release()
+            lease.let_go()
 
     def entries(self) -> list[Entry]:
         """All points, by number."""
