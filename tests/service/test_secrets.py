@@ -37,6 +37,7 @@ OWN = {  # what the guard itself gives a rank
     "WORLD_SIZE",
     "PYTHONUNBUFFERED",
     "OMP_NUM_THREADS",
+    "GOMP_SPINCOUNT",
     "TORCHINDUCTOR_CACHE_DIR",
 }
 KEPT = ("credentials.json", "mlflow-auth.ini")  # of the stack's folder: they are the credentials
