@@ -10,7 +10,6 @@ from engine.spec.error import ConfigError, of_system
 from flows.cli.compose import Frozen
 from flows.cli.execute import new_run_id
 from flows.cli.plan import draw_nodes
-from flows.cli.pools import site_of
 from flows.sweep.fleet import RESTARTS, Ask, Elsewhere, Ending, Fleet, Running, Tell
 from flows.sweep.ledger import FAILED, PRUNED, STOPPED
 from flows.sweep.looking import Look
@@ -44,10 +43,11 @@ def check_fits(frozen: Frozen, store: Store) -> None:
 class InArray(Elsewhere):
     """Points in job arrays of Slurm; `at_once` of one array run at a time, 0 = all that there is room for."""
 
-    def __init__(self, fleet: Fleet, ask: Ask, tell: Tell, look: Look | None, at_once: int) -> None:
+    def __init__(
+        self, fleet: Fleet, ask: Ask, tell: Tell, look: Look | None, batch: SlurmBatch, at_once: int
+    ) -> None:
         super().__init__(fleet, ask, tell, look)
-        self.at_once = at_once
-        self._batch: SlurmBatch | None = None
+        self.batch, self.at_once = batch, at_once
         self._standing: dict[int, Standing] = {}
 
     def submit(self, new: list[Running]) -> None:
@@ -58,7 +58,6 @@ class InArray(Elsewhere):
 
     def _submit(self, new: list[Running]) -> None:
         frozen, store = new[0].point.frozen, new[0].point.store
-        batch = self._batch = SlurmBatch(site_of(frozen.pool).slurm, gpus=not frozen.pool.is_cpu)
         fresh = [one for one in new if not self._is_adopted(one)]
         if not fresh:
             return
@@ -79,26 +78,24 @@ class InArray(Elsewhere):
             elements=tuple(one.point.number for one in fresh),
             at_once=self.at_once,
         )
-        job = batch.submit(array)
+        job = self.batch.submit(array)
         for one in fresh:
             one.entry.job = f"{job}_{one.point.number}"
             self.fleet.ledger.write(one.entry)
             self.fleet.say(f"#{one.entry.number}: {shlex.join(one.point.words)}   Slurm job {one.entry.job}")
 
     def cancel(self, one: Running) -> None:
-        if not one.is_cancelled and self._batch is not None:
+        if not one.is_cancelled:
             one.is_cancelled = True
-            self._batch.end(one.entry.job)
+            self.batch.end(one.entry.job)
 
     def watch(self) -> None:
-        if self._batch is None:
-            return
         standings: dict[str, dict[int, Standing]] = {}
         for one in list(self.running):
             job = one.entry.job.partition("_")[0]
             try:
                 if job not in standings:
-                    standings[job] = self._batch.look_at_elements(job)
+                    standings[job] = self.batch.look_at_elements(job)
             except OSError:  # it is asked again
                 return
             standing = standings[job].get(one.point.number, FORGOTTEN)
@@ -111,9 +108,9 @@ class InArray(Elsewhere):
     def _is_adopted(self, one: Running) -> bool:
         entry = self.fleet.ledger.entry(one.point.number)
         job, _, _ = entry.job.partition("_")
-        if not job or self._batch is None:
+        if not job:
             return False
-        if self._batch.look_at_elements(job).get(entry.number, FORGOTTEN).phase == "over":
+        if self.batch.look_at_elements(job).get(entry.number, FORGOTTEN).phase == "over":
             return False
         one.entry = entry
         self.fleet.say(f"#{entry.number}: goes on as Slurm job {entry.job}")
@@ -141,5 +138,5 @@ class InArray(Elsewhere):
             self.running.append(one)
             self.submit([one])
         else:
-            words = self._batch.last_words(one.entry.job) if self._batch else ""
+            words = self.batch.last_words(one.entry.job)
             self.tell(one.point, Ending(FAILED, f"{standing.text} {words}".strip()))

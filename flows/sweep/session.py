@@ -18,7 +18,7 @@ from engine.spec.error import ConfigError
 from engine.spec.role import Role
 from flows.cli.compose import Frozen
 from flows.cli.plan import draw_nodes
-from flows.cli.pools import check_launcher, gangs_at_once
+from flows.cli.pools import check_launcher, gangs_at_once, site_of
 from flows.sweep.fleet import Ask, Ending, Fleet, OnPool, RunHere, Tell
 from flows.sweep.ledger import DONE, FAILED, OPEN, STOPPED, Entry, Ledger
 from flows.sweep.looking import Look
@@ -30,6 +30,7 @@ from flows.sweep.point import (
     with_companions,
     words_of,
 )
+from infra.slurm import SlurmBatch
 from infra.stack.stack import join_stack
 from infra.store import Store
 
@@ -200,7 +201,8 @@ class Session:
 
             check_launcher(pool, self.store.root)
             fleet.width = most or width or gangs_at_once(pool)
-            InArray(fleet, give, tell, look, width if most else 0).run()
+            batch = SlurmBatch(site_of(pool).slurm, gpus=not pool.is_cpu)
+            InArray(fleet, give, tell, look, batch, width if most else 0).run()
         elif pool.is_served:
             join_stack(self.store.root)
             from flows.served.submit import ready  # Prefect: 1.5 s that no sweep here waits for
