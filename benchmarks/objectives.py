@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from sklearn.model_selection import GridSearchCV, GroupKFold
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
 
+from aims import AIMS
 from machine import keep
 
 from engine.artifact import Input, open_input
@@ -53,28 +53,6 @@ from engine.spec.wishes import Wishes
 from tests.engine.house import artifact
 
 Batch = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Aim:
-    """How the teacher goes on: objectives by their share of the rows, and how it is trained."""
-
-    shares: dict[str, float]
-    steps: int
-    rows: int  # of a step
-    sequence: int
-    lr: float
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # of objectives
-
-
-AIMS = {
-    "natural": Aim({"document": 0.2, "natural": 0.8}, 1600, 8, 160, 5e-4),
-    "control": Aim(
-        {"document": 0.1, "control": 0.9}, 1600, 16, 160, 5e-4,
-        {"control": {"asked": 1.0, "dropped": 0.25, "cut": 0.5}},
-    ),
-    "orders": Aim({"document": 0.2, "reorder": 0.4, "distance": 0.4}, 1600, 32, 128, 2e-4),
-}  # fmt: skip
 LENGTHS = (16, 32, 64, 96, 128)  # that are asked for; rows of the control stage have room for all
 TEMPERATURES = (0.8, 0.5)  # of samples that are ranked: as natural text is, and where models loop
 RESAMPLES = 2000

@@ -8,6 +8,7 @@ none to start; `tell` hears how one ended; `look` hears of its held-out losses a
 import shlex
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +88,7 @@ class Running:
     silent_since: dict[str, float] = field(default_factory=dict)
 
 
-class Elsewhere:
+class Elsewhere(ABC):
     """Points that run somewhere else and outlive this process: who drives the sweep again follows them."""
 
     def __init__(self, fleet: Fleet, ask: Ask, tell: Tell, look: Look | None) -> None:
@@ -95,17 +96,17 @@ class Elsewhere:
         self.look = look or (lambda *_: True)
         self.running: list[Running] = []
 
+    @abstractmethod
     def submit(self, new: list[Running]) -> None:
         """Start these, or follow what was started for them by an earlier call."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cancel(self, one: Running) -> None:
         """End it at a checkpoint."""
-        raise NotImplementedError
 
+    @abstractmethod
     def watch(self) -> None:
         """Look after `running`: tell how those ended that did, and take them out."""
-        raise NotImplementedError
 
     def run(self) -> None:
         """Run all that `ask` gives. StoppedError when a person stops it."""

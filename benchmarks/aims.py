@@ -1,0 +1,26 @@
+"""How the teacher of benchmarks/objectives.py goes on, for the objectives that need more rows."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Aim:
+    """How the teacher goes on: objectives by their share of the rows, and how it is trained."""
+
+    shares: dict[str, float]
+    steps: int
+    rows: int  # of a step
+    sequence: int
+    lr: float
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # of objectives
+
+
+AIMS = {
+    "natural": Aim({"document": 0.2, "natural": 0.8}, 1600, 8, 160, 5e-4),
+    "control": Aim(
+        {"document": 0.1, "control": 0.9}, 1600, 16, 160, 5e-4,
+        {"control": {"asked": 1.0, "dropped": 0.25, "cut": 0.5}},
+    ),
+    "orders": Aim({"document": 0.2, "reorder": 0.4, "distance": 0.4}, 1600, 32, 128, 2e-4),
+}  # fmt: skip
