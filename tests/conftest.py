@@ -4,6 +4,10 @@ and threads that wait for each other on busy cores take many times as long.
 
 import logging
 import os
+import signal
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a script's & does that; what tests start must hear it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 logging.raiseExceptions = False  # a server that ends after its test: the stderr it logs to is closed
 

@@ -25,16 +25,17 @@ if ! "$PYTHON" -c "import playwright" 2>/dev/null || ! command -v chromium >/dev
 fi
 
 failed=0
-part() { "$PYTHON" -m pytest "$@" -rs --durations=25 || failed=1; }
-clusters=(tests/service/test_{slurm,slurm_array,slurm_cluster,slurm_served,s3,swift,leases}.py)  # they wait, mostly
+tests() { "$PYTHON" -m pytest "$@" -rs --durations=25; }
+part() { tests "$@" || failed=1; echo "verify: after $((SECONDS / 60)) min"; }
+clusters=(tests/service/test_{slurm,slurm_array,slurm_cluster,slurm_served,s3,swift,leases}.py)
 part tests --ignore tests/parity -n "${JOBS:-2}" --dist loadfile -m "$marks and not service and not browser"
-beside=$(mktemp)
-"$PYTHON" -m pytest "${clusters[@]}" -m "$marks" -rs --durations=25 >"$beside" 2>&1 &
 part tests/parity -m "$marks"  # gangs of up to eight ranks: one at a time
+beside=$(mktemp)  # clusters and the stack wait, mostly: beside each other
+tests "${clusters[@]}" -m "$marks" >"$beside" 2>&1 &
+part tests -m "$marks and (service or browser)" "${clusters[@]/#/--ignore=}"
 wait $! || failed=1
 cat "$beside"
 rm "$beside"
-part tests -m "$marks and (service or browser)" "${clusters[@]/#/--ignore=}"  # one stack at a time
 "$PYTHON" tests/mutants/run.py || failed=1
 echo "left out:"
 printf '  %s\n' "${left[@]}"

@@ -1,11 +1,14 @@
 """Prefect's worker, `python -m infra.stack.pool_worker worker start ...`, that does not die of a run which is
-started again while it still ends.
+started again while it still ends, and that can be ended wherever it was started.
 
 Prefect 3.8 takes a run's token of the worker's limit when it submits it, and raises where the run has one
 already: a cancelled run that is set to run again at once. Such a run is left for the next look, when its
 token is back.
+
+It also passes SIGTERM on to itself as SIGINT, which a process ignores that a script has started with &.
 """
 
+import signal
 from typing import Any
 
 from prefect.cli import app
@@ -24,6 +27,12 @@ def be_patient() -> None:
     BaseWorker._submit_scheduled_flow_runs = submit_the_rest  # type: ignore[method-assign]
 
 
+def hear_interrupts() -> None:
+    """Have SIGINT end this process, as if a terminal had started it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 if __name__ == "__main__":
+    hear_interrupts()
     be_patient()
     app()

@@ -71,8 +71,12 @@ class Served:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def add_worker(self, pool: str) -> subprocess.Popen[bytes]:
-        """`atelier worker <pool>` beside the stack's own."""
-        command = [sys.executable, "-m", "flows", "worker", pool]
+        """`atelier worker <pool>` beside the stack's own, as a script starts it with &: deaf to SIGINT."""
+        deaf = (
+            "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+            "os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        command = [sys.executable, "-c", deaf, sys.executable, "-m", "flows", "worker", pool]
         with open(self.root / f"{pool}.log", "ab") as log:
             worker = subprocess.Popen(command, env=self.environment, cwd=self.project, stdout=log, stderr=log)
         self.workers.append(worker)

@@ -26,6 +26,7 @@ from tests.engine.harbour import VOCAB, every_objective, harbour
 from tests.engine.house import ROOT, House, role, student, train
 
 STEPS = 10
+CHAIN_STEPS = 6  # of three to five roles after every objective, in gangs of four
 TIMEOUT_S = 900
 
 
@@ -103,7 +104,7 @@ def universal(house: House, **how: Any) -> Training:
     return house.training({"ernie": role(shape=shape)}, train(STEPS, **(HOW | how)))
 
 
-def reading(house: House, **how: Any) -> Training:
+def reading(house: House, steps: int = STEPS, **how: Any) -> Training:
     """A teacher and a student after all objectives of ERNIE 3.0; the student learns from logits and attention
     too.
     """
@@ -119,12 +120,12 @@ def reading(house: House, **how: Any) -> Training:
         "reader": role(shape=wide, objective=every_objective()),
         "pupil": role(shape=small, objective=every_objective() | lessons, teacher="reader"),
     }
-    return house.training(roles, train(STEPS, **(HOW | {"global_batch": 8, "sequence": 32} | how)))
+    return house.training(roles, train(steps, **(HOW | {"global_batch": 8, "sequence": 32} | how)))
 
 
 def chain(house: House, students: dict[str, dict[str, Any]]) -> Training:
     """The teacher of `reading`; where there are students, an assistant between them and it."""
-    whole = reading(house)
+    whole = reading(house, steps=CHAIN_STEPS)
     teacher, pupil = (whole.members[name].role for name in ("reader", "pupil"))
     roles = {"reader": teacher}
     if students:
@@ -136,7 +137,7 @@ def chain(house: House, students: dict[str, dict[str, Any]]) -> Training:
     return house.training(roles, whole.train)
 
 
-STUDENTS: dict[str, dict[str, Any]] = {"early": {}, "late": {"start": 3}, "short": {"end": 6}}
+STUDENTS: dict[str, dict[str, Any]] = {"early": {}, "late": {"start": 2}, "short": {"end": 4}}
 
 
 def chain_of_0(house: House) -> Training:

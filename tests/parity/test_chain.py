@@ -5,7 +5,7 @@ learns, comes and leaves, the others keep their bits.
 import pytest
 
 from tests.engine.house import House
-from tests.parity.cases import STEPS, Parity, layout
+from tests.parity.cases import CHAIN_STEPS, Parity, layout
 
 pytestmark = pytest.mark.slow
 
@@ -50,4 +50,4 @@ def test_rows_of_both_masks_share_one_forward_a_micro_batch(houses: dict[str, Ho
     """Of eight samples a step; the micro-batches are of one sample on each rank that reads."""
     for number in NUMBERS:
         summary = houses[f"{name}, {number}"].summary("reader")
-        assert summary["forwards"] == STEPS * 8 // LAYOUTS[name].axes.data
+        assert summary["forwards"] == CHAIN_STEPS * 8 // LAYOUTS[name].axes.data
