@@ -127,7 +127,8 @@ class Study:
     def _train(self) -> None:
         words = [
             "titan", f"experiment={'tiny' if self.tiny else 'laptop'}", "tracker=none",
-            "~roles.student_a", "~roles.student_b", "finetune.draws=1", "finetune.epochs=1",
+            "~roles.student_a", "~roles.student_b", "score.controls=false", "finetune.draws=1",
+            "finetune.epochs=1",
         ]  # fmt: skip
         if not self.tiny:
             words += [

@@ -60,10 +60,10 @@ def titan(
         }
     feed |= {"settings": train, "extras": more}
     models = train_roles(roles, **feed, companions=companions, inits=first)
-    students = {name: role for name, role in roles.items() if role.teacher}
+    students = {name: role for name, role in roles.items() if role.teacher and score.controls}
     by_themselves = {control_of(n): alone(n, role) for n, role in students.items()}
     feed |= {"parallel": fewer(parallel, by_themselves)}
-    controls = train_roles(by_themselves, **feed, name="train.controls")
+    controls = train_roles(by_themselves, **feed, name="train.controls") if students else {}
     tuned = {
         f"{name}/{key}": model
         for name, role in roles.items()

@@ -64,6 +64,12 @@ def test_a_plan_names_the_changed_key_and_exactly_what_follows(atelier: Atelier)
     assert reasons["train.teacher"] == [{"key": "roles.teacher.model.num_layers", "old": 4, "new": 5}]
 
 
+def test_without_controls_no_student_is_trained_twice(atelier: Atelier) -> None:
+    plan = atelier.plan(*ARGUMENTS, "score.controls=false")
+    assert not any("-alone" in row["name"] for row in plan.rows)
+    assert {row["name"] for row in plan.rows if row["state"] == "run"} == {"report", "register"}
+
+
 @pytest.mark.parametrize(
     ("name", "students"), [("teacher", {"assistant"}), ("assistant", {"student_a", "student_b"})]
 )
