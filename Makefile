@@ -30,7 +30,7 @@ check: setup  ## format, lint, types, import rule (2 minutes)
 	$(BIN)/pyright
 	$(BIN)/python -m pytest tests/engine/spec tests/infra/test_store.py -x
 
-verify: setup  ## everything, root and strace included (an hour)
+verify: setup  ## what make test leaves out: root, services, a browser, patience (an hour)
 	JOBS=$(JOBS) bash tests/verify.sh
 
 up: setup  ## Prefect, MLflow, workers and a form for every flow, on this machine

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Everything that this machine can run: all tests, those that need root, strace or patience too, then the mutants.
-# What had to be left out is said at the end, with the reason. About an hour on two quiet cores.
+# What `make test` leaves out: tests that need root, strace, services, a browser or patience, then the mutants.
+# What had to be left out here too is said at the end, with the reason. Under an hour on two quiet cores.
 set -u
 cd "$(dirname "$0")/.."
 PYTHON="${PYTHON:-${VENV:-.venv}/bin/python}"
 [ -x "$PYTHON" ] || { echo "verify: no $PYTHON; run make setup" >&2; exit 2; }
 marks="not bench"
-left=("timings and long comparisons: make bench" "containers, half an hour: infra/docker/verify")
+left=("what make test runs" "timings and long comparisons: make bench" "containers, half an hour: infra/docker/verify")
 leave_out() { marks="$marks and not $1"; left+=("tests marked $1: $2"); }
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -28,8 +28,9 @@ failed=0
 tests() { "$PYTHON" -m pytest "$@" -rs --durations=25; }
 part() { tests "$@" || failed=1; echo "verify: after $((SECONDS / 60)) min"; }
 clusters=(tests/service/test_{slurm,slurm_array,slurm_cluster,slurm_served,s3,swift,leases}.py)
-part tests --ignore tests/parity -n "${JOBS:-2}" --dist loadfile -m "$marks and not service and not browser"
-part tests/parity -m "$marks"  # gangs of up to eight ranks: one at a time
+export ATELIER_STORM="${ATELIER_STORM:-6/3}"  # kills/minutes; make bench has ten times that
+part tests --ignore tests/parity -n "${JOBS:-2}" --dist loadfile -m "$marks and (slow or root or gpu) and not service and not browser"
+part tests/parity -m "$marks and (slow or gpu)"  # gangs of up to eight ranks: one at a time
 beside=$(mktemp)  # clusters and the stack wait, mostly: beside each other
 tests "${clusters[@]}" -m "$marks" >"$beside" 2>&1 &
 part tests -m "$marks and (service or browser)" "${clusters[@]/#/--ignore=}"
@@ -40,5 +41,5 @@ rm "$beside"
 echo "left out:"
 printf '  %s\n' "${left[@]}"
 echo "  and each test listed as SKIPPED above, with its reason"
-[ "$failed" = 0 ] && echo "verify: all of the rest is green" || echo "verify: something is red, see above"
+[ "$failed" = 0 ] && echo "verify: all of it is green" || echo "verify: something is red, see above"
 exit "$failed"
