@@ -28,7 +28,7 @@ failed=0
 tests() { "$PYTHON" -m pytest "$@" -rs --durations=25; }
 part() { tests "$@" || failed=1; echo "verify: after $((SECONDS / 60)) min"; }
 clusters=(tests/service/test_{slurm,slurm_array,slurm_cluster,slurm_served,s3,swift,leases}.py)
-export ATELIER_STORM="${ATELIER_STORM:-6/3}"  # kills/minutes; make bench has ten times that
+export ATELIER_STORM="${ATELIER_STORM:-4/2}"  # kills/minutes; make bench has fifteen times that
 part tests --ignore tests/parity -n "${JOBS:-2}" --dist loadfile -m "$marks and (slow or root or gpu) and not service and not browser"
 part tests/parity -m "$marks and (slow or gpu)"  # gangs of up to eight ranks: one at a time
 beside=$(mktemp)  # clusters and the stack wait, mostly: beside each other

@@ -32,11 +32,15 @@ def curve_of(point: Point, name: str) -> tuple[Segment, ...]:
 
 
 class Looking:
-    """Calls `look` for every held-out loss of a point once, in order; `is_hopeless` when it said no."""
+    """Calls `look` for every held-out loss of a point once, in order; `is_hopeless` when it said no before
+    the training's last step: one that is over is not ended any more.
+    """
 
     def __init__(self, point: Point, name: str, look: Look) -> None:
         self._point, self._look = point, look
-        self._reader = Reader(curve_of(point, name))
+        segments = curve_of(point, name)
+        self._last = max((segment.end for segment in segments), default=0)
+        self._reader = Reader(segments)
         self._told: set[int] = set()
         self.is_hopeless = False
 
@@ -46,7 +50,7 @@ class Looking:
         for step, loss in sorted(self._reader.eval_loss.items()):
             if step not in self._told and not self.is_hopeless:
                 self._told.add(step)
-                self.is_hopeless = not self._look(self._point, step, loss)
+                self.is_hopeless = not self._look(self._point, step, loss) and step < self._last
         return not self.is_hopeless
 
 

@@ -25,6 +25,7 @@ from tests.service.training import (
     WORDS,
     Training,
     are_gone,
+    best_rate,
     copy_data,
     curve,
     digests,
@@ -34,7 +35,6 @@ from tests.service.training import (
     gangs,
     gaps,
     kill,
-    rate,
     run_here,
     seconds_until,
     stale,
@@ -139,7 +139,7 @@ def test_whoever_is_killed_in_training_nothing_is_orphaned_and_the_parent_starts
 def test_a_server_that_is_away_costs_a_training_nothing_and_its_curve_no_point(
     stack: Served, calm: Path, server: str
 ) -> None:
-    steps = int(rate(calm) * (OUTAGE_S + 60))
+    steps = int(best_rate(calm) * (OUTAGE_S + 60))
     training = Training(stack, "tracker=mlflow", steps=steps, every=200).until_step(200)
     os.kill(stack.pid(server), signal.SIGTERM if server == "mlflow" else signal.SIGKILL)
     left, deadline = time.time(), time.monotonic() + OUTAGE_S

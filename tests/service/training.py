@@ -111,6 +111,12 @@ def rate(root: Path) -> float:
     return len(lines) / (lines[-1]["timing"]["time"] - lines[0]["timing"]["time"])
 
 
+def best_rate(root: Path) -> float:
+    """Likewise in its fastest moments: what the same training may reach when nothing else runs."""
+    seconds = sorted(gap for _, gap in gaps(root))
+    return 1 / seconds[len(seconds) // 10]
+
+
 def gaps(root: Path) -> list[tuple[float, float]]:
     """When each step of the store's one training ended, and the seconds since the one before."""
     times = [line["timing"]["time"] for line in curve(root)]
