@@ -24,13 +24,13 @@ def test_a_run_of_the_form_completes_and_shows_plan_progress_and_report(browser,
     browser.fill("train.seed", "3")
     browser.page.get_by_role("button", name="Add item").click()
     browser.page.locator("//button[normalize-space()='Add item']/preceding::textarea[1]").fill(
-        "finetune.draws=2"
+        "finetune.epochs=1"
     )
     browser.shot("form")
     run = browser.submit()
     assert served.wait_final(run, 900)["type"] == "COMPLETED"
     parameters = served.api("GET", f"/flow_runs/{run}")["parameters"]
-    assert parameters == {"experiment": "tiny", "train_seed": 3, "overrides": ["finetune.draws=2"]}
+    assert parameters == {"experiment": "tiny", "train_seed": 3, "overrides": ["finetune.epochs=1"]}
     browser.open_run(run)
     browser.page.get_by_text("Completed").first.wait_for()
     browser.open_run(run, "Artifacts")
