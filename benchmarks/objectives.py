@@ -375,6 +375,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a minute: tries the script, shows nothing")
     chosen = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # of this process: products of a few rows are no work for two
     with tempfile.TemporaryDirectory() as scratch:
         study = Study(chosen.store.resolve(), chosen.steps, Path(scratch), tiny=chosen.tiny)
         numbers: dict[str, Any] = {
