@@ -3,7 +3,7 @@ on bigrams, samples it ranked, lengths that were asked for, prompts, memory, ord
 
 python benchmarks/objectives.py [--steps 1500] [--store DIR] [--tiny]      an hour on two cores
 
-Trains Titan's teacher with an assistant that imitates the text (`atelier titan`, resumable in DIR), where
+Trains Titan's teacher with an assistant that imitates the text (`atelier titan`; resumable in DIR), where
 the objectives with classes have one row in twenty. At this size that is too few for them to learn anything,
 so the teacher then goes on three times, each time with most rows for some objectives. Every interval is one
 of 95 %.
@@ -12,19 +12,19 @@ of 95 %.
 import argparse
 import hashlib
 import json
-import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import spearmanr
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold
@@ -33,6 +33,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
 
 from aims import AIMS
+from intervals import auc, mean_of, resampled
 from machine import keep
 
 from engine.artifact import Input, open_input
@@ -55,7 +56,6 @@ from tests.engine.house import artifact
 Batch = dict[str, np.ndarray]
 LENGTHS = (16, 32, 64, 96, 128)  # that are asked for; rows of the control stage have room for all
 TEMPERATURES = (0.8, 0.5)  # of samples that are ranked: as natural text is, and where models loop
-RESAMPLES = 2000
 
 
 class Study:
@@ -87,6 +87,18 @@ class Study:
             artifact(place / "model", "model", files)
         self.ask(open_input(str(place / "model")))
         self.sequence = 64 if self.tiny else AIMS[name].sequence
+
+    def found(self, aim: str, name: str, part: Callable[["Study"], dict[str, Any]]) -> dict[str, Any]:
+        """What the part finds; of an earlier call with this store, if it came so far."""
+        place = self.store / "found" / f"{name}.json"
+        if not place.exists():
+            if aim:
+                self.aim(aim)
+            numbers = part(self)
+            print(f"{name}: {json.dumps(numbers)}", flush=True)
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(json.dumps(numbers))
+        return json.loads(place.read_text())
 
     def _go_on(self, name: str, place: Path) -> None:
         aim = AIMS[name]
@@ -180,29 +192,6 @@ def batches(rows: Any, most: int) -> Iterator[Batch]:
 
 def tensors(batch: Batch) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(values) for name, values in batch.items()}
-
-
-# how sure a number is
-
-
-def auc(scores_N: np.ndarray, classes_N: np.ndarray) -> float:
-    """The share of pairs (natural, generated) in which the natural one scores higher."""
-    ranks = rankdata(scores_N)
-    ones, zeros = int((classes_N == 1).sum()), int((classes_N == 0).sum())
-    return (ranks[classes_N == 1].sum() - ones * (ones + 1) / 2) / (ones * zeros)
-
-
-def resampled(rng: np.random.Generator, number: int, statistic: Any) -> list[float]:
-    """The 2.5 and 97.5 % quantiles of `statistic(indices)` over resamples of `number` units."""
-    found = [statistic(rng.integers(0, number, number)) for _ in range(RESAMPLES)]
-    return [round(float(q), 4) for q in np.nanquantile(found, [0.025, 0.975])]
-
-
-def mean_of(values: np.ndarray) -> dict[str, Any]:
-    """Mean with the half-width of its interval."""
-    values = values[np.isfinite(values)]
-    half = 1.96 * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return {"mean": round(float(values.mean()), 4), "interval": round(half, 4), "number": len(values)}
 
 
 # the parts
@@ -366,6 +355,19 @@ def chance_of_orders(max_segments: int) -> float:
     return max_segments / Reorder(max_segments=max_segments).num_classes
 
 
+PARTS: dict[str, dict[str, Any]] = {  # by the aim that the teacher has gone on with
+    "": {"document_memory": memory},
+    "natural": {"adversarial": adversarial, "repetition": ranked},
+    "control": {"length": lengths, "control_loss": prompts},
+    "orders": {
+        "reorder": partial(
+            accuracy, name="reorder", spec=Reorder(), chance=chance_of_orders(Reorder().max_segments)
+        ),
+        "distance": partial(accuracy, name="distance", spec=Distance(), chance=1 / 3),
+    },
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -382,15 +384,9 @@ def main() -> None:
             "steps": chosen.steps,
             "further steps": {name: f"{aim.steps} of {aim.rows} rows" for name, aim in AIMS.items()},
         }
-        numbers["document_memory"] = memory(study)
-        study.aim("natural")
-        numbers |= {"adversarial": adversarial(study), "repetition": ranked(study)}
-        study.aim("control")
-        numbers |= {"length": lengths(study), "control_loss": prompts(study)}
-        study.aim("orders")
-        orders = chance_of_orders(Reorder().max_segments)
-        numbers["reorder"] = accuracy(study, "reorder", Reorder(), orders)
-        numbers["distance"] = accuracy(study, "distance", Distance(), 1 / 3)
+        for aim, parts in PARTS.items():
+            for name, part in parts.items():
+                numbers[name] = study.found(aim, name, part)
     keep("objectives", numbers, is_trial=chosen.tiny)
 
 
