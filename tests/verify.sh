@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What `make test` leaves out: tests that need root, strace, services, a browser or patience, then the mutants.
-# What had to be left out here too is said at the end, with the reason. 75 minutes on two quiet cores.
+# What had to be left out here too is said at the end, with the reason. About 80 minutes on two quiet cores.
 set -u
 cd "$(dirname "$0")/.."
 PYTHON="${PYTHON:-${VENV:-.venv}/bin/python}"
@@ -28,7 +28,6 @@ failed=0
 tests() { "$PYTHON" -m pytest "$@" -rs --durations=25; }
 part() { tests "$@" || failed=1; echo "verify: after $((SECONDS / 60)) min"; }
 clusters=(tests/service/test_{slurm,slurm_array,slurm_cluster,slurm_served,s3,swift,leases}.py)
-export ATELIER_STORM="${ATELIER_STORM:-4/2}"  # kills/minutes; make bench has fifteen times that
 part tests --ignore tests/parity -n "${JOBS:-2}" --dist loadfile -m "$marks and (slow or root or gpu) and not service and not browser"
 part tests/parity -m "$marks and (slow or gpu)"  # gangs of up to eight ranks: one at a time
 beside=$(mktemp)  # clusters and the stack wait, mostly: beside each other
