@@ -7,25 +7,20 @@ import json
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from engine.spec.base import fingerprint
 from engine.spec.error import DataError
 from engine.spec.source_files import content_id
 from engine.storage import is_local, local_path, write_bytes
+from infra.cache import cache_folder
 
 YOUNG_S = 2.0  # a file changed so recently may change again within its time stamp's resolution
 
 
-def _cache_path() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "atelier" / "contents.json"
-
-
 def contents_of(urls: list[str]) -> list[tuple[str, str]]:
     """(url, digest) of every file, sorted by url. Local files by sha256 of their bytes."""
-    place = _cache_path()
+    place = cache_folder() / "contents.json"
     cache: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         cache = json.loads(place.read_text())

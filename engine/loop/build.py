@@ -16,6 +16,7 @@ from engine.loop.health import Detector
 from engine.loop.learner import Learner
 from engine.loop.member import Member, end_of
 from engine.model import auxiliary
+from engine.model.blank import blank
 from engine.model.load import build, first_values, read_weights
 from engine.model.lora import addition_values, is_addition
 from engine.model.lora import apply as apply_lora
@@ -210,7 +211,7 @@ def _plain(
         )
 
     def plain() -> nn.Module:
-        with torch.device("meta"):
+        with blank():
             model = build(model_spec).to(weight_dtype(train.precision))
             if spec.mode == "frozen":
                 return model.requires_grad_(False)

@@ -4,6 +4,7 @@ checkpointed.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -194,7 +195,7 @@ class Member:
             total[1] += sums.get(name + RIGHT, 0)
 
         # eagerly: a look is too short to compile a second graph for
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager") if self.body.is_compiled else nullcontext():
             self.body.set_training(False)
             self.infer(work, add)
             self.body.set_training(True)

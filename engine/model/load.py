@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.artifact import Input
+from engine.model.blank import blank
 from engine.spec.base import Spec, canonical, parse
 from engine.spec.error import DataError
 from engine.spec.registry import spec_class
@@ -99,7 +100,7 @@ def read_model(
 ) -> tuple[nn.Module, Any]:
     """The model of an artifact, and its spec; dtype None = as stored. Errors as `read_weights`."""
     stored, spec = read_weights(source, scratch)
-    with torch.device("meta"):
+    with blank():
         model = build(spec)
     state = {name: weight.to(device=device, dtype=dtype or weight.dtype) for name, weight in stored.items()}
     model.load_state_dict(state, assign=True)

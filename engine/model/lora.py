@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.artifact import Input
+from engine.model.blank import blank
 from engine.model.load import draw
 from engine.spec.base import nearest, parse
 from engine.spec.error import ConfigError, DataError
@@ -110,7 +111,8 @@ def merge(model: nn.Module) -> None:
         if not isinstance(layer, LowRank):
             continue
         out_features, in_features = layer.weight.shape
-        plain = nn.Linear(in_features, out_features, bias=False, device="meta")
+        with blank():
+            plain = nn.Linear(in_features, out_features, bias=False)
         with torch.no_grad():
             whole = layer.weight + _addition(layer.lora_A.weight, layer.lora_B.weight, layer.scale)
         plain.weight = nn.Parameter(whole.to(layer.weight.dtype))

@@ -1,12 +1,22 @@
 """AdamW (1711.05101): decoupled weight decay on matrices, none on norms and biases."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.placement import by_mesh
 from engine.spec.optim.adamw import AdamW
+
+
+class PlainAdamW(torch.optim.AdamW):
+    """torch's, whose step does not first import torch's compiler to ask whether it is being compiled."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        step = torch.optim.AdamW.step
+        return getattr(step, "__wrapped__", step)(self, closure)
 
 
 def build(spec: AdamW, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
@@ -22,7 +32,7 @@ def build(spec: AdamW, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.
         )
         for alike in by_mesh(members)
     ]
-    return torch.optim.AdamW(
+    return PlainAdamW(
         groups,
         lr=spec.lr,
         betas=(spec.beta1, spec.beta2),

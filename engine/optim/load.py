@@ -10,11 +10,23 @@ from engine.spec.base import Spec
 from engine.spec.error import ConfigError
 
 
+def leave_compiler_out() -> None:
+    """Have no optimiser import torch's compiler, which takes a second, only to be left alone by it: methods
+    ask for that when they are first called, and nothing compiles them here. Without effect where torch asks
+    in another way than in 2.11 and 2.13 (torch/_compile.py).
+    """
+    for method in vars(torch.optim.Optimizer).values():
+        asked = getattr(method, "__wrapped__", None)
+        if asked is not None and not hasattr(asked, "__dynamo_disable"):
+            asked.__dynamo_disable = asked
+
+
 def build(spec: Spec, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
     """The optimiser of `spec` over the parameters that require a gradient."""
     parameters = [(name, p) for name, p in named_parameters if p.requires_grad]
     if not parameters:
         raise ConfigError("trainable", "no weight is trainable", "trainable=full trains all of them")
+    leave_compiler_out()
     return importlib.import_module(f"engine.optim.{spec.kind}").build(spec, parameters)  # type: ignore[attr-defined]
 
 

@@ -11,17 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-)
 
 from engine.parallel.grid import Grid
 from engine.spec.parallel import Parallel
-
-MULTI = {"interleaved": ScheduleInterleaved1F1B, "zb": ScheduleInterleavedZeroBubble}
 
 
 def stage_numbers(grid: Grid, layout: Parallel) -> list[int]:
@@ -87,6 +79,13 @@ class Pipeline:
         )
 
     def _plan(self, num_micro: int, shape: tuple[int, ...]) -> Any:
+        from torch.distributed.pipelining import (  # with torch's compiler: two seconds, for pipelines only
+            PipelineStage,
+            Schedule1F1B,
+            ScheduleInterleaved1F1B,
+            ScheduleInterleavedZeroBubble,
+        )
+
         last = self.layout.num_stages - 1
         device = self.grid.gang.device
         carried = torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
@@ -106,7 +105,8 @@ class Pipeline:
         more: dict[str, Any] = {"loss_fn": self._begin_backward, "scale_grads": False}
         if self.layout.schedule == "1f1b":
             return Schedule1F1B(made[0], num_micro, **more)
-        return MULTI[self.layout.schedule](made, num_micro, **more)
+        multi = {"interleaved": ScheduleInterleaved1F1B, "zb": ScheduleInterleavedZeroBubble}
+        return multi[self.layout.schedule](made, num_micro, **more)
 
     def _begin_backward(self, output: Tensor, index: Tensor) -> Tensor:
         assert self._after is not None  # set by train

@@ -81,6 +81,7 @@ def main(descriptor: int, home: Path) -> None:
     from prefect.server.api.server import create_app
 
     from infra.stack.one_writer import one_writer
+    from infra.stack.tables import make_tables
 
     one_writer()
     server = uvicorn.Server(uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on"))
@@ -96,6 +97,7 @@ def main(descriptor: int, home: Path) -> None:
     threading.Thread(target=watch, daemon=True).start()
     turn = (home / "starting").open("w")
     fcntl.flock(turn, fcntl.LOCK_EX)
+    make_tables()
 
     def release() -> None:
         while not server.started:

@@ -16,6 +16,7 @@ from prefect.settings import get_current_settings
 
 from infra.stack.one_writer import one_writer
 from infra.stack.settings import HOST, own_origins
+from infra.stack.tables import make_tables
 
 REFUSED = b"this server answers only to its own address and its own pages"
 
@@ -48,6 +49,7 @@ def main(port: int, host: str = HOST, *own: str) -> None:
     """Serve until SIGTERM, as `prefect server start` does; all else is said by PREFECT_... variables."""
     server = get_current_settings().server
     one_writer()
+    make_tables()
     uvicorn.run(
         Gate(create_app(final=True), own or own_origins(port)),
         host=host,

@@ -76,10 +76,8 @@ def save(record: Record, store: Store, folder: Path, model_id: str) -> Path:
     """
     stage, saved = folder / "stage", folder / "saved"
     (stage / "model").mkdir(parents=True)
+    (stage / "code").mkdir()
     (stage / "model" / RECORD).write_text(record.text())
-    shutil.copytree(
-        Path(PROJECT) / "engine", stage / "code" / "engine", ignore=shutil.ignore_patterns("__pycache__")
-    )
     defaults = {
         "max_tokens": DataType.long,
         "temperature": DataType.double,
@@ -98,6 +96,8 @@ def save(record: Record, store: Store, folder: Path, model_id: str) -> Path:
             pip_requirements=[f"{lib}=={have[lib]}" if lib in have else lib for lib in NEEDED],
             mlflow_model=Model(model_id=model_id),
         )
+    code = saved / "artifacts" / "code" / "engine"  # after MLflow has copied what it takes
+    shutil.copytree(Path(PROJECT) / "engine", code, ignore=shutil.ignore_patterns("__pycache__"))
     source = Input(url=store.address(record.kind, record.fingerprint), record=record)
     for entry in record.files:
         target = saved / "artifacts" / "model" / entry.path

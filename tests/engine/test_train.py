@@ -38,6 +38,15 @@ def test_nothing_of_the_control_plane_is_imported() -> None:
     assert found.stdout.strip() == "[]"
 
 
+def test_a_training_that_compiles_nothing_does_not_import_the_compiler(house: House) -> None:
+    run = house.run_file(house.training({"model": role()}, train(8, eval_every=4)))
+    (process,) = house.processes(run, environment={"PYTHONPROFILEIMPORTTIME": "1"})
+    _, errors = process.communicate(timeout=120)
+    imported = {line.rpartition("|")[2].strip() for line in errors.splitlines()}
+    assert process.returncode == 0 and "torch.nn" in imported
+    assert not imported & {"torch._dynamo", "torch._inductor", "torch.distributed.pipelining"}
+
+
 def test_it_says_where_it_begins_how_far_it_is_and_publishes(house: House) -> None:
     (process,) = house.processes(house.run_file(house.training({"model": role()}, train(8))))
     said = finish(process)

@@ -33,7 +33,7 @@ def slurm(slurm_of_module: Cluster) -> Iterator[Cluster]:
     slurm_of_module.clear()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store in which the tokens are made already."""
     root = tmp_path_factory.mktemp("tokens") / "store"

@@ -1,0 +1,75 @@
+"""Prefect's tables are made by its migrations once, and then copied."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import prefect
+import pytest
+
+from infra.stack.settings import PROJECT
+
+MAKE = """
+import json
+from prefect.server.database.interface import PrefectDBInterface
+from infra.stack.tables import make_tables
+ran = []
+migrate = PrefectDBInterface.run_migrations_upgrade
+async def count(self):
+    ran.append(1)
+    await migrate(self)
+PrefectDBInterface.run_migrations_upgrade = count
+make_tables()
+print(json.dumps({"migrated": len(ran)}))
+"""
+
+
+def make(home: Path, cache: Path) -> int:
+    """How often migrations ran for a new database in `home`."""
+    home.mkdir()
+    settings = {"PREFECT_HOME": str(home), "XDG_CACHE_HOME": str(cache)}
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    done = subprocess.run(
+        [sys.executable, "-c", MAKE],
+        env=clean | settings,
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)["migrated"]
+
+
+def content(home: Path) -> tuple[list[str], dict[str, int]]:
+    """Everything that defines the database, and the number of rows of each table."""
+    with closing(sqlite3.connect(home / "prefect.db")) as base:
+        made = [str(row) for row in base.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name")]
+        tables = [name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = {name: base.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in tables}
+    return made, rows
+
+
+@pytest.mark.slow
+def test_a_second_store_copies_the_tables_that_migrations_made_for_the_first(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert make(tmp_path / "a", cache) == 1
+    assert make(tmp_path / "b", cache) == 0
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    [kept] = (cache / "atelier").iterdir()
+    assert kept.name == f"prefect-{prefect.__version__}.db"
+    assert content(tmp_path / "b")[1]["flow_run"] == 0
+
+    kept.write_bytes(kept.read_bytes()[:100_000])  # damaged: made anew, here and for the next
+    assert make(tmp_path / "c", cache) == 1 and make(tmp_path / "d", cache) == 0
+    assert content(tmp_path / "c") == content(tmp_path / "d")
+    assert content(tmp_path / "a")[1] == content(tmp_path / "c")[1]
+
+    cache.chmod(0o500)
+    (cache / "atelier").chmod(0o500)
+    kept.write_bytes(b"")
+    assert make(tmp_path / "e", cache) == 1
+    assert content(tmp_path / "a")[1] == content(tmp_path / "e")[1]
