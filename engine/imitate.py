@@ -1,8 +1,8 @@
 """Have a model continue the beginnings of natural paragraphs: python -m engine.imitate run.json
 
 run.json: config is an Imitate (engine/spec/sampling.py), inputs {"model", "tokens", "tokenizer"}, output
-"imitations": imitations.jsonl, a line {"split", "prefix", "original", "generated"}, the last two token ids
-that begin with the same `prefix` tokens and end with a sentence.
+"imitations": imitations.jsonl, a line {"split", "prefix", "temperature", "original", "generated"}, the last
+two token ids that begin with the same `prefix` tokens and end with a sentence.
 
 B rows
 """
@@ -32,21 +32,22 @@ from engine.spec.base import canonical, parse
 from engine.spec.error import ConfigError, DataError
 from engine.spec.parallel import Parallel
 from engine.spec.run import RunFile
-from engine.spec.sampling import Imitate, Sampling
+from engine.spec.sampling import Imitate
 
 ROWS = 64  # continued at once
 TRIES = 20  # places that are looked at for each paragraph
-_DOCUMENT, _PLACE, _SENTENCES = 1, 2, 3  # lanes
+_DOCUMENT, _PLACE, _SENTENCES, _HEAT = 1, 2, 3, 4  # lanes
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """`number` names its draws."""
+    """`number` names its draws; it is continued at `temperature`."""
 
     split: str
     number: int
     ids: tuple[int, ...]
     prefix: int
+    temperature: float
 
 
 def paragraphs(text: Text, sentences: Sentences, asked: Imitate, count: int) -> list[Paragraph]:
@@ -75,7 +76,8 @@ def paragraphs(text: Text, sentences: Sentences, asked: Imitate, count: int) -> 
         prefixes = [cut for cut in inside[:wanted] if cut <= half]
         if inside and inside[-1] >= asked.tokens // 2 and prefixes:
             whole = tuple(ids[cuts[0] : cuts[-1]].tolist())
-            found.append(Paragraph(text.split, number, whole, prefixes[-1]))
+            heat = asked.temperatures[int(below(key, 0, _HEAT, len(asked.temperatures)))]
+            found.append(Paragraph(text.split, number, whole, prefixes[-1], heat))
     return found
 
 
@@ -84,17 +86,6 @@ def batches(found: Sequence[Paragraph]) -> Iterator[list[Paragraph]]:
     alike = sorted(found, key=lambda each: each.prefix)
     for first in range(0, len(alike), ROWS):
         yield alike[first : first + ROWS]
-
-
-def whole_sentences(ids: list[int], prefix: int, end: int, sentences: Sentences) -> list[int]:
-    """The ids without the end token; those that were cut lose their last, unfinished sentence, unless that
-    would be most of what stands behind the beginning.
-    """
-    if ids[-1] == end:
-        return ids[:-1]
-    least = prefix + (len(ids) - prefix) // 2
-    cuts = [cut for cut in sentences.ends(np.array(ids)).tolist() if cut >= least]
-    return ids[: cuts[-1]] if cuts else ids
 
 
 def imitate(run: RunFile, asked: Imitate) -> dict[str, int]:
@@ -111,8 +102,12 @@ def imitate(run: RunFile, asked: Imitate) -> dict[str, int]:
     lines: dict[tuple[str, int], bytes] = {}
     for batch in batches(found):
         for each, ids in zip(batch, _continued(speaker.model, speaker.vocabulary, batch, asked), strict=True):
-            generated = whole_sentences(ids, each.prefix, speaker.vocabulary.end_id, sentences)
-            line = {"split": each.split, "prefix": each.prefix, "original": each.ids, "generated": generated}
+            is_ended = ids[-1] == speaker.vocabulary.end_id
+            generated = ids[:-1] if is_ended else sentences.whole(ids, each.prefix)
+            line = {
+                "split": each.split, "prefix": each.prefix, "temperature": each.temperature,
+                "original": each.ids, "generated": generated,
+            }  # fmt: skip
             lines[each.split, each.number] = canonical(line)
         progress.advance(len(batch))
     output = output_of(run, "imitations")
@@ -153,7 +148,8 @@ def _continued(
         model,
         prompts,
         length=asked.tokens,
-        sampling=Sampling(temperature=asked.temperature, top_p=asked.top_p),
+        temperatures_B=torch.tensor([each.temperature for each in batch], dtype=torch.float64),
+        top_p=asked.top_p,
         draws=lambda place: torch.from_numpy(uniform(keys, place, 0)),
         end=vocabulary.end_id,
     )

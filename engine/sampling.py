@@ -24,24 +24,26 @@ def sample(logits_V: Tensor, temperature: float, top_p: float, generator: torch.
     draw_1 = torch.zeros(1, dtype=torch.float64)
     if temperature:
         draw_1 = torch.rand(1, dtype=torch.float64, generator=generator)
-    return int(sample_rows(logits_V[None], temperature, top_p, draw_1))
+    return int(sample_rows(logits_V[None], torch.tensor([temperature], dtype=torch.float64), top_p, draw_1))
 
 
-def sample_rows(logits_BV: Tensor, temperature: float, top_p: float, draws_B: Tensor) -> Tensor:
-    """One token id [B] of each row, as `sample`, by uniform draws in [0, 1)."""
+def sample_rows(logits_BV: Tensor, temperatures_B: Tensor, top_p: float, draws_B: Tensor) -> Tensor:
+    """One token id [B] of each row at its temperature, as `sample`, by uniform draws in [0, 1)."""
     logits_BV = logits_BV.detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(logits_BV).all()):
         raise DataError("the model's logits are not finite; its weights are damaged or its training diverged")
-    if temperature == 0:
-        return logits_BV.argmax(1)
+    best_B, is_cold_B = logits_BV.argmax(1), temperatures_B == 0
+    if bool(is_cold_B.all()):
+        return best_B
+    heat_B1 = torch.where(is_cold_B, 1.0, temperatures_B)[:, None].double()
     # the largest is taken away first: a tiny temperature would make infinity of it
-    share_BV = ((logits_BV - logits_BV.amax(1, keepdim=True)) / temperature).softmax(-1)
+    share_BV = ((logits_BV - logits_BV.amax(1, keepdim=True)) / heat_B1).softmax(-1)
     share_BV, order_BV = share_BV.sort(descending=True, stable=True)
     reached_BV = share_BV.cumsum(1)
     last_B1 = (reached_BV < top_p).sum(1, keepdim=True).clamp(max=reached_BV.shape[1] - 1)
     aims_B1 = draws_B[:, None] * reached_BV.gather(1, last_B1)
     places_B1 = torch.searchsorted(reached_BV, aims_B1, right=True).minimum(last_B1)
-    return order_BV.gather(1, places_B1)[:, 0]
+    return torch.where(is_cold_B, best_B, order_BV.gather(1, places_B1)[:, 0])
 
 
 @torch.inference_mode()
@@ -50,12 +52,13 @@ def continuations(
     prompts: Sequence[Sequence[int]],
     *,
     length: int,
-    sampling: Sampling,
+    temperatures_B: Tensor,
+    top_p: float,
     draws: Callable[[int], Tensor],
     end: int,
 ) -> list[list[int]]:
     """What follows each of these prompts, up to and with the end token, or until prompt and continuation have
-    `length` ids. `draws(t)` gives the uniform draws [B] for the ids at place t.
+    `length` ids, each at its temperature [B]. `draws(t)` gives the uniform draws [B] for the ids at place t.
 
     Prompts longer than the shortest are read on while others are continued already: few and alike are fast.
     """
@@ -68,7 +71,7 @@ def continuations(
     for place in range(first, length):
         logits_BV = _last_logits(model, rows_BT[:, num_seen:].to(device), num_seen, cache)
         num_seen = place
-        ids_B = sample_rows(logits_BV, sampling.temperature, sampling.top_p, draws(place))
+        ids_B = sample_rows(logits_BV, temperatures_B, top_p, draws(place))
         ids_B = torch.where(is_open_B, ids_B, end)
         is_given_B = place < sizes_B
         if place < last:

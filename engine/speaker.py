@@ -1,6 +1,7 @@
 """A trained model that talks: text in, text out."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from engine.artifact import Input
 from engine.data.asking import Prefix, prefix_of
+from engine.data.sentences import Sentences
 from engine.data.vocabulary import Vocabulary
 from engine.model.load import read_model
 from engine.sampling import continuation, whole_characters
@@ -54,8 +56,15 @@ class Speaker:
             seed = seed_of(sampling.seed, "candidate", number) if number else sampling.seed
             ids = list(self._counted(before, sampling.model_copy(update={"seed": seed})))
             text = "".join(whole_characters(self.vocabulary.bytes_of([token]) for token in ids))
-            found.append(Candidate(text, self.natural([*before.ids, *ids])))
+            is_cut = len(ids) == sampling.max_tokens  # what the head has learned from ends with a sentence
+            read = [*before.ids, *ids]
+            whole = self._sentences.whole(read, len(before.ids)) if is_cut else read
+            found.append(Candidate(text, self.natural(whole)))
         return sorted(found, key=lambda candidate: -candidate.natural)
+
+    @cached_property
+    def _sentences(self) -> Sentences:
+        return Sentences(self.vocabulary)
 
     @torch.inference_mode()
     def natural(self, ids: list[int]) -> float:

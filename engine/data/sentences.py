@@ -35,3 +35,11 @@ class Sentences:
         is_spaced = (last < places[:-1]) | self._is_spaced_V[after]
         ends = (self._is_stop_V[before] & is_spaced) | self._is_wide_V[before] | (num_lines > 0)
         return np.flatnonzero(ends & ~is_blank[1:]) + 1
+
+    def whole(self, ids: list[int], prefix: int) -> list[int]:
+        """Ids that were cut somewhere, without their last, unfinished sentence, unless that would be most of
+        what stands behind the first `prefix` ids.
+        """
+        least = prefix + (len(ids) - prefix) // 2
+        cuts = [cut for cut in self.ends(np.array(ids)).tolist() if cut >= least]
+        return ids[: cuts[-1]] if cuts else ids

@@ -1,5 +1,7 @@
 """How text is drawn from a model: how much, how boldly, and from which seed. Torch-free."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from engine.spec.base import Spec
@@ -38,7 +40,12 @@ class Imitate(Spec):
     paragraphs: int = Field(default=2000, ge=10, description="how many, over both splits; 10 or more")
     tokens: int = Field(default=128, ge=16, description="tokens of the longest paragraph; 16 or more")
     sentences: int = Field(default=3, ge=1, description="a beginning is 1 to this many sentences")
-    temperature: float = Field(default=1.0, gt=0, le=100, description="divides the logits; above 0")
+    temperatures: tuple[Annotated[float, Field(gt=0, le=100)], ...] = Field(
+        default=(0.5, 0.8, 1.0),
+        min_length=1,
+        description="each paragraph is continued at one of these, which divides the logits; bold text wanders "
+        "off, timid text repeats itself; above 0",
+    )
     top_p: float = Field(default=1.0, gt=0, le=1, description="share of the nucleus; above 0, at most 1")
     seed: int = Field(default=1, ge=0, lt=2**63, description="of the choice of paragraphs and of the draws")
 

@@ -111,6 +111,18 @@ def test_the_same_model_and_settings_give_the_same_bytes_and_another_seed_others
     assert studio.lines(other) != first
 
 
+def test_each_paragraph_is_continued_at_a_temperature_of_its_own(studio: Studio) -> None:
+    """As it would be if all had that one."""
+    heats = (0.2, 1.0)
+    mixed = studio.lines(studio.imitate("mixed", ASKED.model_copy(update={"temperatures": heats})))
+    for heat in heats:
+        only = ASKED.model_copy(update={"temperatures": (heat,)})
+        alone = studio.lines(studio.imitate(f"at {heat}", only))
+        mine = [line for line in mixed if line["temperature"] == heat]
+        assert 0.25 * len(mixed) < len(mine) < 0.75 * len(mixed)
+        assert [line for line in alone if line in mine] == mine
+
+
 def test_a_model_of_another_tokenizer_is_refused(studio: Studio, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in studio.house.output("model").iterdir()}
     files.pop("body.json")
@@ -142,7 +154,7 @@ def test_prompts_continued_together_say_what_each_says_alone(studio: Studio) -> 
     speaker = read_speaker(open_input(studio.model), studio.folder, torch.device("cpu"))
     prompts, end = [[30, 40, 50], [31], [32, 42, 52, 62, 33, 43]], speaker.vocabulary.end_id
     together = continuations(
-        speaker.model, prompts, length=16, sampling=Sampling(temperature=0.0),
+        speaker.model, prompts, length=16, temperatures_B=torch.zeros(3), top_p=1.0,
         draws=lambda place: torch.zeros(3), end=end,
     )  # fmt: skip
     for prompt, ids in zip(prompts, together, strict=True):
