@@ -19,6 +19,7 @@ from engine.plan.work import Machine
 from engine.spec.parallel import Parallel
 from engine.spec.train import Train
 
+KEPT_KEYS = 4  # bytes of keys and values, per number of the hidden state, of each piece of the queries
 SPLIT_LOGIT = 8  # bytes more of a logit of a shared vocabulary: shifted by the largest, and exp of that
 MIN_CHUNK = 256  # tokens whose logits exist at once, at least
 
@@ -35,6 +36,7 @@ class Memory(Parts):
     working: float
     logits: float
     buffers: float
+    checkpoint: float
     margin: float
 
 
@@ -54,6 +56,8 @@ class _Rank:
         self.tokens = rows * net.sequence / axes.context
         self.blocks = sum(blocks_of_stages(net, parallel)[rank::ranks])
         self.is_last = rank == ranks - 1
+        every = train.checkpoint_every  # the last one is written when all else is gone
+        self.is_saved = every == "auto" or every < train.steps
         self.flying = min(ranks - rank, self.num_micro)
         per_rank = parallel.num_stages // ranks
         if per_rank > 1:
@@ -86,10 +90,12 @@ class _Rank:
             "states": states,
             "gathered": self._gathered(),
             "copies": self._copies(),
-            "buffers": buffers,
+            "buffers": buffers + self._mask(),
+            "checkpoint": states if self.stack.copies_states and self.is_saved else 0.0,
         }
         asked = sum(always.values()) + sum(fullest.values())
-        return Memory(**always, **fullest, margin=self.stack.lost * asked + self.stack.kernels)
+        holes = self.stack.holes * (whole + logits)
+        return Memory(**always, **fullest, margin=self.stack.lost * asked + holes)
 
     def _states(self) -> tuple[float, float]:
         """Weights with their moments, and gradients. In a pipeline, and with zero=1, only the moments and the
@@ -131,6 +137,11 @@ class _Rank:
         each = self.stack.logit + (SPLIT_LOGIT if self.parallel.axes.tensor > 1 else 0)
         return each * scale * tokens * vocab + gradient + hidden, gradient + hidden
 
+    def _mask(self) -> float:
+        """Which keys a query may see, once for all blocks, where scores are in memory."""
+        has_mask = not self.stack.is_fused and self.stack.queries
+        return self.machine.width * self.tokens * self.net.sequence if has_mask else 0.0
+
     def _block(self, recompute: str) -> float:
         """What one block keeps of one micro-batch for the backward pass."""
         net, stack, scale = self.net, self.stack, self.machine.width / 2
@@ -140,7 +151,9 @@ class _Rank:
             return (4 if stack.copied else 2) * self.tokens * net.hidden * scale / apart
         inner = stack.kept_gated if net.is_gated else stack.kept_inner
         between = stack.kept_between + (stack.kept_rms if net.has_rms_norm else 0.0)
-        hidden = between / apart + stack.kept_products + stack.kept_inside / t
+        pieces = stack.keys(net.sequence) * stack.pieces(net.sequence) / net.sequence
+        inside = stack.kept_inside + KEPT_KEYS * (pieces - 1)
+        hidden = between / apart + stack.kept_products + inside / t
         found = hidden * net.hidden + inner * net.width / t
         if net.num_experts:
             found += stack.kept_routed * net.met * net.hidden

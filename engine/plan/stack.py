@@ -23,8 +23,9 @@ class Stack:
     `gradient` is what a weight's gradient takes on the wire, `weight` a gathered weight, `states` what a
     weight, its gradient and its moments take in memory; of these `late` come with the first backward pass of
     a step. `copied`: 16-bit copies of the weights of a rank that autocast makes. `chunk_logits` exist at once
-    (0 = all), with `logit` bytes each. Of what a program asks for an allocator loses the share `lost`, and
-    `kernels` bytes are those of compiled code.
+    (0 = all), with `logit` bytes each. Of what a program asks for an allocator loses the share `lost`; one
+    that keeps what is freed holds holes besides, `holes` times what one block and the objective work in.
+    `copies_states`: a checkpoint is written from a copy that lies in the same memory.
 
     `overlaps`: collectives run beside computation, not on the same cores. `sends_parts`: each rank of the
     axis tensor sends its part of the hidden state to the next stage, which puts it together (PTD-P, section
@@ -56,7 +57,8 @@ class Stack:
     chunk_logits: int = 1 << 26
     logit: float = 12
     lost: float = 0.06
-    kernels: float = 0
+    holes: float = 0
+    copies_states: bool = False
     sends_parts: bool = False
     overlaps: bool = True
 
@@ -71,13 +73,17 @@ class Stack:
             return sequence
         return (sequence + self.queries) / 2
 
+    def pieces(self, sequence: int) -> float:
+        """How many pieces the queries of a sequence are compared in."""
+        return max(1.0, sequence / self.queries) if self.queries else 1.0
+
 
 STACKS = {
     # counted in this program's graph under autocast: norms read 32-bit sums, products 16-bit copies of them
     "atelier": Stack(),
     # ours on a CPU: plain products for attention, rms norm in several kernels. Arithmetic in 16 bits and
-    # exponentials are slower there than memory: bytes that would take as long. These, and what allocator and
-    # kernels take, were measured on one machine (benchmarks/planner.py)
+    # exponentials are slower there than memory: bytes that would take as long. These, and the holes,
+    # were measured on one machine (benchmarks/planner.py)
     "cpu": Stack(
         hidden_forward=180,
         hidden_backward=250,
@@ -93,8 +99,9 @@ STACKS = {
         weight=4,
         overlaps=False,
         chunk_logits=1 << 21,
-        lost=0.16,
-        kernels=55e6,
+        lost=0,
+        holes=1.5,
+        copies_states=True,
     ),
     # Megatron-LM as of 2104.04473: scores in memory (softmax reads and writes 2 bytes each, dropout 5 with
     # its mask), fp16 gradients, an optimiser that copies, unscales and clips in passes of its own; what it

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.model.attention import additive, rope_angles
 from engine.model.gpt import Block
 from engine.plan.estimate import Setting, machine_of
-from engine.plan.memory import peak_memory
+from engine.plan.memory import Memory, peak_memory
 from engine.spec.base import parse
 from engine.spec.model.gpt import GPT
 from engine.spec.parallel import Parallel
@@ -43,6 +43,11 @@ def kept(spec: GPT, sequence: int) -> int:
 
 
 def planned(spec: GPT, sequence: int, rows: int = ROWS, **layout: Any) -> float:
+    train = Train(steps=1, global_batch=ROWS, micro_batch=rows, sequence=sequence)
+    return memory(spec, train, Pool(), **layout).activations
+
+
+def memory(spec: GPT, train: Train, pool: Pool, **layout: Any) -> Memory:
     role = parse(
         Role,
         {
@@ -52,11 +57,10 @@ def planned(spec: GPT, sequence: int, rows: int = ROWS, **layout: Any) -> float:
         },
         "role",
     )
-    train = Train(steps=1, global_batch=ROWS, micro_batch=rows, sequence=sequence)
     parallel = Parallel(shard=1, threads=1, **layout)
-    setting = Setting.of(role, train, Pool(), 0)
+    setting = Setting.of(role, train, pool, 0)
     machine = machine_of(setting.pool, setting.device, parallel, train.precision)
-    return peak_memory(setting.net, train, parallel, machine).activations
+    return peak_memory(setting.net, train, parallel, machine)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +71,7 @@ def planned(spec: GPT, sequence: int, rows: int = ROWS, **layout: Any) -> float:
         ({"norm": "layer"}, 256),
         ({"num_experts": 4, "experts_per_token": 2, "ffn": 128}, 128),
         ({}, 512),
+        ({}, 1024),
     ],
 )
 def test_plans_know_what_a_block_keeps(more: dict[str, Any], sequence: int) -> None:
@@ -78,3 +83,15 @@ def test_recomputing_keeps_a_blocks_input() -> None:
     spec = GPT(num_layers=40, hidden=128, num_heads=4, vocab=256)
     every = planned(spec, 128, recompute="full", rows=1)
     assert every == pytest.approx(40 * 4 * 128 * 128)
+
+
+@pytest.mark.parametrize(("every", "copies"), [(5, 1), ("auto", 1), (10, 0)])
+def test_a_checkpoint_on_the_way_is_a_copy_of_the_states_where_training_has_them(
+    every: Any, copies: int
+) -> None:
+    """The last one is written when all else is gone; a GPU's is copied to its host."""
+    spec = GPT(num_layers=2, hidden=128, num_heads=4, vocab=256)
+    train = Train(steps=10, global_batch=ROWS, sequence=128, checkpoint_every=every)
+    here = memory(spec, train, Pool())
+    assert here.checkpoint == copies * here.states == copies * 12 * spec.num_params()
+    assert memory(spec, train, Pool(gpu="h100")).checkpoint == 0
