@@ -107,7 +107,9 @@ def table(seeds: list[dict[str, Any]], students: list[str]) -> dict[str, Any]:
 
 
 def costs(seeds: list[dict[str, Any]]) -> dict[str, Any]:
-    """CPU seconds of each way with its teacher's training, and when its last student is ready."""
+    """CPU seconds of each way with its teacher's training. Parts run hours apart, perhaps beside other work:
+    what lessons alone cost is measured by lesson_cost.py.
+    """
 
     def total(each: dict[str, Any], way: str) -> float:
         before = each["t"]["cpu_s"] if way[0] in "bc" else 0.0
@@ -116,14 +118,11 @@ def costs(seeds: list[dict[str, Any]]) -> dict[str, Any]:
 
     whole = [each for each in seeds if "c quarter" in each]  # of which every way is there
     ways = [way for way in seeds[0] if way[0] in "abe" or way in ("d", "joint")] + ["c"]
-    found: dict[str, Any] = {
+    return {
         way: {"cpu_s": round(statistics.median([total(each, way) for each in whole]), 1)}
         for way in ways
         if whole
     }
-    ratios = [each["a logits"]["cpu_s"] / each["joint"]["cpu_s"] for each in seeds]
-    found["online / all without distillation"] = round(statistics.median(ratios), 4)
-    return found
 
 
 def main() -> None:
