@@ -20,7 +20,7 @@ from engine.spec.record import KINDS, Record
 from engine.storage import TEMPORARY, is_local, join, local_path, names, remove, size_below
 from infra.alias import aliases
 from infra.exclusive import unlist
-from infra.lease import Holder, Log, take
+from infra.lease import LOG, Holder, Log, take
 from infra.lineage import read_birth
 from infra.manifests import FOLDER, manifests
 from infra.store import RECORD, SHORT, Store
@@ -325,8 +325,8 @@ def discard(waste: Waste) -> bool:
 def _vanish(url: str) -> None:
     if not is_local(url):
         unlist(url)
-        remove(join(url, RECORD))
-        remove(url)
+        for each in (join(url, LOG), join(url, RECORD), url):  # or a reader would write its record anew
+            remove(each)
         return
     path = local_path(url)
     aside = path.parent / f"{TEMPORARY}gc-{uuid.uuid4().hex[:8]}"

@@ -22,6 +22,7 @@ from engine.spec.error import AtelierError, DamageError, StoppedError
 from engine.storage import exists, has_exclusive_create, join, names, read_bytes, remove, write_bytes
 from infra.exclusive import create_exclusive
 
+LOG = "log"
 EXPIRY_S = 60.0
 BEAT_S = 5.0
 POLL_S = 0.3
@@ -100,7 +101,7 @@ class Log:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.folder = join(address, "log")
+        self.folder = join(address, LOG)
 
     def numbers(self) -> list[int]:
         """All entries, in order. Lists of object stores may be late: what follows the last one is asked
@@ -130,8 +131,12 @@ class Log:
             raise DamageError(f"{place}: not an entry of a lease log ({error})") from None
 
     def last(self) -> Entry | None:
+        """The newest entry; None where there is none, or where all of it is removed while this looks."""
         numbers = self.numbers()
-        return self.entry(numbers[-1]) if numbers else None
+        try:
+            return self.entry(numbers[-1]) if numbers else None
+        except FileNotFoundError:
+            return None
 
     def append(self, number: int, act: str, holder: Holder, record: dict[str, Any] | None = None) -> bool:
         """Write entry `number`; False when somebody else wrote it first."""

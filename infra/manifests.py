@@ -21,12 +21,12 @@ def write_manifest(store: Store, manifest: dict[str, Any]) -> None:
 
 
 def manifests(store: Store) -> list[dict[str, Any]]:
-    """All runs' manifests, oldest first; an unreadable one is left out."""
+    """All runs' manifests, oldest first; one that is unreadable or goes meanwhile is left out."""
     found = []
     for name in names(join(store.root, FOLDER)):
         try:
             found.append(json.loads(read_bytes(join(store.root, FOLDER, name))))
-        except ValueError:
+        except (ValueError, FileNotFoundError):
             continue
     return sorted(found, key=lambda manifest: manifest.get("started", 0))
 

@@ -58,7 +58,10 @@ class Store:
     def _complete(self, address: str) -> Record | None:
         log = Log(address)
         for number in reversed(log.numbers()):
-            entry = log.entry(number)
+            try:
+                entry = log.entry(number)
+            except FileNotFoundError:
+                return None  # all of it is being removed
             if entry.act == "publish" and entry.record is not None:
                 record = Record.read(json.dumps(entry.record), join(log.folder, f"{number:06d}.json"))
                 write_bytes(join(address, RECORD), record.text().encode())

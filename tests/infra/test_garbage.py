@@ -11,7 +11,8 @@ from engine.artifact import Output
 from engine.spec.error import DamageError
 from engine.spec.record import Record, identify
 from engine.spec.trajectory import Part
-from engine.storage import join, write_bytes
+from engine.storage import join, remove, write_bytes
+from infra import garbage
 from infra.garbage import ATTEMPT_S, LETTERS_S, UNKNOWN_S, Collector, discard
 from infra.lease import Holder, take
 from infra.mail import Mail
@@ -105,6 +106,24 @@ def test_what_no_run_names_goes_with_its_files_and_leaves_nothing_behind(store: 
     assert store.find("corpus", lost.fingerprint) is None
     assert os.listdir(Path(store.root) / "corpus") == [kept.fingerprint[:16]]
     assert store.check(kept) == []
+
+
+def test_what_is_removed_from_an_object_store_does_not_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store("memory://removed")
+    record = publish(store, "corpus", "lost", "run-0")
+    [waste] = Collector(store, now=LATER).find().waste
+    between: list[bool] = []
+
+    def remove_then_look(url: str) -> None:
+        remove(url)
+        between.append(store.find("corpus", record.fingerprint) is not None)
+
+    monkeypatch.setattr(garbage, "remove", remove_then_look)
+    assert discard(waste)
+    assert between[-1] is False and between == sorted(between, reverse=True), "it came back"
+    assert between.count(False) > 1, "its last files go while somebody could still find it"
 
 
 def test_a_forgotten_run_takes_with_it_what_only_it_needs(store: Store) -> None:

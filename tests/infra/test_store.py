@@ -93,6 +93,27 @@ def test_an_entry_that_was_written_first_stays(tmp_path: Path) -> None:
     assert log.entry(1).holder["what"] == "first"
 
 
+def test_who_reads_while_all_is_removed_finds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    address = Path(store.address("model", store.publish(draft(x=1), Holder.me()).fingerprint))
+    (address / RECORD).unlink()
+    log, numbers = Log(str(address)), Log.numbers
+
+    def look_then_lose(self: Log) -> list[int]:
+        found = numbers(self)
+        if address.exists():
+            address.rename(address.parent / ".aside")
+        return found
+
+    monkeypatch.setattr(Log, "numbers", look_then_lose)
+    assert log.last() is None
+    (address.parent / ".aside").rename(address)
+    assert store.find("model", address.name) is None
+    assert not address.exists()
+
+
 def test_eight_racing_publishers_leave_one_record(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     start = time.time() + 0.5
