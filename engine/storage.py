@@ -179,7 +179,17 @@ def create_exclusive(url: str, data: bytes) -> bool:
         raise ConfigError(
             url, "this store has no exclusive create that Atelier knows", "use a local or shared POSIX folder"
         )
-    target = Path(path)
+    attempts = 10
+    while True:
+        attempts -= 1
+        try:
+            return _link_new(Path(path), data)
+        except (FileNotFoundError, FileExistsError):  # its folder was removed meanwhile: made again
+            if attempts == 0:
+                raise
+
+
+def _link_new(target: Path, data: bytes) -> bool:
     make_folder(target.parent)
     descriptor, temporary = _temporary(target.parent)
     try:

@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.spec.error import DamageError, StoppedError
 from engine.spec.record import KINDS, Record
-from engine.storage import TEMPORARY, is_local, join, local_path, names, remove, size_below
+from engine.storage import TEMPORARY, exists, is_local, join, local_path, names, remove, size_below
 from infra.alias import aliases
 from infra.exclusive import unlist
 from infra.lease import LOG, Holder, Log, take
@@ -244,10 +244,10 @@ class Collector:
                 )
         if is_local(self.store.root):
             for path in sorted(local_path(self.store.root).glob(f"*/{TEMPORARY}*")):
-                if self.now - path.stat().st_mtime > ATTEMPT_S:
-                    yield self._waste(
-                        str(path), f"{path.parent.name}/{path.name}", "a write or a removal that was cut off"
-                    )
+                with suppress(FileNotFoundError):  # another's removal, and it is over
+                    if self.now - path.stat().st_mtime > ATTEMPT_S:
+                        what = f"{path.parent.name}/{path.name}"
+                        yield self._waste(str(path), what, "a write or a removal that was cut off")
 
     def _letters(self) -> Iterator[Waste]:
         """Orders and messages of gangs on other machines, left by whoever asked for them and died."""
@@ -306,6 +306,8 @@ def discard(waste: Waste) -> bool:
         remove(waste.url)
         return True
     last = Log(waste.address).last()
+    if last is None and not exists(waste.address):
+        return True  # somebody else's removal was faster
     is_published = last is not None and last.act == "publish"
     if not is_published:
         at_once = threading.Event()

@@ -1,5 +1,6 @@
 """gc removes what nothing needs, says why, and never touches what somebody needs or writes."""
 
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -124,6 +125,29 @@ def test_what_is_removed_from_an_object_store_does_not_come_back(
     assert discard(waste)
     assert between[-1] is False and between == sorted(between, reverse=True), "it came back"
     assert between.count(False) > 1, "its last files go while somebody could still find it"
+
+
+def _collect(root: str, start: float) -> None:
+    while time.time() < start:
+        pass
+    for waste in Collector(Store(root), now=LATER).find().waste:
+        discard(waste)
+
+
+def test_four_collectors_at_once_trip_over_none_of_their_removals(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for number in range(8):
+        store = Store(str(tmp_path / str(number)))
+        for each in range(30):
+            publish(store, "corpus", f"c{each}", "gone", each=each)
+        start = time.time() + 0.2
+        racers = [context.Process(target=_collect, args=(store.root, start)) for _ in range(4)]
+        for racer in racers:
+            racer.start()
+        for racer in racers:
+            racer.join()
+        assert [racer.exitcode for racer in racers] == [0] * 4
+        assert list(store.records()) == []
 
 
 def test_a_forgotten_run_takes_with_it_what_only_it_needs(store: Store) -> None:
