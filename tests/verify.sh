@@ -27,16 +27,15 @@ fi
 failed=0
 tests() { "$PYTHON" -m pytest "$@" -rs --durations=25; }
 part() { tests "$@" || failed=1; echo "verify: after $((SECONDS / 60)) min"; }
-clusters=(tests/service/test_{slurm,slurm_array,slurm_cluster,slurm_served,s3,swift,leases}.py)
+beside=(tests/service/test_{slurm,slurm_array,slurm_cluster,slurm_served,s3,swift,leases,sweep}.py)
 part tests --ignore tests/parity -n "${JOBS:-2}" --dist loadfile -m "$marks and (slow or root or gpu) and not service and not browser"
 part tests/parity -m "$marks and (slow or gpu)"  # gangs of up to eight ranks: one at a time
-beside=$(mktemp)  # clusters and the stack wait, mostly: beside each other
-tests "${clusters[@]}" -m "$marks" >"$beside" 2>&1 &
-part tests -m "$marks and (service or browser)" "${clusters[@]/#/--ignore=}"
+said=$(mktemp)  # clusters and the stack wait, mostly: beside each other
+{ tests "${beside[@]}" -m "$marks"; red=$?; "$PYTHON" tests/mutants/run.py && exit "$red"; } >"$said" 2>&1 &
+part tests -m "$marks and (service or browser)" "${beside[@]/#/--ignore=}"
 wait $! || failed=1
-cat "$beside"
-rm "$beside"
-"$PYTHON" tests/mutants/run.py || failed=1
+cat "$said"
+rm "$said"
 echo "left out:"
 printf '  %s\n' "${left[@]}"
 echo "  and each test listed as SKIPPED above, with its reason"
