@@ -249,14 +249,14 @@ def repeated(ids: list[int]) -> float:
 
 
 def ranked(study: Study) -> dict[str, Any]:
-    """Repetition of the first drawn and of the best of eight, over beginnings of held-out paragraphs, and of
-    how the paragraphs really go on.
+    """Repetition of the best of eight and, on average, of all eight, over beginnings of held-out paragraphs,
+    and of how the paragraphs really go on.
     """
     lines = [
         json.loads(line)
         for line in study.only("imitations").file(IMITATIONS, study.scratch).read_bytes().splitlines()
     ]
-    lines = [one for one in lines if one["split"] == "held_out"][: 4 if study.tiny else 60]
+    lines = [one for one in lines if one["split"] == "held_out"][: 4 if study.tiny else 150]
     most = 32 if study.tiny else 96
     natural = [repeated(one["original"][one["prefix"] :][:most]) for one in lines]
     result: dict[str, Any] = {"natural": mean_of(np.array(natural))}
@@ -265,9 +265,9 @@ def ranked(study: Study) -> dict[str, Any]:
         for number, one in enumerate(lines):
             prompt = study.vocabulary.decode(one["original"][: one["prefix"]])
             drawn = Sampling(max_tokens=most, temperature=temperature, seed=number, best_of=8)
-            first = study.speaker.text(prompt, drawn.model_copy(update={"best_of": 1}))
-            best = study.speaker.ranked(prompt, drawn)[0].text
-            pairs.append([repeated(study.vocabulary.encode(text)) for text in (first, best)])
+            eight = study.speaker.ranked(prompt, drawn)
+            repetitions = [repeated(study.vocabulary.encode(candidate.text)) for candidate in eight]
+            pairs.append([statistics.mean(repetitions), repetitions[0]])
         random_N, ranked_N = np.array(pairs).T
         result[f"temperature {temperature}"] = {
             "random": mean_of(random_N), "ranked": mean_of(ranked_N),

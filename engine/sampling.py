@@ -56,9 +56,11 @@ def continuations(
     top_p: float,
     draws: Callable[[int], Tensor],
     end: int,
+    soft: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """What follows each of these prompts, up to and with the end token, or until prompt and continuation have
-    `length` ids, each at its temperature [B]. `draws(t)` gives the uniform draws [B] for the ids at place t.
+    `length` ids, each at its temperature [B]. `draws(t)` gives the uniform draws [B] for the ids at place t;
+    `soft` are the soft prompts in the places of each prompt, which all have one length then.
 
     Prompts longer than the shortest are read on while others are continued already: few and alike are fast.
     """
@@ -68,9 +70,10 @@ def continuations(
     device = model.head_weight.device
     cache = model.new_cache(len(prompts), length, model.head_weight.dtype)
     rows_BT, num_seen, is_open_B = given_BP[:, :first], 0, torch.ones(len(prompts), dtype=torch.bool)
+    soft_BT = None if soft is None else torch.tensor(soft, device=device).expand(len(prompts), -1)
     for place in range(first, length):
-        logits_BV = _last_logits(model, rows_BT[:, num_seen:].to(device), num_seen, cache)
-        num_seen = place
+        logits_BV = _last_logits(model, rows_BT[:, num_seen:].to(device), num_seen, cache, soft_BT)
+        num_seen, soft_BT = place, None
         ids_B = sample_rows(logits_BV, temperatures_B, top_p, draws(place))
         ids_B = torch.where(is_open_B, ids_B, end)
         is_given_B = place < sizes_B
@@ -89,6 +92,22 @@ def num_positions(spec: Any) -> int | None:
     return spec.max_positions if getattr(spec, "positions", "") == "learned" else None
 
 
+def room_behind(model: Any, prompt: Sequence[int], most: int) -> int:
+    """How many ids `prompt` and what is drawn behind it may be, `most` drawn. ConfigError where the prompt is
+    longer than the positions that the model learned.
+    """
+    room = num_positions(model.spec)
+    if room is None:
+        return len(prompt) + most
+    if len(prompt) > room:
+        raise ConfigError(
+            "prompt",
+            f"has {len(prompt)} tokens, but the model learned {room} positions",
+            f"shorten it to {room} tokens, or take a model with positions=rope",
+        )
+    return min(len(prompt) + most, room + 1)  # nothing is predicted from the last token: it needs no position
+
+
 def continuation(
     model: Any, prompt: list[int], sampling: Sampling, end: int, soft: list[int] | None = None
 ) -> Iterator[int]:
@@ -98,16 +117,7 @@ def continuation(
     `soft` are the soft prompts in the prompt's places, -1 = none. It draws from a generator of its own,
     seeded by `sampling.seed` alone: nothing else that runs moves it.
     """
-    longest = len(prompt) + sampling.max_tokens
-    room = num_positions(model.spec)
-    if room is not None:
-        if len(prompt) > room:
-            raise ConfigError(
-                "prompt",
-                f"has {len(prompt)} tokens, but the model learned {room} positions",
-                f"shorten it to {room} tokens, or take a model with positions=rope",
-            )
-        longest = min(longest, room + 1)  # nothing is predicted from the last token: it needs no position
+    longest = room_behind(model, prompt, sampling.max_tokens)
     generator = torch.Generator().manual_seed(sampling.seed)
     cache = model.new_cache(1, longest, model.head_weight.dtype)
     new, num_seen = prompt, 0

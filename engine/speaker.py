@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.artifact import Input
 from engine.data.asking import Prefix, prefix_of
 from engine.data.sentences import Sentences
 from engine.data.vocabulary import Vocabulary
 from engine.model.load import read_model
-from engine.sampling import continuation, whole_characters
+from engine.sampling import continuation, continuations, room_behind, whole_characters
 from engine.spec.data import CLS
 from engine.spec.error import ConfigError
 from engine.spec.sampling import Sampling
@@ -21,6 +21,7 @@ from engine.spec.seed import seed_of
 from engine.spec.wishes import GENRES, Wishes
 
 TOKENIZER = "tokenizer.json"
+TOGETHER = 16  # candidates that are drawn at once
 HEAD = "natural"  # of the classes of models that rank what they draw
 
 
@@ -52,14 +53,16 @@ class Speaker:
         """
         check_judge(self.model, self.vocabulary)
         before, found = self._before(prompt, sampling), []
-        for number in range(sampling.best_of):
-            seed = seed_of(sampling.seed, "candidate", number) if number else sampling.seed
-            ids = list(self._counted(before, sampling.model_copy(update={"seed": seed})))
-            text = "".join(whole_characters(self.vocabulary.bytes_of([token]) for token in ids))
-            is_cut = len(ids) == sampling.max_tokens  # what the head has learned from ends with a sentence
-            read = [*before.ids, *ids]
-            whole = self._sentences.whole(read, len(before.ids)) if is_cut else read
-            found.append(Candidate(text, self.natural(whole)))
+        seeds = [
+            seed_of(sampling.seed, "candidate", n) if n else sampling.seed for n in range(sampling.best_of)
+        ]
+        for first in range(0, len(seeds), TOGETHER):
+            for ids in self._drawn(before, sampling, seeds[first : first + TOGETHER]):
+                text = "".join(whole_characters(self.vocabulary.bytes_of([token]) for token in ids))
+                is_cut = len(ids) == sampling.max_tokens  # what the head learned from ends with a sentence
+                read = [*before.ids, *ids]
+                whole = self._sentences.whole(read, len(before.ids)) if is_cut else read
+                found.append(Candidate(text, self.natural(whole)))
         return sorted(found, key=lambda candidate: -candidate.natural)
 
     @cached_property
@@ -90,6 +93,28 @@ class Speaker:
         ids = self._ids(prompt) if prompt else []
         return Prefix([*prefix.ids, *ids], [*prefix.prompts, *[-1] * len(ids)])
 
+    def _drawn(self, before: Prefix, sampling: Sampling, seeds: list[int]) -> list[list[int]]:
+        """A continuation for each seed, each with the draws that it has alone."""
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+        def draws(_: int) -> Tensor:
+            return torch.cat([torch.rand(1, dtype=torch.float64, generator=each) for each in generators])
+
+        end = self.vocabulary.end_id
+        rows = continuations(
+            self.model,
+            [before.ids] * len(seeds),
+            length=room_behind(self.model, before.ids, sampling.max_tokens),
+            temperatures_B=torch.full((len(seeds),), sampling.temperature, dtype=torch.float64),
+            top_p=sampling.top_p,
+            draws=draws,
+            end=end,
+            soft=before.soft,
+        )
+        rows = [[token for token in row if token != end] for row in rows]
+        self.num_tokens += sum(map(len, rows))
+        return rows
+
     def _genre(self, wishes: Wishes) -> tuple[int, int]:
         """The first soft prompt of the wanted genre, and how many there are."""
         num_prompts = getattr(self.model, "num_prompts", 0)
@@ -118,8 +143,8 @@ class Speaker:
             yield self.vocabulary.bytes_of([token])
 
     def _counted(self, before: Prefix, sampling: Sampling) -> Iterator[int]:
-        soft = before.prompts if any(prompt >= 0 for prompt in before.prompts) else None
-        for token in continuation(self.model, before.ids, sampling, self.vocabulary.end_id, soft):
+        end = self.vocabulary.end_id
+        for token in continuation(self.model, before.ids, sampling, end, before.soft):
             self.num_tokens += 1
             yield token
 

@@ -16,6 +16,11 @@ class Prefix(NamedTuple):
     ids: list[int]
     prompts: list[int]
 
+    @property
+    def soft(self) -> list[int] | None:
+        """The soft prompts, None where there is none."""
+        return self.prompts if any(prompt >= 0 for prompt in self.prompts) else None
+
 
 def prefix_of(wishes: Wishes, vocabulary: Vocabulary, *, first_prompt: int, num_prompts: int) -> Prefix:
     """What stands before a text; with no wish at all the separator alone."""

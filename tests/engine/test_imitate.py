@@ -172,6 +172,8 @@ def test_candidates_are_ordered_by_the_judge_and_the_best_one_is_said(studio: St
     scores = [candidate.natural for candidate in ranked]
     assert scores == sorted(scores, reverse=True) and all(0 < score < 1 for score in scores)
     assert speaker.text("The pier", sampling) == ranked[0].text
+    alone = speaker.text("The pier", sampling.model_copy(update={"best_of": 1}))
+    assert alone in [candidate.text for candidate in ranked], "the first drawn is what is drawn alone"
     ids = speaker.vocabulary.encode("The pier") + speaker.vocabulary.encode(ranked[0].text)
     assert speaker.natural(ids) == pytest.approx(ranked[0].natural, abs=0.2)
 
