@@ -22,5 +22,6 @@ AIMS = {
         {"document": 0.1, "control": 0.9}, 1600, 16, 160, 5e-4,
         {"control": {"asked": 1.0, "dropped": 0.25, "cut": 0.5}},
     ),
-    "orders": Aim({"document": 0.2, "reorder": 0.4, "distance": 0.4}, 1600, 32, 128, 2e-4),
+    "distance": Aim({"document": 0.1, "distance": 0.9}, 1600, 64, 64, 1e-3),
+    "reorder": Aim({"document": 0.1, "reorder": 0.9}, 1600, 64, 64, 3e-4),
 }  # fmt: skip

@@ -359,11 +359,11 @@ PARTS: dict[str, dict[str, Any]] = {  # by the aim that the teacher has gone on 
     "": {"document_memory": memory},
     "natural": {"adversarial": adversarial, "repetition": ranked},
     "control": {"length": lengths, "control_loss": prompts},
-    "orders": {
+    "distance": {"distance": partial(accuracy, name="distance", spec=Distance(), chance=1 / 3)},
+    "reorder": {
         "reorder": partial(
             accuracy, name="reorder", spec=Reorder(), chance=chance_of_orders(Reorder().max_segments)
-        ),
-        "distance": partial(accuracy, name="distance", spec=Distance(), chance=1 / 3),
+        )
     },
 }
 
