@@ -5,19 +5,15 @@ python benchmarks/objectives.py [--steps 1500] [--store DIR] [--tiny]      an ho
 
 Trains Titan's teacher with an assistant that imitates the text (`atelier titan`; resumable in DIR), where
 the objectives with classes have one row in twenty. At this size that is too few for them to learn anything,
-so the teacher then goes on three times, each time with most rows for some objectives. Every interval is one
+so the teacher then goes on once for each of four aims, with most rows for one objective. Every interval is one
 of 95 %.
 """
 
 import argparse
-import hashlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,163 +31,22 @@ sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
 from aims import AIMS
 from intervals import auc, mean_of, resampled
 from machine import keep
+from study import Batch, Study, batches
 
-from engine.artifact import Input, open_input
 from engine.data.asking import prefix_of
-from engine.data.rows.load import rows_of
 from engine.data.rows.natural import IMITATIONS
 from engine.data.windows import NOT_SCORED, PADDING
-from engine.model.load import read_weights
 from engine.sampling import continuation
-from engine.scoring import label_nats
-from engine.speaker import Speaker, read_speaker
+from engine.spec.data import SEP
 from engine.spec.objective.control import Control
 from engine.spec.objective.distance import Distance
 from engine.spec.objective.document import DocumentLM
 from engine.spec.objective.reorder import Reorder
 from engine.spec.sampling import Sampling
 from engine.spec.wishes import Wishes
-from tests.engine.house import artifact
 
-Batch = dict[str, np.ndarray]
 LENGTHS = (16, 32, 64, 96, 128)  # that are asked for; rows of the control stage have room for all
 TEMPERATURES = (0.8, 0.5)  # of samples that are ranked: as natural text is, and where models loop
-
-
-class Study:
-    """A trained teacher and what it was trained on."""
-
-    def __init__(self, store: Path, steps: int, scratch: Path, *, tiny: bool) -> None:
-        self.store, self.steps, self.scratch, self.tiny = store, steps, scratch, tiny
-        self.sequence = 64 if tiny else 256
-        self._train()
-        self.teacher = self.artifact("model", "teacher")
-        self.rng = np.random.default_rng(1)
-        self.ask(self.teacher)
-
-    def ask(self, model: Input) -> None:
-        """What follows is asked of this model."""
-        folder = self.scratch / Path(model.url).name
-        folder.mkdir(exist_ok=True)
-        self.speaker: Speaker = read_speaker(model, folder, torch.device("cpu"))
-        self.model, self.vocabulary = self.speaker.model, self.speaker.vocabulary
-
-    def aim(self, name: str) -> None:
-        """What follows is asked of the teacher that has gone on with this aim."""
-        place = self.store / "aims" / name
-        if not (place / "model" / "record.json").exists():
-            print(f"{name}: the teacher goes on", flush=True)
-            self._go_on(name, place)
-            files = {path.name: path.read_bytes() for path in (place / "out").iterdir()}
-            files.pop("body.json")
-            artifact(place / "model", "model", files)
-        self.ask(open_input(str(place / "model")))
-        self.sequence = 64 if self.tiny else AIMS[name].sequence
-
-    def found(self, aim: str, name: str, part: Callable[["Study"], dict[str, Any]]) -> dict[str, Any]:
-        """What the part finds; of an earlier call with this store, if it came so far."""
-        place = self.store / "found" / f"{name}.json"
-        if not place.exists():
-            if aim:
-                self.aim(aim)
-            numbers = part(self)
-            print(f"{name}: {json.dumps(numbers)}", flush=True)
-            place.parent.mkdir(exist_ok=True)
-            place.write_text(json.dumps(numbers))
-        return json.loads(place.read_text())
-
-    def _go_on(self, name: str, place: Path) -> None:
-        aim = AIMS[name]
-        steps, sequence = (8, 64) if self.tiny else (aim.steps, aim.sequence)
-        objective = {
-            kind: {"kind": kind, "weight": share, "rows": share} | aim.settings.get(kind, {})
-            for kind, share in aim.shares.items()
-        }
-        kinds = {"natural": "imitations", "control": "attributes"}
-        streams = [
-            {"input": kinds.get(kind, "tokens"), "kind": kind, "weight": share, "rows": objective[kind]}
-            for kind, share in aim.shares.items()
-        ]
-        optim = {"kind": "adamw", "lr": aim.lr, "schedule": {"kind": "wsd", "warmup": 50, "decay": 0.4}}
-        _, model = read_weights(self.teacher, self.scratch)
-        role = {"model": model.model_dump(mode="json"), "objective": objective, "optim": optim}
-        fingerprint = hashlib.sha256(str(place).encode()).hexdigest()
-        segment = {"fingerprint": fingerprint, "url": str(place / "trajectory"), "start": 0, "end": steps}
-        member = {"role": role, "segments": [segment], "init": "teacher", "output": "out"}
-        train = {
-            "steps": steps, "global_batch": 8 if self.tiny else aim.rows, "sequence": sequence,
-            "checkpoint_every": 200, "eval_every": 200, "eval_sequences": 32,
-        }  # fmt: skip
-        inputs = {kind: self.only(kind).url for kind in ("tokens", "tokenizer", "imitations", "attributes")}
-        run = {
-            "schema": 1, "task": "train", "version": 1,
-            "config": {"trainings": [{"members": {"model": member}, "streams": streams, "train": train}]},
-            "inputs": inputs | {"teacher": self.teacher.url}, "outputs": {"out": str(place / "out")},
-            "scratch": str(place / "scratch"), "seed": 1,
-            "layout": {"shard": 1, "threads": os.cpu_count() or 1, "device": "cpu"},
-        }  # fmt: skip
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / "run.json"
-        path.write_text(json.dumps(run))
-        command = [sys.executable, "-W", "ignore", "-m", "engine.train", str(path)]
-        subprocess.run(command, cwd=PROJECT, stdout=subprocess.DEVNULL, check=True)
-
-    def _train(self) -> None:
-        words = [
-            "titan", f"experiment={'tiny' if self.tiny else 'laptop'}", "tracker=none",
-            "~roles.student_a", "~roles.student_b", "score.controls=false", "finetune.draws=1",
-            "finetune.epochs=1",
-        ]  # fmt: skip
-        if not self.tiny:
-            words += [
-                f"train.steps={self.steps}", "ahead.steps=256",
-                "imitate.paragraphs=3000", "imitate.tokens=128",
-            ]  # fmt: skip
-        env = os.environ | {"ATELIER_ROOT": str(self.store)}
-        subprocess.run([sys.executable, "-m", "flows", *words], env=env, cwd=PROJECT, check=True)
-
-    def artifact(self, kind: str, name: str) -> Input:
-        """The newest one of this name."""
-        found = [open_input(str(place.parent)) for place in self.store.glob(f"{kind}/*/record.json")]
-        named = [each for each in found if each.record.name == name]
-        return max(named, key=lambda each: each.record.provenance["started"])
-
-    def only(self, kind: str) -> Input:
-        [place] = self.store.glob(f"{kind}/*/record.json")
-        return open_input(str(place.parent))
-
-    def rows(self, kind: str, spec: Any, source: Input) -> Any:
-        return rows_of(kind).open_rows(
-            spec, source, self.vocabulary, self.scratch, split="held_out", sequence=self.sequence, seed=1
-        )
-
-    @torch.inference_mode()
-    def classes(self, name: str, rows: Any, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """(logits [N, C], classes [N]) of the first rows."""
-        logits, classes = [], []
-        for batch in batches(rows, most):
-            hidden_BD = self.model(tensors(batch)).hidden[:, 0]
-            logits.append(self.model.class_logits(hidden_BD, name).float().numpy())
-            classes.append(batch["classes_B"])
-        return np.concatenate(logits), np.concatenate(classes)
-
-    def nats(self, batch: Batch) -> np.ndarray:
-        """Mean nats a label of each row [B], NaN where a row has none."""
-        nats_N = label_nats(self.model, tensors(batch)).numpy()
-        is_label_BT = batch["labels_BT"] != NOT_SCORED
-        sums_B = np.bincount(np.nonzero(is_label_BT)[0], nats_N, minlength=len(is_label_BT))
-        return sums_B / np.where(is_label_BT.any(1), is_label_BT.sum(1), np.nan)
-
-
-def batches(rows: Any, most: int) -> Iterator[Batch]:
-    number = min(most, len(rows))
-    for first in range(0, number, 16):
-        places = np.arange(first, min(first + 16, number))
-        yield rows.batch(places, np.zeros_like(places))
-
-
-def tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(values) for name, values in batch.items()}
 
 
 # the parts
@@ -355,8 +210,41 @@ def chance_of_orders(max_segments: int) -> float:
     return max_segments / Reorder(max_segments=max_segments).num_classes
 
 
+@torch.inference_mode()
+def by_likelihood(study: Study) -> dict[str, Any]:
+    """How often the true order of two segments has fewer nats, read as a text, than the other one: what the
+    teacher knows of order without a head for it.
+    """
+    rows = study.rows("reorder", Reorder(), study.only("tokens"))
+    end, sep = study.vocabulary.end_id, study.vocabulary.special(SEP)
+    right: list[float] = []
+    for batch in batches(rows, 100 if study.tiny else 2000):
+        for tokens_T, document_T, kind in zip(
+            batch["tokens_BT"], batch["documents_BT"], batch["classes_B"], strict=True
+        ):
+            if kind not in (1, 2):
+                continue
+            shown = tokens_T[document_T == 0][1:]
+            first, second = (part[part != sep] for part in np.split(shown, np.flatnonzero(shown == sep)[:1]))
+            nats = [
+                study.nats(text_row(np.concatenate([[end], *order])))[0]
+                for order in ((first, second), (second, first))
+            ]
+            right.append(float((nats[0] < nats[1]) == (kind == 1)))
+    return mean_of(np.array(right)) | {"chance": 0.5}
+
+
+def text_row(ids: np.ndarray) -> Batch:
+    """One row that is read as text, every token but the first to be predicted."""
+    labels = np.append(ids[1:], NOT_SCORED)
+    row = {"tokens_BT": ids, "labels_BT": labels, "positions_BT": np.arange(len(ids))}
+    return {name: values[None].astype(np.int64) for name, values in row.items()} | {
+        "documents_BT": np.zeros((1, len(ids)), np.int64)
+    }
+
+
 PARTS: dict[str, dict[str, Any]] = {  # by the aim that the teacher has gone on with
-    "": {"document_memory": memory},
+    "": {"document_memory": memory, "order by likelihood": by_likelihood},
     "natural": {"adversarial": adversarial, "repetition": ranked},
     "control": {"length": lengths, "control_loss": prompts},
     "distance": {"distance": partial(accuracy, name="distance", spec=Distance(), chance=1 / 3)},
