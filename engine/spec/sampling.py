@@ -41,10 +41,10 @@ class Imitate(Spec):
     tokens: int = Field(default=128, ge=16, description="tokens of the longest paragraph; 16 or more")
     sentences: int = Field(default=3, ge=1, description="a beginning is 1 to this many sentences")
     temperatures: tuple[Annotated[float, Field(gt=0, le=100)], ...] = Field(
-        default=(0.3, 0.5, 0.7),
+        default=(0.5,),
         min_length=1,
-        description="each paragraph is continued at one of these, which divides the logits; above 0; low "
-        "ones repeat themselves, which is what the head is to learn; high ones repeat less than natural text",
+        description="each paragraph is continued at one of these, which divides the logits; above 0; one that "
+        "candidates will be drawn at: a head that knows several ranks none of them",
     )
     top_p: float = Field(default=1.0, gt=0, le=1, description="share of the nucleus; above 0, at most 1")
     seed: int = Field(default=1, ge=0, lt=2**63, description="of the choice of paragraphs and of the draws")
