@@ -43,8 +43,8 @@ class Imitate(Spec):
     temperatures: tuple[Annotated[float, Field(gt=0, le=100)], ...] = Field(
         default=(0.5,),
         min_length=1,
-        description="each paragraph is continued at one of these, which divides the logits; above 0; take one, "
-        "that candidates will be drawn at: a head that knows several ranks none of them",
+        description="each paragraph is continued at one of these, which divides the logits; above 0; take "
+        "one, that candidates will be drawn at: a head that knows several ranks none of them",
     )
     top_p: float = Field(default=1.0, gt=0, le=1, description="share of the nucleus; above 0, at most 1")
     seed: int = Field(default=1, ge=0, lt=2**63, description="of the choice of paragraphs and of the draws")
