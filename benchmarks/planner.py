@@ -75,15 +75,15 @@ def main() -> None:
             for number, (name, (layout, shape, more)) in enumerate((CASES | LATER).items())
         }
         cases = dict(list(cases.items())[:2]) if chosen.tiny else cases
+        bases = least_memory(root, base, tokens, [one.parallel for one in cases.values()])
         measured: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
         for turn in range(1 if chosen.tiny else TURNS):
             for name, one in cases.items():
                 measured[name].append(run(root, base / f"{turn}-{one.name}", tokens, one))
                 print(f"{turn + 1}: {name}: {measured[name][-1]}", flush=True)
-        bases = least_memory(root, base, tokens, [one.parallel for one in cases.values()])
         for name, one in cases.items():
             step_s, memory_gb = map(statistics.median, zip(*measured[name], strict=True))
-            found[name] = beside(pool, one, (step_s, memory_gb), bases[one.parallel])
+            found[name] = beside(pool, one, (step_s, memory_gb), bases[one.parallel.model_dump_json()])
             found[name]["steps_s"] = [round(each[0], 4) for each in measured[name]]
     keep("planner", found | summary(found), is_trial=chosen.tiny)
 
@@ -94,13 +94,14 @@ def run(root: str, scratch: Path, tokens: str, one: Probe) -> tuple[float, float
     return measured.step_s, seen.memory_gb
 
 
-def least_memory(root: str, folder: Path, tokens: str, layouts: list[Parallel]) -> dict[Parallel, float]:
-    """GB of a process of each layout that trains next to nothing."""
-    found: dict[Parallel, float] = {}
+def least_memory(root: str, folder: Path, tokens: str, layouts: list[Parallel]) -> dict[str, float]:
+    """GB of a process of each layout (its JSON) that trains next to nothing."""
+    found: dict[str, float] = {}
     for layout in layouts:
-        if layout not in found:
+        key = layout.model_dump_json()
+        if key not in found:
             nothing = probe(f"nothing-{len(found)}", layout, 64, 2, 64, 2)
-            found[layout] = run(root, folder / nothing.name, tokens, nothing)[1]
+            found[key] = run(root, folder / nothing.name, tokens, nothing)[1]
     return found
 
 
