@@ -1,7 +1,7 @@
 """What online lessons cost: CPU seconds of a teacher that trains while three students learn from its logits,
 beside the same four trained in the same process without a lesson.
 
-python benchmarks/lesson_cost.py [--steps 384] [--store DIR] [--tiny]      ten minutes, on a quiet machine
+python benchmarks/lesson_cost.py [--steps 384] [--store DIR] [--tiny]      twenty minutes, on a quiet machine
 
 The models and steps of online_distillation.py with its first seed. Both ways in turn, three times, each time
 in another order; medians count. Goal: lessons cost at most 1.08 times. One thread each.

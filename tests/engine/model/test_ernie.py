@@ -11,10 +11,12 @@ from torch import Tensor
 from engine.model import ernie
 from engine.model.load import build, initialise
 from engine.model.lora import apply
+from engine.sampling import continuation, continuations
 from engine.spec.error import ConfigError
 from engine.spec.model.ernie import Ernie
 from engine.spec.model.gpt import GPT
 from engine.spec.role import Trainable
+from engine.spec.sampling import Sampling
 
 V, T = 61, 12
 NETS: dict[str, Any] = {
@@ -169,6 +171,21 @@ def test_a_soft_prompt_stands_in_the_place_of_a_tokens_embedding() -> None:
     assert torch.equal(hidden, model(written).hidden)
     hidden.pow(3).sum().backward()
     assert [bool(row.any()) for row in model.prompts.weight.grad] == [False, False, False, True]
+
+
+def test_rows_that_are_drawn_together_read_their_soft_prompts_as_one_alone_does() -> None:
+    model, prompt, end = model_of(**NETS), [5, 9, 11, 4], V
+
+    def together(soft: list[int] | None) -> list[list[int]]:
+        return continuations(
+            model, [prompt] * 2, length=T, temperatures_B=torch.zeros(2), top_p=1.0,
+            draws=lambda place: torch.zeros(2), end=end, soft=soft,
+        )  # fmt: skip
+
+    how = Sampling(temperature=0.0, max_tokens=T - len(prompt))
+    for soft in ([0, 2, -1, -1], [1, 3, -1, -1], None):
+        assert together(soft) == [list(continuation(model, prompt, how, end, soft))] * 2
+    assert together([0, 2, -1, -1]) != together(None)
 
 
 def test_soft_prompts_without_a_table_are_refused() -> None:
