@@ -34,6 +34,7 @@ SHAPES = {
     "broad": (320, 4, 256, 4),
 }
 ALL_SHAPES, SOME_SHAPES = tuple(SHAPES), ("small", "middle")
+SENT_SHAPES = (*SOME_SHAPES, "wide")  # of latency's size, of both's, of bandwidth's
 
 
 def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[str], None]) -> Pool:
@@ -46,7 +47,7 @@ def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[s
     layouts: list[tuple[str, Parallel, tuple[str, ...]]] = [alone]
     if cores > 1:
         layouts.append((f"{cores} threads", Parallel(shard=1, threads=cores, compile="none"), SOME_SHAPES))
-        layouts.append(("two ranks, shard", Parallel(shard=2, threads=1, compile="none"), SOME_SHAPES))
+        layouts.append(("two ranks, shard", Parallel(shard=2, threads=1, compile="none"), SENT_SHAPES))
     layouts.append(alone)  # once more: a machine is not the same from one half minute to the next
     probes: list[Probe] = []
     for number, (name, layout, shapes) in enumerate(layouts):

@@ -41,15 +41,24 @@ def fit(pool: Pool, probes: Sequence[Probe]) -> Pool:
     lone = [probe for probe in lone if probe not in wide]
     start = {name: getattr(pool.device, name) for name in (*FACTS, *LINKS)} | {"matmul": 1.0, "crowded": 1.0}
     found = pool.model_copy(update=start)
-    for names, some in ((FACTS, lone), (CROWD, wide), (LINKS, shared)):
+    for names, some, loss in ((FACTS, lone, error), (CROWD, wide, error), (LINKS, shared, _links_error)):
         if some:
-            found = _search(found, names, partial(error, probes=some))
+            found = _search(found, names, partial(loss, probes=some))
     return found
 
 
 def error(pool: Pool, probes: Sequence[Probe]) -> float:
     """Sum of squared logarithms of planned by measured."""
     return sum(math.log(planned(pool, probe) / probe.step_s) ** 2 for probe in probes)
+
+
+def _links_error(pool: Pool, probes: Sequence[Probe]) -> float:
+    """The error, where links are possible at all: processes of one machine hand over what they send through
+    its memory, and are no faster than it.
+    """
+    if pool.device.node_gbps > pool.device.memory_gbps:
+        return math.inf
+    return error(pool, probes)
 
 
 def planned(pool: Pool, probe: Probe) -> float:

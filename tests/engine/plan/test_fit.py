@@ -24,6 +24,15 @@ def test_facts_are_found_again_from_the_steps_that_follow_from_them() -> None:
     assert planned(found, other) == pytest.approx(planned(TRUE, other), rel=0.05)
 
 
+def test_links_are_never_faster_than_memory_however_short_the_steps_of_two_ranks_were() -> None:
+    probes = [probe(name, where, *shape) for where in (ALONE, TWO) for name, shape in SHAPES.items()]
+    probes = [
+        replace(one, step_s=planned(TRUE, one) * (0.5 if one.parallel.ranks > 1 else 1)) for one in probes
+    ]
+    found = fit(Pool(), probes)
+    assert isinstance(found.node_gbps, float) and found.node_gbps <= found.device.memory_gbps
+
+
 def test_kept_facts_fill_in_what_is_auto_and_what_was_learned_beside_others_is_forgotten(tmp_path) -> None:
     store, pool = Store(str(tmp_path)), Pool(launch_us=3.0, half=True)
     learn(store, "", "a" * 64, Lesson("train", planned_s=1.0, measured_s=1.5, ended=1.0))
