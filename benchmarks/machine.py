@@ -34,9 +34,14 @@ def about() -> dict[str, Any]:
         "load_1min": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "versions": found,
-        "command": "python " + " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *map(_plain, sys.argv[1:])]),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _plain(argument: str) -> str:
+    """A result names no folder of the machine that it came from."""
+    return "PATH" if argument.startswith(("/", "~")) else argument
 
 
 def keep(name: str, numbers: dict[str, Any], *, is_trial: bool = False) -> None:

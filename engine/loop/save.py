@@ -11,7 +11,7 @@ from engine.loop.member import Member
 from engine.loop.report import Curve, Report
 from engine.loop.resume import checkpoints
 from engine.loop.retention import Retention, stays
-from engine.parallel.gang import Gang
+from engine.parallel.gang import Gang, return_freed_memory
 from engine.spec.error import AtelierError, ConfigError
 from engine.spec.run import Segment
 from engine.storage import remove
@@ -39,6 +39,7 @@ class Saver:
             self._unsealed = OSError(unsealed)
             self._report.say(warning=f"checkpoint of step {step} failed: {unsealed}")
             return time.perf_counter() - began
+        return_freed_memory()  # the copies that are written would lie beside the room of a step
         for member in members:
             segment = member.segment(step)
             place = address(checkpoints(segment), step)

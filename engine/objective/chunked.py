@@ -26,6 +26,7 @@ UNSCORED = -100
 MIN_CHUNK = 256  # below it the additions to the head's gradient, V x D a chunk, cost more than the chunk
 CPU_LOGITS = 1 << 21  # logits of a chunk: 8 MB in fp32, measured fastest for a vocabulary of 4096
 GPU_LOGITS = 1 << 26
+CPU_ROWS = 4096  # of a head's gradient that are added at once
 CPU_SAID, GPU_SAID = 1 << 24, 1 << 28  # logits of a micro-batch that a teacher keeps for its learners
 
 Mix = Mapping[str, tuple[ObjectiveSpec, float]]
@@ -252,9 +253,10 @@ def _all_chunks(
     head_grad = torch.zeros_like(head_weight_VD) if wants_head else None
     sums_K = work.shares_K.new_zeros(len(work.masks_K))
     chunk_terms = _compiled_terms() if work.compiled else _chunk_terms
+    room, is_kept = _Room(), work.said is not None
     for number, rows_C in enumerate(_pieces(work)):
         hidden_CD = hidden_MD.detach().index_select(0, rows_C).to(work.compute)
-        logits_CV = hidden_CD @ head_VD.t()
+        logits_CV = hidden_CD @ head_VD.t() if is_kept else room.product("logits", hidden_CD, head_VD.t())
         labels_C = work.labels_M.index_select(0, rows_C)
         masks = tuple(None if mask is None else mask.index_select(0, rows_C) for mask in work.masks_K)
         wants = wants_hidden or wants_head
@@ -267,14 +269,39 @@ def _all_chunks(
         if work.compiled:
             _allow_any_length(logits_CV, teacher, labels_C)
         chunk_sums_K, gradient_CV = chunk_terms(
-            work.terms, work.shares_K, masks, logits_CV, own, labels_C, teacher, wants, work.part
-        )
+            work.terms, work.shares_K, masks, logits_CV, own, labels_C, teacher, wants, work.part,
+            takes_logits=work.compiled and not is_kept,
+        )  # fmt: skip
         sums_K += chunk_sums_K
         if hidden_grad is not None and gradient_CV is not None:
             hidden_grad.index_copy_(0, rows_C, (gradient_CV @ head_VD).to(hidden_grad.dtype))
         if head_grad is not None and gradient_CV is not None:
-            head_grad += gradient_CV.t() @ hidden_CD
+            _add_product(head_grad, gradient_CV, hidden_CD, room)
     return sums_K, hidden_grad, head_grad
+
+
+class _Room:
+    """Memory of products that every chunk computes anew, by name: as large as the first, which is the
+    largest. An allocator that is asked again and again for what it just got back gathers holes.
+    """
+
+    def __init__(self) -> None:
+        self._named: dict[str, Tensor] = {}
+
+    def product(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """left @ right, where this name's product before was."""
+        if name not in self._named:
+            self._named[name] = left.new_empty(left.shape[0], right.shape[1])
+        return torch.mm(left, right, out=self._named[name][: left.shape[0]])
+
+
+def _add_product(head_grad: Tensor, gradient_CV: Tensor, hidden_CD: Tensor, room: _Room) -> None:
+    """Add gradient^T hidden, in place. A CPU turns what it adds into the sum's type first: so many rows of
+    the vocabulary at a time.
+    """
+    rows = CPU_ROWS if head_grad.device.type == "cpu" else len(head_grad)
+    for total, part in zip(head_grad.split(rows), gradient_CV.split(rows, dim=1), strict=True):
+        total += room.product("head", part.t(), hidden_CD)
 
 
 def _odds(logits_CV: Tensor, work: _Work) -> Odds | Tensor:
@@ -318,9 +345,11 @@ def _chunk_terms(
     teacher: Odds | Tensor | None,
     wants_gradient: bool,
     part: Slice | None = None,
+    *,
+    takes_logits: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Each objective's sum [K], and the shared total's gradient with respect to the logits, in the logits'
-    type. A mask is [C].
+    type; in their memory if it `takes_logits`. A mask is [C].
     """
     if isinstance(own, Tensor):
         own = Odds(own.to(shares_K.dtype), part)
@@ -345,7 +374,9 @@ def _chunk_terms(
         gradient_CV.mul_(_weight([(shares_K[k], masks_K[k]) for k in trained]))
         total_CV = gradient_CV if total_CV is None else total_CV.add_(gradient_CV)
     ordered = torch.stack([sums[k] for k in range(len(masks_K))])
-    return ordered, None if total_CV is None else total_CV.to(logits_CV.dtype)
+    if total_CV is None:
+        return ordered, None
+    return ordered, logits_CV.copy_(total_CV) if takes_logits else total_CV.to(logits_CV.dtype)
 
 
 def _weight(shares: list[tuple[Tensor, Tensor | None]]) -> Tensor:

@@ -112,6 +112,14 @@ def keep_freed_memory() -> None:
             library.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
+def return_freed_memory() -> None:
+    """Let glibc give back what it kept, before a moment that asks for memory of other sizes."""
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        if hasattr(library, "gnu_get_libc_version"):
+            library.malloc_trim(0)
+
+
 def bound_kernel_caches() -> None:
     """Let oneDNN keep the kernels of fewer shapes, unless the environment says otherwise. An expert's share
     of the tokens is another number every time: with the usual 1024 a mixture of experts of 5 M weights

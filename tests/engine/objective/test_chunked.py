@@ -136,10 +136,13 @@ class Largest(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.elements, self.products = 0, 0
+        self.results: list[Tensor] = []  # of products; kept, so that no memory is given out twice
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.products += func is torch.ops.aten.mm.default
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out):
+            self.products += 1
+            self.results.append(result)
         sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self.elements = max([self.elements, *sizes])
         return result
@@ -182,6 +185,19 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits(mix: Mix) -> None:
     assert chunks.elements == 32 * vocab
     dense = watched(lambda: F.cross_entropy(hidden.flatten(0, 1) @ head.t(), labels.flatten()).backward())
     assert dense.elements == tokens * vocab
+
+
+def test_the_logits_of_all_chunks_lie_in_the_same_memory_unless_they_are_kept() -> None:
+    case = Case()
+
+    def places(said: Said | None) -> int:
+        seen = watched(
+            lambda: objective_sums(case.hidden, case.head, case.labels, ONLY_LM, chunk=7, said=said)
+        )
+        return len({each.data_ptr() for each in seen.results if each.shape[1] == V})
+
+    assert places(None) == 1
+    assert places(Said()) > 1
 
 
 def test_only_the_products_that_are_needed_are_computed() -> None:
