@@ -43,12 +43,13 @@ def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[s
     facts.
     """
     pool, tokens = with_half(pool), random_tokens(scratch / "tokens")
-    alone = "one thread", Parallel(shard=1, threads=1, compile="none"), ALL_SHAPES
-    layouts: list[tuple[str, Parallel, tuple[str, ...]]] = [alone]
+    layouts: list[tuple[str, Parallel, tuple[str, ...]]] = [
+        ("one thread", Parallel(shard=1, threads=1, compile="none"), ALL_SHAPES)
+    ]
     if cores > 1:
         layouts.append((f"{cores} threads", Parallel(shard=1, threads=cores, compile="none"), SOME_SHAPES))
         layouts.append(("two ranks, shard", Parallel(shard=2, threads=1, compile="none"), SENT_SHAPES))
-    layouts.append(alone)  # once more: a machine is not the same from one half minute to the next
+    layouts *= 2  # a machine is not the same from one half minute to the next
     probes: list[Probe] = []
     for number, (name, layout, shapes) in enumerate(layouts):
         say(f"measuring: {name}")

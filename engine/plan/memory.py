@@ -21,6 +21,7 @@ from engine.spec.train import Train
 
 KEPT_KEYS = 4  # bytes of keys and values, per number of the hidden state, of each piece of the queries
 SPLIT_LOGIT = 8  # bytes more of a logit of a shared vocabulary: shifted by the largest, and exp of that
+WIDENED = 4  # bytes of a number of the head's gradient that a CPU adds: it turns it into the sum's type first
 MIN_CHUNK = 256  # tokens whose logits exist at once, at least
 
 
@@ -94,7 +95,7 @@ class _Rank:
             "checkpoint": states if self.stack.copies_states and self.is_saved else 0.0,
         }
         asked = sum(always.values()) + sum(fullest.values())
-        holes = self.stack.holes * (whole + logits)
+        holes = self.stack.holes * whole + self.stack.holes_logits * logits
         return Memory(**always, **fullest, margin=self.stack.lost * asked + holes)
 
     def _states(self) -> tuple[float, float]:
@@ -132,7 +133,9 @@ class _Rank:
         tokens = self.tokens
         if self.stack.chunk_logits:
             tokens = min(tokens, max(MIN_CHUNK, self.stack.chunk_logits / vocab))
-        gradient = (4 + 2 * scale) * vocab * self.net.hidden
+        added = min(vocab, self.stack.head_rows or vocab)
+        widened = WIDENED if self.stack.head_rows and self.machine.width < 4 else 0
+        gradient = (4 * vocab + (2 * scale + widened) * added) * self.net.hidden
         hidden = 4 * self.tokens * self.net.hidden
         each = self.stack.logit + (SPLIT_LOGIT if self.parallel.axes.tensor > 1 else 0)
         return each * scale * tokens * vocab + gradient + hidden, gradient + hidden

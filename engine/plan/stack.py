@@ -23,8 +23,9 @@ class Stack:
     `gradient` is what a weight's gradient takes on the wire, `weight` a gathered weight, `states` what a
     weight, its gradient and its moments take in memory; of these `late` come with the first backward pass of
     a step. `copied`: 16-bit copies of the weights of a rank that autocast makes. `chunk_logits` exist at once
-    (0 = all), with `logit` bytes each. Of what a program asks for an allocator loses the share `lost`; one
-    that keeps what is freed holds holes besides, `holes` times what one block and the objective work in.
+    (0 = all), with `logit` bytes each; of the head's gradient `head_rows` are added at once (0 = all). Of
+    what a program asks for an allocator loses the share `lost`; one that keeps what is freed holds holes
+    besides, `holes` times what one block works in and `holes_logits` times what the objective does.
     `copies_states`: a checkpoint is written from a copy that lies in the same memory.
 
     `overlaps`: collectives run beside computation, not on the same cores. `sends_parts`: each rank of the
@@ -56,8 +57,10 @@ class Stack:
     copied: float = 2
     chunk_logits: int = 1 << 26
     logit: float = 12
+    head_rows: int = 0
     lost: float = 0.06
     holes: float = 0
+    holes_logits: float = 0
     copies_states: bool = False
     sends_parts: bool = False
     overlaps: bool = True
@@ -99,8 +102,10 @@ STACKS = {
         weight=4,
         overlaps=False,
         chunk_logits=1 << 21,
+        head_rows=4096,
         lost=0,
         holes=1.5,
+        holes_logits=1,
         copies_states=True,
     ),
     # Megatron-LM as of 2104.04473: scores in memory (softmax reads and writes 2 bytes each, dropout 5 with

@@ -57,7 +57,7 @@ TABLE = (
         options=(
             JSON,
             Option("--search", "also every layout of the pool's devices, the fastest first"),
-            Option("--calibrate", "first measure this machine for a minute; later plans use it too"),
+            Option("--calibrate", "first measure this machine, in a minute or two; later plans use it too"),
         ),
     ),
     Command(
