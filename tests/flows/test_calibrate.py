@@ -31,8 +31,7 @@ def test_a_measured_machine_is_planned_by_what_was_measured(
     monkeypatch.setenv("ATELIER_ROOT", str(tmp_path / "store"))
     before = step_s(capsys, "--json")
     assert run([*WORDS, "--calibrate"]) == 0
-    said = capsys.readouterr().out
-    assert "measuring: one thread" in said and "a core: " in said
+    assert "measuring: one thread" in (said := capsys.readouterr().err) and "a core: " in said
     after = step_s(capsys, "--json")
     assert after != before
 
