@@ -5,7 +5,8 @@ python benchmarks/planner.py [--store DIR] [--tiny]      a quarter of an hour, o
 
 First `--calibrate`, then each training in processes of its own, three times round; medians count. Memory is
 that above processes of the same layout that train next to nothing. Goals: memory within 10 %, steps within
-15 %. The cases of LATER were looked at for the first time when the constants of memory stood.
+15 %. The cases of LATER were first looked at when the constants of memory stood; two
+of these, the objective's room, were set once more with all in view.
 """
 
 import argparse

@@ -105,19 +105,22 @@ def keep_freed_memory() -> None:
     tens of thousands of page faults a step (6 to 20 % of a small model's CPU time). Other C libraries are
     left alone.
     """
-    with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        if hasattr(library, "gnu_get_libc_version"):
-            library.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-            library.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+    if library := _glibc():
+        library.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        library.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def return_freed_memory() -> None:
     """Let glibc give back what it kept, before a moment that asks for memory of other sizes."""
-    with suppress(OSError, AttributeError):
+    if library := _glibc():
+        library.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    with suppress(OSError):
         library = ctypes.CDLL(None)
-        if hasattr(library, "gnu_get_libc_version"):
-            library.malloc_trim(0)
+        return library if hasattr(library, "gnu_get_libc_version") else None
+    return None
 
 
 def bound_kernel_caches() -> None:
