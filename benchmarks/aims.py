@@ -19,9 +19,9 @@ class Aim:
 AIMS = {
     "natural": Aim({"document": 0.2, "natural": 0.8}, 1600, 8, 160, 5e-4),
     "control": Aim(
-        {"document": 0.1, "control": 0.9}, 1600, 16, 160, 5e-4,
-        {"control": {"asked": 1.0, "dropped": 0.25, "cut": 0.5}},
+        {"document": 0.1, "control": 0.9}, 3200, 16, 160, 5e-4,
+        {"control": {"asked": 1.0, "dropped": 0.25, "cut": 0.75}},
     ),
     "distance": Aim({"document": 0.1, "distance": 0.9}, 1600, 64, 64, 1e-3),
-    "reorder": Aim({"document": 0.1, "reorder": 0.9}, 1600, 64, 64, 3e-4),
+    "reorder": Aim({"document": 0.1, "mlm": 0.3, "reorder": 0.6}, 1600, 64, 64, 1e-3),
 }  # fmt: skip
