@@ -1,7 +1,7 @@
 """What each of Titan's objectives brings, on held-out text: the adversarial head beside a logistic regression
 on bigrams, samples it ranked, lengths that were asked for, prompts, memory, orders and distances.
 
-python benchmarks/objectives.py [--steps 1500] [--store DIR] [--tiny]      an hour or two
+python benchmarks/objectives.py [--steps 1500] [--store DIR] [--tiny]      two to four hours
 
 Trains Titan's teacher with an assistant that imitates the text (`atelier titan`; resumable in DIR), where
 the objectives with classes have one row in twenty. At this size that is too few for them to learn anything,
