@@ -3,6 +3,7 @@
 import hashlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.plan.fit import CROWD, LINKS, Probe, fit
+from engine.plan.fit import CROWD, LINKS, THREADS, Probe, fit
 from engine.plan.fit import FACTS as FITTED
 from engine.spec.base import parse
 from engine.spec.parallel import Parallel
@@ -33,30 +34,35 @@ SHAPES = {
     "middle": (192, 4, 256, 8),
     "broad": (320, 4, 256, 4),
 }
-ALL_SHAPES, SOME_SHAPES = tuple(SHAPES), ("small", "middle")
-SENT_SHAPES = (*SOME_SHAPES, "wide")  # of latency's size, of both's, of bandwidth's
+ALL_SHAPES, LARGE_SHAPES = tuple(SHAPES), ("middle", "wide")
+SENT_SHAPES = ("small", *LARGE_SHAPES)  # of latency's size, of both's, of bandwidth's
+MOST = 8  # gangs at once: each takes half a GB
 
 
 def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[str], None]) -> Pool:
-    """Train the shapes for some steps each, alone and two ranks together, and keep the facts that explain
-    their steps best as the pool's; what earlier trainings taught is forgotten, since it was beside other
-    facts.
+    """Train the shapes for some steps each, alone, on all cores at once and two ranks together, and keep the
+    facts that explain their steps best as the pool's; what earlier trainings taught is forgotten, since it
+    was beside other facts.
     """
     pool, tokens = with_half(pool), random_tokens(scratch / "tokens")
-    layouts: list[tuple[str, Parallel, tuple[str, ...]]] = [
-        ("one thread", Parallel(shard=1, threads=1, compile="none"), ALL_SHAPES)
-    ]
+    one, crowd = Parallel(shard=1, threads=1, compile="none"), min(cores, MOST)
+    layouts: list[tuple[str, Parallel, tuple[str, ...], int]] = [("one thread", one, ALL_SHAPES, 1)]
     if cores > 1:
-        layouts.append((f"{cores} threads", Parallel(shard=1, threads=cores, compile="none"), SOME_SHAPES))
-        layouts.append(("two ranks, shard", Parallel(shard=2, threads=1, compile="none"), SENT_SHAPES))
+        threads, two = one.model_copy(update={"threads": cores}), one.model_copy(update={"shard": 2})
+        layouts.append((f"{crowd} gangs at once", one, LARGE_SHAPES, crowd))
+        layouts.append((f"{cores} threads", threads, LARGE_SHAPES, 1))
+        layouts.append(("two ranks, shard", two, SENT_SHAPES, 1))
     layouts *= 2  # a machine is not the same from one half minute to the next
     probes: list[Probe] = []
-    for number, (name, layout, shapes) in enumerate(layouts):
+    for number, (name, layout, shapes, gangs) in enumerate(layouts):
         say(f"measuring: {name}")
-        each = [probe(shape, layout, *SHAPES[shape]) for shape in shapes]
-        probes += [one for one, _ in run_probes(root, scratch / str(number), tokens, layout, each)]
+        each = [replace(probe(shape, layout, *SHAPES[shape]), beside=gangs - 1) for shape in shapes]
+        folders = [scratch / str(number) / str(gang) for gang in range(gangs)]
+        with ThreadPoolExecutor(gangs) as at_once:
+            runs = [at_once.submit(run_probes, root, folder, tokens, layout, each) for folder in folders]
+            probes += [measured for run in runs for measured, _ in run.result()]
     found = fit(pool.model_copy(update={"peak_tflops": "auto"}), probes)
-    names = (*FITTED, *CROWD, *LINKS, "matmul")
+    names = (*FITTED, *CROWD, *THREADS, *LINKS, "matmul")
     keep_facts(root, pool, {name: round(getattr(found, name), 6) for name in names})
     return facts(root, pool)
 

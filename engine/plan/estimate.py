@@ -76,6 +76,7 @@ def machine_of(pool: Pool, device: Device, parallel: Parallel, precision: str) -
     cores = 1.0
     if pool.is_cpu:
         cores = threads * (device.crowded if parallel.ranks * threads > 1 else 1.0)
+        cores *= device.threaded if threads > 1 else 1.0
     width = WIDTHS[precision] if pool.half else max(4, WIDTHS[precision])
     return Machine(
         flops=device.peak_tflops * 1e12 * device.matmul * cores,

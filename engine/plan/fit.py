@@ -1,6 +1,7 @@
 """Facts of a machine from steps that were measured on it: those with which plans come nearest. Torch-free."""
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,8 @@ from engine.spec.role import Role
 from engine.spec.train import Train
 
 FACTS = ("peak_tflops", "memory_gbps", "launch_us")  # of one core, from gangs of one rank
-CROWD = ("crowded",)  # from one rank of several threads
+CROWD = ("crowded",)  # from gangs of one rank and one thread, several at once
+THREADS = ("threaded",)  # from one rank of several threads
 LINKS = ("node_gbps", "latency_us")  # from gangs of several
 GRID, STARTS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0), 6
 ROUNDS = 200
@@ -22,29 +24,43 @@ WIDEST, FINEST = 2.0, 1.002
 
 @dataclass(frozen=True)
 class Probe:
-    """A short training and the median seconds of its steps."""
+    """A short training and the median seconds of its steps; `beside` others that trained at the same time."""
 
     name: str
     role: Role
     train: Train
     parallel: Parallel
     step_s: float = 0.0
+    beside: int = 0
 
 
 def fit(pool: Pool, probes: Sequence[Probe]) -> Pool:
     """The pool with the facts that make the sum of squared log errors of the probes' steps least, found by
-    changing one after another by ever smaller factors, from several starts.
+    changing one after another by ever smaller factors, from several starts. What a core loses beside others
+    is measured by itself.
     """
     shared = [probe for probe in probes if probe.parallel.ranks > 1]
-    lone = [probe for probe in probes if probe.parallel.ranks == 1]
+    lone = [probe for probe in probes if probe.parallel.ranks == 1 and not probe.beside]
     wide = [probe for probe in lone if probe.parallel.threads != 1]
     lone = [probe for probe in lone if probe not in wide]
-    start = {name: getattr(pool.device, name) for name in (*FACTS, *LINKS)} | {"matmul": 1.0, "crowded": 1.0}
-    found = pool.model_copy(update=start)
-    for names, some, loss in ((FACTS, lone, error), (CROWD, wide, error), (LINKS, shared, _links_error)):
+    start = {name: getattr(pool.device, name) for name in (*FACTS, *LINKS)}
+    crowded = _crowded(lone, [probe for probe in probes if probe.beside])
+    found = pool.model_copy(update=start | {"matmul": 1.0, "crowded": crowded, "threaded": 1.0})
+    for names, some, loss in ((FACTS, lone, error), (THREADS, wide, error), (LINKS, shared, _links_error)):
         if some:
             found = _search(found, names, partial(loss, probes=some))
     return found
+
+
+def _crowded(alone: Sequence[Probe], beside: Sequence[Probe]) -> float:
+    """What is left of a core's pace while others compute: the median over the probes that were measured both
+    ways.
+    """
+    paces: dict[str, list[float]] = {}
+    for probe in alone:
+        paces.setdefault(probe.name, []).append(1 / probe.step_s)
+    ratios = [1 / probe.step_s / statistics.mean(paces[probe.name]) for probe in beside]
+    return min(1.0, statistics.median(ratios)) if ratios else 1.0
 
 
 def error(pool: Pool, probes: Sequence[Probe]) -> float:

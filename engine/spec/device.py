@@ -16,7 +16,8 @@ class Device:
     seen with (engine/plan/stack.py). `network_gbps` is what a whole node sends to others. `mtbf_hours` is the
     time between failures of one device, here that of Llama 3's (2407.21783, table 5: 466 interruptions of
     16,384 GPUs in 54 days), `launch_us` from one kernel to the next, `latency_us` of a collective's
-    start. `crowded` is what a core keeps of its pace beside others that compute.
+    start. `crowded` is what a core keeps of its pace beside others that compute, `threaded` what is left of
+    that when they are threads of one rank, which wait for each other.
     """
 
     peak_tflops: float
@@ -30,6 +31,7 @@ class Device:
     launch_us: float = 4
     latency_us: float = 10
     crowded: float = 1
+    threaded: float = 1
     stack: str = "atelier"
 
 

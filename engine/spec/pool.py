@@ -15,9 +15,10 @@ Share = Annotated[float, Field(gt=0, le=1)] | Literal["auto"]
 
 FACTS = (
     "peak_tflops", "memory_gb", "matmul", "memory_gbps", "node_gbps", "network_gbps", "mtbf_hours", "stack",
-    "launch_us", "latency_us", "crowded",
+    "launch_us", "latency_us", "crowded", "threaded",
 )  # fmt: skip
-LEFT = ("matmul", "mtbf_hours", "stack", "launch_us", "latency_us", "crowded")  # with a guess for any device
+# with a guess for any device
+LEFT = ("matmul", "mtbf_hours", "stack", "launch_us", "latency_us", "crowded", "threaded")
 
 
 class Pool(Spec):
@@ -75,6 +76,9 @@ class Pool(Spec):
     latency_us: Fact = Field(default="auto", description="until a collective has begun, microseconds")
     crowded: Share = Field(
         default="auto", description="cpu: what a core keeps of its pace beside others that compute"
+    )
+    threaded: Share = Field(
+        default="auto", description="cpu: what is left of that when the cores are threads of one rank"
     )
     mtbf_hours: Fact = Field(
         default="auto", description="time between failures of one device (cpu: of the host), h"

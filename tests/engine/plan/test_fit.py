@@ -7,7 +7,7 @@ import pytest
 from engine.plan.fit import error, fit, planned
 from engine.spec.parallel import Parallel
 from engine.spec.pool import Pool
-from infra.calibrate import SHAPES, probe
+from infra.calibrate import LARGE_SHAPES, SHAPES, probe
 from infra.learned import Lesson, factor, facts, keep_facts, learn
 from infra.store import Store
 
@@ -22,6 +22,18 @@ def test_facts_are_found_again_from_the_steps_that_follow_from_them() -> None:
     assert error(found, probes) < 1e-3
     other = probe("other", TWO, 320, 3, 128, 4)
     assert planned(found, other) == pytest.approx(planned(TRUE, other), rel=0.05)
+
+
+def test_what_a_core_loses_beside_others_is_not_taken_for_what_threads_lose() -> None:
+    alone = [probe(name, ALONE, *shape) for name, shape in SHAPES.items()]
+    threads = [probe(name, ALONE.model_copy(update={"threads": 2}), *SHAPES[name]) for name in LARGE_SHAPES]
+    probes = [replace(one, step_s=planned(TRUE, one)) for one in alone]
+    probes += [replace(one, step_s=one.step_s / 0.9, beside=1) for one in probes if one.name in LARGE_SHAPES]
+    slow = TRUE.model_copy(update={"crowded": 0.9, "threaded": 0.7})
+    found = fit(Pool(), probes + [replace(one, step_s=planned(slow, one)) for one in threads])
+    assert found.crowded == pytest.approx(0.9) and found.threaded == pytest.approx(0.7, rel=0.02)
+    ranks = probe("ranks", ALONE.model_copy(update={"pipeline": 2}), 320, 4, 128, 4)
+    assert planned(found, ranks) == pytest.approx(planned(slow, ranks), rel=0.02)
 
 
 def test_links_are_never_faster_than_memory_however_short_the_steps_of_two_ranks_were() -> None:
