@@ -30,7 +30,7 @@ check: setup  ## format, lint, types, import rule (2 minutes)
 	$(BIN)/pyright
 	$(BIN)/python -m pytest tests/engine/spec tests/infra/test_store.py -x
 
-verify: setup  ## what make test leaves out: root, services, a browser, patience (about 80 minutes on 2 cores)
+verify: setup  ## what make test leaves out: root, services, a browser, patience (about 65 minutes on 2 cores)
 	JOBS=$(JOBS) bash tests/verify.sh
 
 up: setup  ## Prefect, MLflow, workers and a form for every flow, on this machine
