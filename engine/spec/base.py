@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -41,6 +41,26 @@ class Spec(BaseModel):
                 continue
             result[name] = value
         return result
+
+
+class Kind(Spec):
+    """A description that a registry's folder offers: a model, an objective, an optimiser, a schedule.
+
+    `VERSION` numbers the meaning of what it describes. Whoever changes that (other numbers from the same fields)
+    raises it, and only what uses the kind gets a new fingerprint; at 1 it is left out of identity. A kind whose
+    meaning changed for some values only says so in `version`.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    @property
+    def version(self) -> int:
+        """The version of what these values mean."""
+        return self.VERSION
+
+    def as_identity(self) -> dict[str, Any]:
+        versioned = {} if self.version == 1 else {"version": self.version}
+        return super().as_identity() | versioned
 
 
 def identity_of(value: Any) -> Any:

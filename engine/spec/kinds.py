@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
-from engine.spec.base import Spec
+from engine.spec.base import Kind
 from engine.spec.schedule import Schedule
 
 Compared = Literal["logits", "hidden", "attention", "classes"]
@@ -19,7 +19,7 @@ class Limit(NamedTuple):
     number: int
 
 
-class ModelSpec(Spec, ABC):
+class ModelSpec(Kind, ABC):
     """A network: its fields, and what can be known of it without building it."""
 
     kind: str
@@ -59,7 +59,7 @@ class ModelSpec(Spec, ABC):
         """The same model with its vocabulary filled in from the tokenizer."""
 
 
-class ObjectiveSpec(Spec):
+class ObjectiveSpec(Kind):
     """Something that is optimised. Its shares follow from the weights of the objectives that are active."""
 
     needs_teacher: ClassVar[bool] = False
@@ -76,7 +76,7 @@ class ObjectiveSpec(Spec):
         return 0
 
 
-class OptimSpec(Spec):
+class OptimSpec(Kind):
     """An optimiser with its schedule."""
 
     kind: str

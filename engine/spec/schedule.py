@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from engine.spec.base import Spec
+from engine.spec.base import Kind
 
 
-class Schedule(Spec):
+class Schedule(Kind):
     """`constant` and the stable part of `wsd` do not know where training ends; `cosine`, `linear` do from
     their first step.
     """

@@ -198,3 +198,22 @@ def test_where_a_student_leaves_is_its_horizon_and_moves_nobody_else() -> None:
         found(start=40, end=30)
     with pytest.raises(ConfigError, match=r"roles\.teacher\.end: step 50, but its student s stays"):
         resolve_starts({"teacher": role(end=50), "s": role(**STUDENT)}, train())
+
+
+@pytest.mark.parametrize("kind", [GPT, Ernie, LM, Logits, MLM, AdamW, Muon, Schedule])
+def test_a_changed_meaning_moves_only_what_uses_that_kind(
+    kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher, student = role(), role(**STUDENT, start=40)
+    before = fingerprints({"teacher": teacher, "student": student}, train())
+    monkeypatch.setattr(kind, "VERSION", 2)
+    after = fingerprints({"teacher": teacher, "student": student}, train())
+    moved = {name for name in before if before[name] != after[name]}
+    used = {
+        GPT: {"teacher", "student"},
+        AdamW: {"teacher", "student"},
+        Schedule: {"teacher", "student"},
+        LM: {"teacher", "student"},  # a student's identity holds its teacher's trajectory
+        Logits: {"student"},
+    }
+    assert moved == used.get(kind, set())
