@@ -248,12 +248,17 @@ def publish(run: RunFile, key: str, scores: dict[str, Any]) -> dict[str, Any]:
     return summary
 
 
-def main(run: RunFile) -> None:
+def act(run: RunFile) -> None:
     os.environ["RAYON_NUM_THREADS"] = (
         "1"  # read by the tokenizer's thread pool when it starts; there is little to encode
     )
     say(sys.stdout, {"done": evaluate(run, sys.stdout)})
 
 
+def main(arguments: list[str]) -> int:
+    """The exit code; one JSON line says how it ended."""
+    return run_verb("evaluate", arguments, act)
+
+
 if __name__ == "__main__":
-    leave(run_verb("evaluate", sys.argv[1:], main))
+    leave(main(sys.argv[1:]))

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
+import torch
+
 from engine.data.progress import say
 from engine.parallel.gang import start_gang
 from engine.process import input_of, run_verb
@@ -22,6 +24,9 @@ from engine.spec.error import AtelierError, ConfigError
 from engine.spec.parallel import Parallel
 from engine.spec.run import RunFile
 from engine.spec.sampling import Generation, Request, Sampling
+
+# parameters below which one thread is as fast as several, and no token waits for a thread that has no core
+SMALL = 30_000_000
 
 
 def answer_prompts(speaker: Speaker, prompts: Iterable[str], sampling: Sampling, target: TextIO) -> None:
@@ -60,6 +65,8 @@ def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
     generation = parse(Generation, run.config, "config")
     gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
     speaker = read_speaker(input_of(run, "model"), Path(run.scratch), gang.device)
+    if run.layout.threads == "auto" and sum(each.numel() for each in speaker.model.parameters()) < SMALL:
+        torch.set_num_threads(1)
     if generation.serve:
         serve(speaker, lines, target)
     else:

@@ -167,9 +167,14 @@ def check_tokenizer(model: Input, tokenizer: Input) -> None:
         )
 
 
-def main(run: RunFile) -> None:
+def act(run: RunFile) -> None:
     say(sys.stdout, {"done": imitate(run, parse(Imitate, run.config, "config"))})
 
 
+def main(arguments: list[str]) -> int:
+    """The exit code; one JSON line says how it ended."""
+    return run_verb("imitate", arguments, act)
+
+
 if __name__ == "__main__":
-    leave(run_verb("imitate", sys.argv[1:], main))
+    leave(main(sys.argv[1:]))

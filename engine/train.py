@@ -49,7 +49,9 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
     forget(done, gang)
 
 
-def main(path: str) -> int:
+def main(arguments: list[str]) -> int:
+    """The exit code of the training whose run file is the one argument."""
+    (path,) = arguments
     try:
         run = parse(RunFile, json.loads(Path(path).read_bytes()), path)
         stop = StopRequest(Path(run.scratch))
@@ -68,4 +70,4 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1]))
+    leave(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from engine.forkserver import Connection, Process, Refused
 from engine.spec.error import AtelierError, CopiesError, StoppedError, of_system, to_line
 from engine.spec.pulse import PULSE
 from engine.spec.record import Record
@@ -30,6 +32,7 @@ from infra.store import Store, has_body, read_body
 from infra.trajectory import checkpoint_steps
 from infra.watch import Watch, last_error
 
+GUARD = "ATELIER_GUARD_FD"  # the pipe whose end tells a rank that its guard is gone
 RESTARTS = 3  # each only after a new checkpoint: a death at the same place again is told, not repeated
 STOPPED = 75
 # turns that a thread waits awake for the others: with the usual 300 000, when another process has one of the
@@ -68,16 +71,27 @@ def passed(root: str, *more: str) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key in names or key.startswith(prefixes)}
 
 
-class Guard:
-    """One gang from start to publication."""
+def rank_env(root: str, threads: int) -> dict[str, str]:
+    """What every rank of a gang with so many threads finds in its environment."""
+    return passed(root) | {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": "1",  # numpy's threads would be there when a fork server forks
+        "GOMP_SPINCOUNT": SPINS,
+    }
 
-    def __init__(self, orders: dict[str, Any]) -> None:
+
+class Guard:
+    """One gang from start to publication. `connection`: a fork server's; without one ranks are executed."""
+
+    def __init__(self, orders: dict[str, Any], connection: Connection | None = None) -> None:
         self.orders = orders
+        self.connection = connection
         self.scratch = Path(orders["scratch"])
         self.store = Store(orders["root"])
         self.holder = Holder.me(orders["name"])
         self.stop_asked = threading.Event()
-        self.ranks: list[subprocess.Popen[bytes]] = []
+        self.ranks: list[Process] = []
         self.leases: list[Lease] = []
         self.death = ""  # how a rank ended that nobody asked to end
         self.hang = ""  # who was stuck when the gang was ended for it
@@ -149,35 +163,20 @@ class Guard:
         (self.scratch / "rendezvous").unlink(missing_ok=True)
         for local in range(count):
             rank = first + local
-            env = passed(self.store.root) | {
+            env = rank_env(self.store.root, self.orders.get("threads", 1)) | {
                 "ATELIER_RENDEZVOUS": f"file://{self.scratch}/rendezvous",
                 **self.orders.get("env", {}),
                 "RANK": str(rank),
                 "LOCAL_RANK": str(local),
                 "LOCAL_WORLD_SIZE": str(count),
                 "WORLD_SIZE": str(self.orders.get("world") or count),
-                "ATELIER_GUARD_FD": str(read_end),
                 PULSE: str(pulses),
-                "PYTHONUNBUFFERED": "1",
-                "OMP_NUM_THREADS": str(self.orders.get("threads", 1)),
-                "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", SPINS),
             }
             with (
                 open(self.scratch / f"rank{local}.out", mode) as out,
                 open(self.scratch / f"rank{local}.err", mode) as err,
             ):
-                command = [sys.executable, "-m", self.orders["module"], str(self.scratch / "run.json")]
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    env=env,
-                    pass_fds=(read_end,),
-                    start_new_session=True,
-                    cwd=self.orders["cwd"],
-                )
-            self.ranks.append(process)
+                self.ranks.append(self._start_rank(env, out.fileno(), err.fileno(), read_end))
         os.close(read_end)
         pids = [process.pid for process in self.ranks]
         for lease in self.leases:
@@ -188,6 +187,33 @@ class Guard:
         finally:
             self._kill()
             os.close(write_end)
+
+    def _start_rank(self, env: dict[str, str], out: int, err: int, pipe: int) -> Process:
+        module, arguments = self.orders["module"], [str(self.scratch / "run.json")]
+        if self.connection is not None:
+            try:
+                return self.connection.start(
+                    module,
+                    arguments,
+                    env=env,
+                    cwd=self.orders["cwd"],
+                    out=out,
+                    err=err,
+                    inherited={GUARD: pipe},
+                )
+            except Refused as reason:
+                print(f"{module} is executed, not forked: {reason}", file=sys.stderr)
+                self.connection = None
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=env | {GUARD: str(pipe)},
+            pass_fds=(pipe,),
+            start_new_session=True,
+            cwd=self.orders["cwd"],
+        )
 
     def _wait(self, renewal: Renewal, watch: Watch) -> int:
         """Wait for the ranks; the first failure, a hang, a lost lease or a request to stop ends all of
@@ -220,6 +246,7 @@ class Guard:
         for process in self.ranks:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.kill()  # one that was forked just now leads no session yet
             process.wait()
 
     def _death(self, codes: list[int | None]) -> str:
@@ -265,8 +292,9 @@ def say(message: dict[str, Any]) -> None:
 
 def main() -> int:
     orders = json.loads(Path(sys.argv[1]).read_text())
+    connection = Connection(socket.socket(fileno=int(sys.argv[2]))) if len(sys.argv) > 2 else None
     try:
-        return Guard(orders).run()
+        return Guard(orders, connection).run()
     except StoppedError:
         return STOPPED
     except (AtelierError, OSError) as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine.forkserver import ForkServer
 from engine.spec.error import StoppedError
 from engine.spec.pool import Pool
 from engine.spec.record import Record
@@ -19,6 +20,7 @@ from infra import away
 from infra.batches import batch_of
 from infra.code import code_provenance
 from infra.dag import Node, Product
+from infra.fork_servers import ForkServers
 from infra.launch import Orders, compile_cache, start_gang
 from infra.lease import Holder, Lease, Renewal, take
 from infra.meeting import Meeting, Place
@@ -48,6 +50,7 @@ class House:
     pool: Pool = field(default_factory=Pool)
     site: Site = field(default_factory=Site)
     place: Place | None = None  # of this node in a gang of several
+    forks: ForkServers | None = None  # where gangs of this machine get their ranks; None = executed
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def missing(self, node: Node) -> dict[str, Product]:
@@ -172,13 +175,14 @@ class House:
                 hear = on_message or (lambda message: self.say(node, **message))
                 if self.place is None:
                     self.say(node, state="running")
-                    start_gang(orders, hear, self.stop)
+                    start_gang(orders, hear, self.stop, self._fork_server(threads))
                     return
                 with self._together(Meeting(self.store.root, self.place, self.stop)) as meeting:
                     meeting.arrive()
                     env = meeting.gather(orders.run, lambda text: self.say(node, waiting=text))
                     self.say(node, state="running")
-                    start_gang(replace(orders, world=ranks, env=orders.env | env), hear, self.stop)
+                    orders = replace(orders, world=ranks, env=orders.env | env)
+                    start_gang(orders, hear, self.stop, self._fork_server(threads))
 
     def _start_away(self, orders: Orders, hear: Callable[[dict[str, Any]], None]) -> None:
         """Have the pool's batch system give machines for the gang: its queue takes the place of slots."""
@@ -218,7 +222,12 @@ class House:
                 first_rank=self.place.index * share,
                 world=ranks,
             )
-            start_gang(orders, lambda message: self.say(node, **message), self.stop)
+            start_gang(
+                orders, lambda message: self.say(node, **message), self.stop, self._fork_server(threads)
+            )
+
+    def _fork_server(self, threads: int) -> ForkServer | None:
+        return self.forks.of(threads) if self.forks is not None else None
 
     @contextmanager
     def _together(self, meeting: Meeting) -> Iterator[Meeting]:

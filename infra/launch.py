@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.forkserver import ForkServer, Refused
 from engine.spec.error import AtelierError, CopiesError, StoppedError, from_line
 from infra.exclusive import LEASES
 from infra.guard import passed
@@ -48,9 +49,14 @@ class Orders:
     world: int = 0  # ranks of the whole gang when other nodes hold some of them
 
 
-def start_gang(orders: Orders, on_message: Callable[[dict[str, Any]], None], stop: threading.Event) -> None:
+def start_gang(
+    orders: Orders,
+    on_message: Callable[[dict[str, Any]], None],
+    stop: threading.Event,
+    forkserver: ForkServer | None = None,
+) -> None:
     """Run the gang to its end and its records. Messages of rank 0 (progress, warnings) and of the guard go to
-    `on_message`.
+    `on_message`. Its ranks are forked by `forkserver` where one is given, else executed.
 
     Raises StoppedError when `stop` is set (the gang has checkpointed then), DataError or AtelierError with
     the gang's own words.
@@ -62,15 +68,16 @@ def start_gang(orders: Orders, on_message: Callable[[dict[str, Any]], None], sto
         "cwd": PROJECT,
     }
     (orders.scratch / "guard.json").write_text(json.dumps(document, indent=1))
-    with open(orders.scratch / "guard.err", "wb") as err:
+    with open(orders.scratch / "guard.err", "wb") as err, _connected(forkserver) as descriptors:
         guard = subprocess.Popen(
-            [sys.executable, "-m", "infra.guard", str(orders.scratch / "guard.json")],
+            [sys.executable, "-m", "infra.guard", str(orders.scratch / "guard.json"), *map(str, descriptors)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=err,
             cwd=PROJECT,
             env=passed(orders.root, LEASES),  # no other credential of the flow's
             start_new_session=True,
+            pass_fds=descriptors,
         )
     problems: list[dict[str, Any]] = []
 
@@ -100,6 +107,17 @@ def start_gang(orders: Orders, on_message: Callable[[dict[str, Any]], None], sto
                 with suppress(BrokenPipeError):
                     pipe.close()
     _judge(orders, guard.returncode, problems, stop.is_set())
+
+
+@contextmanager
+def _connected(forkserver: ForkServer | None) -> Iterator[list[int]]:
+    """The descriptor of a connection for a guard; none where there is no server or it is gone."""
+    with ExitStack() as stack:
+        descriptors = []
+        if forkserver is not None:
+            with suppress(Refused):
+                descriptors.append(stack.enter_context(forkserver.connect()).fileno())
+        yield descriptors
 
 
 def _wait(guard: subprocess.Popen[bytes], stop: threading.Event) -> None:

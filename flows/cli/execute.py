@@ -9,11 +9,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.forkserver import is_possible
 from engine.spec.error import AtelierError, StoppedError, of_system
 from engine.storage import is_local, local_path
 from flows.cli.bodies import body
@@ -26,6 +27,7 @@ from flows.cli.server import Server, is_own, own_server
 from flows.cli.work import work
 from infra.dag import Node, Reference, scheduling, stop_scheduling
 from infra.existing import looking_in
+from infra.fork_servers import ForkServers
 from infra.house import House, Listener
 from infra.lease import Holder
 from infra.manifests import described, write_manifest
@@ -98,15 +100,25 @@ def embed(root: str) -> Server | None:
     """Settings and server of this process, before Prefect is imported; None when the user configured one."""
     for key, value in EMBEDDED.items():
         os.environ.setdefault(key, value)
-    if "PREFECT_HOME" not in os.environ and is_local(root):
-        os.environ["PREFECT_HOME"] = str(local_path(root) / "prefect")
+    home = _home(root)
+    os.environ["PREFECT_HOME"] = str(home)
     join_stack(root)
-    home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
-    if not is_own(os.environ.get("PREFECT_API_URL", "")) or (home / "profiles.toml").exists():
+    if is_configured(root):
         return None
     server = own_server(home)
     os.environ["PREFECT_API_URL"] = server.url
     return server
+
+
+def _home(root: str) -> Path:
+    """Where Prefect keeps what is the user's, or the store's."""
+    default = local_path(root) / "prefect" if is_local(root) else Path.home() / ".prefect"
+    return Path(os.environ.get("PREFECT_HOME", default))
+
+
+def is_configured(root: str) -> bool:
+    """Whether the user has a Prefect server for this process."""
+    return not is_own(os.environ.get("PREFECT_API_URL", "")) or (_home(root) / "profiles.toml").exists()
 
 
 Make = Callable[[Node, House, Outcome], dict[str, Any]]
@@ -141,20 +153,10 @@ def run_flow(
     run_id = run_id or new_run_id()
     outcome = Outcome(run_id=run_id, nodes=plan.nodes)
     house = open_house(frozen, store, command, run_id, listener, sweep=sweep, stop=stop)
-    manifest = {
-        "id": run_id,
-        "flow": frozen.flow,
-        "command": command,
-        "overrides": list(frozen.overrides),
-        "sweep": sweep,
-        "config": frozen.document,
-        "started": time.time(),
-        "status": "running",
-        "holder": vars(Holder.me(command)),
-        "tasks": [row for node in plan.nodes for row in described(node)],
-    }
+    manifest = _beginning(frozen, plan, command, run_id, sweep)
     write_manifest(store, manifest)
-    with stopping(house.stop):
+    house.forks = _fork_servers(plan, house)
+    with stopping(house.stop), closing(house.forks) if house.forks else nullcontext():
         try:
             (host or _embedded)(
                 frozen, house, outcome, lambda: _inside(frozen, plan, house, outcome, started, make)
@@ -179,6 +181,48 @@ def run_flow(
     outcome.untracked = house.tracker.close(outcome.status)
     outcome.total_s = time.monotonic() - started
     return outcome
+
+
+def reuse_all(frozen: Frozen, plan: Plan, store: Store, command: str) -> Outcome:
+    """The run of a plan with nothing to make: a manifest, and neither server nor tracker."""
+    started = time.monotonic()
+    outcome = Outcome(run_id=new_run_id(), nodes=plan.nodes)
+    outcome.states = {node.name: "reused" for node in plan.nodes}
+    beginning = _beginning(frozen, plan, command, outcome.run_id, "")
+    ending = {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": {}}
+    write_manifest(store, beginning | ending)
+    outcome.total_s = time.monotonic() - started
+    return outcome
+
+
+def _beginning(frozen: Frozen, plan: Plan, command: str, run_id: str, sweep: str) -> dict[str, Any]:
+    """A run's manifest while it runs."""
+    return {
+        "id": run_id,
+        "flow": frozen.flow,
+        "command": command,
+        "overrides": list(frozen.overrides),
+        "sweep": sweep,
+        "config": frozen.document,
+        "started": time.time(),
+        "status": "running",
+        "holder": vars(Holder.me(command)),
+        "tasks": [row for node in plan.nodes for row in described(node)],
+    }
+
+
+def _fork_servers(plan: Plan, house: House) -> ForkServers | None:
+    """Where the run's gangs get their ranks, its first server started now; None where there is one rank to
+    start, on another machine, or on GPUs.
+    """
+    if house.pool.launcher != "here" or not house.pool.is_cpu or not is_possible():
+        return None
+    gangs = [node for node in plan.nodes if node.ranks and house.missing(node)]
+    if sum(node.ranks for node in gangs) < 2:
+        return None
+    forks = ForkServers(house.store.root)
+    forks.of(1)
+    return forks
 
 
 def new_run_id() -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from engine.spec.error import AtelierError, ConfigError, DamageError, StoppedError
 from flows.cli.compose import Frozen, compose
-from flows.cli.execute import Outcome, run_flow
+from flows.cli.execute import Outcome, is_configured, reuse_all, run_flow
 from flows.cli.plan import Plan, draw
 from flows.cli.pools import check_launcher
 from flows.cli.screen import Screen
@@ -65,6 +65,8 @@ def run_to_end(
             screen.line(f"note: {note}")
         if frozen.pool.is_served:
             return _on_pool(frozen, plan, store, screen)
+        if not (sweep or totals["run"] or Stack(store.root).client() or is_configured(store.root)):
+            return reuse_all(frozen, plan, store, command)
         return run_flow(frozen, plan, store, command, screen.hear, sweep=sweep, stop=stop, run_id=run_id)
 
 
@@ -105,10 +107,9 @@ def _ended(frozen: Frozen, outcome: Outcome, store: Store) -> int:
         _show(report, store, frozen)
     if len(outcome.reused) == len(outcome.nodes):
         print(f"nothing to do ({len(outcome.reused)} reused)")
-    print(
-        f"{outcome.total_s:.1f} s: Prefect's start {outcome.prefect_s:.1f} s, ours"
-        f" {outcome.total_s - outcome.prefect_s:.1f} s"
-    )
+    if outcome.prefect_s:
+        ours = outcome.total_s - outcome.prefect_s
+        print(f"{outcome.total_s:.1f} s: Prefect's start {outcome.prefect_s:.1f} s, ours {ours:.1f} s")
     return 0
 
 

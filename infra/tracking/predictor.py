@@ -92,7 +92,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": code, "PYTHONUNBUFFERED": "1"},
+            env={"GOMP_SPINCOUNT": "10000", **os.environ, "PYTHONPATH": code, "PYTHONUNBUFFERED": "1"},
         )
 
     def ask(self, request: dict[str, Any]) -> str:

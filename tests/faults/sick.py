@@ -65,4 +65,4 @@ def fall_ill(path: Path) -> None:
 
 if __name__ == "__main__":
     fall_ill(Path(sys.argv[1]))
-    leave(main(sys.argv[1]))
+    leave(main(sys.argv[1:]))

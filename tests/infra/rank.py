@@ -19,8 +19,8 @@ def stand_still(rank: int) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def main(path: str) -> int:
-    run = json.loads(Path(path).read_text())
+def main(arguments: list[str]) -> int:
+    run = json.loads(Path(arguments[0]).read_text())
     config, rank = run["config"], int(os.environ["RANK"])
     if rank != config["who"]:
         time.sleep(600)  # until it is ended
@@ -43,5 +43,5 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1])
+    code = main(sys.argv[1:])
     os._exit(code)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from engine.forkserver import ForkServer
 from engine.spec.error import AtelierError, StoppedError
 from engine.spec.record import Record, identify
-from infra.guard import RESTARTS
-from infra.launch import Orders, start_gang
+from infra.guard import RESTARTS, rank_env
+from infra.launch import PROJECT, Orders, start_gang
 from infra.lease import Holder, take
 from infra.store import Store
 
@@ -27,6 +29,7 @@ class Gang:
     """One gang over the store in `root`; `messages` is what it said."""
 
     root: Path
+    forkserver: ForkServer | None = None
 
     def __post_init__(self) -> None:
         self.store = Store(str(self.root))
@@ -84,6 +87,7 @@ class Gang:
             ),
             hear,
             stop,
+            self.forkserver,
         )
 
     @property
@@ -97,9 +101,18 @@ class Gang:
         return not any(Path(f"/proc/{pid}").exists() for pid in self.pids())
 
 
-@pytest.fixture
-def gang(tmp_path: Path) -> Gang:
-    return Gang(tmp_path)
+@pytest.fixture(scope="module")
+def forkserver() -> Iterator[ForkServer]:
+    server = ForkServer(["tests.infra.rank"], rank_env("", 1), PROJECT)
+    yield server
+    server.close()
+    assert server.process.wait(10) == 0
+
+
+@pytest.fixture(params=["executed", "forked"])
+def gang(tmp_path: Path, request: pytest.FixtureRequest) -> Gang:
+    forked = request.param == "forked"
+    return Gang(tmp_path, request.getfixturevalue("forkserver") if forked else None)
 
 
 def test_a_gang_that_lost_a_rank_starts_again_from_its_newest_checkpoint_and_says_so(gang: Gang) -> None:

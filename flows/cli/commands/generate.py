@@ -15,7 +15,7 @@ from engine.spec.parallel import Parallel
 from engine.spec.sampling import Generation
 from flows.cli.catalog import PROJECT
 from flows.cli.root import open_store
-from infra.guard import passed
+from infra.guard import rank_env
 from infra.machine import num_cores
 
 GRACE_S = 5.0
@@ -47,16 +47,15 @@ def run(options: Namespace) -> int:
             "config": generation.model_dump(mode="json"),
             "inputs": {"model": store.address("model", record.fingerprint)},
             "scratch": scratch,
-            "layout": Parallel(threads=num_cores(), shard=1).model_dump(mode="json"),
+            "layout": Parallel(threads="auto", shard=1).model_dump(mode="json"),
         }
         place = Path(scratch) / "run.json"
         place.write_text(json.dumps(document))
-        return _speak(place, generation.prompts, passed(store.root))
+        return _speak(place, generation.prompts, rank_env(store.root, num_cores()))
 
 
 def _speak(place: Path, prompts: tuple[str, ...], env: dict[str, str]) -> int:
     """Start the engine and print what it says. It leads its own session: Ctrl-C reaches only us."""
-    env = env | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(num_cores())}
     with open(place.with_name("err"), "wb") as err:
         child = subprocess.Popen(
             [sys.executable, "-m", "engine.generate", str(place)],
