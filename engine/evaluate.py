@@ -29,10 +29,10 @@ import numpy as np
 import torch
 
 from engine.artifact import Input
-from engine.data.encode import token_dtype
 from engine.data.examples import Examples
 from engine.data.ngram import gzip_bits, trigram_bits, xz_bits
 from engine.data.progress import Progress, say
+from engine.data.text import token_dtype
 from engine.data.vocabulary import Vocabulary
 from engine.model.load import read_model
 from engine.parallel.gang import start_gang

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.artifact import Input
-from engine.data.encode import token_dtype
 from engine.data.examples import Examples
+from engine.data.text import token_dtype
 from engine.data.vocabulary import Vocabulary
 from engine.data.windows import NOT_SCORED, PADDING
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.artifact import Input
-from engine.data.curate import DOCUMENTS
+
+DOCUMENTS = "documents.jsonl"
 
 
 def corpus_lines(corpus: Input, scratch: Path) -> Iterator[dict[str, Any]]:

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.artifact import Output
+from engine.data.corpus import DOCUMENTS
 from engine.data.progress import Progress
 from engine.data.source import Document, Files, Reader, documents, total_bytes
 from engine.data.split import HELD_OUT, TRAIN, split_of
 from engine.spec.data import Source
 from engine.spec.error import DataError
-
-DOCUMENTS = "documents.jsonl"
 
 
 def curate(

@@ -17,14 +17,10 @@ from engine.artifact import Input, Output
 from engine.data.corpus import corpus_lines
 from engine.data.progress import Progress
 from engine.data.split import HELD_OUT, TRAIN
+from engine.data.text import token_dtype
 from engine.data.vocabulary import Vocabulary
 
 BATCH_BYTES = 1 << 21
-
-
-def token_dtype(vocab: int) -> str:
-    """The numpy name of the narrowest type that holds every id."""
-    return "<u2" if vocab <= 65536 else "<u4"
 
 
 class _Split:

@@ -8,8 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from engine.artifact import Input
-from engine.data.encode import token_dtype
 from engine.data.split import TRAIN
+
+
+def token_dtype(vocab: int) -> str:
+    """The numpy name of the narrowest type that holds every id."""
+    return "<u2" if vocab <= 65536 else "<u4"
 
 
 class Text:

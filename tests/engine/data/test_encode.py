@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.data.encode import token_dtype
+from engine.data.text import token_dtype
 from engine.data.vocabulary import Vocabulary
 
 
