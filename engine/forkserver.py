@@ -24,6 +24,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
+from engine import sources
+
 MESSAGE = 1 << 17  # bytes: the largest request, an environment
 ANSWER_S = 300.0  # for the imports and a fork, on a machine however busy
 # read when the interpreter or a library is loaded: a fork cannot be given others than its server had
@@ -218,6 +220,7 @@ class Server:
 
     def __init__(self, control: socket.socket, modules: Iterable[str]) -> None:
         self.modules = {name: importlib.import_module(name) for name in modules}
+        sources.keep()
         gc.collect()
         gc.freeze()  # pages of what is imported stay shared: no collection of a child's writes to them
         self.selector = selectors.DefaultSelector()

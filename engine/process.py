@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
+from engine import sources
 from engine.artifact import Input, Output, open_input
 from engine.data.progress import say
 from engine.spec.base import explain
@@ -32,7 +33,9 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
         if len(arguments) != 1:
             usage = f"usage: python -m engine.{verb} run.json"
             raise ConfigError(f"engine.{verb}", f"{len(arguments)} arguments", usage)
-        act(read_run(arguments[0]))
+        run = read_run(arguments[0])
+        sources.check(run.sources)
+        act(run)
     except AtelierError as error:
         say(sys.stdout, to_line(error))
         return error.exit_code

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from engine import sources
 from engine.artifact import open_input
 from engine.loop.build import House
 from engine.loop.report import Report
@@ -54,6 +55,7 @@ def main(arguments: list[str]) -> int:
     (path,) = arguments
     try:
         run = parse(RunFile, json.loads(Path(path).read_bytes()), path)
+        sources.check(run.sources)
         stop = StopRequest(Path(run.scratch))
         stop.watch_guard()
         gang = start_gang(run.layout)

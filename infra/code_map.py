@@ -18,8 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from engine.sources import digest
 from engine.spec.role import Role
 from infra.code import PROJECT
+from infra.dag import Node
 
 Map = dict[str, dict[str, str]]  # file -> part of it (function, Class, Class.method; '' = the rest) -> digest
 
@@ -44,6 +46,7 @@ LEFT_OUT = (
     *(f"engine/spec/{name}.py" for name in ("metric", "parallel", "pool", "pulse", "record", "registry")),
     *(f"engine/spec/{name}.py" for name in ("run", "site", "source_files", "teaching", "walk")),
 )
+TRAINED = ("train", "finetune")
 ROOTS = {  # by task: where its meaning begins
     "curate": ("engine/data/curate.py",),
     "learn_tokenizer": ("engine/data/learn_tokenizer.py",),
@@ -64,6 +67,7 @@ class Source:
 
     imports: tuple[str, ...]
     parts: dict[str, str]
+    content: str  # digest of all of it
 
 
 def training_map(task: str, roles: Mapping[str, Role], name: str, project: Path = PROJECT) -> Map:
@@ -99,6 +103,22 @@ def code_map(roots: Iterable[str], kinds: Iterable[str] = (), project: Path = PR
                 if target and (from_kind or target in chosen or not _is_kind(target)):
                     waiting.append(target)
     return {file: found[file].parts for file in sorted(found) if not file.startswith(LEFT_OUT)}
+
+
+def maps_of(node: Node) -> dict[str, Map]:
+    """By product of the node the code that makes it; none for what is made without the engine."""
+    if node.task not in ROOTS:
+        return {}
+    if node.task not in TRAINED:
+        whole = code_map(ROOTS[node.task])
+        return {key: whole for key in node.products}
+    roles = {name: Role.model_validate(document) for name, document in node.config["roles"].items()}
+    return {name: training_map(node.task, roles, name) for name in roles}
+
+
+def sources_of(maps: Mapping[str, Map], project: Path = PROJECT) -> dict[str, str]:
+    """What the files of these maps held when they were looked at: engine/sources.py compares."""
+    return {file: _read[project / file].content for code in maps.values() for file in code}
 
 
 def digest_of(code: Map) -> str:
@@ -168,7 +188,7 @@ def _by_content(content: bytes, known: dict[str, Any]) -> Source:
         tree = ast.parse(content)
         known[key] = [sorted(_imports(tree)), _parts(tree)]
     imports, parts = known[key]
-    return Source(tuple(imports), parts)
+    return Source(tuple(imports), parts, digest(content))
 
 
 def _imports(tree: ast.AST) -> set[str]:

@@ -16,9 +16,12 @@ from engine.spec.error import StoppedError
 from engine.spec.pool import Pool
 from engine.spec.record import Record
 from engine.spec.site import Site
+from engine.spec.trajectory import Part
 from infra import away
 from infra.batches import batch_of
 from infra.code import code_provenance
+from infra.code_check import Resume
+from infra.code_map import Map, files_of, maps_of, sources_of
 from infra.dag import Node, Product
 from infra.fork_servers import ForkServers
 from infra.launch import Orders, compile_cache, start_gang
@@ -26,6 +29,7 @@ from infra.lease import Holder, Lease, Renewal, take
 from infra.meeting import Meeting, Place
 from infra.slots import Slots, num_slots
 from infra.store import Store, read_body
+from infra.trajectory import begin_again
 
 
 class Listener(Protocol):
@@ -50,6 +54,7 @@ class House:
     pool: Pool = field(default_factory=Pool)
     site: Site = field(default_factory=Site)
     place: Place | None = None  # of this node in a gang of several
+    resume: Resume = field(default_factory=Resume)
     forks: ForkServers | None = None  # where gangs of this machine get their ranks; None = executed
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -88,7 +93,7 @@ class House:
         }
         return code_provenance() | about | self.links | {"layouts": [node.layout] if node.layout else []}
 
-    def draft(self, node: Node, product: Product, summary: dict[str, Any] | None = None) -> Record:
+    def draft(self, node: Node, product: Product, code: Map | None = None) -> Record:
         return Record(
             kind=product.kind,
             name=product.name,
@@ -96,9 +101,17 @@ class House:
             version=product.version,
             identity=product.identity,
             parents=product.parents,
-            summary=summary or {},
-            provenance=self.provenance(node),
+            provenance=self.provenance(node) | ({"code": files_of(code)} if code else {}),
         )
+
+    def begin_again(self, node: Node, trained: dict[str, list[Part]]) -> None:
+        """Remove what there is of these trainings, here and in the tracker, under their leases."""
+        parts = {part.fingerprint for each in trained.values() for part in each}
+        with self.leases(node, [self.store.address("trajectory", part) for part in sorted(parts)]):
+            for part in sorted(parts):
+                begin_again(self.store, part)
+        if self.tracker is not None:
+            self.tracker.begin_again(sorted(parts))
 
     def say(self, node: Node, **message: Any) -> None:
         self.listener(node.name, message)
@@ -140,15 +153,15 @@ class House:
         config: Callable[[dict[str, int]], dict[str, Any]],
         outputs: dict[str, Product],
         addresses: list[str] | None = None,
-        inputs: dict[str, str] | None = None,
+        inputs: dict[str, str] | Callable[[], dict[str, str]] | None = None,
         ranks: int = 1,
         threads: int = 1,
         layout: dict[str, Any] | None = None,
         seed: int = 1,
         on_message: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """Lease, slots, guard and ranks, records. `config` gets the fences of the leased addresses;
-        `addresses` defaults to the outputs'.
+        """Lease, slots, guard and ranks, records. `config` gets the fences of the leased addresses, `inputs`
+        is called after it; `addresses` defaults to the outputs'.
         """
         targets = (
             addresses
@@ -251,13 +264,14 @@ class House:
         config: Callable[[dict[str, int]], dict[str, Any]],
         outputs: dict[str, Product],
         held: list[Lease],
-        inputs: dict[str, str] | None,
+        inputs: dict[str, str] | Callable[[], dict[str, str]] | None,
         ranks: int,
         threads: int,
         layout: dict[str, Any] | None,
         seed: int,
     ) -> Orders:
         scratch = self.scratch / f"{next(self._numbers):03d}-{node.name.replace('/', '-')}"
+        maps = maps_of(node)
         payloads = {key: self.store.new_payload(p.kind, p.fingerprint) for key, p in outputs.items()}
         fences = {lease.log.address: lease.fence + 1 for lease in held}  # the guard's, once it has taken over
         run = {
@@ -265,12 +279,13 @@ class House:
             "task": node.task,
             "version": next(iter(node.products.values())).version,
             "config": config(fences),
-            "inputs": inputs if inputs is not None else self.urls(node),
+            "inputs": (inputs() if callable(inputs) else inputs) or self.urls(node),
             "outputs": payloads,
             "scratch": str(scratch / "work"),
             "layout": layout or {},
             "seed": seed,
             "ids": {"flow": self.run_id, "task": node.name},
+            "sources": sources_of(maps),
         }
         (scratch / "work").mkdir(parents=True, exist_ok=True)
         return Orders(
@@ -285,7 +300,7 @@ class House:
             leases={lease.log.address: lease.fence for lease in held},
             env=compile_cache(self.store.root),
             outputs={
-                key: {"payload": payloads[key], "draft": self.draft(node, p).dump()}
+                key: {"payload": payloads[key], "draft": self.draft(node, p, maps.get(key)).dump()}
                 for key, p in outputs.items()
             },
         )

@@ -2,13 +2,16 @@
 and who comes too late.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from engine.spec.error import AtelierError, ConfigError
 from engine.spec.role import Role
 from engine.spec.run import Member
 from engine.spec.trajectory import Part, in_teaching_order
+from infra.code_check import OtherCode, Resume, other_code
+from infra.code_map import Map, digest_of
 from infra.dag import Product
 from infra.store import Store
 from infra.trajectory import Standing, segments, standing
@@ -62,18 +65,34 @@ class Survey:
 
     situations: dict[str, Situation]
     from_step: int
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[Refusal | OtherCode, ...] = ()
+
+    @property
+    def refused(self) -> set[str]:
+        """The roles that cannot be trained as it is."""
+        return {each.student if isinstance(each, Refusal) else each.role for each in self.refusals}
 
 
 def survey(
-    roles: Mapping[str, Role], parts: Mapping[str, list[Part]], products: Mapping[str, Product], store: Store
+    roles: Mapping[str, Role],
+    parts: Mapping[str, list[Part]],
+    products: Mapping[str, Product],
+    store: Store,
+    *,
+    node: str,
+    maps: Mapping[str, Map],
+    resume: Resume,
 ) -> Survey:
-    """What a gang of `roles` has to do, given what the store holds of their trajectories and models."""
+    """What a gang of `roles` has to do, given what the store holds of their trajectories and models, and the
+    code as it is now (`maps`). `resume` says what becomes of those that other code has begun.
+    """
+    records = {name: store.find(products[name].kind, products[name].fingerprint) for name in roles}
+    is_fresh = node in resume.fresh
     found = {
         name: Situation(
             parts=parts[name],
-            standing=standing(store, parts[name]),
-            is_finished=store.find(products[name].kind, products[name].fingerprint) is not None,
+            standing=standing(store, [] if is_fresh and records[name] is None else parts[name], parts[name]),
+            is_finished=records[name] is not None,
         )
         for name in roles
     }
@@ -82,8 +101,16 @@ def survey(
     chosen = {
         name: replace(found[name], mode=_mode(name, roles, needed, found)) for name in order if name in needed
     }
-    refusals = tuple(r for name in chosen if (r := _refusal(name, roles, found)) is not None)
-    return Survey(situations=chosen, from_step=_resume_step(roles, chosen), refusals=refusals)
+    refusals: list[Refusal | OtherCode | None] = [_refusal(name, roles, found) for name in chosen]
+    if not resume.accept_code:
+        refusals += [
+            other_code(node, name, parts[name], maps[name], store, records[name])
+            for name, one in chosen.items()
+            if one.mode == "replay" or (one.mode == "train" and not is_fresh)
+        ]
+    return Survey(
+        situations=chosen, from_step=_resume_step(roles, chosen), refusals=tuple(filter(None, refusals))
+    )
 
 
 def _needed(roles: Mapping[str, Role], found: Mapping[str, Situation]) -> set[str]:
@@ -150,6 +177,8 @@ def members(
     store: Store,
     fences: Mapping[str, int],
     vocab: int,
+    maps: Mapping[str, Map],
+    resume: Resume,
 ) -> dict[str, Member]:
     """The gang's members for run.json, models with the tokenizer's `vocab`. `fences` (address -> fence)
     number the metric segments.
@@ -171,10 +200,30 @@ def members(
             mode=situation.mode,
             segments=stretch,
             digest=digest,
+            code=digest_of(maps[name]),
+            accept_code=resume.accept_code,
             output="" if situation.is_finished else name,
             init=f"frozen.{name}" if situation.mode == "frozen" else f"init.{name}" if is_init else "",
         )
     return result
+
+
+def check(
+    node: str, found: Survey, leased: Container[str] | None = None, store: Store | None = None
+) -> Survey:
+    """`found`, when it can be done; ConfigError with every refusal. Once leases are held, `leased`, it must
+    not ask for others.
+    """
+    if found.refusals:
+        raise ConfigError(node, "; ".join(map(str, found.refusals)))
+    if leased is not None and store is not None:
+        strange = [address for address in lease_addresses(found, store) if address not in leased]
+        if strange:
+            raise AtelierError(
+                f"{node}: what is there of {strange[0]} has changed while this run waited for its lease;"
+                " run the same command again"
+            )
+    return found
 
 
 def lease_addresses(found: Survey, store: Store) -> list[str]:

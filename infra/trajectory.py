@@ -1,18 +1,24 @@
-"""What the store holds of trajectories: their birth records and checkpoints; and from where a training would
-go on.
+"""What the store holds of trajectories: their birth records, code maps and checkpoints; and from where a
+training would go on.
 """
 
+import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from engine.spec.record import Record
 from engine.spec.run import Segment
 from engine.spec.trajectory import VERSION, Part
-from engine.storage import exists, join, names, read_bytes
+from engine.storage import exists, join, names, read_bytes, remove
+from infra.code_map import Map, digest_of
 from infra.exclusive import create_exclusive
 from infra.store import Store
 
 BIRTH = "trajectory.json"
+MANIFEST = "manifest.json"  # of a checkpoint
+CODE = re.compile(r"code-([0-9a-f]{16})\.json")
 STEP = re.compile(r"step-(\d{8})")
 
 
@@ -40,16 +46,18 @@ class Standing:
         return max([s for s in self.steps if s <= step], default=0)
 
 
-def standing(store: Store, parts: list[Part]) -> Standing:
+def standing(store: Store, parts: list[Part], whole: list[Part] | None = None) -> Standing:
+    """The steps of `parts` that have a checkpoint; of `whole`, where others of its parts do not count."""
+    whole = whole or parts
     steps: set[int] = set()
     for part in parts:
         found = checkpoint_steps(store.address("trajectory", part.fingerprint))
         steps |= {
             step
             for step in found
-            if part.start < step <= part.end or (step == part.start and part is parts[0])
+            if part.start < step <= part.end or (step == part.start and part is whole[0])
         }
-    return Standing(steps=tuple(sorted(steps)), start=parts[0].start, end=parts[-1].end)
+    return Standing(steps=tuple(sorted(steps)), start=whole[0].start, end=whole[-1].end)
 
 
 def segments(store: Store, parts: list[Part]) -> tuple[Segment, ...]:
@@ -70,9 +78,16 @@ def read_birth(store: Store, fingerprint: str) -> Record:
     return Record.read(read_bytes(place), place)
 
 
-def give_birth(store: Store, name: str, part: Part, provenance: dict[str, object]) -> None:
-    """Write a trajectory's record before anything is trained under its address; the first one stays."""
-    place = join(store.address("trajectory", part.fingerprint), BIRTH)
+def give_birth(
+    store: Store, name: str, part: Part, provenance: dict[str, object], code: Map | None = None
+) -> None:
+    """Write a trajectory's record before anything is trained under its address; the first one stays. Beside
+    it the map of the code that trains it now, under its digest.
+    """
+    address = store.address("trajectory", part.fingerprint)
+    if code is not None and not exists(code_place(address, digest_of(code))):
+        create_exclusive(code_place(address, digest_of(code)), json.dumps(code, sort_keys=True).encode())
+    place = join(address, BIRTH)
     if exists(place):
         return
     record = Record(
@@ -85,3 +100,42 @@ def give_birth(store: Store, name: str, part: Part, provenance: dict[str, object
         provenance=dict(provenance),
     )
     create_exclusive(place, record.sealed().text().encode())
+
+
+def code_place(address: str, digest: str) -> str:
+    """Where a trajectory keeps a code map."""
+    return join(address, f"code-{digest}.json")
+
+
+def codes_of(address: str) -> list[str]:
+    """Digests of the codes that a trajectory was trained by, sorted; none for one of before code maps."""
+    return sorted(match.group(1) for name in names(address) if (match := CODE.fullmatch(name)))
+
+
+def code_at(address: str, step: int) -> str | None:
+    """Digest of the code that computed the checkpoint of `step`; '' when it does not say, None when its
+    manifest cannot be read: a training leaves such a checkpoint out.
+    """
+    place = join(address, "checkpoints", f"step-{step:08d}", MANIFEST)
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(read_bytes(place))
+        codes = found.get("codes", []) if isinstance(found, dict) else None
+        return (str(codes[-1]) if codes else "") if isinstance(codes, list) else None
+    return None
+
+
+def read_code(address: str, digest: str) -> dict[str, Any]:
+    """A code map of a trajectory; {} when there is none that is what its name says."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(read_bytes(code_place(address, digest)))
+        if isinstance(found, dict) and digest_of(found) == digest:
+            return found
+    return {}
+
+
+def begin_again(store: Store, fingerprint: str) -> None:
+    """Remove what was trained under a trajectory's address. For whoever holds its lease."""
+    address = store.address("trajectory", fingerprint)
+    for name in names(address):
+        if name in ("checkpoints", "metrics", BIRTH) or CODE.fullmatch(name):
+            remove(join(address, name))

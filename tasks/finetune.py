@@ -13,10 +13,12 @@ from engine.spec.role import Role
 from engine.spec.run import Stream, Training
 from engine.spec.train import Train
 from engine.spec.trajectory import Feed, Part, parts_of
+from infra.code_check import Resume
+from infra.code_map import maps_of
 from infra.dag import Node, Product, Reference, declare, input_of
 from infra.house import House
 from infra.store import Store
-from infra.survey import Survey, lease_addresses, members, survey
+from infra.survey import Survey, check, lease_addresses, members, survey
 from infra.trajectory import give_birth
 from tasks.train import model_product
 
@@ -126,11 +128,20 @@ def _product(name: str, parts: list[Part], feed: Feed) -> Product:
     return product.model_copy(update={"origin": product.origin | moved})
 
 
-def look(node: Node, store: Store) -> dict[str, Survey]:
+def look(node: Node, store: Store, resume: Resume) -> dict[str, Survey]:
     """By product key what has to be done; finished ones are left out."""
     roles, _, parts = unpack(node)
+    maps = maps_of(node)
     found = {
-        key: survey({ROLE: roles[key]}, {ROLE: parts[key]}, {ROLE: node.products[key]}, store)
+        key: survey(
+            {ROLE: roles[key]},
+            {ROLE: parts[key]},
+            {ROLE: node.products[key]},
+            store,
+            node=node.name,
+            maps={ROLE: maps[key]},
+            resume=resume,
+        )
         for key in roles
     }
     return {key: one for key, one in found.items() if one.situations}
@@ -138,18 +149,30 @@ def look(node: Node, store: Store) -> dict[str, Survey]:
 
 def run(node: Node, house: House) -> None:
     roles, settings, parts = unpack(node)
-    found = look(node, house.store)
+    maps = maps_of(node)
+    if node.name in house.resume.fresh:
+        house.begin_again(node, {key: parts[key] for key in house.missing(node)})
+    resume = house.resume.model_copy(update={"fresh": ()})
+    found = {key: check(node.name, one) for key, one in look(node, house.store, resume).items()}
     if not found:
         return
     for key in found:
         for part in parts[key]:
-            give_birth(house.store, node.products[key].name, part, house.provenance(node))
+            give_birth(house.store, node.products[key].name, part, house.provenance(node), maps.get(key))
 
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
         trainings = []
-        for key, one in look(node, house.store).items():
+        for key, now in look(node, house.store, resume).items():
+            one = check(node.name, now, leased=fences, store=house.store)
             [member] = members(
-                one, {ROLE: roles[key]}, {ROLE: node.products[key]}, house.store, fences, house.vocab(node)
+                one,
+                {ROLE: roles[key]},
+                {ROLE: node.products[key]},
+                house.store,
+                fences,
+                house.vocab(node),
+                {ROLE: maps[key]},
+                resume,
             ).values()
             member = member.model_copy(update={"output": key, "init": "init" if roles[key].init else ""})
             stream = Stream(

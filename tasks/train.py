@@ -14,10 +14,12 @@ from engine.spec.run import Member, Training
 from engine.spec.teaching import check_teaching
 from engine.spec.train import Train
 from engine.spec.trajectory import Feed, Part, origins, parts_of
+from infra.code_check import Resume
+from infra.code_map import maps_of
 from infra.dag import Node, Product, Reference, declare, input_of
 from infra.house import House
 from infra.store import Store
-from infra.survey import Survey, lease_addresses, members, survey
+from infra.survey import Survey, check, lease_addresses, members, survey
 from infra.trajectory import give_birth
 
 VERSION = 1
@@ -125,28 +127,32 @@ def model_product(name: str, parts: list[Part], feed: Feed, prefix: str) -> Prod
     )
 
 
-def look(node: Node, store: Store) -> Survey:
+def look(node: Node, store: Store, resume: Resume) -> Survey:
     """What the gang of this node would have to do now."""
     roles, _, parts = unpack(node)
-    return survey(roles, parts, node.products, store)
+    return survey(roles, parts, node.products, store, node=node.name, maps=maps_of(node), resume=resume)
 
 
 def run(node: Node, house: House) -> None:
     roles, settings, parts = unpack(node)
-    found = look(node, house.store)
+    maps = maps_of(node)
+    if node.name in house.resume.fresh:
+        house.begin_again(node, {role: parts[role] for role in house.missing(node)})
+    resume = house.resume.model_copy(update={"fresh": ()})
+    found = check(node.name, look(node, house.store, resume))
     if not found.situations:
         return
-    if found.refusals:
-        raise ConfigError(node.name, "; ".join(map(str, found.refusals)))
     for role, situation in found.situations.items():
         for part in situation.parts:
-            give_birth(house.store, node.products[role].name, part, house.provenance(node))
+            give_birth(house.store, node.products[role].name, part, house.provenance(node), maps.get(role))
+
+    now = found
 
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
-        now = look(
-            node, house.store
-        )  # again: somebody may have finished a part while we waited for the lease
-        every = members(now, roles, node.products, house.store, fences, house.vocab(node))
+        # again: somebody may have trained on, or finished a role, while we waited for the lease
+        nonlocal now
+        now = check(node.name, look(node, house.store, resume), leased=fences, store=house.store)
+        every = members(now, roles, node.products, house.store, fences, house.vocab(node), maps, resume)
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
             streams=streams(row_specs(roles), node.config["weights"]),
@@ -154,11 +160,13 @@ def run(node: Node, house: House) -> None:
         )
         return {"trainings": [training.model_dump(mode="json")], "peak_tflops": house.peak_tflops(node)}
 
-    inputs = house.urls(node) | {
-        f"frozen.{role}": house.store.address("model", node.products[role].fingerprint)
-        for role, situation in found.situations.items()
-        if situation.mode == "frozen"
-    }
+    def inputs() -> dict[str, str]:
+        return house.urls(node) | {
+            f"frozen.{role}": house.store.address("model", node.products[role].fingerprint)
+            for role, situation in now.situations.items()
+            if situation.mode == "frozen"
+        }
+
     missing = {role: node.products[role] for role, s in found.situations.items() if not s.is_finished}
     with house.following(node, {role: parts[role] for role in missing}):
         house.gang(

@@ -57,6 +57,10 @@ class Manifest(Spec):
     step: int = Field(ge=0)
     trajectory: str
     world: int = Field(ge=1, description="ranks that wrote it; any number may read it")
+    codes: tuple[str, ...] = Field(
+        (), description="digests of the maps of the codes that computed it, the newest last; none = not known"
+    )
+    computed: str = Field("", description="arithmetic that it was computed in; '' = not known")
     files: tuple[FileEntry, ...]
     tensors: dict[str, Stored]
     values: list[tuple[tuple[str | int, ...], Any]]

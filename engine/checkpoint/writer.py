@@ -59,8 +59,11 @@ class Pending:
         return self._future.result() if self.done() and self._future.exception() is None else 0.0
 
 
-def save_async(url: str, state: dict[str, Any], *, step: int, trajectory: str, gang: Gang) -> Pending:
+def save_async(
+    url: str, state: dict[str, Any], *, step: int, trajectory: str, gang: Gang, **about: Any
+) -> Pending:
     """Save `state` at `url` (.../step-00000100) in the background; every rank calls it, in the same order.
+    `about` are other fields of the manifest.
 
     When this returns, `state` may be changed: the save works on a copy. The copy lives until the save has
     ended, so wait for the last save of a trajectory before the next. `state` is a nested dict of tensors,
@@ -75,7 +78,7 @@ def save_async(url: str, state: dict[str, Any], *, step: int, trajectory: str, g
         raise ConfigError(
             url, f"the address of another step than {step}", "use engine.checkpoint.folder.address"
         )
-    save = _Save(url, step, trajectory, gang)
+    save = _Save(url, step, trajectory, gang, about)
     save.copy(state)
     return Pending(_writer.submit(save.run), time.perf_counter() - started)
 
@@ -114,8 +117,8 @@ def _pinned(size: int) -> torch.Tensor:
 class _Save:
     """One save: `copy` in the caller's thread, `run` in the writer's."""
 
-    def __init__(self, url: str, step: int, trajectory: str, gang: Gang) -> None:
-        self.url, self.step, self.trajectory, self.gang = url, step, trajectory, gang
+    def __init__(self, url: str, step: int, trajectory: str, gang: Gang, about: dict[str, Any]) -> None:
+        self.url, self.step, self.trajectory, self.gang, self.about = url, step, trajectory, gang, about
         self.plan = SavePlan([])
         self.values: list[Value] = []
         self.copies: dict[Box, torch.Tensor] = {}
@@ -180,6 +183,7 @@ class _Save:
             step=self.step,
             trajectory=self.trajectory,
             world=self.gang.world,
+            **self.about,
             files=tuple(entry for entry, _ in written),
             tensors={
                 name: _stored(name, meta, file_of)

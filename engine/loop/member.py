@@ -18,7 +18,7 @@ from engine.loop.learner import RIGHT, Work
 from engine.model.dropout import noise_keys
 from engine.objective.chunked import Mix
 from engine.optim.load import set_lr
-from engine.parallel.compute import Precision
+from engine.parallel.compute import Precision, computed_in
 from engine.parallel.context import own_tokens
 from engine.parallel.grid import Grid
 from engine.placement import local
@@ -62,6 +62,10 @@ class Member:
         self.places: dict[str, int] = {}  # of those that train, in the order of their squared norms
         self.gate = Gate(spec.role.gate, self.start) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
+        self.codes: tuple[str, ...] = (
+            (spec.code,) if spec.code else ()
+        )  # that have trained it, the newest last
+        self.computed = computed_in(precision, grid.gang.device)
         self.last: dict[str, float] = {}  # loss and eval/loss as last measured, and eval/step: when
         self._check()
 
@@ -73,6 +77,20 @@ class Member:
                 f"nothing is optimised until it opens at {self.role.gate} nats: all objectives need it",
                 "add an objective of its own (lm), or gate=open",
             )
+
+    def go_on_from(self, codes: tuple[str, ...], computed: str, step: int) -> None:
+        """Take over by which codes the checkpoint of `step` was trained. ConfigError when it was computed in
+        other arithmetic than this process has, unless that was accepted.
+        """
+        if computed and computed != self.computed and step > self.start and not self.spec.accept_code:
+            raise ConfigError(
+                self.name,
+                f"its checkpoint of step {step} was computed in {computed}, this machine computes "
+                f"{self.precision} in {self.computed}",
+                "--accept-code goes on; else go on where that one was made",
+            )
+        new = [code for code in self.codes if code not in codes[-1:]]
+        self.codes = (*codes, *new)
 
     @property
     def moves(self) -> bool:

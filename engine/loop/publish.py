@@ -96,7 +96,10 @@ def summary(member: Member) -> dict[str, Any]:
         "started_at": member.start,
         "params": member.role.model.num_params(),
         "forwards": member.forwards,
+        "computed": member.computed,
     }
+    if len(member.codes) > 1:
+        result["codes"] = list(member.codes)  # trained on with other code, as somebody accepted
     if member.gate is not None:
         opened = member.gate.opened
         result["gate_step"] = opened if opened >= 0 else None

@@ -5,6 +5,7 @@ to fall back on.
 import time
 
 from engine.checkpoint.folder import address, steps
+from engine.checkpoint.manifest import read_manifest
 from engine.checkpoint.reader import load
 from engine.checkpoint.writer import Pending, save_async
 from engine.loop.member import Member
@@ -44,7 +45,13 @@ class Saver:
             segment = member.segment(step)
             place = address(checkpoints(segment), step)
             pending = save_async(
-                place, member.state(), step=step, trajectory=segment.fingerprint, gang=self._gang.aside
+                place,
+                member.state(),
+                step=step,
+                trajectory=segment.fingerprint,
+                gang=self._gang.aside,
+                codes=member.codes,
+                computed=member.computed,
             )
             self._pending.append((member, segment, step, pending))
             member.stored_step = step
@@ -87,6 +94,8 @@ class Saver:
         state = member.state()
         place = address(checkpoints(segment), step)
         values = load(place, state, step=step, trajectory=segment.fingerprint, gang=self._gang.aside)
+        manifest = read_manifest(place, step=step)
+        member.go_on_from(manifest.codes, manifest.computed, step)
         member.restore(values, step)
 
     def _retain(self, segment: Segment) -> None:

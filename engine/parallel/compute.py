@@ -29,6 +29,11 @@ def arithmetic(precision: Precision, device: torch.device) -> AbstractContextMan
     return torch.autocast(device.type, dtype=torch.bfloat16) if is_half else nullcontext()
 
 
+def computed_in(precision: Precision, device: torch.device) -> str:
+    """The arithmetic that `precision` really is on `device`: float32 where 16 bits would only be emulated."""
+    return "fp32" if precision in HALF and not has_half(device) else precision
+
+
 def weight_dtype(precision: Precision) -> torch.dtype:
     """Type of the weights that the optimiser moves."""
     return torch.float64 if precision == "fp64" else torch.float32

@@ -29,6 +29,11 @@ class RunFile(Spec):
     layout: Parallel = Parallel()
     seed: int = 1
     ids: dict[str, str] = {}
+    sources: dict[str, str] = Field(
+        default={},
+        description="file of the code -> sha256 of what it must hold, 16 digits; what a supervisor"
+        " starts is refused when it holds anything else",
+    )
 
 
 class Segment(Spec):
@@ -60,6 +65,8 @@ class Member(Spec):
         description="key in `inputs` of the model to start from (for frozen: to be); empty = from the seed",
     )
     output: str = Field(default="", description="key in `outputs`; empty = nothing is published")
+    code: str = Field(default="", description="digest of its code map: its checkpoints carry it")
+    accept_code: bool = Field(default=False, description="go on from checkpoints of other code or arithmetic")
     digest: str = Field(
         default="", description="replay: the sha256 that the finished model file must have again"
     )

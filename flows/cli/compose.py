@@ -20,6 +20,7 @@ from flows.cli.catalog import CONF, groups, options
 from flows.cli.interval import with_interval
 from flows.cli.layout import fastest_layout
 from flows.cli.overrides import check_overrides
+from infra.code_check import Resume
 from infra.learned import facts
 from infra.machine import num_cores
 from infra.store import default_root
@@ -28,7 +29,7 @@ from infra.tracking.choice import TrackerSpec
 _lock = threading.Lock()  # Hydra's global state allows one composition at a time
 KEY = re.compile(r"^(?P<mark>\+{0,2}|~)(?P<key>[^=@~+]+)(?P<package>@[^=]+)?(?P<rest>=.*)?$", re.DOTALL)
 CALL = re.compile(r"^\w+\(.*\)$", re.DOTALL)
-SETTINGS = ("pool", "tracker")
+SETTINGS = ("pool", "tracker", "resume")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Frozen:
     arguments: Spec
     pool: Pool
     tracker: TrackerSpec
+    resume: Resume = field(default_factory=Resume)
     companions: dict[str, Any] = field(default_factory=dict)
 
     def call(self) -> dict[str, Any]:
@@ -61,6 +63,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
         raise _unknown(stray[0], flow, known)
     pool = facts(default_root(), parse(Pool, given.pop("pool", {}), "pool"))
     tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
+    resume = parse(Resume, given.pop("resume", {}), "resume")
     arguments = parse(parameters(flow), given, "")
     arguments = _resolved(arguments, pool)
     return Frozen(
@@ -70,6 +73,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
         arguments=arguments,
         pool=pool,
         tracker=tracker,
+        resume=resume,
     )
 
 

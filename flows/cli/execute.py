@@ -261,6 +261,7 @@ def open_house(
         command=command,
         listener=listener,
         tracker=tracker,
+        resume=frozen.resume,
         stop=stop or threading.Event(),
     )
 

@@ -17,6 +17,8 @@ def of_flow(flow: str, words: tuple[str, ...] = ()) -> str:
         "keys: type, meaning [value]", *_key_lines(shape), "", "options",
         row("-m, --multirun", "a sweep: every combination of  key=1,2  group=a,b  is a run (docs/sweeps.md)"),
         row("--dry-run", "with -m: say what would run and what it costs"),
+        row("--accept-code", "go on with trainings that other code has begun"),
+        row("--fresh <task>", "begin the unfinished training of a task again"),
         row("--cfg job", "print the composed configuration and stop"), row("--info", "how Hydra composed it"),
     ])  # fmt: skip
 

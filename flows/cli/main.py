@@ -16,6 +16,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 FLAGS = ("--help", "--version", "--completion", "--hydra-help")
 SWEEP = ("-m", "--multirun", "--dry-run")
+RESUME = ("--accept-code", "--fresh")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -82,14 +83,18 @@ def _dispatch(arguments: list[str]) -> int:
 def _flow(flow: str, words: list[str], arguments: list[str]) -> int:
     if hydra_flags.is_asked(words):
         return hydra_flags.answer(flow, words)
-    strange = [word for word in words if word.startswith("-") and word not in SWEEP]
+    strange = [
+        word for word in words if word.startswith("-") and word.partition("=")[0] not in (*SWEEP, *RESUME)
+    ]
     if strange:
-        raise syntax.unknown_option(f"atelier {flow}", strange[0], [*SWEEP, *hydra_flags.ASKING])
+        raise syntax.unknown_option(f"atelier {flow}", strange[0], [*SWEEP, *RESUME, *hydra_flags.ASKING])
+    from flows.cli.overrides import resuming
     from flows.cli.root import check_root  # pydantic and fsspec: 0.2 s that no help waits for
     from flows.cli.run import run_command
 
+    words = resuming(words)
     check_root(will_write=True)
-    return run_command(arguments, "atelier " + shlex.join(arguments))
+    return run_command([flow, *words], "atelier " + shlex.join(arguments))
 
 
 def _no_such(word: str, known: list[str]) -> ConfigError:

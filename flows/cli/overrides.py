@@ -155,3 +155,30 @@ def _check_readable(text: str, place: str) -> None:
         raise ConfigError(
             place, "several values are a sweep, and a form is one run", "`atelier <flow> -m` runs sweeps"
         )
+
+
+ACCEPT, FRESH = "--accept-code", "--fresh"
+
+
+def resuming(words: list[str]) -> list[str]:
+    """The words with `--accept-code` and `--fresh <task>` as the overrides that they are short for."""
+    rest, tasks, is_accepted = [], [], False
+    given = iter(words)
+    for word in given:
+        if word == ACCEPT:
+            is_accepted = True
+        elif word == FRESH or word.startswith(f"{FRESH}="):
+            task = word.partition("=")[2] or next(given, "")
+            if not task or "=" in task or task.startswith("-"):
+                problem = f"needs the name of a task (given: {task or 'nothing'})"
+                raise ConfigError(FRESH, problem, f"{FRESH} train; `atelier plan` shows the names")
+            tasks.append(task)
+        else:
+            rest.append(word)
+    return [*rest, *resume_overrides(is_accepted, tasks)]
+
+
+def resume_overrides(is_accepted: bool, fresh: list[str]) -> list[str]:
+    """Overrides that say what becomes of trainings that other code has begun."""
+    accepted = ["resume.accept_code=true"] if is_accepted else []
+    return accepted + ([f"resume.fresh=[{','.join(fresh)}]"] if fresh else [])

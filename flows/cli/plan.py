@@ -8,19 +8,24 @@ from typing import Any
 
 from engine.plan.estimate import estimate
 from engine.plan.goodput import steps_between
-from engine.spec.base import canonical
+from engine.spec.base import canonical, nearest
+from engine.spec.error import ConfigError
 from engine.spec.parallel import Parallel
+from engine.spec.record import Record
 from engine.spec.role import Role
 from engine.spec.train import Train
 from flows.cli.bodies import body
 from flows.cli.compose import Frozen
-from flows.cli.fitting import TRAINED, too_much
+from flows.cli.fitting import too_much
 from infra.code import engine_digest
+from infra.code_check import Resume
+from infra.code_map import TRAINED, Map, changed, files_of, maps_of
 from infra.dag import Node, Product, Reference, scheduling
 from infra.existing import looking_in
 from infra.learned import factor
 from infra.manifests import comparable, nearest_run, parents_of, row_name
 from infra.store import Store
+from tasks import finetune as finetune_task
 from tasks import train as train_task
 
 MISSING = object()
@@ -95,20 +100,26 @@ def draw(frozen: Frozen, store: Store) -> Plan:
     known = {row["name"]: row for row in before["tasks"]} if before else {}
     rows: list[dict[str, Any]] = []
     refusals: list[str] = []
-    outdated: list[str] = []
+    outdated: dict[str, list[str]] = {}
+    strange = [name for name in frozen.resume.fresh if name not in {node.name for node in nodes}]
+    if strange:
+        names = [node.name for node in nodes if node.task in TRAINED]
+        hint = (
+            f"did you mean {near}?"
+            if (near := nearest(strange[0], names))
+            else f"there are: {', '.join(names)}"
+        )
+        raise ConfigError("--fresh", f"no training task is called {strange[0]}", hint)
     around = Around(frozen, known, vocab_of(frozen), factor(store, frozen.pool.name))
     for node in nodes:
-        standing = _standing(node, store)
+        standing = _standing(node, store, frozen.resume)
         refusals += standing["refusals"]
         mine: list[dict[str, Any]] = []
+        maps = maps_of(node)
         for key, product in node.products.items():
             record = store.find(product.kind, product.fingerprint)
-            if (
-                record is not None
-                and node.task in TRAINED
-                and record.provenance.get("engine") not in (None, engine_digest())
-            ):
-                outdated.append(row_name(node, key))
+            if record is not None and (other := made_by_other(record, maps.get(key))):
+                outdated.setdefault(other, []).append(row_name(node, key))
             mine.append(_row(node, key, product, record is not None, standing, around))
         rows += mine
         refusal = too_much(node, mine, frozen.pool, around.vocab)
@@ -118,16 +129,29 @@ def draw(frozen: Frozen, store: Store) -> Plan:
     return Plan(flow=frozen.flow, nodes=nodes, rows=rows, refusals=refusals, notes=notes, pace=around.pace)
 
 
-def _notes(frozen: Frozen, outdated: list[str]) -> list[str]:
+def _notes(frozen: Frozen, outdated: dict[str, list[str]]) -> list[str]:
     """What one should know before it runs."""
     found = []
     train = getattr(frozen.arguments, "train", None)
     if isinstance(train, Train) and train.precision == "bf16" and not frozen.pool.half:
         found.append("these CPUs have no 16-bit arithmetic: train.precision=bf16 is computed in float32")
-    if outdated:
-        changed = ", ".join(outdated[:6]) + (f" and {len(outdated) - 6} more" if len(outdated) > 6 else "")
-        found.append(f"the engine's sources have changed since these were made: {changed}")
+    for what, names in outdated.items():
+        some = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        found.append(f"{what}; finished before, and reused: {some}")
     return found
+
+
+def made_by_other(record: Record, code: Map | None) -> str:
+    """What has changed in the code since `record` was made, in words; '' when nothing that it depends on."""
+    made = record.provenance.get("code")
+    if code is None:
+        return ""
+    if not isinstance(made, dict):  # made before records said more than a digest of the whole engine
+        engine = record.provenance.get("engine", engine_digest())
+        return "" if engine == engine_digest() else "the engine's sources have changed"
+    differing = changed(made, files_of(code))
+    more = f" and {len(differing) - 6} more" if len(differing) > 6 else ""
+    return f"changed code: {', '.join(differing[:6])}{more}" if differing else ""
 
 
 def vocab_of(frozen: Frozen) -> int:
@@ -135,15 +159,15 @@ def vocab_of(frozen: Frozen) -> int:
     return int(frozen.document.get("tokenizer", {}).get("vocab", 0) or 0)
 
 
-def _standing(node: Node, store: Store) -> dict[str, Any]:
+def _standing(node: Node, store: Store, resume: Resume) -> dict[str, Any]:
+    if node.task == "finetune":
+        each = finetune_task.look(node, store, resume)
+        told = [str(r) for one in each.values() for r in one.refusals]
+        return {"from": 0, "refusals": told, "refused": {key for key, one in each.items() if one.refusals}}
     if node.task != "train":
         return {"from": 0, "refusals": [], "refused": set()}
-    found = train_task.look(node, store)
-    return {
-        "from": found.from_step,
-        "refusals": [str(r) for r in found.refusals],
-        "refused": {r.student for r in found.refusals},
-    }
+    found = train_task.look(node, store, resume)
+    return {"from": found.from_step, "refusals": [str(r) for r in found.refusals], "refused": found.refused}
 
 
 def _row(

@@ -58,6 +58,8 @@ TABLE = (
             JSON,
             Option("--search", "also every layout of the pool's devices, the fastest first"),
             Option("--calibrate", "first measure this machine, in a minute or two; later plans use it too"),
+            Option("--accept-code", "as if trainings of other code went on with the code as it is now"),
+            Option("--fresh", "as if the unfinished training of this task began again", "TASK", many=True),
         ),
     ),
     Command(

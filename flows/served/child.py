@@ -15,6 +15,7 @@ from flows.cli.pools import site_of
 from flows.cli.work import work
 from flows.served.presence import present, watching_worker
 from flows.served.reporter import Reporter
+from infra.code_check import Resume
 from infra.dag import Node
 from infra.house import House
 from infra.launch import DiedError
@@ -53,6 +54,7 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
             listener=reporter.hear,
             tracker=tracker,
             links=dict(about["links"]),
+            resume=Resume.model_validate(about.get("resume", {})),
             place=place_of(parameters.get("gang")),
         )
         orphaned = threading.Event()

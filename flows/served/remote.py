@@ -89,6 +89,11 @@ class Remote:
             "pool": self.frozen.pool.model_dump(mode="json"),
             "tracker": self.frozen.tracker.model_dump(mode="json"),
             "links": house.links,
+            # begun again once: what crashed meanwhile goes on
+            "resume": {
+                "accept_code": house.resume.accept_code,
+                "fresh": [] if attempt else house.resume.fresh,
+            },
         }
         runs = []
         for index, pool in enumerate(pools):

@@ -172,6 +172,10 @@ class Backend:
         begin = round(started * 1000) if started else None
         return self.client.create_run(experiment, start_time=begin, tags=about, run_name=name).info.run_id
 
+    def delete_run(self, run_id: str) -> None:
+        """Delete a run; MLflow keeps it restorable for a while."""
+        self.client.delete_run(run_id)
+
     def reopen(self, run_id: str) -> None:
         self.client.update_run(run_id, status="RUNNING")
 

@@ -45,6 +45,9 @@ class NoTracker:
         """Send the metrics of trajectories on while they are trained."""
         yield
 
+    def begin_again(self, trajectories: list[str]) -> None:
+        """Their curves begin anew: what was trained under these fingerprints is gone."""
+
     def record(self, record: Record) -> None:
         """An artifact is finished."""
 

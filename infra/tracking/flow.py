@@ -99,6 +99,10 @@ class FlowTracker:
             inputs=inputs,
         )
 
+    def begin_again(self, trajectories: list[str]) -> None:
+        for fingerprint in trajectories:
+            self.tracker.forget(fingerprint)
+
     def record(self, record: Record) -> None:
         self.tracker.record(record, self._makers.get(record.fingerprint))
 

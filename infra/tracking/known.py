@@ -31,6 +31,9 @@ class Known:
         facts = self.get(kind, fingerprint) | facts
         write_bytes(str(self.folder / f"{kind}-{fingerprint[:SHORT]}.json"), json.dumps(facts).encode())
 
+    def drop(self, kind: str, fingerprint: str) -> None:
+        (self.folder / f"{kind}-{fingerprint[:SHORT]}.json").unlink(missing_ok=True)
+
     def agree(self, kind: str, name: str, mine: str, is_there: Callable[[str], bool]) -> str:
         """The run for `name` that everybody uses: the first one proposed that is still there; `mine` is this
         caller's proposal. MLflow has no names that only one run can have, and orders runs by the clocks of

@@ -173,6 +173,13 @@ class Scribe:
 
     # trajectories
 
+    def forget(self, fingerprint: str) -> None:
+        """Delete the run of a trajectory, if there is one."""
+        _, run_id = self.trajectory_run(fingerprint)
+        if run_id:
+            self.backend.delete_run(run_id)
+        self.known.drop("trajectory", fingerprint)
+
     def trajectory_run(self, fingerprint: str) -> tuple[str, str]:
         """(experiment, run) of a trajectory, or ('', '')."""
         known = self.known.get("trajectory", fingerprint)

@@ -144,6 +144,10 @@ class Tracker:
         self._followings.append(following)
         return following
 
+    def forget(self, trajectory: str) -> None:
+        """Delete the run of a trajectory that begins again: its curve is another. MLflow can restore it."""
+        self._worker.put("a training begins again", lambda backend: self.scribe.forget(trajectory))
+
     def record(self, record: Record, task: TaskHandle | None = None) -> None:
         """An artifact was published or reused."""
         self._worker.put(f"{record.kind} {record.name}", lambda backend: self.models.record(record, task))

@@ -14,6 +14,7 @@ from flows.cli.catalog import flow_names
 from flows.cli.compose import Frozen, compose
 from flows.cli.fitting import TRAINED, layouts, words
 from flows.cli.lessons import measured, rows_of
+from flows.cli.overrides import resume_overrides
 from flows.cli.plan import Plan, draw, text_of, vocab_of
 from flows.cli.root import open_store
 from flows.cli.table import amount, duration, print_table
@@ -32,9 +33,10 @@ def run(options: Namespace) -> int:
         way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(flow_names())}"
         raise ConfigError("atelier plan", f"no flow {flow!r}", way_out)
     store = open_store()
+    overrides = [*options.overrides, *resume_overrides(options.accept_code, options.fresh or [])]
     if options.calibrate:
-        _calibrate(compose(flow, options.overrides), store)
-    frozen = compose(flow, options.overrides)
+        _calibrate(compose(flow, overrides), store)
+    frozen = compose(flow, overrides)
     plan = draw(frozen, store)
     document = plan.document()
     found = _layouts(plan, frozen) if options.search else []
