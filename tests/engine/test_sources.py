@@ -1,0 +1,52 @@
+"""What a supervisor starts computes with the code that it was ordered with, or not at all."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from engine import sources
+from engine.spec.error import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of one module, loaded, in a supervised process."""
+    path = tmp_path / "engine" / "some.py"
+    path.parent.mkdir()
+    path.write_text("x = 1\n")
+    module = ModuleType("engine.some")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "engine.some", module)
+    monkeypatch.setattr(sources, "PROJECT", tmp_path)
+    monkeypatch.setattr(sources, "_loaded", {})
+    monkeypatch.setenv(sources.SUPERVISED, "3")
+    return path
+
+
+def test_a_file_that_changed_after_the_order_is_refused(file: Path) -> None:
+    wanted = {"engine/some.py": sources.digest(file.read_bytes())}
+    sources.check(wanted)
+    file.write_text("x = 2\n")
+    with pytest.raises(ConfigError, match=r"engine/some\.py: was changed while this run was going"):
+        sources.check(wanted)
+    file.unlink()
+    with pytest.raises(ConfigError, match="was changed"):
+        sources.check(wanted)
+
+
+def test_a_process_that_loaded_the_file_before_it_changed_goes_on(file: Path) -> None:
+    wanted = {"engine/some.py": sources.digest(file.read_bytes())}
+    sources.keep()
+    file.write_text("x = 2\n")
+    sources.check(wanted)
+    with pytest.raises(ConfigError):
+        sources.check({"engine/some.py": sources.digest(b"x = 2\n")})  # ordered with what it does not hold
+
+
+def test_a_run_file_that_a_person_starts_by_hand_is_not_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(sources.SUPERVISED)
+    sources.check({"engine/some.py": "0" * 16})

@@ -1,0 +1,34 @@
+"""A flow's nodes up to its models, one after another in this process and without Prefect:
+`python -m tests.flow.bare <flow> <words>`. What a command does, at a fraction of its time.
+"""
+
+import sys
+
+from engine.spec.error import AtelierError, ConfigError
+from flows.cli.compose import compose
+from flows.cli.execute import new_run_id, open_house
+from flows.cli.overrides import resuming
+from flows.cli.plan import draw
+from flows.cli.work import work
+from infra.store import Store, default_root
+
+
+def main(flow: str, words: list[str]) -> int:
+    store = Store(default_root())
+    try:
+        frozen = compose(flow, [*resuming(words), "tracker=none"])
+        plan = draw(frozen, store)
+        if plan.refusals:
+            raise ConfigError("plan", "; ".join(plan.refusals))
+        house = open_house(frozen, store, "bare", new_run_id(), lambda node, message: None)
+        for node in plan.nodes:
+            if node.task not in ("score", "report", "register"):
+                work(node, house, {}, {})
+    except AtelierError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,121 @@
+"""Two codes are never mixed in one training unasked: in a copy of the project whose model is edited."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.code import PROJECT
+from infra.snapshot import FOLDERS
+
+WORDS = (
+    "experiment=tiny",
+    "train.precision=fp32",
+    "optim.schedule.kind=constant",
+    "model.num_layers=1",
+    "score.controls=false",
+)
+GPT = "engine/model/gpt.py"
+
+
+@dataclass
+class Copy:
+    """A copy of the project with a store of its own."""
+
+    folder: Path
+    store: Path
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        path = self.folder / file
+        text = path.read_text()
+        assert old in text, f"{file} has no {old!r}"
+        path.write_text(text.replace(old, new, 1))
+
+    def append(self, file: str, line: str) -> None:
+        with (self.folder / file).open("a") as text:
+            text.write(f"\n{line}\n")
+
+    def run(self, module: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", module, *words],
+            cwd=self.folder, capture_output=True, text=True, timeout=300,
+            env=os.environ | {"PYTHONPATH": str(self.folder), "ATELIER_ROOT": str(self.store)},
+        )  # fmt: skip
+
+    def train(self, steps: int, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.run("tests.flow.bare", "pretrain", *WORDS, f"train.steps={steps}", *words)
+
+    def plan(self, steps: int, *words: str) -> tuple[dict[str, Any], str]:
+        done = self.run("flows", "plan", "pretrain", *WORDS, f"train.steps={steps}", "--json", *words)
+        document = json.loads(done.stdout)
+        assert done.returncode == (2 if document["refused"] else 0), done.stderr
+        return document, "; ".join(document["refused"])
+
+    def model(self, steps: int) -> dict[str, Any]:
+        """The record of the model with so many steps."""
+        found = [json.loads(path.read_bytes()) for path in (self.store / "model").glob("*/record.json")]
+        return next(record for record in found if record["summary"].get("step") == steps)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """The project, and a training of three steps by it."""
+    base = tmp_path_factory.mktemp("code")
+    for name in (*FOLDERS, "hydra_plugins"):
+        shutil.copytree(PROJECT / name, base / "project" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (base / "project" / "tests" / "flow").mkdir(parents=True)
+    (base / "project" / "tests" / "__init__.py").touch()
+    (base / "project" / "tests" / "flow" / "__init__.py").touch()
+    shutil.copy(Path(__file__).with_name("bare.py"), base / "project" / "tests" / "flow")
+    found = Copy(base / "project", base / "store")
+    done = found.train(3)
+    assert done.returncode == 0, done.stderr
+    return found
+
+
+def test_edits_that_mean_nothing_change_nothing(copy: Copy) -> None:
+    copy.edit(GPT, '"""', '"""Other words. ')  # a docstring
+    copy.append("engine/parallel/grid.py", "SIZE = 1")  # moves no meaning
+    copy.append("engine/spec/error.py", "SIZE = 1")
+    copy.append("engine/model/ernie.py", "SIZE = 1")  # a kind that it does not use
+    document, refused = copy.plan(4)
+    assert not refused and not document["notes"]
+    assert {row["name"]: row["from_step"] for row in document["tasks"]}["train"] == 3
+
+
+def test_other_code_is_named_refused_accepted_or_begun_again(copy: Copy) -> None:
+    first = copy.model(3)
+    copy.edit(GPT, "def run_blocks", "SCALE = 2\n\n\ndef run_blocks")
+    copy.edit(GPT, "        x_BTD = x_BTD + ", "        x_BTD = x_BTD + SCALE * ")
+    document, _ = copy.plan(3)
+    assert {row["name"]: row["state"] for row in document["tasks"]}["train"] == "reuse"
+    assert any(GPT in note and "train" in note for note in document["notes"])
+    _, refused = copy.plan(4)
+    assert f"step 3 of other code (changed since: {GPT} (" in refused and "--accept-code" in refused
+    asked = copy.run("flows", "pretrain", *WORDS, "train.steps=4")
+    assert asked.returncode == 2 and "Traceback" not in asked.stderr and refused in asked.stderr
+
+    accepted = copy.train(4, "--accept-code")
+    assert accepted.returncode == 0, accepted.stderr
+    mixed = copy.model(4)["summary"]["codes"]
+    assert len(mixed) == 2 and "codes" not in first["summary"]
+    assert not copy.plan(5)[1]  # what was accepted is the code that it stands at now
+
+    copy.edit(GPT, "SCALE = 2", "SCALE = 3")
+    assert "step 4 of other code" in copy.plan(5)[1]
+    document, refused = copy.plan(5, "--fresh", "train")
+    assert not refused and {row["name"]: row["from_step"] for row in document["tasks"]}["train"] == 0
+    again = copy.train(5, "--fresh", "train")
+    assert again.returncode == 0, again.stderr
+    assert "codes" not in copy.model(5)["summary"] and copy.model(3) == first
+
+
+def test_a_task_that_is_not_there_cannot_begin_again(copy: Copy) -> None:
+    asked = copy.run("flows", "pretrain", *WORDS, "train.steps=9", "--fresh", "trian")
+    assert asked.returncode == 2 and "no training task is called trian; did you mean train?" in asked.stderr
