@@ -45,7 +45,7 @@ def existing_model(word: str, place: str) -> Existing:
     spec = spec_class("model", model["kind"]).model_validate(
         model | {"vocab": "auto"}
     )  # as a configuration says it
-    tokens = next((fp for role, fp in record.parents.items() if role.startswith("tokens.")), "")
+    tokens = record.parents.get("tokens.main", "")  # of a blend the source whose held-out text is scored
     if not tokens and "init" in record.parents:  # a fine-tuned model: its text is its parent's
         parent = existing_model(record.parents["init"], place)
         return Existing(

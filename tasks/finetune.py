@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.spec.data import Finetune
 from engine.spec.kinds import ModelSpec
+from engine.spec.mixture import EXAMPLES, identity_of
 from engine.spec.objective.lm import LM
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
@@ -37,7 +38,7 @@ def finetune(
     """Models by key `pretrained-<draw>` and `scratch-<draw>`; all of them train in one process, one after
     another.
     """
-    one = parallel.model_copy(update={"replicate": 1, "shard": 1})
+    one = parallel.of_one_rank()
     tuning = train.model_copy(
         update={
             "steps": max(1, settings.epochs * settings.num_labels // settings.batch),
@@ -94,7 +95,8 @@ def feed_of(node: Node, key: str) -> Feed:
     parents = {role: fp for role, (_, fp) in node.inputs.items() if role != "init"}
     return Feed(
         parents=parents,
-        identity={"num_labels": node.config["num_labels"], "draw": int(key.rsplit("-", 1)[1])},
+        identity={"num_labels": node.config["num_labels"], "draw": int(key.rsplit("-", 1)[1])}
+        | identity_of([EXAMPLES], {"labels": 1.0}),
     )
 
 
@@ -154,7 +156,7 @@ def run(node: Node, house: House) -> None:
             member = member.model_copy(update={"output": key, "init": "init" if roles[key].init else ""})
             stream = Stream(
                 input="labels",
-                kind="examples",
+                kind=EXAMPLES,
                 num_examples=node.config["num_labels"],
                 draw=feed_of(node, key).identity["draw"],
             )

@@ -46,9 +46,9 @@ class Spec(BaseModel):
 class Kind(Spec):
     """A description that a registry's folder offers: a model, an objective, an optimiser, a schedule.
 
-    `VERSION` numbers the meaning of what it describes. Whoever changes that (other numbers from the same fields)
-    raises it, and only what uses the kind gets a new fingerprint; at 1 it is left out of identity. A kind whose
-    meaning changed for some values only says so in `version`.
+    `VERSION` numbers the meaning of what it describes. Whoever changes that (other numbers from the same
+    fields) raises it, and only what uses the kind gets a new fingerprint; at 1 it is left out of identity. A
+    kind whose meaning changed for some values only says so in `version`.
     """
 
     VERSION: ClassVar[int] = 1
