@@ -41,7 +41,7 @@ def finetune(
     one = parallel.of_one_rank()
     tuning = train.model_copy(
         update={
-            "steps": max(1, settings.epochs * settings.num_labels // settings.batch),
+            "steps": settings.num_steps,
             "tokens": 0,
             "global_batch": settings.batch,
             "micro_batch": "auto",
@@ -52,6 +52,7 @@ def finetune(
             "checkpoint_every": 10**9,
         }
     )
+    settings.optim.schedule.check_floor(0, tuning.num_steps, "finetune.optim.schedule")
     config = {
         "train": tuning.model_dump(mode="json"),
         "name": model.name,

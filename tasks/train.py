@@ -46,6 +46,12 @@ def train(
     everybody = {**roles, **(companions or {})}
     check_layout(parallel, everybody, settings, prefix=prefix)
     check_teaching(everybody, prefix=prefix)
+    for key, role in everybody.items():
+        place = f"{prefix}{key}." if prefix else ""
+        end = role.last(settings.num_steps)
+        role.optim.schedule.check_floor(int(role.start), end, f"{place}optim.schedule")
+        if role.init and key not in (inits or {}):
+            raise ConfigError(f"{place}init", f"{role.init}: this flow begins from seeds", "leave it empty")
     found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
     for source in sorted(sources(everybody)):
         given = (extras or {}).get(source, {})

@@ -121,6 +121,11 @@ class Finetune(Spec):
         default=True, description="also fine-tune the same network from random weights on every draw"
     )
 
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps of one draw."""
+        return max(1, self.epochs * self.num_labels // self.batch)
+
 
 class Score(Spec):
     max_tokens: int = Field(default=200_000, ge=256, description="held-out tokens that are scored")

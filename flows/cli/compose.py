@@ -20,6 +20,7 @@ from flows.cli.catalog import CONF, groups, options
 from flows.cli.interval import with_interval
 from flows.cli.layout import fastest_layout
 from flows.cli.overrides import check_overrides
+from flows.cli.warmup import check_warmups
 from infra.learned import facts
 from infra.machine import num_cores
 from infra.store import default_root
@@ -63,6 +64,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
     arguments = parse(parameters(flow), given, "")
     arguments = _resolved(arguments, pool)
+    check_warmups(arguments, overrides)
     return Frozen(
         flow=flow,
         overrides=tuple(overrides),

@@ -9,12 +9,14 @@ from typing import Any
 from engine.plan.estimate import estimate
 from engine.plan.goodput import steps_between
 from engine.spec.base import canonical
+from engine.spec.layout import check_layout
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
 from engine.spec.train import Train
 from flows.cli.bodies import body
 from flows.cli.compose import Frozen
 from flows.cli.fitting import TRAINED, too_much
+from flows.cli.warmup import short_of
 from infra.code import engine_digest
 from infra.dag import Node, Product, Reference, scheduling
 from infra.existing import looking_in
@@ -98,6 +100,7 @@ def draw(frozen: Frozen, store: Store) -> Plan:
     outdated: list[str] = []
     around = Around(frozen, known, vocab_of(frozen), factor(store, frozen.pool.name))
     for node in nodes:
+        _check_vocabulary(node, frozen)
         standing = _standing(node, store)
         refusals += standing["refusals"]
         mine: list[dict[str, Any]] = []
@@ -114,25 +117,45 @@ def draw(frozen: Frozen, store: Store) -> Plan:
         refusal = too_much(node, mine, frozen.pool, around.vocab)
         if refusal is not None:
             refusals.append(refusal)
-    notes = _notes(frozen, outdated)
+    notes = _notes(frozen, outdated, short_of(nodes))
     return Plan(flow=frozen.flow, nodes=nodes, rows=rows, refusals=refusals, notes=notes, pace=around.pace)
 
 
-def _notes(frozen: Frozen, outdated: list[str]) -> list[str]:
+def _notes(frozen: Frozen, outdated: list[str], short: list[str]) -> list[str]:
     """What one should know before it runs."""
     found = []
     train = getattr(frozen.arguments, "train", None)
     if isinstance(train, Train) and train.precision == "bf16" and not frozen.pool.half:
         found.append("these CPUs have no 16-bit arithmetic: train.precision=bf16 is computed in float32")
     if outdated:
-        changed = ", ".join(outdated[:6]) + (f" and {len(outdated) - 6} more" if len(outdated) > 6 else "")
-        found.append(f"the engine's sources have changed since these were made: {changed}")
+        found.append(f"the engine's sources have changed since these were made: {_some(outdated, 6)}")
+    if short:
+        found.append(f"the peak learning rate is never reached: {_some(short, 2)}")
     return found
+
+
+def _some(names: list[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def vocab_of(frozen: Frozen) -> int:
     """The size of the vocabulary that the flow's tokenizer is asked for; 0 where it has none."""
     return int(frozen.document.get("tokenizer", {}).get("vocab", 0) or 0)
+
+
+def _check_vocabulary(node: Node, frozen: Frozen) -> None:
+    """ConfigError where the layout splits a vocabulary that it does not divide: its size is asked of another
+    task, so the task that trains does not know it yet.
+    """
+    vocab = vocab_of(frozen)
+    if node.task != "train" or not vocab or frozen.document["tokenizer"]["load"]:
+        return
+    roles, settings, _ = train_task.unpack(node)
+    sized = {
+        name: role.model_copy(update={"model": role.model.resolved(vocab)}) for name, role in roles.items()
+    }
+    prefix = "roles." if "roles" in frozen.document else ""
+    check_layout(Parallel.model_validate(node.layout), sized, settings, prefix=prefix)
 
 
 def _standing(node: Node, store: Store) -> dict[str, Any]:
