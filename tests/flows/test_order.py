@@ -1,4 +1,4 @@
-"""The order in which a configuration names things: fingerprints that do not depend on it, and so nothing that is
+"""The order in which a configuration names things: fingerprints do not depend on it, and so nothing that is
 computed may.
 """
 
