@@ -15,7 +15,7 @@ from engine.spec.pool import Pool
 from engine.spec.role import Role
 from engine.spec.train import Train
 from engine.spec.trajectory import in_teaching_order, resolve_starts
-from flows.cli.bodies import parameters
+from flows.cli.bodies import is_idle, parameters
 from flows.cli.catalog import CONF, groups, options
 from flows.cli.interval import with_interval
 from flows.cli.layout import fastest_layout
@@ -53,6 +53,7 @@ class Frozen:
 def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Frozen:
     """Compose and validate; every mistake is a ConfigError with place, value and the nearest known name."""
     check_overrides(overrides, from_form=from_form)
+    _check_idle(flow, overrides)
     known = [*parameters(flow).model_fields, *SETTINGS]
     document = _hydra(flow, [prepared(text, flow, known) for text in overrides])
     _check_roles(document)
@@ -63,7 +64,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     pool = facts(default_root(), parse(Pool, given.pop("pool", {}), "pool"))
     tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
     arguments = parse(parameters(flow), given, "")
-    arguments = _resolved(arguments, pool)
+    arguments = resolved(arguments, pool)
     check_warmups(arguments, overrides)
     return Frozen(
         flow=flow,
@@ -73,6 +74,14 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
         pool=pool,
         tracker=tracker,
     )
+
+
+def _check_idle(flow: str, overrides: list[str]) -> None:
+    """Refuse what is given and would do nothing; files that several flows share may hold it."""
+    for text in overrides:
+        match = KEY.match(text)
+        if match and match["mark"] != "~" and is_idle(flow, match["key"]):
+            raise ConfigError(match["key"], f"does nothing in the flow {flow}", "leave it out")
 
 
 def _hydra(flow: str, overrides: list[str]) -> dict[str, Any]:
@@ -188,7 +197,7 @@ def _check_roles(document: dict[str, Any]) -> None:
             )
 
 
-def _resolved(arguments: Spec, pool: Pool) -> Spec:
+def resolved(arguments: Spec, pool: Pool) -> Spec:
     """Fractions and `auto` of the layout filled in: what is frozen needs no further look at anything."""
     updates: dict[str, Any] = {}
     parallel = getattr(arguments, "parallel", None)

@@ -1,4 +1,4 @@
-"""What is planned can be run: a node's layout is one for its ranks, and the roles can carry what they are asked."""
+"""What is planned can be run: a node has the layout of its ranks, and its roles can carry it."""
 
 import pytest
 

@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 
-from engine.spec.base import parse
+from engine.spec.base import fingerprint, parse
 from engine.spec.mixture import row_specs, streams
+from engine.spec.pool import Pool
 from engine.spec.role import Role
 from engine.spec.run import Member, Training
 from engine.spec.train import Train
 from flows.cli.bodies import body, parameters
-from flows.cli.compose import compose
+from flows.cli.compose import compose, resolved
 from flows.cli.plan import Drawing
 from infra.dag import Node, Reference, scheduling
 from infra.existing import Existing
 
 BLEND = ("data.blend.a.source=stdlib:csv", "data.blend.z.source=stdlib:xml", "data.blend.a.weight=0.3")
 FLOWS = {
-    "corpus": BLEND,
+    "corpus": BLEND[:2],
     "pretrain": (*BLEND, "model=ernie_tiny", "objective=ernie"),
     "distill": (
         *BLEND,
@@ -49,7 +50,7 @@ def shuffled(document: Any, draw: random.Random) -> Any:
 
 
 def nodes(flow: str, document: dict[str, Any]) -> dict[str, Node]:
-    arguments = parse(parameters(flow), document, "")
+    arguments = resolved(parse(parameters(flow), document, ""), Pool())
     drawing = Drawing()
 
     def inside() -> None:
@@ -81,15 +82,20 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A finished model of which flows are told."""
     spec = compose("pretrain", ["experiment=tiny"]).arguments.model  # type: ignore[attr-defined]
 
-    def reference(kind: str) -> Reference:
-        return Reference(kind=kind, fingerprint="a" * 64, name=kind, node="")
+    def reference(kind: str, name: str = "") -> Reference:
+        return Reference(kind=kind, fingerprint=fingerprint([kind, name]), name=name or kind, node="")
 
-    found = Existing(
-        reference=reference("model"), spec=spec, tokens=reference("tokens"), tokenizer=reference("tokenizer"),
-        sequence=64,
-    )  # fmt: skip
-    for module in ("flows.finetune", "flows.score"):
-        monkeypatch.setattr(f"{module}.existing_model", lambda word, place: found)
+    def found(word: str, place: str) -> Existing:
+        given = {"tokens": reference("tokens"), "tokenizer": reference("tokenizer"), "sequence": 64}
+        return Existing(reference=reference("model", word), spec=spec, **given)
+
+    def begun(roles: dict[str, Role], tokenizer: Reference) -> dict[str, Reference]:
+        return {name: reference("model", role.init) for name, role in roles.items() if role.init}
+
+    for flow in ("finetune", "score"):
+        monkeypatch.setattr(f"flows.{flow}.existing_model", found)
+    for flow in ("distill", "titan"):
+        monkeypatch.setattr(f"flows.{flow}.beginnings", begun)
 
 
 @pytest.mark.usefixtures("parent")
