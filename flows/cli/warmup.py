@@ -25,9 +25,10 @@ def check_warmups(arguments: Any, overrides: Iterable[str]) -> None:
 def _schedules(arguments: Any) -> Iterator[tuple[str, Schedule, int, int]]:
     """Every schedule of a flow with its place, its first step and its end."""
     train: Train | None = getattr(arguments, "train", None)
-    for name, role in trained(arguments).items() if train else ():
-        place = f"roles.{name}.optim.schedule" if name else "optim.schedule"
-        yield place, role.optim.schedule, int(role.start), role.last(train.num_steps)
+    for name, role in trained(arguments).items():
+        if train is not None:
+            place = f"roles.{name}.optim.schedule" if name else "optim.schedule"
+            yield place, role.optim.schedule, int(role.start), role.last(train.num_steps)
     tuning: Finetune | None = getattr(arguments, "finetune", None)
     if tuning is not None:
         yield "finetune.optim.schedule", tuning.optim.schedule, 0, tuning.num_steps
