@@ -9,6 +9,7 @@ from engine.spec.parallel import Parallel
 from engine.spec.role import Role
 from engine.spec.train import Train
 from flows.corpus import corpus, extras
+from infra.existing import beginnings
 from tasks.register import register
 from tasks.report import report
 from tasks.score import score as score_models
@@ -33,6 +34,7 @@ def distill(
         tokenizer=text.tokenizer,
         parallel=parallel,
         companions=companions,
+        inits=beginnings({**roles, **companions}, text.tokenizer),
         extras=extras(text, roles),
     )
     scores = score_models(models, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer)

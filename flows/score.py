@@ -11,6 +11,10 @@ from tasks.score import score as score_models
 
 
 def score(models: list[str], score: Score) -> None:
+    if not models:
+        raise ConfigError(
+            "models", "is empty", "name one or more finished models; `atelier models` lists them"
+        )
     found = {name: existing_model(name, "models") for name in models}
     texts = {one.tokens.fingerprint for one in found.values()}
     if len(texts) > 1:

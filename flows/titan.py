@@ -17,6 +17,7 @@ from engine.spec.sampling import Imitate
 from engine.spec.train import Train
 from flows.corpus import corpus, extras
 from infra.dag import Reference
+from infra.existing import beginnings
 from tasks.finetune import finetune as finetune_model
 from tasks.imitate import imitate as imitate_text
 from tasks.label import label
@@ -47,11 +48,13 @@ def titan(
         "parallel": parallel,
     }
     more = extras(text, roles)
+    begun = beginnings({**roles, **companions}, text.tokenizer)
     first: dict[str, Reference] = {}
     if ahead.role:
         lone = {ahead.role: before_all(ahead.role, roles)}
         settings = train.model_copy(update={"steps": ahead.steps, "tokens": 0.0})
         how = {"settings": settings, "name": "train.ahead", "labels": {ahead.role: f"{ahead.role}-ahead"}}
+        how["inits"] = {name: begun[name] for name in lone if name in begun}
         first = train_roles(lone, **feed | {"parallel": fewer(parallel, lone)}, extras=more, **how)
     if "imitations" in sources(roles):
         more["imitations"] = {
@@ -59,11 +62,12 @@ def titan(
             for name, tokens in text.tokens.items()
         }
     feed |= {"settings": train, "extras": more}
-    models = train_roles(roles, **feed, companions=companions, inits=first)
+    models = train_roles(roles, **feed, companions=companions, inits=begun | first)
     students = {name: role for name, role in roles.items() if role.teacher and score.controls}
     by_themselves = {control_of(n): alone(n, role) for n, role in students.items()}
     feed |= {"parallel": fewer(parallel, by_themselves)}
-    controls = train_roles(by_themselves, **feed, name="train.controls") if students else {}
+    same = {control_of(name): begun[name] for name in students if name in begun}
+    controls = train_roles(by_themselves, **feed, inits=same, name="train.controls") if students else {}
     tuned = {
         f"{name}/{key}": model
         for name, role in roles.items()
@@ -134,8 +138,11 @@ def generator(first: dict[str, Reference]) -> Reference:
 
 
 def fewer(parallel: Parallel, roles: dict[str, Role]) -> Parallel:
-    """The layout without more stages than the smallest of these roles has blocks."""
-    return parallel.with_stages(min((role.model.num_layers for role in roles.values()), default=1))
+    """The layout for roles without a teacher, some of them small: no more stages than the smallest has
+    blocks, and nothing of what was given for others.
+    """
+    layout = parallel.with_stages(min((role.model.num_layers for role in roles.values()), default=1))
+    return layout.model_copy(update={"roles": {}, "stages": ()})
 
 
 def control_of(name: str) -> str:

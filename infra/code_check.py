@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from engine.spec.base import Spec
 from engine.spec.record import Record
 from engine.spec.trajectory import Part
+from infra.code import engine_digest
 from infra.code_map import Map, changed, digest_of, files_of
 from infra.store import Store
 from infra.trajectory import code_at, read_code, standing
@@ -65,3 +66,16 @@ def other_code(
             break
         return OtherCode(node, role, step, tuple(changed(read_code(address, digest), code)) if digest else ())
     return None
+
+
+def made_by_other(record: Record, code: Map | None) -> str:
+    """What has changed in the code since `record` was made, in words; '' when nothing that it depends on."""
+    made = record.provenance.get("code")
+    if code is None:
+        return ""
+    if not isinstance(made, dict):  # made before records said more than a digest of the whole engine
+        engine = record.provenance.get("engine", engine_digest())
+        return "" if engine == engine_digest() else "the engine's sources have changed"
+    differing = changed(made, files_of(code))
+    more = f" and {len(differing) - MOST} more" if len(differing) > MOST else ""
+    return f"changed code: {', '.join(differing[:MOST])}{more}" if differing else ""

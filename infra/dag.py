@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.spec.base import Spec
+from engine.spec.error import ConfigError
+from engine.spec.parallel import Parallel
 from engine.spec.record import identify
 
 
@@ -81,7 +83,16 @@ def stop_scheduling(token: Any) -> None:
 
 
 def declare(node: Node, after: list[Reference]) -> dict[str, Reference]:
-    """Hand `node` to the scheduler; a reference for each product, by its key."""
+    """Hand `node` to the scheduler; a reference for each product, by its key. ConfigError where its layout is
+    one for other ranks than it will have: the gang would start, and die of it.
+    """
+    layout = Parallel.model_validate(node.layout) if node.layout else None
+    if layout is not None and layout.ranks != node.ranks:
+        raise ConfigError(
+            f"{node.name}.layout",
+            f"the axes' product is {layout.ranks}, but the task {node.task} runs with {node.ranks}",
+            "Parallel.of_one_rank() is the layout of a task without a gang",
+        )
     waits = tuple(sorted({reference.node for reference in after if reference.node}))
     node = node.model_copy(update={"waits": waits})
     future = _scheduler.get().declare(node, after)

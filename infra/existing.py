@@ -3,6 +3,7 @@ tokenizer.
 """
 
 import json
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -10,10 +11,13 @@ from engine.spec.error import AtelierError, ConfigError
 from engine.spec.kinds import ModelSpec
 from engine.spec.record import Record
 from engine.spec.registry import spec_class
+from engine.spec.role import Role
 from engine.storage import join, read_bytes
 from infra.dag import Reference
 from infra.store import Store
 from infra.trajectory import read_birth
+
+ANY_VOCAB = 2  # the tokenizer is the same, so shapes are compared without its size
 
 _store: ContextVar[Store] = ContextVar("store")
 
@@ -45,7 +49,7 @@ def existing_model(word: str, place: str) -> Existing:
     spec = spec_class("model", model["kind"]).model_validate(
         model | {"vocab": "auto"}
     )  # as a configuration says it
-    tokens = next((fp for role, fp in record.parents.items() if role.startswith("tokens.")), "")
+    tokens = record.parents.get("tokens.main", "")  # of a blend the source whose held-out text is scored
     if not tokens and "init" in record.parents:  # a fine-tuned model: its text is its parent's
         parent = existing_model(record.parents["init"], place)
         return Existing(
@@ -64,6 +68,33 @@ def existing_model(word: str, place: str) -> Existing:
         ),
         sequence=int(read_birth(store, record.parents["trajectory"]).identity["sequence"]),
     )
+
+
+def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "roles") -> dict[str, Reference]:
+    """The finished models that roles begin from, by role. ConfigError for one of other weights than the
+    role's model, or one that was trained with another tokenizer.
+    """
+    found = {}
+    for name, role in roles.items():
+        if not role.init:
+            continue
+        where = f"{place}.{name}.init"
+        there = existing_model(role.init, where)
+        if there.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise ConfigError(
+                where,
+                f"the tokenizer of {role.init} is {there.tokenizer.fingerprint[:8]}, that of this run "
+                f"{tokenizer.fingerprint[:8]}",
+                "give data and tokenizer as they were for it, or a model of this tokenizer",
+            )
+        if there.spec.resolved(ANY_VOCAB).shapes() != role.model.resolved(ANY_VOCAB).shapes():
+            raise ConfigError(
+                where,
+                f"the weights of {role.init} do not fit {place}.{name}.model",
+                "give the role its model",
+            )
+        found[name] = there.reference
+    return found
 
 
 def _reference(record: Record) -> Reference:

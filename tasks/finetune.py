@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.spec.data import Finetune
 from engine.spec.kinds import ModelSpec
+from engine.spec.mixture import EXAMPLES, identity_of
 from engine.spec.objective.lm import LM
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
@@ -39,10 +40,10 @@ def finetune(
     """Models by key `pretrained-<draw>` and `scratch-<draw>`; all of them train in one process, one after
     another.
     """
-    one = parallel.model_copy(update={"replicate": 1, "shard": 1})
+    one = parallel.of_one_rank()
     tuning = train.model_copy(
         update={
-            "steps": max(1, settings.epochs * settings.num_labels // settings.batch),
+            "steps": settings.num_steps,
             "tokens": 0,
             "global_batch": settings.batch,
             "micro_batch": "auto",
@@ -53,6 +54,7 @@ def finetune(
             "checkpoint_every": 10**9,
         }
     )
+    settings.optim.schedule.check_floor(0, tuning.num_steps, "finetune.optim.schedule")
     config = {
         "train": tuning.model_dump(mode="json"),
         "name": model.name,
@@ -96,7 +98,8 @@ def feed_of(node: Node, key: str) -> Feed:
     parents = {role: fp for role, (_, fp) in node.inputs.items() if role != "init"}
     return Feed(
         parents=parents,
-        identity={"num_labels": node.config["num_labels"], "draw": int(key.rsplit("-", 1)[1])},
+        identity={"num_labels": node.config["num_labels"], "draw": int(key.rsplit("-", 1)[1])}
+        | identity_of([EXAMPLES], {"labels": 1.0}),
     )
 
 
@@ -177,7 +180,7 @@ def run(node: Node, house: House) -> None:
             member = member.model_copy(update={"output": key, "init": "init" if roles[key].init else ""})
             stream = Stream(
                 input="labels",
-                kind="examples",
+                kind=EXAMPLES,
                 num_examples=node.config["num_labels"],
                 draw=feed_of(node, key).identity["draw"],
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.spec.error import ConfigError
 from engine.spec.layout import check_layout
-from engine.spec.mixture import row_specs, sources, streams
+from engine.spec.mixture import identity_of, row_specs, sources, streams
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
 from engine.spec.run import Member, Training
@@ -48,6 +48,12 @@ def train(
     everybody = {**roles, **(companions or {})}
     check_layout(parallel, everybody, settings, prefix=prefix)
     check_teaching(everybody, prefix=prefix)
+    for key, role in everybody.items():
+        place = f"{prefix}{key}." if prefix else ""
+        end = role.last(settings.num_steps)
+        role.optim.schedule.check_floor(int(role.start), end, f"{place}optim.schedule")
+        if role.init and key not in (inits or {}):
+            raise ConfigError(f"{place}init", f"{role.init}: this flow begins from seeds", "leave it empty")
     found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
     for source in sorted(sources(everybody)):
         given = (extras or {}).get(source, {})
@@ -68,7 +74,7 @@ def train(
     node = Node(name=name, task="train", products={}, inputs=inputs, config=config)
     node = node.model_copy(update={"layout": parallel.model_dump(mode="json"), "ranks": parallel.ranks})
     _, _, parts = unpack(node)
-    feed = feed_of(node)
+    feed = feed_of(node, everybody)
     products = {
         role: model_product(
             (labels or {}).get(role, role.split("~")[0]),
@@ -82,15 +88,10 @@ def train(
     return {role: made[role] for role in roles}
 
 
-def feed_of(node: Node) -> Feed:
-    """What the node's training reads, as identity: tokens, tokenizer, and the shares of a blend."""
+def feed_of(node: Node, roles: Mapping[str, Role]) -> Feed:
+    """What the node's training reads, as identity: tokens, tokenizer, and how samples are drawn from them."""
     parents = {role: fp for role, (_, fp) in node.inputs.items() if not role.startswith("init.")}
-    weights: dict[str, float] = node.config["weights"]
-    total = sum(weights.values())
-    return Feed(
-        parents=parents,
-        identity={"weights": {k: w / total for k, w in weights.items()}} if len(weights) > 1 else {},
-    )
+    return Feed(parents=parents, identity=identity_of(row_specs(roles), node.config["weights"]))
 
 
 def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Part]]]:
@@ -100,7 +101,7 @@ def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Part]]]:
     inits = {
         role.removeprefix("init."): fp for role, (_, fp) in node.inputs.items() if role.startswith("init.")
     }
-    return roles, settings, parts_of(roles, settings, feed_of(node), inits)
+    return roles, settings, parts_of(roles, settings, feed_of(node, roles), inits)
 
 
 def _from_init(name: str, member: Member, node: Node) -> Member:

@@ -34,6 +34,7 @@ from engine.placement import fill
 from engine.plan.stages import partition
 from engine.spec.base import nearest
 from engine.spec.error import ConfigError
+from engine.spec.layout import micro_batches
 from engine.spec.parallel import Parallel
 from engine.spec.role import Trainable
 from engine.spec.run import Member as MemberSpec
@@ -282,15 +283,7 @@ def auto_micro_batch(train: Train, layout: Parallel, device: torch.device) -> in
         return train.micro_batch
     room = 65536 if device.type == "cuda" else 8192
     wanted = min(each, 4 * layout.pipeline) if layout.pipeline > 1 else 1
-    axes = layout.axes
-    rows = max(
-        [1, *(other.data // axes.data for other in layout.roles.values())]
-    )  # a student's ranks share them
+    sizes, tokens = micro_batches(layout, train.global_batch), train.sequence // layout.axes.context
     return max(
-        size
-        for size in range(1, each + 1)
-        if each % size == 0
-        and size % rows == 0
-        and (size * train.sequence // axes.context <= room or size == rows)
-        and (each // size >= wanted or size == rows)
+        size for size in sizes if size == sizes[0] or (size * tokens <= room and each // size >= wanted)
     )

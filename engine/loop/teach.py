@@ -1,7 +1,7 @@
 """What a student's ranks get of their teacher's outputs: its own rows, tokens and slice of the vocabulary.
 
 A student may lie otherwise on the ranks that hold the teacher's outputs: then these are put together first
-and dealt out anew. B rows, T tokens, D hidden, V vocabulary
+and dealt out anew. B rows, T tokens, D hidden, V vocabulary, H heads, E head width, W = H E
 """
 
 import torch
@@ -45,13 +45,8 @@ def side_for(
         head_VD = head_VD.chunk(student.axes.tensor)[student.places["tensor"]]
     if result.relations is None or not with_relations:
         return TeacherSide(hidden_BTD, head_VD)
-    query, key = result.relations
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)  # else heads could not be dealt out anew
-    dealt = (
-        _own_heads(_own(_whole_tokens(x, teacher, 2), student, teacher, 2, length), student, teacher)
-        for x in (query, key)
-    )
-    return TeacherSide(hidden_BTD, head_VD, Relations(*dealt))
+    dealt = (_own(whole, student, teacher, 1, length) for whole in _whole_heads(result.relations, teacher))
+    return TeacherSide(hidden_BTD, head_VD, Relations(*(_own_heads(x_BTW, student) for x_BTW in dealt)))
 
 
 def _whole_tokens(part: Tensor, teacher: Grid, dim: int) -> Tensor:
@@ -68,10 +63,25 @@ def _own(whole: Tensor, student: Grid, teacher: Grid, dim: int, length: int) -> 
     return whole.index_select(dim, places(length, student).to(whole.device))
 
 
-def _own_heads(part_BHTE: Tensor, student: Grid, teacher: Grid) -> Tensor:
-    """Of all the teacher's heads the run that this rank's relation heads are cut from."""
-    group = teacher.group("tensor")
-    if group is not None:
-        part_BHTE = torch.cat(list(all_parts(part_BHTE, group)), dim=1)
+def _whole_heads(relations: Relations, teacher: Grid) -> list[Tensor]:
+    """Queries and keys of all tokens, all heads side by side [B, T, W].
+
+    Before rows and tokens are dealt out: the ranks that share the teacher's heads may get other rows or other
+    tokens of the student.
+    """
+    query, key = relations
+    copies, group = query.shape[1] // key.shape[1], teacher.group("tensor")
+    found = []
+    for part_BHTE, repeated in ((query, 1), (key, copies)):
+        whole = _whole_tokens(part_BHTE, teacher, 2)
+        if group is not None:
+            whole = torch.cat(list(all_parts(whole, group)), dim=1)
+        found.append(whole.repeat_interleave(repeated, 1).transpose(1, 2).flatten(2))
+    return found
+
+
+def _own_heads(whole_BTW: Tensor, student: Grid) -> Tensor:
+    """The run of the teacher's width that this rank's relation heads are cut from, as one head."""
     size = student.axes.tensor
-    return part_BHTE if size == 1 else part_BHTE.chunk(size, dim=1)[student.places["tensor"]]
+    part_BTW = whole_BTW if size == 1 else whole_BTW.chunk(size, dim=2)[student.places["tensor"]]
+    return part_BTW.unsqueeze(1)

@@ -37,9 +37,15 @@ class Data(Source):
     blend: dict[str, Source] = Field(default={}, description="more sources by name, each with its weight")
 
     def sources(self) -> dict[str, Source]:
-        """All sources by name; the first is `main`."""
+        """All sources by name; the first is `main`, the others are sorted."""
         main = Source(source=self.source, field=self.field, on_error=self.on_error, weight=self.weight)
-        return {"main": main, **self.blend}
+        return {"main": main, **dict(sorted(self.blend.items()))}
+
+    @model_validator(mode="after")
+    def _no_second_main(self) -> "Data":
+        if "main" in self.blend:
+            raise ValueError("blend.main: data.source is called main; give this source another name")
+        return self
 
 
 class Tokenizer(Spec):
@@ -114,6 +120,11 @@ class Finetune(Spec):
     scratch: bool = Field(
         default=True, description="also fine-tune the same network from random weights on every draw"
     )
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps of one draw."""
+        return max(1, self.epochs * self.num_labels // self.batch)
 
 
 class Score(Spec):

@@ -1,7 +1,7 @@
 """What every model, objective and optimiser spec offers, whatever its kind. Torch-free."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -74,6 +74,10 @@ class ObjectiveSpec(Kind):
     def num_classes(self) -> int:
         """Classes of a row, for those that compare classes."""
         return 0
+
+    def numbers(self) -> dict[str, Any]:
+        """All but the weight: what its rows are made by."""
+        return self.model_dump(mode="json", exclude={"weight"})
 
 
 class OptimSpec(Kind):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from engine.spec.error import ConfigError
 from engine.spec.kinds import Limit
+from engine.spec.objective.attention import Attention
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
 from engine.spec.train import Train
@@ -52,7 +53,10 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
         _check_role(layout, name, role, f"{prefix}{name}.model" if prefix else "model")
         _check_tokens(layout, name, train.sequence)
         if role.teacher:
-            _check_student(layout, name, role.teacher, train)
+            _check_student(layout, name, role.teacher)
+            _check_rows(layout, name, roles, train)
+            if role.teacher in roles:
+                _check_compared(layout, name, role, roles[role.teacher], f"{prefix}{name}.objective")
 
 
 def _check_experts(layout: Parallel, roles: Mapping[str, Role]) -> None:
@@ -68,13 +72,15 @@ def _check_experts(layout: Parallel, roles: Mapping[str, Role]) -> None:
 def _check_pipeline(layout: Parallel, train: Train) -> None:
     if layout.pipeline == 1:
         return
-    each = train.global_batch // layout.axes.data
-    num_micro = each if train.micro_batch == "auto" else each // train.micro_batch
-    if num_micro < layout.pipeline:
+    each, rows = train.global_batch // layout.axes.data, shared_rows(layout)
+    num_micro = each // (rows if train.micro_batch == "auto" else train.micro_batch)
+    if num_micro < layout.pipeline or not micro_batches(layout, train.global_batch):
+        unit = layout.pipeline * layout.axes.data * rows
+        smaller = " or a smaller micro_batch" if train.micro_batch != "auto" else ""
         raise ConfigError(
             "parallel.pipeline",
             f"{layout.pipeline} ranks, but {num_micro} micro-batches a step on each of them",
-            f"train.global_batch={layout.pipeline * layout.axes.data} or a smaller micro_batch would fit",
+            f"train.global_batch={-(-train.global_batch // unit) * unit}{smaller} would fit",
         )
     if layout.schedule != "1f1b" and train.micro_batch != "auto" and num_micro % layout.pipeline:
         raise ConfigError(
@@ -89,6 +95,13 @@ def _check_pipeline(layout: Parallel, train: Train) -> None:
             "zb does not work where weights are shared by ranks (replicate, shard, expert, context): torch "
             "2.13 loses gradients there",
             "schedule=interleaved, or tensor for the other ranks",
+        )
+    if layout.schedule == "zb" and layout.recompute == "selective":
+        raise ConfigError(
+            "parallel.recompute",
+            "selective does not work with schedule=zb, whose backward pass comes in two: torch 2.13 keeps "
+            "what it keeps for the first of them alone",
+            "recompute=full, or schedule=interleaved",
         )
     if layout.speeds and len(layout.speeds) != layout.pipeline:
         raise ConfigError(
@@ -150,7 +163,7 @@ def _check_tokens(layout: Parallel, name: str, sequence: int) -> None:
         )
 
 
-def _check_student(layout: Parallel, name: str, teacher: str, train: Train) -> None:
+def _check_student(layout: Parallel, name: str, teacher: str) -> None:
     """A student's rows and tokens have to be among those of its teacher's ranks."""
     axes, theirs, place = layout.axes_of(name), layout.axes_of(teacher), _place(layout, name)
     if axes.ranks != theirs.ranks:
@@ -166,15 +179,61 @@ def _check_student(layout: Parallel, name: str, teacher: str, train: Train) -> N
             f"{theirs.tensor} of {teacher}",
             "a student's tokens come from its teacher's ranks: give the rest to shard or replicate",
         )
-    parts, each = axes.data // theirs.data, train.global_batch // theirs.data
+
+
+def _check_rows(layout: Parallel, name: str, roles: Mapping[str, Role], train: Train) -> None:
+    """A micro-batch is a root's; who learns from it, directly or not, deals its rows out further."""
+    root = roles[name].teacher
+    while root in roles and roles[root].teacher:
+        root = roles[root].teacher
+    own, data, each = layout.axes_of(name).data, layout.axes.data, train.global_batch // layout.axes.data
     rows = each if train.micro_batch == "auto" else train.micro_batch
+    parts = own // data if train.micro_batch != "auto" else shared_rows(layout)
     if rows % parts:
         raise ConfigError(
-            place,
-            f"its {axes.data} ranks with samples of their own share micro-batches of {rows} of {teacher}'s "
-            f"{theirs.data}",
-            f"train.micro_batch={parts} would fit",
+            _place(layout, name),
+            f"its {own} ranks with samples of their own share micro-batches of {rows} of {root}'s {data}",
+            f"train.micro_batch={parts} would fit"
+            if each % parts == 0
+            else f"train.global_batch={parts * data} would fit",
         )
+
+
+def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
+    """The sequences that a rank may compute at once: divisors of its own that students' ranks can share, in
+    as many micro-batches as the pipeline's order of work takes.
+    """
+    each, rows = global_batch // layout.axes.data, shared_rows(layout)
+    sizes = [size for size in range(1, each + 1) if each % size == 0 and size % rows == 0]
+    if layout.pipeline == 1:
+        return sizes
+    unit = 1 if layout.schedule == "1f1b" else layout.pipeline
+    return [size for size in sizes if each // size >= layout.pipeline and each // size % unit == 0]
+
+
+def shared_rows(layout: Parallel) -> int:
+    """The rows that a micro-batch has a multiple of, so that all students' ranks can share them."""
+    return math.lcm(1, *(max(1, other.data // layout.axes.data) for other in layout.roles.values()))
+
+
+def _check_compared(layout: Parallel, name: str, role: Role, teacher: Role, objective: str) -> None:
+    """What a student compares with its teacher's states is cut over its tensor axis."""
+    size, place = layout.axes_of(name).tensor, _place(layout, name)
+    for key, spec in role.objective.items():
+        what, number = "", 0
+        if isinstance(spec, Attention) and spec.relation_heads != "auto":
+            what, number = f"{objective}.{key}.relation_heads", spec.relation_heads
+        if type(spec).compares == "hidden":
+            what, number = (
+                f"the width of {role.teacher}, which {objective}.{key} compares,",
+                teacher.model.hidden,
+            )
+        if number % size:
+            raise ConfigError(
+                f"{place}.tensor",
+                f"{size} does not divide {what} {number}",
+                f"tensor={math.gcd(number, size)} would fit",
+            )
 
 
 def _place(layout: Parallel, name: str) -> str:

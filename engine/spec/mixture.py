@@ -1,29 +1,34 @@
 """What a training's samples are: rows of the kinds that its objectives read, in the shares they ask for.
 
 All roles of a gang see the same samples, so the roles without a teacher say what these are, and say the same.
+Names decide, not the order in which a configuration gives them.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine.spec.error import ConfigError
 from engine.spec.kinds import ObjectiveSpec
 from engine.spec.role import Role
-from engine.spec.run import Stream
+from engine.spec.run import Stream, in_order
 
-WINDOWS = "windows"
+WINDOWS, EXAMPLES = "windows", "examples"
+MIXTURE = 2  # version of how samples are drawn from several streams; with one there is nothing to draw
+# kind of rows -> version of what its rows are, for those that are not at their first
+ROWS: dict[str, int] = {}
 
 
 def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, ObjectiveSpec]:
     """By kind of rows the objective whose numbers make them; windows alone need none. ConfigError when the
     roles that learn from text do not want the same, or a student wants what is not there.
     """
-    found: dict[str, dict[str, ObjectiveSpec]] = {name: _own(role) for name, role in roles.items()}
+    found = {name: _own(role) for name, role in roles.items()}
     roots = [name for name, role in roles.items() if not role.teacher] or list(roles)
     first = found[roots[0]]
     for name in roots[1:]:
-        if {kind: _numbers(spec) for kind, spec in found[name].items()} != {
-            kind: _numbers(spec) for kind, spec in first.items()
+        if {kind: spec.numbers() for kind, spec in found[name].items()} != {
+            kind: spec.numbers() for kind, spec in first.items()
         }:
             raise ConfigError(
                 f"{prefix}{name}.objective",
@@ -51,17 +56,32 @@ def streams(specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float]) ->
     sources.
     """
     if set(specs) <= {WINDOWS}:
-        return tuple(Stream(input=f"tokens.{source}", weight=weight) for source, weight in weights.items())
-    return tuple(
+        return in_order(Stream(input=f"tokens.{source}", weight=weight) for source, weight in weights.items())
+    return in_order(
         Stream(
             input=f"{type(spec).source}.{source}",
             kind=kind,
             weight=weight * share_of(spec),
-            rows=None if kind == WINDOWS else spec,
+            rows=None if kind == WINDOWS else spec.model_copy(update={"weight": 1.0}),
         )
         for kind, spec in specs.items()
         for source, weight in weights.items()
     )
+
+
+def identity_of(kinds: Iterable[str], weights: Mapping[str, float]) -> dict[str, Any]:
+    """What of the samples is identity beside the objectives and the parents: the shares of the sources, and
+    the versions of the mixture and of the kinds of rows. Nothing where one stream of the first version is
+    read.
+    """
+    kinds, found = sorted(set(kinds)), dict[str, Any]()
+    if len(weights) > 1:
+        total = math.fsum(weights.values())
+        found["weights"] = {source: weight / total for source, weight in weights.items()}
+    if len(kinds) * len(weights) > 1:
+        found["mixture"] = {"version": MIXTURE}
+    versions = {kind: ROWS[kind] for kind in kinds if ROWS.get(kind, 1) != 1}
+    return found | ({"rows": versions} if versions else {})
 
 
 def share_of(spec: ObjectiveSpec) -> float:
@@ -70,8 +90,12 @@ def share_of(spec: ObjectiveSpec) -> float:
 
 
 def _own(role: Role) -> dict[str, ObjectiveSpec]:
-    return {type(spec).reads: spec for spec in role.objective.values() if not type(spec).needs_teacher}
-
-
-def _numbers(spec: ObjectiveSpec) -> dict[str, Any]:
-    return spec.model_dump(mode="json", exclude={"weight"})
+    """By kind of rows, sorted, the first objective that reads it; a role's others of that kind want the same
+    rows.
+    """
+    own = {
+        type(spec).reads: spec
+        for _, spec in sorted(role.objective.items(), reverse=True)
+        if not type(spec).needs_teacher
+    }
+    return dict(sorted(own.items()))

@@ -140,6 +140,11 @@ class Parallel(Spec):
         freed = {"pipeline": pipeline, "replicate": self.replicate * (self.pipeline // pipeline)}
         return self.model_copy(update=freed | {"schedule": "1f1b", "stages": (), "speeds": ()})
 
+    def of_one_rank(self) -> "Parallel":
+        """The same threads, device and arithmetic on one rank: for what one process does alone."""
+        whole = {axis: 1 for axis in ("replicate", "shard", "expert", "context", "tensor", "pipeline")}
+        return self.model_copy(update=whole | {"schedule": "1f1b", "stages": (), "speeds": (), "roles": {}})
+
     def for_world(self, world: int) -> "Parallel":
         """The layout of a gang of `world` processes; ConfigError with what would fit."""
         shard = max(1, world // self._given) if self.shard == "auto" else self.shard

@@ -4,9 +4,10 @@ classes.
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from engine.spec.base import Spec
+from engine.spec.kinds import ObjectiveSpec
 from engine.spec.registry import Model, Objective, Optim
 
 
@@ -82,6 +83,25 @@ class Role(Spec):
     def last(self, num_steps: int) -> int:
         """The step at which its training ends, in one of `num_steps`."""
         return int(self.end) or num_steps
+
+    @field_validator("objective")
+    @classmethod
+    def _by_name(cls, objective: dict[str, ObjectiveSpec]) -> dict[str, ObjectiveSpec]:
+        """Sorted: sums of floats depend on their order, and that of a configuration is not identity."""
+        return dict(sorted(objective.items()))
+
+    @model_validator(mode="after")
+    def _one_kind_of_rows(self) -> "Role":
+        own = {name: spec for name, spec in self.objective.items() if not type(spec).needs_teacher}
+        first: dict[str, str] = {}
+        for name, spec in own.items():
+            other = first.setdefault(type(spec).reads, name)
+            if spec.numbers() != own[other].numbers():
+                raise ValueError(
+                    f"objectives {other} and {name} read the same kind of rows, {type(spec).reads}, made by "
+                    "other numbers; give both the same, or leave one out"
+                )
+        return self
 
     @model_validator(mode="after")
     def _teacher_for_distillation(self) -> "Role":

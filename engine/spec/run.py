@@ -2,9 +2,10 @@
 Torch-free.
 """
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from engine.spec.base import Spec
 from engine.spec.parallel import Parallel
@@ -85,12 +86,22 @@ class Stream(Spec):
     draw: int = Field(default=0, description="examples: which draw")
 
 
+def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
+    """By kind of rows and input: what is drawn from a stream depends on its place among them."""
+    return tuple(sorted(streams, key=lambda stream: (stream.kind, stream.input, stream.draw)))
+
+
 class Training(Spec):
     """One gang's training of one or several roles on the same batches."""
 
     members: dict[str, Member]
     streams: tuple[Stream, ...]
     train: Train
+
+    @field_validator("streams")
+    @classmethod
+    def _by_name(cls, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
+        return in_order(streams)
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from engine.spec.base import Kind
+from engine.spec.error import ConfigError
 
 
 class Schedule(Kind):
@@ -38,21 +39,49 @@ class Schedule(Kind):
             return max(start, end - max(1, round(self.decay * (end - start))))
         return start
 
+    @property
+    def version(self) -> int:
+        """2: the last step is at a floor above 0; at 1 it stopped short of it by a step."""
+        return 2 if self.floor else self.VERSION
+
     def factor(self, step: int, start: int, end: int) -> float:
         """lr at `step` (start <= step < end) as a share of the peak. WSD decays linearly (2404.06395 section
-        4; 2405.18392).
+        4; 2405.18392). The last step is at the floor; without one it is a step above 0, where nothing would
+        be learned.
         """
-        done = step - start
+        done, short = step - start, 0 if self.floor else 1
         warm = min(1.0, (done + 1) / (self.warmup + 1)) if self.warmup else 1.0
         if self.kind == "constant":
             return warm
         if self.kind == "wsd":
             first = self.branch_step(start, end)
-            left = 1.0 if step < first else (end - step) / (end - first + 1)
+            left = 1.0 if step < first else (end - 1 + short - step) / (end - first + short)
             return warm * (self.floor + (1 - self.floor) * left)
-        share = min(1.0, max(0.0, (done - self.warmup) / max(1, end - start - self.warmup)))
+        past, falling = done - self.warmup, end - start - self.warmup - 1 + short
+        share = 0.0 if past < 0 else min(1.0, past / falling) if falling > 0 else 1.0
         fall = 1.0 - share if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * share))
         return warm * (self.floor + (1 - self.floor) * fall)
+
+    def misfit(self, start: int, end: int) -> tuple[str, str]:
+        """Why the warm-up does not fit the steps before lr falls, so that neither the peak nor a floor is
+        reached, and what would; ('', '') where it fits.
+        """
+        room = self.branch_step(start, end) - start if self.kind == "wsd" else end - start - 1
+        if self.kind == "constant" or self.warmup <= max(0, room):
+            return "", ""
+        falls = f"lr falls after {room} of its {end - start} steps"
+        return f"{self.warmup} steps of warm-up, but {falls}", f"{max(0, room)} would fit, or more steps"
+
+    def check(self, start: int, end: int, place: str) -> None:
+        """ConfigError for a warm-up that does not fit. `place`: of the schedule in the configuration."""
+        problem, way_out = self.misfit(start, end)
+        if problem:
+            raise ConfigError(f"{place}.warmup", problem, way_out)
+
+    def check_floor(self, start: int, end: int, place: str) -> None:
+        """The same where there is a floor, which such a warm-up would keep lr from."""
+        if self.floor:
+            self.check(start, end, place)
 
     def trunk(self) -> dict[str, Any]:
         """Identity of the part that does not know the end: `constant` and a `wsd` trunk are the same

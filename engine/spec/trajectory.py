@@ -94,6 +94,12 @@ def resolve_starts(roles: Mapping[str, Role], train: Train, place: str = "roles"
         result[name] = role.model_copy(update={"start": start, "end": int(leaves)})
     for name, role in result.items():
         teacher = result.get(role.teacher)
+        if teacher and role.attach != "frozen" and role.start < teacher.start:
+            raise ConfigError(
+                f"{place}.{name}.start",
+                f"step {role.start}, but its teacher {role.teacher} begins at step {teacher.start}",
+                f"{place}.{name}.start={teacher.start} would fit",
+            )
         if teacher and role.attach != "frozen" and role.last(train.num_steps) > teacher.last(train.num_steps):
             raise ConfigError(
                 f"{place}.{role.teacher}.end",

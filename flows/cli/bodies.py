@@ -5,12 +5,32 @@ registry.
 import importlib
 import inspect
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
 from pydantic import create_model
 
 from engine.spec.base import Spec
+
+# keys of shared sections, by the flow that has them and makes nothing of them; `*` stands for any name
+_OF_LABELS = ("score.max_examples", "score.shots")
+IDLE: dict[str, tuple[str, ...]] = {
+    "corpus": ("data.weight", "data.blend.*.weight"),
+    "pretrain": (*_OF_LABELS, "score.controls"),
+    "distill": (*_OF_LABELS, "score.controls"),
+    "score": (*_OF_LABELS, "score.controls"),
+    "finetune": (
+        *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),
+        *("score.max_tokens", "score.sequence", "score.sample", "score.baselines"),
+        *("score.shots", "score.controls"),
+    ),
+}
+
+
+def is_idle(flow: str, key: str) -> bool:
+    """Whether a key of the flow's configuration does nothing there."""
+    return any(fnmatchcase(key, pattern) for pattern in IDLE.get(flow, ()))
 
 
 @cache

@@ -15,11 +15,12 @@ from engine.spec.pool import Pool
 from engine.spec.role import Role
 from engine.spec.train import Train
 from engine.spec.trajectory import in_teaching_order, resolve_starts
-from flows.cli.bodies import parameters
+from flows.cli.bodies import is_idle, parameters
 from flows.cli.catalog import CONF, groups, options
 from flows.cli.interval import with_interval
 from flows.cli.layout import fastest_layout
 from flows.cli.overrides import check_overrides
+from flows.cli.warmup import check_warmups
 from infra.code_check import Resume
 from infra.learned import facts
 from infra.machine import num_cores
@@ -54,6 +55,7 @@ class Frozen:
 def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Frozen:
     """Compose and validate; every mistake is a ConfigError with place, value and the nearest known name."""
     check_overrides(overrides, from_form=from_form)
+    _check_idle(flow, overrides)
     known = [*parameters(flow).model_fields, *SETTINGS]
     document = _hydra(flow, [prepared(text, flow, known) for text in overrides])
     _check_roles(document)
@@ -65,7 +67,8 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
     resume = parse(Resume, given.pop("resume", {}), "resume")
     arguments = parse(parameters(flow), given, "")
-    arguments = _resolved(arguments, pool)
+    arguments = resolved(arguments, pool)
+    check_warmups(arguments, overrides)
     return Frozen(
         flow=flow,
         overrides=tuple(overrides),
@@ -75,6 +78,14 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
         tracker=tracker,
         resume=resume,
     )
+
+
+def _check_idle(flow: str, overrides: list[str]) -> None:
+    """Refuse what is given and would do nothing; files that several flows share may hold it."""
+    for text in overrides:
+        match = KEY.match(text)
+        if match and match["mark"] != "~" and is_idle(flow, match["key"]):
+            raise ConfigError(match["key"], f"does nothing in the flow {flow}", "leave it out")
 
 
 def _hydra(flow: str, overrides: list[str]) -> dict[str, Any]:
@@ -190,7 +201,7 @@ def _check_roles(document: dict[str, Any]) -> None:
             )
 
 
-def _resolved(arguments: Spec, pool: Pool) -> Spec:
+def resolved(arguments: Spec, pool: Pool) -> Spec:
     """Fractions and `auto` of the layout filled in: what is frozen needs no further look at anything."""
     updates: dict[str, Any] = {}
     parallel = getattr(arguments, "parallel", None)

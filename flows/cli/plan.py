@@ -10,16 +10,16 @@ from engine.plan.estimate import estimate
 from engine.plan.goodput import steps_between
 from engine.spec.base import canonical, nearest
 from engine.spec.error import ConfigError
+from engine.spec.layout import check_layout
 from engine.spec.parallel import Parallel
-from engine.spec.record import Record
 from engine.spec.role import Role
 from engine.spec.train import Train
 from flows.cli.bodies import body
 from flows.cli.compose import Frozen
 from flows.cli.fitting import too_much
-from infra.code import engine_digest
-from infra.code_check import Resume
-from infra.code_map import TRAINED, Map, changed, files_of, maps_of
+from flows.cli.warmup import short_of
+from infra.code_check import Resume, made_by_other
+from infra.code_map import TRAINED, maps_of
 from infra.dag import Node, Product, Reference, scheduling
 from infra.existing import looking_in
 from infra.learned import factor
@@ -101,17 +101,10 @@ def draw(frozen: Frozen, store: Store) -> Plan:
     rows: list[dict[str, Any]] = []
     refusals: list[str] = []
     outdated: dict[str, list[str]] = {}
-    strange = [name for name in frozen.resume.fresh if name not in {node.name for node in nodes}]
-    if strange:
-        names = [node.name for node in nodes if node.task in TRAINED]
-        hint = (
-            f"did you mean {near}?"
-            if (near := nearest(strange[0], names))
-            else f"there are: {', '.join(names)}"
-        )
-        raise ConfigError("--fresh", f"no training task is called {strange[0]}", hint)
+    _check_fresh(frozen, nodes)
     around = Around(frozen, known, vocab_of(frozen), factor(store, frozen.pool.name))
     for node in nodes:
+        _check_vocabulary(node, frozen)
         standing = _standing(node, store, frozen.resume)
         refusals += standing["refusals"]
         mine: list[dict[str, Any]] = []
@@ -125,38 +118,55 @@ def draw(frozen: Frozen, store: Store) -> Plan:
         refusal = too_much(node, mine, frozen.pool, around.vocab)
         if refusal is not None:
             refusals.append(refusal)
-    notes = _notes(frozen, outdated)
+    notes = _notes(frozen, outdated, short_of(nodes))
     return Plan(flow=frozen.flow, nodes=nodes, rows=rows, refusals=refusals, notes=notes, pace=around.pace)
 
 
-def _notes(frozen: Frozen, outdated: dict[str, list[str]]) -> list[str]:
+def _notes(frozen: Frozen, outdated: dict[str, list[str]], short: list[str]) -> list[str]:
     """What one should know before it runs."""
     found = []
     train = getattr(frozen.arguments, "train", None)
     if isinstance(train, Train) and train.precision == "bf16" and not frozen.pool.half:
         found.append("these CPUs have no 16-bit arithmetic: train.precision=bf16 is computed in float32")
     for what, names in outdated.items():
-        some = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-        found.append(f"{what}; finished before, and reused: {some}")
+        found.append(f"{what}; finished before, and reused: {_some(names, 6)}")
+    if short:
+        found.append(f"the peak learning rate is never reached: {_some(short, 2)}")
     return found
 
 
-def made_by_other(record: Record, code: Map | None) -> str:
-    """What has changed in the code since `record` was made, in words; '' when nothing that it depends on."""
-    made = record.provenance.get("code")
-    if code is None:
-        return ""
-    if not isinstance(made, dict):  # made before records said more than a digest of the whole engine
-        engine = record.provenance.get("engine", engine_digest())
-        return "" if engine == engine_digest() else "the engine's sources have changed"
-    differing = changed(made, files_of(code))
-    more = f" and {len(differing) - 6} more" if len(differing) > 6 else ""
-    return f"changed code: {', '.join(differing[:6])}{more}" if differing else ""
+def _check_fresh(frozen: Frozen, nodes: list[Node]) -> None:
+    """ConfigError for a task to begin again that the flow does not have."""
+    names = [node.name for node in nodes if node.task in TRAINED]
+    for name in frozen.resume.fresh:
+        if name not in names:
+            near = nearest(name, names)
+            hint = f"did you mean {near}?" if near else f"there are: {', '.join(names)}"
+            raise ConfigError("--fresh", f"no training task is called {name}", hint)
+
+
+def _some(names: list[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def vocab_of(frozen: Frozen) -> int:
     """The size of the vocabulary that the flow's tokenizer is asked for; 0 where it has none."""
     return int(frozen.document.get("tokenizer", {}).get("vocab", 0) or 0)
+
+
+def _check_vocabulary(node: Node, frozen: Frozen) -> None:
+    """ConfigError where the layout splits a vocabulary that it does not divide: its size is asked of another
+    task, so the task that trains does not know it yet.
+    """
+    vocab = vocab_of(frozen)
+    if node.task != "train" or not vocab or frozen.document["tokenizer"]["load"]:
+        return
+    roles, settings, _ = train_task.unpack(node)
+    sized = {
+        name: role.model_copy(update={"model": role.model.resolved(vocab)}) for name, role in roles.items()
+    }
+    prefix = "roles." if "roles" in frozen.document else ""
+    check_layout(Parallel.model_validate(node.layout), sized, settings, prefix=prefix)
 
 
 def _standing(node: Node, store: Store, resume: Resume) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from engine.spec.error import ConfigError, nearest
 from engine.spec.pool import Pool
 from engine.spec.registry import spec_class
 from engine.spec.walk import Place
+from flows.cli.bodies import is_idle
 from flows.cli.bodies import parameters as parameters_of
 from flows.cli.catalog import Choice, Shape, flow_names, option_text, options, used_choices
 from flows.cli.overrides import MOST_LETTERS, SHOWN, UNSEEN, check_overrides, shown
@@ -55,20 +56,7 @@ KEYS = (  # what people change most; `*` stands for every name there is; what a 
     "score.max_tokens",
     "score.max_examples",
 )
-WITHOUT = {  # keys that the flow has but does not use: tasks/finetune.py sets them itself
-    "finetune": (
-        "train.steps",
-        "train.global_batch",
-        "train.sequence",
-        "train.checkpoint_every",
-        "parallel.shard",
-        "parallel.replicate",
-        "parallel.tensor",
-        "parallel.pipeline",
-        "parallel.context",
-        "parallel.expert",
-    )
-}
+ONE_RANK = ("finetune",)  # flows of short trainings on one rank: axes and checkpoints are not asked for
 BOUNDS = {  # of JSON schema: what pydantic calls it, in words, when it holds
     "minimum": ("ge", "at least", operator.ge),
     "maximum": ("le", "at most", operator.le),
@@ -235,8 +223,14 @@ def _boxes(shape: Shape) -> Iterator[Field]:
         first, *rest = pattern.split(".")
         root = pool if first == "pool" else Place("", parameters_of(shape.flow), shape.document).down(first)
         for place in _places(root, rest):
-            if place.name not in WITHOUT.get(shape.flow, ()):
+            if not _is_hidden(shape.flow, place.name):
                 yield Field(place.name, _schema(place), place.name)
+
+
+def _is_hidden(flow: str, key: str) -> bool:
+    return is_idle(flow, key) or (
+        flow in ONE_RANK and key.startswith(("parallel.", "train.checkpoint_every"))
+    )
 
 
 def _places(place: Place | None, rest: Sequence[str]) -> Iterator[Place]:

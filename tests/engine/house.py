@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ class House:
         segments = more.pop("segments", (self.segment(name, int(spec.start), end),))
         return Member(role=spec, mode=mode, segments=segments, output=name if output else "", **more)  # type: ignore[arg-type]
 
-    def training(self, roles: dict[str, Role | Member], how: Train) -> Training:
+    def training(self, roles: Mapping[str, Role | Member], how: Train) -> Training:
         members = {
             name: spec if isinstance(spec, Member) else self.member(name, spec, how.num_steps)
             for name, spec in roles.items()

@@ -1,5 +1,6 @@
 """Objectives that read rows of their own: what each is a mean of, what it weighs, and what is refused."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from engine.artifact import open_input
 from engine.loop import step
 from engine.loop.counts import count
+from engine.loop.samples import Samples
 from engine.spec.error import ConfigError
 from engine.spec.kinds import ObjectiveSpec
-from engine.spec.mixture import row_specs, streams
+from engine.spec.mixture import ROWS, identity_of, row_specs, streams
 from engine.spec.model.ernie import Ernie, Net
 from engine.spec.objective.attention import Attention
 from engine.spec.objective.document import DocumentLM
@@ -19,6 +22,7 @@ from engine.spec.objective.logits import Logits
 from engine.spec.objective.mlm import MLM
 from engine.spec.objective.reorder import Reorder
 from engine.spec.role import Role, Trainable
+from engine.spec.run import Member, Training
 from engine.spec.teaching import check_teaching
 from tests.engine.harbour import VOCAB, every_objective, harbour
 from tests.engine.house import House, role, train
@@ -136,9 +140,56 @@ def test_rows_are_drawn_in_the_shares_of_objectives_and_sources() -> None:
     assert [s.kind for s in streams(row_specs({"m": role()}), {"main": 1.0})] == ["windows"]
 
 
+def test_samples_do_not_depend_on_the_order_of_sources_and_objectives(
+    tmp_path: Path, inputs: dict[str, str]
+) -> None:
+    more = {key.replace(".main", ".more"): url for key, url in inputs.items() if key.endswith(".main")}
+    opened = {key: open_input(url) for key, url in (inputs | more).items()}
+    found: list[bytes] = []
+    for seed in range(4):
+        draw = random.Random(seed)
+        objective = draw.sample(list(every_objective().items()), 5)
+        weights = draw.sample([("main", 3.0), ("more", 1.0)], 2)
+        one = reader(dict(objective))
+        training = Training(
+            members={"m": Member(role=one)},
+            streams=streams(row_specs({"m": one}), dict(weights)),
+            train=how(),
+        )
+        batch = Samples(training, opened, tmp_path).blend(32).batch(0, 24)
+        found.append(b"".join(batch[name].tobytes() for name in ("tokens_BT", "labels_BT", "parts_B")))
+    assert len(set(found)) == 1
+
+
+def test_a_mixture_has_a_version_and_a_single_stream_has_none() -> None:
+    assert identity_of(["windows"], {"main": 2.0}) == {}
+    assert identity_of(["windows", "windows"], {"main": 2.0}) == {}
+    assert identity_of(["mlm", "windows"], {"main": 2.0}) == {"mixture": {"version": 2}}
+    shares = {"main": 0.75, "more": 0.25}
+    assert identity_of(["windows"], {"main": 3.0, "more": 1.0}) == {
+        "weights": shares, "mixture": {"version": 2}
+    }  # fmt: skip
+
+
+def test_a_kind_of_rows_is_identity_where_its_version_is_not_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(ROWS, "mlm", 3)
+    assert identity_of(["mlm"], {"main": 1.0}) == {"rows": {"mlm": 3}}
+    assert identity_of(["windows"], {"main": 1.0}) == {}
+
+
+def test_two_objectives_of_one_kind_of_rows_want_the_same_rows() -> None:
+    reader({"a": MLM(rate=0.3), "b": MLM(rate=0.3, weight=2.0)})
+    with pytest.raises(ValueError, match="objectives a and b read the same kind of rows, mlm"):
+        Role.model_validate(
+            reader().model_dump() | {"objective": {"b": MLM(rate=0.3), "a": MLM(), "document": DocumentLM()}}
+        )
+
+
 def test_roles_of_one_training_read_the_same(tmp_path: Path) -> None:
     other = reader({"mlm": MLM(rate=0.3), "document": DocumentLM()})
-    with pytest.raises(ConfigError, match=r"roles\.b\.objective: reads mlm, document; a reads document, mlm"):
+    with pytest.raises(ConfigError, match=r"roles\.b\.objective: reads document, mlm; a reads document, mlm"):
         row_specs({"a": reader({"document": DocumentLM(), "mlm": MLM()}), "b": other})
     eager = role(shape=net(16), objective={"mlm": MLM(), "kd": Logits()}, teacher="a")
     with pytest.raises(ConfigError, match=r"roles\.b\.objective: reads mlm, but a, who says"):

@@ -105,6 +105,35 @@ def test_a_frozen_teacher_makes_another_identity(atelier: Atelier) -> None:
     assert len(atelier.records("model", "student_b")) == 2
 
 
+def test_a_role_begins_from_the_finished_model_that_it_names(atelier: Atelier) -> None:
+    args = (*WALK, "+role@roles.pupil=student", "roles.pupil.start=8", "roles.pupil.attach=frozen")
+    bare = {row["name"]: row for row in atelier.plan("distill", *args).rows}["train.pupil"]
+    said = atelier("distill", *args, "roles.pupil.init=nobody")
+    assert said.code == 2 and "roles.pupil.init: " in said.err and "nobody" in said.err
+    said = atelier("distill", *args, "roles.pupil.init=student_a", "roles.pupil.model.num_layers=1")
+    assert said.code == 2 and "the weights of student_a do not fit roles.pupil.model" in said.err
+    said = atelier("distill", *args, "roles.pupil.init=student_a", "tokenizer.vocab=400")
+    assert said.code == 2 and "roles.pupil.init: the tokenizer of student_a is" in said.err
+    said = atelier("distill", *args, "roles.pupil.init=student_a")
+    assert said.code == 0, said.err
+    [pupil] = atelier.records("model", "pupil")
+    [first, *_] = sorted(atelier.records("model", "student_a"), key=lambda r: r["provenance"]["ended"])
+    assert pupil["fingerprint"] != bare["fingerprint"]
+    assert pupil["parents"]["init"] in {r["fingerprint"] for r in atelier.records("model", "student_a")}
+    assert first_loss(atelier, pupil) < first_loss(atelier, first) - 0.1
+
+
+def first_loss(atelier: Atelier, model: dict) -> float:
+    """Of the trajectory's first step."""
+    folder = atelier.root / "trajectory" / model["parents"]["trajectory"][:16]
+    trunk = json.loads((folder / "record.json").read_text())["parents"].get("trunk", "")
+    folder = atelier.root / "trajectory" / trunk[:16] if trunk else folder
+    lines = [
+        json.loads(line) for path in (folder / "metrics").iterdir() for line in path.read_text().splitlines()
+    ]
+    return min(lines, key=lambda line: line["step"])["values"]["loss"]
+
+
 def test_a_longer_run_goes_on_from_the_trunk_of_its_wsd_schedule(atelier: Atelier) -> None:
     longer = (*WALK, "train.steps=24")
     rows = {row["name"]: row for row in atelier.plan("distill", *longer).rows}

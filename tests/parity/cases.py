@@ -20,12 +20,13 @@ from engine.spec.objective.lm import LM
 from engine.spec.objective.logits import Logits
 from engine.spec.optim.muon import Muon
 from engine.spec.parallel import Parallel
-from engine.spec.role import Trainable
+from engine.spec.role import Role, Trainable
 from engine.spec.run import Training
 from tests.engine.harbour import VOCAB, every_objective, harbour
 from tests.engine.house import ROOT, House, role, student, train
 
 STEPS = 10
+FEW_STEPS = 4  # of six roles in gangs of four
 CHAIN_STEPS = 6  # of three to five roles after every objective, in gangs of four
 TIMEOUT_S = 900
 
@@ -81,6 +82,34 @@ def attended(house: House, **how: Any) -> Training:
     return house.training(roles, train(STEPS, **(HOW | {"micro_batch": 2} | how)))
 
 
+def lessons() -> dict[str, Role]:
+    """A teacher with dropout, who is compared by all that there is: by attention as it is, through a layer of
+    its own and in other heads; by hidden states; by logits. One learns from a student.
+    """
+    ways = {
+        "inner": {"a": Attention(auxiliary=False, relation_heads=4)},
+        "outer": {"a": Attention()},
+        "states": {"h": Hidden()},
+        "words": {"kd": Logits(temperature=2.0)},
+        "second": {"a": Attention(), "h": Hidden(), "kd": Logits()},
+    }
+    small = GPT(num_layers=2, hidden=16, num_heads=2, vocab=64)
+    roles = {"mentor": role(shape=net(dropout=0.1), lr=1e-2)}
+    for name, way in ways.items():
+        teacher = "inner" if name == "second" else "mentor"
+        roles[name] = role(shape=small, objective={"lm": LM(), **way}, teacher=teacher)
+    return roles
+
+
+def compared(house: House) -> Training:
+    return house.training(lessons(), train(FEW_STEPS, **(HOW | PAIRED)))
+
+
+def classed(house: House) -> Training:
+    """As `reading`, in micro-batches whose rows a student's ranks can share."""
+    return reading(house, micro_batch=4)
+
+
 def learned(house: House, **how: Any) -> Training:
     """Three roots: a model like GPT-2 (learned positions, GELU, biased norms, a head of its own), one that
     Muon trains, one of which low-rank additions train.
@@ -104,7 +133,7 @@ def universal(house: House, **how: Any) -> Training:
     return house.training({"ernie": role(shape=shape)}, train(STEPS, **(HOW | how)))
 
 
-def reading(house: House, steps: int = STEPS, **how: Any) -> Training:
+def readers() -> dict[str, Role]:
     """A teacher and a student after all objectives of ERNIE 3.0; the student learns from logits and attention
     too.
     """
@@ -116,11 +145,14 @@ def reading(house: House, steps: int = STEPS, **how: Any) -> Training:
     wide = Ernie(num_layers=2, hidden=32, num_heads=4, dropout=0.1, **nets, **more)
     small = Ernie(num_layers=1, hidden=16, num_heads=2, **nets, **more)
     lessons = {"kd": Logits(weight=0.5), "attention": Attention(weight=0.5)}
-    roles = {
+    return {
         "reader": role(shape=wide, objective=every_objective()),
         "pupil": role(shape=small, objective=every_objective() | lessons, teacher="reader"),
     }
-    return house.training(roles, train(steps, **(HOW | {"global_batch": 8, "sequence": 32} | how)))
+
+
+def reading(house: House, steps: int = STEPS, **how: Any) -> Training:
+    return house.training(readers(), train(steps, **(HOW | ROWS | how)))
 
 
 def chain(house: House, students: dict[str, dict[str, Any]]) -> Training:
@@ -153,9 +185,13 @@ def chain_of_3(house: House) -> Training:
     return chain(house, STUDENTS)
 
 
+ROWS: dict[str, Any] = {"global_batch": 8, "sequence": 32}
+PAIRED: dict[str, Any] = {"global_batch": 8, "micro_batch": 4}
 HOW: dict[str, Any] = {"precision": "fp64", "global_batch": 4, "micro_batch": 1}
 TRAININGS = {
     "attended": attended,
+    "compared": compared,
+    "classed": classed,
     "paired": paired,
     "taught": taught,
     "mixed": mixed,
@@ -167,7 +203,7 @@ TRAININGS = {
     "chain of 1": chain_of_1,
     "chain of 3": chain_of_3,
 }
-READING = ("reading", "chain of 0", "chain of 1", "chain of 3")  # of the library's rows
+READING = ("reading", "classed", "chain of 0", "chain of 1", "chain of 3")  # of the library's rows
 
 
 class Parity:
@@ -181,7 +217,7 @@ class Parity:
         )  # where `reading` is trained alone
         if alone:
             first = (taught(self.alone), mixed(self.alone), learned(self.alone))
-            self.alone.train(*first, attended(self.alone), universal(self.alone))
+            self.alone.train(*first, attended(self.alone), compared(self.alone), universal(self.alone))
             self.library.train(reading(self.library))
         self.houses: dict[str, House] = {}
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.parallel import Axes
-from tests.engine.house import House
-from tests.parity.cases import STEPS, Parity, apart, layout
+from engine.spec.parallel import Axes, Parallel
+from tests.engine.house import House, train
+from tests.parity.cases import HOW, PAIRED, ROWS, STEPS, Parity, apart, layout, lessons, readers
+from tests.parity.drawn import drawn
 
 TWO = {
     "replicate": (layout(replicate=2), "taught"),
@@ -80,6 +81,33 @@ EIGHT = {
     "shard x expert x tensor": (layout(shard=2, expert=2, tensor=2), "mixed"),
     "pipeline x expert x tensor": (layout(pipeline=2, expert=2, tensor=2), "mixed"),
 }
+NUMBERS = {
+    2: 8,
+    4: 16,
+    8: 6,
+}  # of drawn layouts, by ranks; two thirds compare states, one third rows of all kinds
+
+
+def others(ranks: int) -> dict[str, tuple[Parallel, str]]:
+    """Students that lie otherwise than their teacher."""
+    third = NUMBERS[ranks] // 3
+    states = drawn(lessons(), train(**(HOW | PAIRED)), ranks=ranks, number=NUMBERS[ranks] - third, seed=ranks)
+    rows = drawn(readers(), train(**(HOW | ROWS | {"micro_batch": 4})), ranks=ranks, number=third, seed=ranks)
+    return {name: (where, "compared") for name, where in states.items()} | {
+        name: (where, "classed") for name, where in rows.items()
+    }
+
+
+def first_split(cases: dict[str, tuple[Parallel, str]]) -> list[str]:
+    """Of those that split their teacher's matrices the first of each training."""
+    split = {name: training for name, (where, training) in cases.items() if where.tensor > 1}
+    return [next(name for name in split if split[name] == training) for training in ("compared", "classed")]
+
+
+DRAWN = {ranks: others(ranks) for ranks in NUMBERS}
+TWO |= DRAWN[2]
+FOUR |= DRAWN[4]
+EIGHT |= DRAWN[8]
 QUICK = {  # the rest is marked slow
     *(
         "replicate",
@@ -92,6 +120,9 @@ QUICK = {  # the rest is marked slow
     ),
     *("attention under tensor", "all objectives under tensor"),
     *("expert", "shard x tensor", "pipeline x tensor"),
+    *first_split(DRAWN[2]),
+    *first_split(DRAWN[4]),
+    next(name for name, (where, _) in DRAWN[4].items() if where.tensor * where.pipeline == 4),
     *("pipeline x shard", "shard x expert", "students split otherwise", "pipeline x shard x tensor"),
 }
 SIZES = {"two": TWO, "four": FOUR, "eight": EIGHT}
@@ -102,7 +133,9 @@ ROLES = {
     "mixed": ("moe", "dense"),
     "learned": ("gpt2", "muon", "lora"),
     "universal": ("ernie",),
+    "compared": tuple(lessons()),
     "reading": ("reader", "pupil"),
+    "classed": ("reader", "pupil"),
 }
 
 
