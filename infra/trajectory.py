@@ -4,15 +4,19 @@ go on.
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
+from engine.spec.document import MOST_BYTES
+from engine.spec.error import DamageError
 from engine.spec.record import Record
 from engine.spec.run import Segment
 from engine.spec.trajectory import VERSION, Part
-from engine.storage import exists, join, names, read_bytes
+from engine.storage import join, names, read_bytes, write_bytes
 from infra.exclusive import create_exclusive
 from infra.store import Store
 
 BIRTH = "trajectory.json"
+WAY_OUT = "the command that trained it, run again, writes it anew; `atelier gc --damaged` offers to remove it"
 STEP = re.compile(r"step-(\d{8})")
 
 
@@ -65,15 +69,24 @@ def segments(store: Store, parts: list[Part]) -> tuple[Segment, ...]:
 
 
 def read_birth(store: Store, fingerprint: str) -> Record:
-    """The record that a trajectory was begun with."""
+    """The record that a trajectory was begun with; a DamageError when it cannot be read."""
     place = join(store.address("trajectory", fingerprint), BIRTH)
-    return Record.read(read_bytes(place), place)
+    try:
+        record = Record.read(read_bytes(place, MOST_BYTES), place)
+    except DamageError as damage:
+        raise DamageError(str(damage), WAY_OUT) from None
+    if record.kind != "trajectory" or not record.fingerprint.startswith(fingerprint):
+        raise DamageError(f"{place}: is the record of another trajectory", WAY_OUT)
+    return record
 
 
 def give_birth(store: Store, name: str, part: Part, provenance: dict[str, object]) -> None:
-    """Write a trajectory's record before anything is trained under its address; the first one stays."""
+    """Write a trajectory's record before anything is trained under its address. The first one stays, unless
+    it cannot be read any more: whoever would train there knows all of it that matters.
+    """
     place = join(store.address("trajectory", part.fingerprint), BIRTH)
-    if exists(place):
+    state = _birth_state(store, part.fingerprint)
+    if state == "whole":
         return
     record = Record(
         kind="trajectory",
@@ -84,4 +97,24 @@ def give_birth(store: Store, name: str, part: Part, provenance: dict[str, object
         parents=part.parents,
         provenance=dict(provenance),
     )
-    create_exclusive(place, record.sealed().text().encode())
+    text = record.sealed().text().encode()
+    if state == "damaged":
+        write_bytes(place, text)
+    else:
+        create_exclusive(place, text)
+
+
+def mend_birth(store: Store, name: str, part: Part, provenance: dict[str, object]) -> None:
+    """`give_birth`, where there is one that cannot be read."""
+    if _birth_state(store, part.fingerprint) == "damaged":
+        give_birth(store, name, part, provenance)
+
+
+def _birth_state(store: Store, fingerprint: str) -> Literal["whole", "damaged", "missing"]:
+    try:
+        read_birth(store, fingerprint)
+        return "whole"
+    except FileNotFoundError:
+        return "missing"
+    except DamageError:
+        return "damaged"

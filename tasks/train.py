@@ -18,7 +18,7 @@ from infra.dag import Node, Product, Reference, declare, input_of
 from infra.house import House
 from infra.store import Store
 from infra.survey import Survey, lease_addresses, members, survey
-from infra.trajectory import give_birth
+from infra.trajectory import give_birth, mend_birth
 
 VERSION = 1
 
@@ -122,6 +122,7 @@ def model_product(name: str, parts: list[Part], feed: Feed, prefix: str) -> Prod
         origin=origins(prefix) | {"step": "train.steps", "weights": "data"},
         detail=last.identity,
         detail_parents={key: fp for key, fp in last.parents.items() if key != "trunk"},
+        trajectories=tuple(part.fingerprint for part in parts),
     )
 
 
@@ -129,6 +130,14 @@ def look(node: Node, store: Store) -> Survey:
     """What the gang of this node would have to do now."""
     roles, _, parts = unpack(node)
     return survey(roles, parts, node.products, store)
+
+
+def mend(node: Node, house: House) -> None:
+    """Write the records of trajectories anew that cannot be read any more, though the models are finished."""
+    roles, _, parts = unpack(node)
+    for role in roles:
+        for part in parts[role]:
+            mend_birth(house.store, node.products[role].name, part, house.provenance(node))
 
 
 def run(node: Node, house: House) -> None:

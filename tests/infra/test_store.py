@@ -90,7 +90,8 @@ def test_an_entry_that_was_written_first_stays(tmp_path: Path) -> None:
     log = Log(str(tmp_path))
     assert log.append(1, "take", Holder.me("first"))
     assert not log.append(1, "take", Holder.me("second"))
-    assert log.entry(1).holder["what"] == "first"
+    holder = log.entry(1).holder
+    assert holder is not None and holder.what == "first"
 
 
 def test_who_reads_while_all_is_removed_finds_nothing(
