@@ -57,8 +57,7 @@ def removing(root: str, on_wait: Callable[[str], None]) -> Iterator[Lease]:
 
 
 def wait_for_removals(root: str, on_wait: Callable[[str], None], stopped: threading.Event) -> None:
-    """Return when nobody removes things: for a run whose manifest is written, before it relies on anything.
-    """
+    """Return when nobody removes things: for a run whose manifest is written, before it relies on any."""
     wait_until_free(join(root, FOLDER), on_wait=on_wait, stopped=stopped)
 
 
