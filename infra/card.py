@@ -13,10 +13,9 @@ from engine.spec.record import Record
 from engine.storage import join, names, read_object, read_text
 from infra.dag import Node
 from infra.house import House
-from infra.lineage import lineage
+from infra.lineage import lineage, read_birth
 from infra.report import ReportContent, write_report
 from infra.store import Store
-from infra.trajectory import read_birth
 
 # Two-sided 95 % quantiles of Student's t for 1..30 degrees of freedom.
 T95 = (
@@ -233,7 +232,8 @@ def _curve(store: Store, record: Record) -> list[dict[str, Any]]:
         own = merge((place, read_text(place)) for place in places)
         last = lines[0]["step"] if lines else record.identity["step"] + 1
         lines = [line for line in own if line["step"] < last] + lines
-        fingerprint = read_birth(store, fingerprint).parents.get("trunk")
+        birth = read_birth(store, fingerprint)  # without one the curve begins here
+        fingerprint = birth.parents.get("trunk") if birth is not None else None
     return lines
 
 

@@ -54,7 +54,7 @@ class Holder:
         """What `vars` of a holder was, as it was stored; ValueError when it is no holder."""
         if not isinstance(document, dict):
             raise ValueError("the holder is no object")
-        texts = {key: document.get(key) for key in ("host", "boot", "started")}
+        texts: dict[str, Any] = {key: document.get(key) for key in ("host", "boot", "started")}
         texts["what"] = document.get("what", "")
         if any(not isinstance(text, str) for text in texts.values()) or {*document} - {*texts, "pid"}:
             raise ValueError("the holder has other fields than a holder")

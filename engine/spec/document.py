@@ -81,8 +81,7 @@ def sealed(document: Mapping[str, Any]) -> bytes:
 
 
 def opened(data: bytes | str, place: str, what: str, unsealed: frozenset[str]) -> dict[str, Any]:
-    """What `sealed` wrote, without its digest. Of older documents, which have none, the keys are `unsealed`.
-    """
+    """What `sealed` wrote, without its digest; `unsealed` are the keys of older ones, which have none."""
     document = parse_object(data, place, what)
     if DIGEST not in document and unsealed.issuperset(document):
         return document

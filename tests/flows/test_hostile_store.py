@@ -13,17 +13,24 @@ from pathlib import Path
 
 import pytest
 
+from engine.artifact import Output
+from engine.spec.record import Record
+from engine.spec.run import Segment
+from flows.cli.compose import compose
 from flows.cli.main import run
+from flows.cli.plan import draw_nodes
 from infra import removal
 from infra.alias import give_alias
 from infra.lease import Holder, take
 from infra.manifests import write_manifest
-from infra.store import Store
+from infra.store import Store, read_body
+from infra.trajectory import give_birth
+from tasks import train
 from tests.infra import hostile
 from tests.infra.house_of_records import Family, family
 
 SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
-NUM = 160
+NUM = 100
 PATIENCE_S = 30
 RUN = "20260101-000000-abcdef"
 PLAN = "plan pretrain experiment=tiny tracker=none"
@@ -44,11 +51,32 @@ def stocked(root: Path) -> Family:
     write_manifest(
         store, {"id": RUN, "status": "finished", "started": 1.0, "ended": 2.0, "tasks": rows, **about}
     )
+    plan(made)
     give_alias(store.root, made["teacher"], "best", "it is")
     lease = take(made.segments["teacher"].url, Holder.me())
     assert lease is not None
     lease.release()
     return made
+
+
+def plan(made: Family) -> None:
+    """Hand-made artifacts at every address that the plan of `PLAN` looks at."""
+    shelf = made.shelf
+    for node in draw_nodes(compose("pretrain", PLAN.split()[2:]), shelf.store):
+        for role, product in node.products.items():
+            output = Output(shelf.store.new_payload(product.kind, product.fingerprint))
+            output.add_bytes("data.txt", b"data")
+            output.close({})
+            about = {key: getattr(product, key) for key in ("kind", "name", "version", "identity", "parents")}
+            files, _ = read_body(output.url)
+            record = Record(**about, fingerprint=product.fingerprint, files=files, provenance={"run": RUN})
+            shelf.store.publish(record, Holder.me())
+            for part in train.unpack(node)[2][role] if node.task == "train" else ():
+                give_birth(shelf.store, product.name, part, {"run": RUN})
+                url = shelf.store.address("trajectory", part.fingerprint)
+                segment = Segment(fingerprint=part.fingerprint, url=url, start=part.start, end=part.end)
+                shelf.metrics(segment, range(part.start + 1, part.end + 1))
+                shelf.checkpoint(segment, part.end)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +170,7 @@ def test_the_way_out_of_every_damage_works(
             kept = [path for path, data in before.items() if not path.exists() or path.read_bytes() != data]
             assert not kept, f"{damage.__name__} of {file.name} let {kept} go"
             answer(f"gc --forget {file.stem} --yes", capsys)
-        for words in ANSWERS:
+        for words in ("gc --dry-run --damaged", rng.choice(ANSWERS[:4]), PLAN):
             code, out, err = answer(words, capsys)
             is_gone = words.startswith("lineage") and code == 1 and "no artifact and no run" in err
             if (
