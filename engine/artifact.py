@@ -9,8 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.spec.document import MOST_BYTES, parse_lines
 from engine.spec.record import FileEntry, Record
-from engine.storage import fetch, is_local, join, local_path, put_file, read_bytes, verify, writing
+from engine.storage import (
+    fetch,
+    is_local,
+    join,
+    local_path,
+    put_file,
+    read_bytes,
+    read_json,
+    verify,
+    writing,
+)
 
 BODY = "body.json"
 
@@ -48,13 +59,18 @@ class Input:
         return target
 
     def json(self, name: str, scratch: Path) -> Any:
-        return json.loads(self.file(name, scratch).read_bytes())
+        return read_json(str(self.file(name, scratch)))
+
+    def lines(self, name: str, scratch: Path) -> list[dict[str, Any]]:
+        """The objects of a file with one in every line."""
+        path = str(self.file(name, scratch))
+        return parse_lines(read_bytes(path), path)
 
 
 def open_input(url: str) -> Input:
     """Read and check the record at `url`."""
     place = join(url, "record.json")
-    return Input(url=url.rstrip("/"), record=Record.read(read_bytes(place), place))
+    return Input(url=url.rstrip("/"), record=Record.read(read_bytes(place, MOST_BYTES), place))
 
 
 class Output:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from engine.spec.metric import FOLDER, MetricLine, segment_name
+from engine.spec.metric import FOLDER, MetricLine, is_segment, segment_name
 from engine.storage import is_local, join, names, writing
 
 SEAL_AFTER = 10.0  # seconds that a line waits at most
@@ -21,7 +21,7 @@ def next_attempt(url: str, at_least: int) -> int:
     """The number for this process's segments: above every earlier attempt's in the folder, so that the latest
     attempt is the truth.
     """
-    earlier = [int(name.split("-")[1]) for name in names(join(url, FOLDER)) if name.startswith("metrics-")]
+    earlier = [int(name.split("-")[1]) for name in names(join(url, FOLDER)) if is_segment(name)]
     return max([at_least, *(number + 1 for number in earlier)])
 
 

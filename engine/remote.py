@@ -22,6 +22,7 @@ S3 = ("s3", "s3a")
 ANSWER_S = 30.0  # for a small request, its repetitions included
 SLOWEST = 1 << 20  # bytes a second of a large one
 IN_MEMORY = 32 << 20  # bytes of a file that are held before they go to a temporary one
+MOST_RACES = 10  # for one folder: each lost one means that somebody made a folder of the path
 AGAIN_S = 5.0  # between two looks for changed credentials
 # quick answers are asked for again by s3fs itself, five times
 CLIENT = {
@@ -118,11 +119,16 @@ def make_parent(system: Any, path: str) -> None:
     if is_s3(system):
         return
     folder = path.rsplit("/", 1)[0]
-    try:
-        ask(system, "makedirs", folder, exist_ok=True)
-    except Exception:  # each kind of store has errors of its own
-        if not ask(system, "isdir", folder):  # else somebody else has made it meanwhile
-            raise
+    for attempt in range(1, MOST_RACES + 1):
+        try:
+            return ask(system, "makedirs", folder, exist_ok=True)
+        except Exception:  # each kind of store has errors of its own
+            # somebody else may have made it, or a folder above it, since the client last listed what is there
+            system.invalidate_cache()
+            if ask(system, "isdir", folder):
+                return None
+            if attempt == MOST_RACES:
+                raise
 
 
 def fetch(system: Any, path: str, target: Path) -> None:

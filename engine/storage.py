@@ -7,6 +7,7 @@ fsync the folder.
 
 import hashlib
 import os
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from engine import remote
 from engine.remote import ask, open_system
+from engine.spec.document import MOST_BYTES, parse_json, parse_object
 from engine.spec.error import ConfigError, DamageError
 from engine.spec.record import FileEntry
 
@@ -97,12 +99,50 @@ def exists(url: str) -> bool:
     return ask(system, "exists", path)
 
 
-def read_bytes(url: str) -> bytes:
-    return remote.read(*filesystem(url))
+def read_bytes(url: str, most: int = 0) -> bytes:
+    """The whole of a file, of at most `most` bytes (0: any size). What is no regular file (a folder, a pipe
+    that would be waited for, a device that never ends) or is larger is a DamageError.
+    """
+    system, path = filesystem(url)
+    if isinstance(system, LocalFileSystem):
+        with open_regular(path) as file:
+            data = file.read(most + 1) if most else file.read()
+    else:
+        if most and (ask(system, "size", path) or 0) > most:
+            raise DamageError(f"{url}: larger than {most >> 20} MiB")
+        data = remote.read(system, path)
+    if most and len(data) > most:
+        raise DamageError(f"{url}: larger than {most >> 20} MiB")
+    return data
+
+
+def open_regular(path: str | Path) -> IO[bytes]:
+    """A local file to read; a DamageError where there is something else, which could keep its reader for
+    ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise DamageError(f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_json(url: str, what: str = "JSON") -> Any:
+    """The document at `url`, whoever wrote it: bounded in size, depth and numbers, else a DamageError."""
+    return parse_json(read_bytes(url, MOST_BYTES), url, what)
+
+
+def read_object(url: str, what: str = "a JSON object") -> dict[str, Any]:
+    """As `read_json`, of what has to be an object."""
+    return parse_object(read_bytes(url, MOST_BYTES), url, what)
 
 
 def read_text(url: str) -> str:
-    return read_bytes(url).decode()
+    try:
+        return read_bytes(url).decode()
+    except UnicodeDecodeError:
+        raise DamageError(f"{url}: not UTF-8") from None
 
 
 def names(url: str) -> list[str]:
@@ -248,7 +288,8 @@ def digest_of(url: str) -> FileEntry:
     """Size and sha256 of the file at `url`; `path` is its last name."""
     system, path = filesystem(url)
     total, digest = 0, hashlib.sha256()
-    with system.open(path, "rb") as file:
+    is_here = isinstance(system, LocalFileSystem)
+    with open_regular(path) if is_here else system.open(path, "rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)
             total += len(block)

@@ -2,14 +2,15 @@
 `{root}/aliases/<name>@<alias>.json`. What an alias means is kept while it means it (infra.garbage).
 """
 
-import json
+import dataclasses
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
-from engine.spec.error import AtelierError, ConfigError
+from engine.spec.document import MOST_BYTES, opened, sealed
+from engine.spec.error import ConfigError, DamageError
 from engine.spec.record import Record
 from engine.storage import join, names, read_bytes, write_bytes
 
@@ -37,7 +38,7 @@ def give_alias(root: str, record: Record, alias: str, why: str) -> Alias:
     """Let `<name of the record>@<alias>` mean this record from now on. ConfigError for a bad alias."""
     check_alias(alias)
     made = Alias(record.name, alias, record.kind, record.fingerprint, why, time.time())
-    write_bytes(_place(root, record.name, alias), json.dumps(asdict(made), sort_keys=True).encode())
+    write_bytes(_place(root, record.name, alias), sealed(asdict(made)))
     return made
 
 
@@ -51,24 +52,38 @@ def check_alias(alias: str) -> None:
 
 
 def find_alias(root: str, name: str, alias: str) -> Alias | None:
-    return _read(_place(root, name, alias))
+    return read_alias(_place(root, name, alias))
 
 
 def aliases(root: str) -> Iterator[Alias]:
     """All that were given, by name."""
-    for file in sorted(names(join(root, FOLDER))):
-        found = _read(join(root, FOLDER, file))
+    for place in places(root):
+        found = read_alias(place)
         if found is not None:
             yield found
 
 
-def _read(place: str) -> Alias | None:
+def places(root: str) -> list[str]:
+    """The files of all aliases."""
+    return [join(root, FOLDER, file) for file in sorted(names(join(root, FOLDER)))]
+
+
+def read_alias(place: str) -> Alias | None:
+    """The alias in a file, None when there is none; a DamageError when it cannot be read."""
+    way_out = "`atelier pick` gives it again; `atelier gc --damaged` offers to remove it"
+    fields = {field.name for field in dataclasses.fields(Alias)}
     try:
-        return Alias(**json.loads(read_bytes(place)))
+        found = opened(read_bytes(place, MOST_BYTES), place, "an alias", frozenset(fields))
+        texts = [value for key, value in found.items() if key != "since"]
+        if {*found} != fields or not all(isinstance(text, str) for text in texts):
+            raise DamageError(f"{place}: not an alias (it has other fields than one)")
+        if isinstance(found["since"], bool) or not isinstance(found["since"], int | float):
+            raise DamageError(f"{place}: not an alias (since is no time)")
+        return Alias(**found)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
-        raise AtelierError(f"{place}: not an alias ({error}); `atelier pick` gives it again") from None
+    except DamageError as damage:
+        raise DamageError(str(damage), way_out) from None
 
 
 def _place(root: str, name: str, alias: str) -> str:

@@ -2,19 +2,18 @@
 draws it.
 """
 
-import json
 import math
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from engine.artifact import Output
-from engine.spec.metric import FOLDER, merge
+from engine.spec.metric import FOLDER, is_segment, merge
 from engine.spec.record import Record
-from engine.storage import join, names, read_bytes, read_text
+from engine.storage import join, names, read_object, read_text
 from infra.dag import Node
 from infra.house import House
-from infra.lineage import lineage
+from infra.lineage import lineage, read_birth
 from infra.report import ReportContent, write_report
 from infra.store import Store
 
@@ -122,7 +121,7 @@ def _scores(store: Store, kind: str, fingerprint: str) -> dict[str, Any]:
     if record is None:
         return {}
     entry = next(file for file in record.files if file.path.endswith("/scores.json"))
-    return json.loads(read_bytes(join(store.address(kind, fingerprint), entry.path)))
+    return read_object(join(store.address(kind, fingerprint), entry.path), "scores")
 
 
 def _text_row(
@@ -229,11 +228,12 @@ def _curve(store: Store, record: Record) -> list[dict[str, Any]]:
     while fingerprint:
         address = store.address("trajectory", fingerprint)
         folder = join(address, FOLDER)
-        own = merge((name, read_text(join(folder, name))) for name in names(folder))
+        places = [join(folder, name) for name in names(folder) if is_segment(name)]
+        own = merge((place, read_text(place)) for place in places)
         last = lines[0]["step"] if lines else record.identity["step"] + 1
         lines = [line for line in own if line["step"] < last] + lines
-        birth = Record.read(read_bytes(join(address, "trajectory.json")), address)
-        fingerprint = birth.parents.get("trunk")
+        birth = read_birth(store, fingerprint)  # without one the curve begins here
+        fingerprint = birth.parents.get("trunk") if birth is not None else None
     return lines
 
 

@@ -41,9 +41,12 @@ LEFT_OUT = (
     "engine/data/progress.py",
     *(
         f"engine/spec/{name}.py"
-        for name in ("absent", "base", "blocks", "device", "error", "kinds", "layout")
+        for name in ("absent", "base", "blocks", "device", "document", "error", "kinds")
     ),
-    *(f"engine/spec/{name}.py" for name in ("metric", "parallel", "pool", "pulse", "record", "registry")),
+    *(
+        f"engine/spec/{name}.py"
+        for name in ("layout", "metric", "parallel", "pool", "pulse", "record", "registry")
+    ),
     *(f"engine/spec/{name}.py" for name in ("run", "site", "source_files", "teaching", "walk")),
 )
 TRAINED = ("train", "finetune")

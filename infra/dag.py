@@ -40,6 +40,7 @@ class Product(Spec):
         str, Any
     ] = {}  # what a plan compares when the identity alone does not tell (a model's trajectory)
     detail_parents: dict[str, str] = {}
+    trajectories: tuple[str, ...] = ()  # in which it is trained, the trunk first
     origin: dict[str, str] = {}  # first part of an identity key -> the configuration key it comes from
 
     @property

@@ -2,17 +2,16 @@
 tokenizer.
 """
 
-import json
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from engine.spec.error import AtelierError, ConfigError
+from engine.spec.error import AtelierError, ConfigError, DamageError
 from engine.spec.kinds import ModelSpec
 from engine.spec.record import Record
 from engine.spec.registry import spec_class
 from engine.spec.role import Role
-from engine.storage import join, read_bytes
+from engine.storage import join, read_object
 from infra.dag import Reference
 from infra.store import Store
 from infra.trajectory import read_birth
@@ -43,12 +42,7 @@ def existing_model(word: str, place: str) -> Existing:
         record = store.resolve(word, "model")
     except AtelierError as error:
         raise ConfigError(place, str(error)) from None
-    entry = next(file for file in record.files if file.path.endswith("/config.json"))
-    document = json.loads(read_bytes(join(store.address("model", record.fingerprint), entry.path)))
-    model = document.get("model", document)
-    spec = spec_class("model", model["kind"]).model_validate(
-        model | {"vocab": "auto"}
-    )  # as a configuration says it
+    spec = _spec_of(record, store)
     tokens = record.parents.get("tokens.main", "")  # of a blend the source whose held-out text is scored
     if not tokens and "init" in record.parents:  # a fine-tuned model: its text is its parent's
         parent = existing_model(record.parents["init"], place)
@@ -95,6 +89,21 @@ def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "ro
             )
         found[name] = there.reference
     return found
+
+
+def _spec_of(record: Record, store: Store) -> ModelSpec:
+    """The network as a configuration says it; a DamageError when its config.json describes none."""
+    address = store.address("model", record.fingerprint)
+    entry = next((file for file in record.files if file.path.endswith("/config.json")), None)
+    if entry is None:
+        raise DamageError(f"{address}: a model without config.json")
+    place = join(address, entry.path)
+    document = read_object(place, "a model's configuration")
+    model = document.get("model", document)
+    try:
+        return spec_class("model", str(model["kind"])).model_validate(model | {"vocab": "auto"})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamageError(f"{place}: not a model's configuration ({str(error).splitlines()[0]})") from None
 
 
 def _reference(record: Record) -> Reference:

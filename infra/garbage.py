@@ -1,30 +1,24 @@
-"""What nothing needs any more, and why. A kill at any moment of its removal leaves no half artifact.
+"""What nothing needs any more, and why.
 
 Needed is what a run's manifest or an alias names, what a running flow has made, and all that these came
 from. While a run goes on, what it may be about to read is not known: then only scratch and stray attempts go.
+Nor is it known where a small file that says what is needed cannot be read: damage removes nothing.
 """
 
-import os
-import stat
-import threading
 import time
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from engine.spec.error import DamageError, StoppedError
+from engine.spec.error import DamageError
 from engine.spec.record import KINDS, Record
-from engine.storage import TEMPORARY, exists, is_local, join, local_path, names, remove, size_below
-from infra.alias import aliases
-from infra.exclusive import unlist
-from infra.lease import LOG, Holder, Log, take
-from infra.lineage import read_birth
-from infra.manifests import FOLDER, manifests
-from infra.store import RECORD, SHORT, Store
-from infra.trajectory import checkpoint_steps
+from engine.storage import TEMPORARY, is_local, join, local_path, names
+from infra.alias import Alias, places, read_alias
+from infra.lease import Log
+from infra.manifests import FOLDER, is_alive, read_manifests
+from infra.removal import Waste, below, holder_of, size_of
+from infra.store import SHORT, Store
+from infra.trajectory import BIRTH, checkpoint_steps, read_birth
 
 PAYLOAD = "payload-"
 UNKNOWN_S = (
@@ -32,18 +26,6 @@ UNKNOWN_S = (
 )  # a run without a manifest may still be going on: it is left alone until its files are this old
 LETTERS_S = 30 * 24 * 3600.0  # a gang's job may wait so long in a queue
 ATTEMPT_S = 3600.0  # an unfinished write without a lease is left alone for this long
-
-
-@dataclass(frozen=True)
-class Waste:
-    """One thing that may go, why, and its size. `address` is the artifact to lock meanwhile."""
-
-    url: str
-    what: str
-    why: str
-    bytes: int
-    address: str = ""
-    is_damage: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,19 +43,24 @@ class Collector:
         self.store = store
         self.forget = set(forget)
         self.now = time.time() if now is None else now
-        self.manifests = {m["id"]: m for m in manifests(store) if "id" in m}
+        found, self.unread = read_manifests(store)
+        self.manifests = {m["id"]: m for m in found}
         self.left: list[str] = []
-        self.damaged: dict[str, DamageError] = {}
+        self.damaged: dict[str, DamageError] = {}  # records, births and aliases, by their address or file
         self.records = dict(self._records())
         self.births = dict(self._births())
+        self.aliases = list(self._aliases())
+        self.away = {run for run, m in self.manifests.items() if is_alive(m) is None} - self.forget
         self.living = self._living_runs()
+        self.unknown = [*self._unknown()]
         self.needed = self._needed()
 
-    def find(self, *, damaged: bool = False) -> Finding:
-        """Everything that may go; with `damaged` also what differs from its digest (reads every byte)."""
-        if self.living:
-            runs = ", ".join(sorted(self.living))
-            self.left.append(f"artifacts and checkpoints, because a run goes on that may read them ({runs})")
+    def find(self, *, damaged: bool = False, among: set[str] | None = None) -> Finding:
+        """Everything that may go; with `damaged` also what differs from its digest (reads every byte). With
+        `among` only of what is found there (urls of an earlier look).
+        """
+        self.among = among
+        self.left += [f"artifacts and checkpoints, because {why}" for why in self.unknown]
         waste = [
             *self._artifacts(),
             *self._trajectories(),
@@ -84,7 +71,7 @@ class Collector:
         if damaged:
             known = {one.url for one in waste}
             waste += [one for one in self._damages() if one.url not in known]
-        return Finding(waste=waste, left=self.left)
+        return Finding(waste=[one for one in waste if among is None or one.url in among], left=self.left)
 
     # what there is
 
@@ -102,23 +89,51 @@ class Collector:
 
     def _births(self) -> Iterator[tuple[str, Record]]:
         for short in self._folders("trajectory"):
-            birth = read_birth(self.store, short)
-            if birth is not None:
-                yield join(self.store.root, "trajectory", short), birth
+            address = join(self.store.root, "trajectory", short)
+            try:
+                yield address, read_birth(self.store, short)
+            except FileNotFoundError:
+                continue
+            except DamageError as damage:
+                self.damaged[join(address, BIRTH)] = damage
+
+    def _aliases(self) -> Iterator[Alias]:
+        for place in places(self.store.root):
+            try:
+                if (alias := read_alias(place)) is not None:
+                    yield alias
+            except DamageError as damage:
+                self.damaged[place] = damage
 
     def _folders(self, kind: str) -> list[str]:
         return [name for name in names(join(self.store.root, kind)) if len(name) == SHORT]
 
     def _living_runs(self) -> set[str]:
-        """Runs that go on: their process lives, or nobody can tell and their files are young."""
-        living = set()
-        for run, manifest in self.manifests.items():
-            if manifest.get("status") == "running" and not _is_gone(manifest.get("holder")):
-                living.add(run)
+        """Runs that go on: their process lives, or nobody can tell, or their manifest is not there (or not to
+        be read) and their files are young.
+        """
+        living = self.away | {run for run, manifest in self.manifests.items() if is_alive(manifest)}
         for run in names(join(self.store.root, "scratch")):
-            if run not in self.manifests and self._age(join(self.store.root, "scratch", run)) < UNKNOWN_S:
+            is_known = run in self.manifests or run in self.forget
+            if not is_known and self._age(join(self.store.root, "scratch", run)) < UNKNOWN_S:
                 living.add(run)
         return living
+
+    def _unknown(self) -> Iterator[str]:
+        """Why it is not known what is needed, and what to do about it."""
+        here = sorted(self.living - self.away)
+        if here:
+            yield f"a run goes on that may read them ({', '.join(here)})"
+        for run in sorted(self.away):
+            yield (
+                f"run {run} of another machine may go on; when it is over, `atelier gc --forget {run}` lets"
+                " go of what only it needs"
+            )
+        for run, damage in sorted(self.unread.items()):
+            if run not in self.forget:
+                yield f"what run {run} needs cannot be read: {damage}; {damage.way_out}"
+        for damage in self.damaged.values():
+            yield f"what is needed for it cannot be read: {damage}; {damage.way_out}"
 
     # what is needed
 
@@ -131,7 +146,13 @@ class Collector:
             for task in self.manifests[run].get("tasks", [])
         }
         everything = [*self.records.values(), *self.births.values()]
-        first |= {one.fingerprint for one in aliases(self.store.root)}
+        first |= {
+            kept
+            for run in kept_runs & set(self.manifests)
+            for row in self.manifests[run]["tasks"]
+            for kept in row["keeps"]
+        }
+        first |= {one.fingerprint for one in self.aliases}
         first |= {one.fingerprint for one in everything if one.provenance.get("run") in self.living}
         finished = {r.parents.get("trajectory") for r in self.records.values() if r.kind == "model"}
         unfinished = [birth for birth in self.births.values() if birth.fingerprint not in finished]
@@ -159,19 +180,22 @@ class Collector:
             for short in self._folders(kind) if kind != "trajectory" else ():
                 address = join(self.store.root, kind, short)
                 record = self.records.get(address)
-                if address in self.damaged or self._is_held(address, f"{kind} {short[:8]}"):
+                if address in self.damaged or (
+                    record is None and self._is_held(address, f"{kind} {short[:8]}")
+                ):
                     continue
                 if record is None:
                     if self._age(address) > ATTEMPT_S:
                         yield self._waste(
                             address, f"{kind} {short[:8]}", "an attempt that was cut off", address
                         )
-                elif record.fingerprint not in self.needed and not self.living:
+                elif record.fingerprint not in self.needed and not self.unknown:
                     yield self._waste(
                         address,
                         f"{kind} {record.name} {short[:8]}",
                         "no run names it, and nothing came of it",
                         address,
+                        is_finished=True,
                     )
                 else:
                     yield from self._payloads(address, record)
@@ -190,6 +214,7 @@ class Collector:
         ends = {
             record.parents.get("trajectory", ""): int(record.identity.get("step", 0)) for record in models
         }
+        shorts = {fingerprint[:SHORT] for fingerprint in self.needed}
         trunks = {birth.parents["trunk"] for birth in self.births.values() if "trunk" in birth.parents}
         for short in self._folders("trajectory"):
             address = join(self.store.root, "trajectory", short)
@@ -199,11 +224,11 @@ class Collector:
                 continue
             if birth is None and self._age(address) < ATTEMPT_S:
                 continue
-            if self.living:
+            if self.unknown:
                 continue
-            if birth is None or birth.fingerprint not in self.needed:
+            if short not in shorts:
                 yield self._waste(address, what, "no run's training, and no model came of it", address)
-            elif birth.fingerprint in ends or birth.fingerprint in trunks:
+            elif birth is not None and (birth.fingerprint in ends or birth.fingerprint in trunks):
                 yield from self._checkpoints(address, what)
 
     def _checkpoints(self, address: str, what: str) -> Iterator[Waste]:
@@ -215,7 +240,7 @@ class Collector:
             int(name)
             for marker in ("kept", "best")  # see engine/loop/retention.py
             for name in names(join(address, marker))
-            if name.isdigit()
+            if name.isascii() and name.isdecimal()
         }
         fingerprint = self.births[address].fingerprint
         kept |= {
@@ -235,7 +260,7 @@ class Collector:
 
     def _scratch(self) -> Iterator[Waste]:
         for run in names(join(self.store.root, "scratch")):
-            if run not in self.living:
+            if run not in self.living and (run not in self.unread or run in self.forget):
                 status = self.manifests.get(run, {}).get("status", "was cut off")
                 yield self._waste(
                     join(self.store.root, "scratch", run),
@@ -257,104 +282,63 @@ class Collector:
                 yield self._waste(url, f"letters of gang {gang}", "nothing came or went for a month")
 
     def _forgotten(self) -> Iterator[Waste]:
-        for run in sorted(self.forget & set(self.manifests) - self.living):
+        for run in sorted(self.forget & {*self.manifests, *self.unread} - self.living):
             yield self._waste(join(self.store.root, FOLDER, f"{run}.json"), f"run {run}", "to be forgotten")
 
     def _damages(self) -> Iterator[Waste]:
         found = {address: str(damage) for address, damage in self.damaged.items()}
         for address, record in self.records.items():
-            damages = self.store.check(record)
+            damages = self.store.check(record) if self.among is None or address in self.among else []
             if damages:
                 found[address] = damages[0] + (f" and {len(damages) - 1} more" if len(damages) > 1 else "")
         for address, damage in sorted(found.items()):
-            record = self.records.get(address)
-            kind, short = address.rsplit("/", 2)[-2:]
-            what = f"{kind} {record.name} {short[:8]}" if record else f"{kind} {short[:8]}"
-            if not self._is_held(address, what):
-                why = f"DAMAGED: {damage.removeprefix(address).lstrip('/')}; the next run makes it again"
-                yield self._waste(address, what, why, address, is_damage=True)
+            yield from self._damage(address, damage)
+        for kind in KINDS:
+            for short in self._folders(kind):
+                address = join(self.store.root, kind, short)
+                if address not in self.records and address not in self.damaged:
+                    yield from self._damaged_log(address, f"{kind} {short[:8]}")
 
-    def _waste(self, url: str, what: str, why: str, address: str = "", *, is_damage: bool = False) -> Waste:
-        return Waste(url=url, what=what, why=why, bytes=size_of(url), address=address, is_damage=is_damage)
+    def _damage(self, address: str, damage: str) -> Iterator[Waste]:
+        """What goes so that it can be made anew: of a small file that stands for itself only that."""
+        record = self.records.get(address)
+        kind, short = address.rsplit("/", 2)[-2:]
+        why = f"DAMAGED: {damage.removeprefix(address).lstrip('/')}; "
+        if short == BIRTH:
+            what = f"trajectory {kind[:8]}/{BIRTH}"
+            yield self._waste(
+                address, what, f"{why}the command that trained it writes it anew", is_damage=True
+            )
+        elif address in self.damaged and kind not in KINDS:
+            yield self._waste(
+                address, f"alias {short}", f"{why}`atelier pick` gives it again", is_damage=True
+            )
+        else:
+            what = f"{kind} {record.name} {short[:8]}" if record else f"{kind} {short[:8]}"
+            if record is not None or not self._is_held(address, what):
+                why += "the next run makes it again"
+                yield self._waste(address, what, why, address, is_damage=True, is_finished=record is not None)
+
+    def _damaged_log(self, address: str, what: str) -> Iterator[Waste]:
+        log = Log(address)
+        last = log.last()
+        if last is not None and last.damage:
+            why = f"DAMAGED: {last.damage}; it goes when nobody was heard of there for a minute"
+            place = log.place(last.number)
+            yield self._waste(place, f"lease of {what}", why, address, is_damage=True, is_log=True)
+
+    def _waste(self, url: str, what: str, why: str, address: str = "", **how: bool) -> Waste:
+        return Waste(url=url, what=what, why=why, bytes=size_of(url), address=address, **how)
 
     def _is_held(self, address: str, what: str) -> bool:
         holder = holder_of(address)
-        if holder is not None:
+        if holder:
             self.left.append(f"{what} is being written by {holder}")
-        return holder is not None
+        return bool(holder)
 
     def _age(self, url: str) -> float:
         """Seconds since anything below `url` changed; a store that does not tell makes it young."""
         if not is_local(url):
             return 0.0
-        times = [each.st_mtime for each in _below(local_path(url))]
+        times = [each.st_mtime for each in below(local_path(url))]
         return self.now - max(times, default=0.0)
-
-
-def holder_of(address: str) -> Holder | None:
-    """Who holds the lease of an address and may be alive; None when nobody does."""
-    last = Log(address).last()
-    if last is None or last.act != "take":
-        return None
-    holder = Holder(**last.holder)
-    return None if holder.is_gone() else holder
-
-
-def discard(waste: Waste) -> bool:
-    """Remove it by one rename; False when somebody has taken it up meanwhile."""
-    if not waste.address:
-        remove(waste.url)
-        return True
-    last = Log(waste.address).last()
-    if last is None and not exists(waste.address):
-        return True  # somebody else's removal was faster
-    is_published = last is not None and last.act == "publish"
-    if not is_published:
-        at_once = threading.Event()
-        at_once.set()
-        with suppress(StoppedError):
-            lease = take(waste.address, Holder.me("gc"), stopped=at_once)
-            if lease is not None:
-                _vanish(waste.url)
-                if waste.url != waste.address:
-                    lease.release()
-                return True
-        return False
-    _vanish(waste.url)
-    return True
-
-
-def _vanish(url: str) -> None:
-    if not is_local(url):
-        unlist(url)
-        for each in (join(url, LOG), join(url, RECORD), url):  # or a reader would write its record anew
-            remove(each)
-        return
-    path = local_path(url)
-    aside = path.parent / f"{TEMPORARY}gc-{uuid.uuid4().hex[:8]}"
-    with suppress(FileNotFoundError):
-        path.rename(aside)
-        remove(str(aside))
-
-
-def size_of(url: str) -> int:
-    """Bytes of a file or of all files below a folder."""
-    if is_local(url):
-        return sum(each.st_size for each in _below(local_path(url)) if stat.S_ISREG(each.st_mode))
-    return size_below(url)
-
-
-def _below(path: Path) -> Iterator[os.stat_result]:
-    """What the system says of a file, or of a folder and all below it; of what vanishes meanwhile nothing."""
-    paths = [str(path)]
-    if not path.is_symlink():
-        paths += [
-            os.path.join(root, name) for root, *names in os.walk(path) for name in (*names[0], *names[1])
-        ]
-    for each in paths:
-        with suppress(FileNotFoundError):
-            yield os.stat(each)
-
-
-def _is_gone(holder: dict[str, Any] | None) -> bool:
-    return holder is not None and Holder(**holder).is_gone()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.forkserver import ForkServer
-from engine.spec.error import StoppedError
+from engine.spec.error import DamageError, StoppedError
 from engine.spec.pool import Pool
 from engine.spec.record import Record
 from engine.spec.site import Site
@@ -72,7 +72,12 @@ class House:
 
     def vocab(self, node: Node) -> int:
         """Tokens in the vocabulary of the node's tokenizer."""
-        return int(self.record(*node.inputs["tokenizer"]).summary["vocab"])
+        tokenizer = self.record(*node.inputs["tokenizer"])
+        if "vocab" not in tokenizer.summary:
+            raise DamageError(
+                f"{self.store.address(tokenizer.kind, tokenizer.fingerprint)}: without its vocab"
+            )
+        return int(tokenizer.summary["vocab"])
 
     def peak_tflops(self, node: Node) -> float:
         """Dense peak of one rank of the node's gang, TFLOP/s; 0 = not known."""

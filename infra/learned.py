@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from engine.spec.error import DamageError
 from engine.spec.pool import Pool
-from engine.storage import join, names, read_bytes, remove, write_bytes
+from engine.storage import join, names, read_object, remove, write_bytes
 from infra.machine import has_half
 from infra.store import Store
 
@@ -41,10 +42,14 @@ def facts(root: str, pool: Pool) -> Pool:
     """The pool with what was measured of it filled in where its file says auto."""
     pool = with_half(pool)
     try:
-        found = json.loads(read_bytes(join(root, FOLDER, f"{pool.name or HERE}.json")))
-    except (FileNotFoundError, ValueError):
+        found = read_object(join(root, FOLDER, f"{pool.name or HERE}.json"))
+    except (FileNotFoundError, DamageError):
         return pool
-    known = {name: value for name, value in found.items() if getattr(pool, name, None) == "auto"}
+    known = {
+        name: value
+        for name, value in found.items()
+        if getattr(pool, name, None) == "auto" and _is_positive(value)
+    }
     return pool.model_copy(update=known)
 
 
@@ -71,10 +76,16 @@ def lessons(store: Store, pool: str) -> list[Lesson]:
     found = []
     for name in names(folder):
         try:
-            found.append(Lesson(**json.loads(read_bytes(join(folder, name)))))
-        except (ValueError, TypeError):
+            lesson = Lesson(**read_object(join(folder, name)))
+        except (DamageError, TypeError, FileNotFoundError):
             continue
+        if all(map(_is_positive, (lesson.planned_s, lesson.measured_s, lesson.ended))):
+            found.append(lesson)
     return sorted(found, key=lambda lesson: lesson.ended)[-MOST:]
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
 
 
 def factor(store: Store, pool: str) -> float:

@@ -4,11 +4,12 @@ fence.
 `take` and `release` hand the right to write around; `publish` ends it: the first one published wins, for
 good. A holder proves life by a counter file; whoever waits judges its silence by a clock of its own, so no
 clock jump steals a lease. The counter file also names the processes that write on its behalf: a dead holder
-is gone only when they are.
+is gone only when they are. Of an entry that cannot be read nobody knows the holder: its silence is what
+counts.
 """
 
-import json
 import os
+import re
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.spec.document import opened, sealed
 from engine.spec.error import AtelierError, DamageError, StoppedError
 from engine.storage import exists, has_exclusive_create, join, names, read_bytes, remove, write_bytes
 from infra.exclusive import create_exclusive
@@ -26,6 +28,13 @@ LOG = "log"
 EXPIRY_S = 60.0
 BEAT_S = 5.0
 POLL_S = 0.3
+MOST_BYTES = 16 << 20  # of an entry, which may hold a record
+ENTRY = re.compile(r"([0-9]{6})\.json")
+WRITER = re.compile(r" ([0-9]{1,10}):([0-9]{0,20})")  # in a beat: pid and start time
+UNSEALED = frozenset(("act", "holder", "time", "record"))  # keys of an entry of before entries had a digest
+
+
+ACTS = ("take", "release", "publish")
 
 
 class LeaseLost(AtelierError):
@@ -39,6 +48,20 @@ class Holder:
     pid: int
     started: str
     what: str = ""
+
+    @staticmethod
+    def read(document: Any) -> "Holder":
+        """What `vars` of a holder was, as it was stored; ValueError when it is no holder."""
+        if not isinstance(document, dict):
+            raise ValueError("the holder is no object")
+        texts: dict[str, Any] = {key: document.get(key) for key in ("host", "boot", "started")}
+        texts["what"] = document.get("what", "")
+        if any(not isinstance(text, str) for text in texts.values()) or {*document} - {*texts, "pid"}:
+            raise ValueError("the holder has other fields than a holder")
+        pid = document.get("pid")
+        if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid < 1 << 31:
+            raise ValueError("the holder's pid is none")
+        return Holder(pid=pid, **texts)
 
     @staticmethod
     def me(what: str = "") -> "Holder":
@@ -59,6 +82,19 @@ class Holder:
             return False
         return _started(self.pid) != self.started
 
+    def is_here(self) -> bool:
+        """True for a process that lives and can be seen from here."""
+        is_seen = (self.host, self.boot) == (socket.gethostname(), _boot())
+        return is_seen and _started(self.pid) == self.started
+
+    def is_over(self) -> bool:
+        """`is_gone`, or this host was started again since, which its processes did not outlive. A lease asks
+        `is_gone`, and then for silence: another machine may have this one's name.
+        """
+        return self.is_gone() or (
+            self.host == socket.gethostname() and _machine(self.boot) != _machine(_boot())
+        )
+
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" + (f" ({self.what})" if self.what else "")
 
@@ -69,6 +105,11 @@ def _boot() -> str:
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
+
+
+def _machine(boot: str) -> str:
+    """The part of a boot that all namespaces of a running machine share."""
+    return boot.partition("/")[0]
 
 
 def _started(pid: int) -> str | None:
@@ -90,10 +131,17 @@ def _started(pid: int) -> str | None:
 
 @dataclass(frozen=True)
 class Entry:
+    """`damage` says what is wrong with an entry that cannot be read: its act and holder are not known."""
+
     number: int
     act: str
-    holder: dict[str, Any]
+    holder: Holder | None
     record: dict[str, Any] | None = None
+    damage: str = ""
+
+    @property
+    def whose(self) -> str:
+        return str(self.holder) if self.holder else f"somebody whose entry cannot be read ({self.damage})"
 
 
 class Log:
@@ -107,49 +155,59 @@ class Log:
         """All entries, in order. Lists of object stores may be late: what follows the last one is asked
         for.
         """
-        found = sorted(
-            int(name[:6]) for name in names(self.folder) if name.endswith(".json") and name[:6].isdigit()
-        )
+        found = sorted(int(entry[1]) for name in names(self.folder) if (entry := ENTRY.fullmatch(name)))
         if not has_exclusive_create(self.folder):
             following = found[-1] + 1 if found else 1
-            while exists(self._place(following)):
+            while exists(self.place(following)):
                 found.append(following)
                 following += 1
         return found
 
-    def _place(self, number: int) -> str:
+    def place(self, number: int) -> str:
         return join(self.folder, f"{number:06d}.json")
 
     def entry(self, number: int) -> Entry:
-        place = self._place(number)
+        """The entry; a DamageError when its file holds none."""
+        place = self.place(number)
+        document = opened(read_bytes(place, MOST_BYTES), place, "an entry of a lease log", UNSEALED)
         try:
-            document = json.loads(read_bytes(place))
-            return Entry(
-                number=number, act=document["act"], holder=document["holder"], record=document.get("record")
+            holder, act, record = (
+                Holder.read(document.get("holder")),
+                document.get("act"),
+                document.get("record"),
             )
-        except (ValueError, KeyError, TypeError) as error:
+            if act not in ACTS or not isinstance(record, dict | None) or (act == "publish") != bool(record):
+                raise ValueError(f"it says {str(act)[:20]!r}")
+        except ValueError as error:
             raise DamageError(f"{place}: not an entry of a lease log ({error})") from None
+        return Entry(number=number, act=act, holder=holder, record=record)
 
     def last(self) -> Entry | None:
-        """The newest entry; None where there is none, or where all of it is removed while this looks."""
+        """The newest entry, readable or not; None where there is none, or where all of it is removed while
+        this looks.
+        """
         numbers = self.numbers()
         try:
             return self.entry(numbers[-1]) if numbers else None
         except FileNotFoundError:
             return None
+        except DamageError as damage:
+            return Entry(number=numbers[-1], act="", holder=None, damage=str(damage))
 
     def append(self, number: int, act: str, holder: Holder, record: dict[str, Any] | None = None) -> bool:
         """Write entry `number`; False when somebody else wrote it first."""
+        if number > 999_999:
+            raise DamageError(f"{self.folder}: has an entry of the highest number there is")
         document: dict[str, Any] = {"act": act, "holder": vars(holder), "time": time.time()}
         if record is not None:
             document["record"] = record
-        return create_exclusive(self._place(number), json.dumps(document, sort_keys=True).encode())
+        return create_exclusive(self.place(number), sealed(document))
 
     def beat(self, fence: int) -> str:
         """The holder's sign of life: a counter, and `pid:start` of each process that writes for it."""
         try:
-            return read_bytes(join(self.folder, f"beat-{fence:06d}")).decode()
-        except FileNotFoundError:
+            return read_bytes(join(self.folder, f"beat-{fence:06d}"), MOST_BYTES).decode(errors="replace")
+        except (FileNotFoundError, DamageError):
             return ""
 
 
@@ -208,37 +266,68 @@ def take(
     `handover` is the fence of a lease that its holder hands to this process.
     """
     log = Log(address)
-    seen, since, told = "", time.monotonic(), False
+    silence = Silence(log, expiry_s, on_wait)
     while True:
         last = log.last()
         if last is not None and last.act == "publish":
             return None
-        if last is None or last.act == "release" or last.number == handover:
-            free = True
-        else:
-            other = Holder(**last.holder)
-            sign = f"{last.number} {log.beat(last.number)}"
-            if sign != seen:
-                seen, since = sign, time.monotonic()
-            free = (other.is_gone() and not _have_writers(sign)) or time.monotonic() - since > expiry_s
-            if not free and not told:
-                on_wait(f"{address} is being written by {other}; waiting for it (Ctrl-C leaves it running)")
-                told = True
+        free = last is None or last.number == handover or silence.is_free(last)
         number = last.number + 1 if last else 1
         if free and log.append(number, "take", holder):
             lease = Lease(log, number, holder)
             lease.renew()
             return lease
-        if stopped is not None and stopped.wait(POLL_S if not free else 0):
-            raise StoppedError("stopped while waiting for a lease")
-        if stopped is None and not free:
-            time.sleep(POLL_S)
+        _pause(stopped, 0 if free else POLL_S)
+
+
+def wait_until_free(
+    address: str, *, on_wait: Callable[[str], None], stopped: threading.Event, expiry_s: float = EXPIRY_S
+) -> None:
+    """Return when nobody holds the lease of `address`, which is not taken."""
+    log = Log(address)
+    silence = Silence(log, expiry_s, on_wait)
+    while (last := log.last()) is not None and last.act != "publish" and not silence.is_free(last):
+        _pause(stopped, POLL_S)
+
+
+class Silence:
+    """What somebody who waits for a lease has heard of its holder, by a clock of its own."""
+
+    def __init__(self, log: Log, expiry_s: float, on_wait: Callable[[str], None]) -> None:
+        self._log, self._expiry_s, self._on_wait = log, expiry_s, on_wait
+        self._sign, self._since, self._is_told = "", time.monotonic(), False
+
+    def is_free(self, last: Entry) -> bool:
+        """Whether the lease may be taken: given back, or its holder gone or silent for too long."""
+        if last.act == "release":
+            return True
+        sign = f"{last.number} {self._log.beat(last.number)}"
+        if sign != self._sign:
+            self._sign, self._since = sign, time.monotonic()
+        if last.holder is not None and last.holder.is_gone() and not _have_writers(sign):
+            return True
+        if time.monotonic() - self._since > self._expiry_s:
+            return True
+        if not self._is_told:
+            self._is_told = True
+            until = "" if last.holder else f" to be silent for {self._expiry_s:.0f} s"
+            self._on_wait(
+                f"{self._log.address} is being written by {last.whose}; waiting for it{until} (Ctrl-C leaves"
+                " it running)"
+            )
+        return False
+
+
+def _pause(stopped: threading.Event | None, seconds: float) -> None:
+    if stopped is not None and stopped.wait(seconds):
+        raise StoppedError("stopped while waiting for a lease")
+    if stopped is None:
+        time.sleep(seconds)
 
 
 def _have_writers(sign: str) -> bool:
     """Whether a process named in the beat of a holder of this host is still there."""
-    named = [word.split(":") for word in sign.split()[2:]]
-    return any(_started(int(pid)) == started for pid, started in named)
+    return any(_started(int(pid)) == started for pid, started in WRITER.findall(sign))
 
 
 class Renewal:

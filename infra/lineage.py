@@ -3,7 +3,6 @@ alone.
 """
 
 import graphlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,9 +12,10 @@ from engine.spec.base import nearest
 from engine.spec.error import AtelierError, DamageError
 from engine.spec.record import Record
 from engine.spec.run import Segment
-from engine.storage import join, names, read_bytes
-from infra.store import SHORT, Store
-from infra.trajectory import BIRTH
+from engine.storage import join, names
+from infra import trajectory as trajectories
+from infra.manifests import ENDING, FOLDER, read_manifest
+from infra.store import Store
 
 NUMBERS = (
     "eval_loss",
@@ -192,9 +192,8 @@ class Index:
 
 def read_birth(store: Store, fingerprint: str) -> Record | None:
     """The record of a trajectory, written when it began; None when there is none or it is damaged."""
-    place = join(store.root, "trajectory", fingerprint[:SHORT], BIRTH)
     try:
-        return Record.read(read_bytes(place), place)
+        return trajectories.read_birth(store, fingerprint)
     except (FileNotFoundError, NotADirectoryError, DamageError):
         return None
 
@@ -293,7 +292,7 @@ class _Drawing:
 
     def find(self, word: str) -> str:
         """The node that `word` means. A run becomes a node of its own, the parent of what it made."""
-        manifest = read_manifest(self.index.store, word)
+        manifest = manifest_of(self.index.store, word)
         if manifest is not None:
             self._add_run(manifest)
             return manifest["id"]
@@ -327,7 +326,9 @@ class _Drawing:
         way_out = (
             f"; did you mean {near}?" if near else "; `atelier models` and `atelier runs` list what there is"
         )
-        return AtelierError(f"no artifact and no run called {word!r} in {self.index.store.root}{way_out}")
+        root = self.index.store.root
+        hidden = self.index.store.unread()
+        return AtelierError(f"no artifact and no run called {word!r} in {root}{way_out}{hidden}")
 
     def _add_run(self, manifest: dict[str, Any]) -> None:
         run_id = manifest["id"]
@@ -343,16 +344,15 @@ class _Drawing:
                 self.edges.append(Edge(run_id, fp, "made" if made else "used"))
 
 
-def read_manifest(store: Store, run_id: str) -> dict[str, Any] | None:
+def manifest_of(store: Store, run_id: str) -> dict[str, Any] | None:
     """The manifest of a run, by its id (8 or more of its characters); None when no run is called so."""
-    found = [name for name in names(join(store.root, "runs")) if name.endswith(".json")]
-    exact = f"{run_id}.json"
+    found = [name.removesuffix(ENDING) for name in names(join(store.root, FOLDER)) if name.endswith(ENDING)]
     match = (
-        [exact]
-        if exact in found
+        [run_id]
+        if run_id in found
         else [name for name in found if len(run_id) >= 8 and name.startswith(run_id)]
     )
-    return json.loads(read_bytes(join(store.root, "runs", match[0]))) if len(match) == 1 else None
+    return read_manifest(store, match[0]) if len(match) == 1 else None
 
 
 def node_of(record: Record) -> Node:

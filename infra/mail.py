@@ -7,7 +7,7 @@ Messages come in numbered files, so that nobody has to list a folder: a store's 
 import json
 from typing import Any
 
-from engine.storage import exists, join, read_bytes, remove, write_bytes
+from engine.storage import exists, join, read_json, remove, write_bytes
 
 FOLDER = "gangs"
 
@@ -25,7 +25,7 @@ class Mail:
     def get(self, name: str) -> Any:
         """The document, or None when there is none yet."""
         try:
-            return json.loads(read_bytes(join(self.folder, f"{name}.json")))
+            return read_json(join(self.folder, f"{name}.json"), "a letter")
         except FileNotFoundError:
             return None
 

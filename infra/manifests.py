@@ -1,34 +1,119 @@
-"""Runs leave a small manifest each: `{root}/runs/<id>.json`. Plans are compared with them; `atelier runs`
-lists them.
+"""Runs leave a small manifest each: `{root}/runs/<id>.json`. Plans are compared with them, `atelier runs`
+lists them, and what they name is needed (infra/garbage.py): so each carries its own digest.
 """
 
-import json
 from typing import Any
 
-from engine.spec.base import canonical, flatten
-from engine.spec.record import Record
+from pydantic import ConfigDict, Field
+
+from engine.spec.base import Spec, canonical, flatten
+from engine.spec.document import MOST_BYTES, check_as, opened, sealed
+from engine.spec.error import DamageError
+from engine.spec.record import LATEST, Record
 from engine.storage import join, names, read_bytes, write_bytes
 from infra.dag import Node, Product
+from infra.lease import Holder
 from infra.store import Store
 
 FOLDER = "runs"
+ENDING = ".json"
+
+
+class Row(Spec):
+    """One product that a run makes or reuses. `keeps` are the trajectories that it is trained in."""
+
+    model_config = ConfigDict(extra="allow")
+
+    fingerprint: str
+    name: str = ""
+    kind: str = ""
+    key: str = ""
+    task: str = ""
+    identity: dict[str, Any] = {}
+    parents: dict[str, str] = {}
+    keeps: tuple[str, ...] = ()
+    model: str = ""
+
+
+class Manifest(Spec):
+    """What is read of a run's manifest."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    flow: str = ""
+    command: str = ""
+    overrides: tuple[str, ...] = ()
+    sweep: str = ""
+    config: dict[str, Any] = {}
+    started: float = Field(default=0.0, ge=0, le=LATEST)
+    ended: float | None = Field(default=None, ge=0, le=LATEST)
+    status: str = "running"
+    holder: dict[str, Any] | None = None
+    tasks: tuple[Row, ...] = ()
+    states: dict[str, str] = {}
+    links: dict[str, str] = {}
+
+    def model_post_init(self, context: Any) -> None:
+        if self.holder is not None:
+            Holder.read(self.holder)
+
+
+UNSEALED = frozenset(Manifest.model_fields)  # keys of a manifest of before they had a digest
 
 
 def write_manifest(store: Store, manifest: dict[str, Any]) -> None:
-    write_bytes(
-        join(store.root, FOLDER, f"{manifest['id']}.json"), json.dumps(manifest, sort_keys=True).encode()
-    )
+    write_bytes(join(store.root, FOLDER, f"{manifest['id']}{ENDING}"), sealed(manifest))
 
 
 def manifests(store: Store) -> list[dict[str, Any]]:
-    """All runs' manifests, oldest first; one that is unreadable or goes meanwhile is left out."""
-    found = []
+    """All runs' manifests, oldest first; one that is damaged (`read_manifests`) or goes meanwhile is left
+    out.
+    """
+    found, _ = read_manifests(store)
+    return found
+
+
+def read_manifests(store: Store) -> tuple[list[dict[str, Any]], dict[str, DamageError]]:
+    """The manifests, oldest first, and by id what is wrong with those that cannot be read."""
+    found, damaged = [], {}
     for name in names(join(store.root, FOLDER)):
-        try:
-            found.append(json.loads(read_bytes(join(store.root, FOLDER, name))))
-        except (ValueError, FileNotFoundError):
+        if not name.endswith(ENDING):
             continue
-    return sorted(found, key=lambda manifest: manifest.get("started", 0))
+        run = name.removesuffix(ENDING)
+        try:
+            found.append(read_manifest(store, run))
+        except FileNotFoundError:
+            continue
+        except DamageError as damage:
+            damaged[run] = damage
+    return sorted(found, key=lambda manifest: manifest.get("started", 0)), damaged
+
+
+def read_manifest(store: Store, run: str) -> dict[str, Any]:
+    """The manifest of the run with this id; a DamageError, with the way out, when it cannot be read."""
+    place = join(store.root, FOLDER, f"{run}{ENDING}")
+    what = "a run's manifest"
+    try:
+        document = opened(read_bytes(place, MOST_BYTES), place, what, UNSEALED)
+        manifest = check_as(Manifest, document, place, what)
+        if manifest.id != run:
+            raise DamageError(f"{place}: is the manifest of another run")
+    except DamageError as damage:
+        raise DamageError(str(damage), f"`atelier gc --forget {run}` removes it") from None
+    return manifest.model_dump(mode="json")
+
+
+def is_alive(manifest: dict[str, Any]) -> bool | None:
+    """Whether the run goes on; None when its process is of another machine, and nobody here can know."""
+    if manifest.get("status", "running") != "running":
+        return False
+    if manifest.get("holder") is None:
+        return None
+    holder = Holder.read(manifest["holder"])
+    if holder.is_over():
+        return False
+    return True if holder.is_here() else None
 
 
 def described(node: Node) -> list[dict[str, Any]]:
@@ -42,6 +127,7 @@ def described(node: Node) -> list[dict[str, Any]]:
             "fingerprint": product.fingerprint,
             "identity": comparable(product),
             "parents": parents_of(product),
+            "keeps": list(product.trajectories),
             "model": product.name,
         }
         for key, product in node.products.items()
@@ -94,7 +180,7 @@ def nearest_run(store: Store, flow: str, config: dict[str, Any]) -> dict[str, An
     for manifest in manifests(store):
         if manifest.get("flow") != flow or manifest.get("status") != "finished":
             continue
-        theirs = flatten(manifest["config"])
+        theirs = flatten(manifest.get("config", {}))
         differing = sum(
             1
             for key in wanted.keys() | theirs.keys()

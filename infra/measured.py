@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.spec.metric import FOLDER, effective, merge, time_spent
+from engine.spec.error import DamageError
+from engine.spec.metric import FOLDER, effective, is_segment, merge, time_spent
 from engine.storage import join, names, read_text
 
 MOST_FILES = 40  # of a trajectory that are read for its steps: the newest ones
@@ -29,10 +30,9 @@ def measure(urls: Sequence[str]) -> Measured | None:
     """What a chain of trajectories took; None when there are no steps, or a file is damaged: a training that
     is finished does not fail of what is learned from it.
     """
-    chain = [_files(url) for url in urls]
     try:
-        return _measured(chain)
-    except (ValueError, KeyError):
+        return _measured([_files(url) for url in urls])
+    except (DamageError, KeyError):
         return None
 
 
@@ -53,5 +53,5 @@ def _measured(chain: Sequence[list[tuple[str, str]]]) -> Measured | None:
 
 def _files(url: str) -> list[tuple[str, str]]:
     folder = join(url, FOLDER)
-    found = sorted(name for name in names(folder) if name.startswith("metrics-"))
+    found = sorted(name for name in names(folder) if is_segment(name))
     return [(name, read_text(join(folder, name))) for name in found[-MOST_FILES:]]

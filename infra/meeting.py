@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.spec.error import AtelierError, StoppedError
-from engine.storage import exists, join, read_bytes, write_bytes
+from engine.storage import exists, join, read_object, write_bytes
 
 PATIENCE_S = 120.0
 POLL_S = 0.5
@@ -138,7 +138,7 @@ class Meeting:
 
     def _get(self, name: str) -> dict[str, Any] | None:
         try:
-            return json.loads(read_bytes(join(self._folder, f"{name}.json")))
+            return read_object(join(self._folder, f"{name}.json"), "a letter")
         except FileNotFoundError:
             return None
 

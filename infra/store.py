@@ -12,9 +12,20 @@ from typing import Any
 
 from engine.artifact import BODY
 from engine.spec.base import nearest
+from engine.spec.document import MOST_BYTES, check_as
 from engine.spec.error import AtelierError, DamageError
 from engine.spec.record import KINDS, FileEntry, Record, identify
-from engine.storage import exists, is_local, join, local_path, names, read_bytes, verify, write_bytes
+from engine.storage import (
+    exists,
+    is_local,
+    join,
+    local_path,
+    names,
+    read_bytes,
+    read_object,
+    verify,
+    write_bytes,
+)
 from infra.alias import LATEST, aliases, find_alias
 from infra.lease import Holder, LeaseLost, Log
 
@@ -42,17 +53,14 @@ class Store:
         address = self.address(kind, fingerprint)
         place = join(address, RECORD)
         try:
-            record = Record.read(read_bytes(place), place)
-        except FileNotFoundError:
+            record = Record.read(read_bytes(place, MOST_BYTES), place)
+        except (FileNotFoundError, NotADirectoryError):
             return self._complete(address)
-        except DamageError:
-            record = self._complete(address)  # the log still has the text
-            if record is None:
-                raise
-        if record.fingerprint != fingerprint and len(fingerprint) > SHORT:
-            raise DamageError(
-                f"{place}: is the record of {record.fingerprint[:SHORT]}, not of {fingerprint[:SHORT]}"
-            )
+        except DamageError as damage:
+            record = self._restored(address, damage)
+        if record.kind != kind or not record.fingerprint.startswith(fingerprint):
+            found, wanted = record.fingerprint[:SHORT], fingerprint[:SHORT]
+            raise DamageError(f"{place}: is the record of {record.kind} {found}, not of {kind} {wanted}")
         return record
 
     def _complete(self, address: str) -> Record | None:
@@ -62,11 +70,23 @@ class Store:
                 entry = log.entry(number)
             except FileNotFoundError:
                 return None  # all of it is being removed
+            except DamageError:
+                continue
             if entry.act == "publish" and entry.record is not None:
                 record = Record.read(json.dumps(entry.record), join(log.folder, f"{number:06d}.json"))
                 write_bytes(join(address, RECORD), record.text().encode())
                 return record
         return None
+
+    def _restored(self, address: str, damage: DamageError) -> Record:
+        """The record once more, of the log that still has its text; else the damage."""
+        try:
+            record = self._complete(address)
+        except (OSError, DamageError):  # something that is no file stands in its place
+            record = None
+        if record is None:
+            raise damage
+        return record
 
     def publish(self, draft: Record, holder: Holder, fence: int = 0) -> Record:
         """Make `draft` exist, or return the one that was published first. With `fence`, only while that lease
@@ -81,15 +101,34 @@ class Store:
         log = Log(address)
         while True:
             last = log.last()
-            if last is not None and last.act == "publish":
-                first = self._complete(address)
-                assert first is not None  # a publish entry always carries its record
+            if last is not None and last.act == "publish" and (first := self._complete(address)):
+                return first  # a publish entry always carries its record
+            if last is not None and last.damage and (first := self._readable(address)):
                 return first
             if fence and (last is None or last.number != fence):
                 raise LeaseLost(f"{address}: taken over by another process; nothing was published")
             if log.append(last.number + 1 if last else 1, "publish", holder, record.dump()):
                 write_bytes(join(address, RECORD), record.text().encode())
                 return record
+
+    def _readable(self, address: str) -> Record | None:
+        """The record beside a log whose newest entry cannot be read."""
+        place = join(address, RECORD)
+        try:
+            return Record.read(read_bytes(place, MOST_BYTES), place)
+        except (FileNotFoundError, DamageError):
+            return None
+
+    def damages(self) -> list[str]:
+        """What is wrong with the records that `records` leaves out."""
+        found = []
+        for kind in KINDS:
+            for short in names(join(self.root, kind)):
+                try:
+                    self.find(kind, short)
+                except DamageError as damage:
+                    found.append(str(damage))
+        return found
 
     def records(self, kind: str | None = None) -> Iterator[Record]:
         """All finished artifacts of a kind (or of all), those with a damaged record left out."""
@@ -124,7 +163,16 @@ class Store:
         raise AtelierError(
             f"no {what} called {word!r} in {self.root}"
             + (f"; did you mean {near}?" if near else "; `atelier models` lists them")
+            + self.unread()
         )
+
+    def unread(self) -> str:
+        """What to add to an answer that something is not there, where damage may have hidden it."""
+        damages = self.damages()
+        if not damages:
+            return ""
+        more = f" and {len(damages) - 1} more" if len(damages) > 1 else ""
+        return f"; damaged, and not looked at: {damages[0]}{more}; {DamageError.way_out}"
 
     def _aliased(self, name: str, alias: str, kind: str | None) -> Record:
         found = find_alias(self.root, name, alias)
@@ -150,12 +198,14 @@ class Store:
 
 def read_body(payload_url: str) -> tuple[tuple[FileEntry, ...], dict[str, Any]]:
     """Files (paths relative to the artifact) and summary that a gang left in `payload_url`."""
-    body = json.loads(read_bytes(join(payload_url, BODY)))
+    place = join(payload_url, BODY)
+    body = read_object(place, "a body")
+    files, summary = body.get("files"), body.get("summary")
+    if not isinstance(files, list) or not isinstance(summary, dict):
+        raise DamageError(f"{place}: not a body (files and summary are missing)")
     folder = payload_url.rstrip("/").rsplit("/", 1)[-1]
-    return (
-        tuple(FileEntry(**{**entry, "path": f"{folder}/{entry['path']}"}) for entry in body["files"]),
-        body["summary"],
-    )
+    entries = [check_as(FileEntry, entry, place, "a body") for entry in files]
+    return tuple(entry.model_copy(update={"path": f"{folder}/{entry.path}"}) for entry in entries), summary
 
 
 def has_body(payload_url: str) -> bool:

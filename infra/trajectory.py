@@ -6,12 +6,14 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from engine.spec.document import MOST_BYTES
+from engine.spec.error import DamageError
 from engine.spec.record import Record
 from engine.spec.run import Segment
 from engine.spec.trajectory import VERSION, Part
-from engine.storage import exists, join, names, read_bytes, remove
+from engine.storage import exists, join, names, read_bytes, read_object, remove, write_bytes
 from infra.code_map import Map, digest_of
 from infra.exclusive import create_exclusive
 from infra.store import Store
@@ -19,6 +21,7 @@ from infra.store import Store
 BIRTH = "trajectory.json"
 MANIFEST = "manifest.json"  # of a checkpoint
 CODE = re.compile(r"code-([0-9a-f]{16})\.json")
+WAY_OUT = "the command that trained it, run again, writes it anew; `atelier gc --damaged` offers to remove it"
 STEP = re.compile(r"step-(\d{8})")
 
 
@@ -73,22 +76,30 @@ def segments(store: Store, parts: list[Part]) -> tuple[Segment, ...]:
 
 
 def read_birth(store: Store, fingerprint: str) -> Record:
-    """The record that a trajectory was begun with."""
+    """The record that a trajectory was begun with; a DamageError when it cannot be read."""
     place = join(store.address("trajectory", fingerprint), BIRTH)
-    return Record.read(read_bytes(place), place)
+    try:
+        record = Record.read(read_bytes(place, MOST_BYTES), place)
+    except DamageError as damage:
+        raise DamageError(str(damage), WAY_OUT) from None
+    if record.kind != "trajectory" or not record.fingerprint.startswith(fingerprint):
+        raise DamageError(f"{place}: is the record of another trajectory", WAY_OUT)
+    return record
 
 
 def give_birth(
     store: Store, name: str, part: Part, provenance: dict[str, object], code: Map | None = None
 ) -> None:
-    """Write a trajectory's record before anything is trained under its address; the first one stays. Beside
-    it the map of the code that trains it now, under its digest.
+    """Write a trajectory's record before anything is trained under its address. The first one stays, unless
+    it cannot be read any more: whoever would train there knows all of it that matters. Beside it the map of
+    the code that trains it now, under its digest.
     """
     address = store.address("trajectory", part.fingerprint)
     if code is not None and not exists(code_place(address, digest_of(code))):
         create_exclusive(code_place(address, digest_of(code)), json.dumps(code, sort_keys=True).encode())
     place = join(address, BIRTH)
-    if exists(place):
+    state = _birth_state(store, part.fingerprint)
+    if state == "whole":
         return
     record = Record(
         kind="trajectory",
@@ -99,7 +110,27 @@ def give_birth(
         parents=part.parents,
         provenance=dict(provenance),
     )
-    create_exclusive(place, record.sealed().text().encode())
+    text = record.sealed().text().encode()
+    if state == "damaged":
+        write_bytes(place, text)
+    else:
+        create_exclusive(place, text)
+
+
+def mend_birth(store: Store, name: str, part: Part, provenance: dict[str, object]) -> None:
+    """`give_birth`, where there is one that cannot be read."""
+    if _birth_state(store, part.fingerprint) == "damaged":
+        give_birth(store, name, part, provenance)
+
+
+def _birth_state(store: Store, fingerprint: str) -> Literal["whole", "damaged", "missing"]:
+    try:
+        read_birth(store, fingerprint)
+        return "whole"
+    except FileNotFoundError:
+        return "missing"
+    except DamageError:
+        return "damaged"
 
 
 def code_place(address: str, digest: str) -> str:
@@ -117,18 +148,17 @@ def code_at(address: str, step: int) -> str | None:
     manifest cannot be read: a training leaves such a checkpoint out.
     """
     place = join(address, "checkpoints", f"step-{step:08d}", MANIFEST)
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(read_bytes(place))
-        codes = found.get("codes", []) if isinstance(found, dict) else None
+    with suppress(OSError, DamageError):
+        codes = read_object(place, "a checkpoint's manifest").get("codes", [])
         return (str(codes[-1]) if codes else "") if isinstance(codes, list) else None
     return None
 
 
 def read_code(address: str, digest: str) -> dict[str, Any]:
     """A code map of a trajectory; {} when there is none that is what its name says."""
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(read_bytes(code_place(address, digest)))
-        if isinstance(found, dict) and digest_of(found) == digest:
+    with suppress(OSError, DamageError):
+        found = read_object(code_place(address, digest), "a code map")
+        if digest_of(found) == digest:
             return found
     return {}
 

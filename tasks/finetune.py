@@ -20,7 +20,7 @@ from infra.dag import Node, Product, Reference, declare, input_of
 from infra.house import House
 from infra.store import Store
 from infra.survey import Survey, check, lease_addresses, members, survey
-from infra.trajectory import give_birth
+from infra.trajectory import give_birth, mend_birth
 from tasks.train import model_product
 
 VERSION = 1
@@ -148,6 +148,14 @@ def look(node: Node, store: Store, resume: Resume) -> dict[str, Survey]:
         for key in roles
     }
     return {key: one for key, one in found.items() if one.situations}
+
+
+def mend(node: Node, house: House) -> None:
+    """Write the records of trajectories anew that cannot be read any more, though the models are finished."""
+    roles, _, parts = unpack(node)
+    for key in roles:
+        for part in parts[key]:
+            mend_birth(house.store, node.products[key].name, part, house.provenance(node))
 
 
 def run(node: Node, house: House) -> None:

@@ -20,7 +20,7 @@ from infra.dag import Node, Product, Reference, declare, input_of
 from infra.house import House
 from infra.store import Store
 from infra.survey import Survey, check, lease_addresses, members, survey
-from infra.trajectory import give_birth
+from infra.trajectory import give_birth, mend_birth
 
 VERSION = 1
 
@@ -125,6 +125,7 @@ def model_product(name: str, parts: list[Part], feed: Feed, prefix: str) -> Prod
         origin=origins(prefix) | {"step": "train.steps", "weights": "data"},
         detail=last.identity,
         detail_parents={key: fp for key, fp in last.parents.items() if key != "trunk"},
+        trajectories=tuple(part.fingerprint for part in parts),
     )
 
 
@@ -132,6 +133,14 @@ def look(node: Node, store: Store, resume: Resume) -> Survey:
     """What the gang of this node would have to do now."""
     roles, _, parts = unpack(node)
     return survey(roles, parts, node.products, store, node=node.name, maps=maps_of(node), resume=resume)
+
+
+def mend(node: Node, house: House) -> None:
+    """Write the records of trajectories anew that cannot be read any more, though the models are finished."""
+    roles, _, parts = unpack(node)
+    for role in roles:
+        for part in parts[role]:
+            mend_birth(house.store, node.products[role].name, part, house.provenance(node))
 
 
 def run(node: Node, house: House) -> None:

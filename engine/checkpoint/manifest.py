@@ -5,7 +5,6 @@ is parsed.
 """
 
 import hashlib
-import json
 import math
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from engine.spec.base import Spec, canonical
+from engine.spec.document import parse_as
 from engine.spec.error import DamageError
 from engine.spec.record import FileEntry
 from engine.storage import join, read_bytes
@@ -119,10 +119,7 @@ def _opened(place: str) -> Manifest:
     body = b"{" + raw[start:]
     if raw[:start] != _OPENING + _digest(body) + _CLOSING:
         raise DamageError(f"{place}: content does not match the digest inside it")
-    try:
-        return Manifest.model_validate(json.loads(body))
-    except ValueError as error:
-        raise DamageError(f"{place}: not a manifest ({str(error).splitlines()[0]})") from None
+    return parse_as(Manifest, body, place, "a manifest")
 
 
 def read_file(place: str) -> bytes:

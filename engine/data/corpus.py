@@ -1,17 +1,18 @@
 """Read the documents of finished corpora."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from engine.artifact import Input
+from engine.spec.document import parse_object
 
 DOCUMENTS = "documents.jsonl"
 
 
 def corpus_lines(corpus: Input, scratch: Path) -> Iterator[dict[str, Any]]:
     """The documents of a corpus in order: {"id", "text", "split", "group"}."""
-    with open(corpus.file(DOCUMENTS, scratch), encoding="utf-8", newline="\n") as file:
-        for line in file:
-            yield json.loads(line)
+    path = corpus.file(DOCUMENTS, scratch)
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            yield parse_object(line, f"{path}, line {number}")

@@ -3,7 +3,6 @@
 Shape letters: B rows, T tokens of a row.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,7 +178,7 @@ class Examples:
 
 
 def _lines(labels: Input, split: str, scratch: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in labels.file(f"{split}.jsonl", scratch).read_bytes().splitlines()]
+    return labels.lines(f"{split}.jsonl", scratch)
 
 
 def _stacked(rows: list[dict[str, np.ndarray]], length: int, pad: int) -> dict[str, np.ndarray]:

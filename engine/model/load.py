@@ -62,7 +62,10 @@ class StoredWeights(Mapping[str, Tensor]):
     """The weights of a verified file by name, each read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
-        self._file = safetensors.safe_open(path, framework="pt")
+        try:
+            self._file = safetensors.safe_open(path, framework="pt")
+        except safetensors.SafetensorError as error:  # its digest agreed: whoever wrote it wrote this
+            raise DataError(f"{path}: not a file of weights ({error})") from None
         self._names = list(self._file.keys())
 
     def __getitem__(self, name: str) -> Tensor:

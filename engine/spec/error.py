@@ -1,8 +1,15 @@
 """The errors a user sees: what is wrong, where, and the way out. Imports nothing heavy."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
+
+# what a terminal acts upon instead of showing it: control characters, marks that turn the direction of text,
+# half characters
+_UNSEEN = "\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_ACTS = re.compile(f"[{_UNSEEN}]")
+_ACTS_IN_TEXT = re.compile(f"[{_UNSEEN}]".replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
 
 
 class AtelierError(Exception):
@@ -32,9 +39,13 @@ class DataError(AtelierError):
 
 
 class DamageError(AtelierError):
-    """Stored bytes differ from their digest; names the file."""
+    """Stored bytes differ from their digest, or are not what they have to be; names the file."""
 
     way_out = "`atelier gc --damaged` offers to remove it, the next run makes it again"
+
+    def __init__(self, problem: str, way_out: str = "") -> None:
+        super().__init__(problem)
+        self.way_out = way_out or DamageError.way_out
 
 
 class CopiesError(AtelierError):
@@ -47,6 +58,13 @@ class CopiesError(AtelierError):
 
 class StoppedError(AtelierError):
     """Stopped on request (Ctrl-C, SIGTERM); everything finished is kept."""
+
+
+def plain(text: object, *, lines: bool = False) -> str:
+    """`text` as it may be shown on a terminal or written to a log, whoever it comes from: what would act on
+    the terminal is spelled out. With `lines` it may be several lines with tabs.
+    """
+    return (_ACTS_IN_TEXT if lines else _ACTS).sub(lambda found: ascii(found[0])[1:-1], str(text))
 
 
 def of_system(error: OSError) -> AtelierError:

@@ -5,13 +5,19 @@ A later attempt starts from a checkpoint: whatever earlier attempts wrote at or 
 superseded.
 """
 
-import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic import ConfigDict
+
 from engine.spec.base import Spec
+from engine.spec.document import check_as, parse_lines
+from engine.spec.error import DamageError
 
 FOLDER = "metrics"
+SEGMENT = re.compile(r"metrics-\d{1,9}-\d{1,9}\.jsonl")
+WAY_OUT = "move the file away; its steps are then missing from the curve"
 
 
 class MetricLine(Spec):
@@ -22,8 +28,23 @@ class MetricLine(Spec):
     timing: dict[str, float] = {}
 
 
+class StoredLine(Spec):
+    """What is read of a line."""
+
+    model_config = ConfigDict(extra="allow")
+
+    step: int
+    values: dict[str, float | None] = {}
+    timing: dict[str, float | None] = {}
+
+
 def segment_name(attempt: int, number: int) -> str:
     return f"metrics-{attempt:06d}-{number:06d}.jsonl"
+
+
+def is_segment(name: str) -> bool:
+    """Whether a file of a trajectory's folder of metrics is a segment."""
+    return SEGMENT.fullmatch(name) is not None
 
 
 def time_spent(segments: Iterable[tuple[str, str]]) -> tuple[float, float]:
@@ -34,7 +55,7 @@ def time_spent(segments: Iterable[tuple[str, str]]) -> tuple[float, float]:
     files = sorted(segments)
     attempts: dict[str, list[dict[str, float]]] = {}
     for name, text in files:
-        timings = [json.loads(line).get("timing", {}) for line in text.splitlines() if line.strip()]
+        timings = [line.get("timing", {}) for line in _lines(name, text)]
         attempts.setdefault(name.rsplit("/", 1)[-1].split("-")[1], []).extend(timings)
     total = sum(
         timings[-1]["time"] - timings[0]["time"] + timings[0]["step_s"] + timings[0].get("startup_s", 0.0)
@@ -59,7 +80,7 @@ def merge(segments: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     by_step: dict[int, dict[str, Any]] = {}
     attempt_of = ""
     for name, text in sorted(segments):
-        lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+        lines = _lines(name, text)
         attempt = name.rsplit("/", 1)[-1].split("-")[1]
         if lines and attempt != attempt_of:
             attempt_of, first = attempt, lines[0]["step"]
@@ -67,3 +88,14 @@ def merge(segments: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
         for line in lines:
             by_step[line["step"]] = line
     return [by_step[step] for step in sorted(by_step)]
+
+
+def _lines(name: str, text: str) -> list[dict[str, Any]]:
+    """The lines of a segment; a DamageError when one is no metric line."""
+    try:
+        lines = parse_lines(text, name)
+        for number, line in enumerate(lines, start=1):
+            check_as(StoredLine, line, f"{name}, line {number}", "a metric line")
+    except DamageError as damage:
+        raise DamageError(str(damage), WAY_OUT) from None
+    return lines

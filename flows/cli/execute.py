@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.forkserver import is_possible
-from engine.spec.error import AtelierError, StoppedError, of_system
+from engine.spec.error import AtelierError, StoppedError, of_system, plain
 from engine.storage import is_local, local_path
 from flows.cli.bodies import body
 from flows.cli.compose import Frozen
@@ -31,6 +31,7 @@ from infra.fork_servers import ForkServers
 from infra.house import House, Listener
 from infra.lease import Holder
 from infra.manifests import described, write_manifest
+from infra.removal import wait_for_removals
 from infra.slots import Slots, num_slots
 from infra.stack.stack import join_stack
 from infra.store import Store
@@ -158,6 +159,7 @@ def run_flow(
     house.forks = _fork_servers(plan, house)
     with stopping(house.stop), closing(house.forks) if house.forks else nullcontext():
         try:
+            _rely_on(plan, house)
             (host or _embedded)(
                 frozen, house, outcome, lambda: _inside(frozen, plan, house, outcome, started, make)
             )
@@ -223,6 +225,17 @@ def _fork_servers(plan: Plan, house: House) -> ForkServers | None:
     forks = ForkServers(house.store.root)
     forks.of(1)
     return forks
+
+
+def _rely_on(plan: Plan, house: House) -> None:
+    """Now that the run's manifest says what it needs: wait for who removes things, and see that all is there
+    that none of its nodes makes.
+    """
+    wait_for_removals(house.store.root, lambda text: print(plain(text), file=sys.stderr), house.stop)
+    made = {(p.kind, p.fingerprint) for node in plan.nodes for p in node.products.values()}
+    for role, (kind, fingerprint) in {k: v for node in plan.nodes for k, v in node.inputs.items()}.items():
+        if (kind, fingerprint) not in made and house.store.find(kind, fingerprint) is None:
+            raise AtelierError(f"{role}: {kind} {fingerprint[:8]} was removed meanwhile; make it again first")
 
 
 def new_run_id() -> str:

@@ -7,7 +7,7 @@ import time
 
 from rich.console import Console
 
-from engine.spec.error import AtelierError, ConfigError, DamageError, StoppedError
+from engine.spec.error import AtelierError, ConfigError, DamageError, StoppedError, plain
 from flows.cli.compose import Frozen, compose
 from flows.cli.execute import Outcome, is_configured, reuse_all, run_flow
 from flows.cli.plan import Plan, draw
@@ -95,9 +95,9 @@ def is_made(node: Node, store: Store) -> bool:
 
 def _ended(frozen: Frozen, outcome: Outcome, store: Store) -> int:
     for text in outcome.untracked:
-        print(f"not in MLflow yet: {text}", file=sys.stderr)
+        print(plain(f"not in MLflow yet: {text}"), file=sys.stderr)
     if outcome.failure is not None:
-        print(f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}", file=sys.stderr)
+        print(plain(f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}"), file=sys.stderr)
         if isinstance(outcome.failure, DamageError):
             print(outcome.failure.way_out, file=sys.stderr)
         print("what is finished is kept; the same command goes on from there", file=sys.stderr)
@@ -123,7 +123,7 @@ def _show(report: Node, store: Store, frozen: Frozen) -> None:
     console = Console(highlight=False)
     console.print(terminal_table(content))
     for note in content.notes:
-        console.print(f"  {note}")
+        console.print(f"  {plain(note)}", markup=False)
     if content.graph is not None:
         console.print(to_tree(content.graph.only(LINEAGE)))
     product = report.products["report"]

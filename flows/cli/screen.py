@@ -6,7 +6,10 @@ import time
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from engine.spec.error import plain
 
 EVERY_S = 5.0
 
@@ -41,6 +44,10 @@ class Screen:
             self._progress.stop()
 
     def line(self, text: str) -> None:
+        """Show what somebody else said; its brackets are no markup."""
+        self._marked(escape(plain(text)))
+
+    def _marked(self, text: str) -> None:
         with self._lock:
             self.console.print(text, soft_wrap=True)
 
@@ -51,12 +58,12 @@ class Screen:
         elif "waiting" in message:
             self.line(f"  {node}: {message['waiting']}")
         elif "warning" in message:
-            self.line(f"  [yellow]{node}: {message['warning']}[/]")
+            self._marked(f"  [yellow]{_said(node, message['warning'])}[/]")
         elif "resumed" in message:
             if message["resumed"]:
                 self.line(f"  {node}: goes on from step {message['resumed']}")
             for damage in message.get("damages", []):
-                self.line(f"  [yellow]{node}: damaged and passed over: {damage}[/]")
+                self._marked(f"  [yellow]{_said(node, 'damaged and passed over: ' + str(damage))}[/]")
         elif "log" in message:
             self.line(f"  {node}: {message['log']}")
         elif "progress" in message:
@@ -79,7 +86,7 @@ class Screen:
             "stopped": "[yellow]-[/]",
         }.get(state, " ")
         detail = message.get("detail", "")
-        self.line(f"{mark} {node:<28} {state:<8} {took:>9}  {detail}".rstrip())
+        self._marked(f"{mark} {escape(plain(f'{node:<28} {state:<8} {took:>9}  {detail}'))}".rstrip())
 
     def _step(self, node: str, message: dict[str, Any]) -> None:
         detail = _detail(message)
@@ -99,6 +106,10 @@ class Screen:
                 f"  {node}: {message['progress']}/{message['total']} {message.get('unit', '')}{left} "
                 f" {detail}".rstrip()
             )
+
+
+def _said(node: str, text: object) -> str:
+    return escape(plain(f"{node}: {text}"))
 
 
 def _detail(message: dict[str, Any]) -> str:

@@ -6,6 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from engine.spec.error import plain
+
 
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), flexible: str = ""
@@ -24,7 +26,7 @@ def print_table(
             column, justify="right" if column in numeric else "left", no_wrap=not is_flexible, overflow="fold"
         )
     for row in rows:
-        table.add_row(*map(Text, row))  # Text: a cell's brackets are no markup
+        table.add_row(*(Text(plain(cell)) for cell in row))  # Text: a cell's brackets are no markup
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():

@@ -7,7 +7,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from engine.storage import join, names, read_bytes, remove, write_bytes
+from engine.spec.error import DamageError
+from engine.storage import join, names, read_object, remove, write_bytes
 
 EVERY_S = 2.0
 
@@ -43,9 +44,9 @@ def read_live(root: str, run_id: str) -> dict[str, dict[str, Any]]:
     found = {}
     with suppress(OSError):
         for name in names(folder_of(root, run_id)):
-            with suppress(OSError, ValueError):
-                document = json.loads(read_bytes(join(folder_of(root, run_id), name)))
-                found[document["node"]] = document
+            with suppress(OSError, DamageError, KeyError):
+                document = read_object(join(folder_of(root, run_id), name))
+                found[str(document["node"])] = document
     return found
 
 

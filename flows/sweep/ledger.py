@@ -2,6 +2,7 @@
 it again finds there which point has which number, what became of it, and which runs were started for it.
 """
 
+import dataclasses
 import json
 import re
 import time
@@ -11,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine.spec.base import fingerprint
-from engine.spec.error import AtelierError, ConfigError
-from engine.storage import join, names, read_bytes, write_bytes
+from engine.spec.error import ConfigError, DamageError
+from engine.storage import join, names, read_object, write_bytes
 from infra.exclusive import create_exclusive
 from infra.lease import Holder, Renewal, take
 from infra.store import Store
@@ -80,14 +81,23 @@ class Ledger:
     def about(self) -> About:
         """ConfigError when there is no such sweep."""
         try:
-            document = json.loads(read_bytes(join(self.folder, "sweep.json")))
+            place = join(self.folder, "sweep.json")
+            document = read_object(place, "a sweep")
         except FileNotFoundError:
             raise ConfigError(
                 "sweep",
                 f"there is no sweep {self.id} in {self.store.root}",
                 f"there are: {_known(self.store)}",
             ) from None
-        return About(document["flow"], tuple(document["fixed"]), tuple(document["keys"]), document["sweeper"])
+        try:
+            fixed, keys = tuple(map(str, document["fixed"])), tuple(map(str, document["keys"]))
+            found = About(str(document["flow"]), fixed, keys, str(document["sweeper"]))
+        except (KeyError, TypeError):
+            found = None
+        if found is None or found.id != self.id:
+            way_out = "move it away and run the sweep again: what it made is found again"
+            raise DamageError(f"{place}: not this sweep", way_out)
+        return found
 
     @contextmanager
     def held(self, command: str) -> Iterator[None]:
@@ -119,12 +129,20 @@ class Ledger:
     def _read(self, name: str) -> Entry:
         place = join(self.folder, "points", name)
         try:
-            return Entry(**json.loads(read_bytes(place)))
-        except (ValueError, TypeError) as error:
-            raise AtelierError(
-                f"{place}: not a point of a sweep ({error}); move it away and run the sweep again: what it"
-                " made is found again"
-            ) from None
+            document = read_object(place, "a point of a sweep")
+            entry = Entry(**document)
+            for one in dataclasses.fields(Entry):
+                default = getattr(Entry(0, "", []), one.name)
+                types = (float, int, type(None)) if one.name == "value" else _types_of(default)
+                if not isinstance(getattr(entry, one.name), types):
+                    raise TypeError(f"{one.name} is a {type(getattr(entry, one.name)).__name__}")
+            return entry
+        except (DamageError, TypeError) as error:
+            text = (
+                str(error) if isinstance(error, DamageError) else f"{place}: not a point of a sweep ({error})"
+            )
+            way_out = "move it away and run the sweep again: what it made is found again"
+            raise DamageError(text, way_out) from None
 
     def entry(self, number: int) -> Entry:
         """ConfigError when there is no point of this number."""
@@ -161,9 +179,13 @@ class Ledger:
     def end_of(self, run: str) -> dict[str, Any] | None:
         """How the run ended; None while it has not, or where it could not tell."""
         try:
-            return json.loads(read_bytes(join(self.folder, "ends", f"{run}.json")))
+            return read_object(join(self.folder, "ends", f"{run}.json"), "the end of a run")
         except FileNotFoundError:
             return None
+
+
+def _types_of(default: Any) -> tuple[type, ...]:
+    return (float, int) if isinstance(default, float) else (type(default),)
 
 
 def _text(document: dict[str, Any]) -> bytes:

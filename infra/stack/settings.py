@@ -12,8 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from engine.spec.error import ConfigError
-from engine.storage import is_local, local_path
+from engine.spec.error import ConfigError, DamageError
+from engine.storage import is_local, local_path, read_object
 
 PROJECT = str(Path(__file__).resolve().parent.parent.parent)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -54,7 +54,14 @@ class Credentials:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(folder, 0o700)
         try:
-            return Credentials(**json.loads(path.read_bytes()))
+            found = read_object(str(path), "credentials")
+            texts = {key: found.get(key) for key in ("user", "password", "flask_key")}
+            if not all(isinstance(text, str) for text in texts.values()):
+                raise DamageError(f"{path}: not credentials")
+            return Credentials(**texts)  # type: ignore[arg-type]
+        except DamageError as damage:
+            way_out = "`atelier down`, then remove the file: `atelier up` makes new ones"
+            raise DamageError(str(damage), way_out) from None
         except FileNotFoundError:
             made = Credentials(
                 user="atelier", password=secrets.token_urlsafe(24), flask_key=secrets.token_urlsafe(32)
@@ -176,6 +183,6 @@ def write_private(path: Path, text: str) -> None:
 def read_state(folder: Path) -> dict[str, Any]:
     """What runs, as `up` left it; empty when nothing was ever started."""
     try:
-        return json.loads((folder / "state.json").read_bytes())
-    except (FileNotFoundError, ValueError):
+        return read_object(str(folder / "state.json"))
+    except (FileNotFoundError, DamageError):
         return {}

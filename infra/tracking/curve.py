@@ -5,7 +5,7 @@ thin later.
 from collections.abc import Iterable
 from typing import Any
 
-from engine.spec.metric import FOLDER, merge
+from engine.spec.metric import FOLDER, is_segment, merge
 from engine.spec.run import Segment
 from engine.storage import join, names, read_text
 
@@ -31,7 +31,7 @@ def is_kept(count: int) -> bool:
 def read_segments(url: str) -> list[tuple[str, str]]:
     """All metric segments of a trajectory: name and text."""
     folder = join(url, FOLDER)
-    return [(name, read_text(join(folder, name))) for name in names(folder) if name.startswith("metrics-")]
+    return [(join(folder, name), read_text(join(folder, name))) for name in names(folder) if is_segment(name)]
 
 
 class Reader:
@@ -65,13 +65,10 @@ class Reader:
 
     def _new(self, url: str) -> list[dict[str, Any]]:
         folder = join(url, FOLDER)
-        new = [
-            name
-            for name in names(folder)
-            if name.startswith("metrics-") and join(folder, name) not in self._seen
-        ]
-        lines = merge([(name, read_text(join(folder, name))) for name in new])
-        self._seen |= {join(folder, name) for name in new}
+        found = [join(folder, name) for name in names(folder) if is_segment(name)]
+        new = [place for place in found if place not in self._seen]
+        lines = merge([(place, read_text(place)) for place in new])
+        self._seen |= {*new}
         return lines
 
 

@@ -55,8 +55,8 @@ def _holder_here(address: str) -> Holder | None:
     last, me = Log(address).last(), Holder.me()
     if last is None or last.act != "take":
         return None
-    found = Holder(**last.holder)
-    return found if (found.host, found.boot) == (me.host, me.boot) and not found.is_gone() else None
+    found = last.holder
+    return found if found and (found.host, found.boot) == (me.host, me.boot) and not found.is_gone() else None
 
 
 def _under(pid: int) -> list[int]:

@@ -7,7 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from engine.storage import is_local, join, local_path, read_text, write_bytes
+from engine.spec.error import DamageError
+from engine.storage import is_local, join, local_path, read_object, read_text, write_bytes
 from infra.exclusive import create_exclusive
 from infra.store import SHORT, Store
 
@@ -23,8 +24,8 @@ class Known:
         self.folder = base / "mlflow-known" / key
 
     def get(self, kind: str, fingerprint: str) -> dict[str, Any]:
-        with suppress(OSError, ValueError):
-            return json.loads((self.folder / f"{kind}-{fingerprint[:SHORT]}.json").read_bytes())
+        with suppress(OSError, DamageError):
+            return read_object(str(self.folder / f"{kind}-{fingerprint[:SHORT]}.json"))
         return {}
 
     def put(self, kind: str, fingerprint: str, **facts: Any) -> None:

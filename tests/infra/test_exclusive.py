@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.spec.error import ConfigError
-from engine.storage import exists, join, read_bytes, remove
+from engine.storage import exists, join, read_bytes, remove, write_bytes
 from infra import exclusive
 from infra.exclusive import LEASES, Register, check_exclusive, create_exclusive, unlist
 from infra.lease import Holder, Log, take
@@ -49,6 +49,16 @@ def test_of_processes_that_race_for_a_file_one_wins_and_all_see_its_content(stor
     for number in range(rounds):
         [winner] = [racer for racer in range(racers) if won[racer][number] == "1"]
         assert read_bytes(f"{store}/{number}") == f"racer {winner}".encode()
+
+
+def test_a_folder_that_others_make_meanwhile_or_a_part_of_it_is_no_error(tmp_path: Path) -> None:
+    for made in ("store", "store/model/log"):
+        with serving(tmp_path / "ftp") as server:
+            url = f"{server.url}/store/model/log/000001.json"
+            assert not exists(url)  # what the client believes from now on
+            (tmp_path / "ftp" / made).mkdir(parents=True)
+            write_bytes(url, b"here")
+            assert read_bytes(url) == b"here"
 
 
 def test_who_comes_second_completes_the_file_of_a_winner_that_died(store: str, tmp_path: Path) -> None:

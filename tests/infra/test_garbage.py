@@ -13,11 +13,12 @@ from engine.spec.error import DamageError
 from engine.spec.record import Record, identify
 from engine.spec.trajectory import Part
 from engine.storage import join, remove, write_bytes
-from infra import garbage
-from infra.garbage import ATTEMPT_S, LETTERS_S, UNKNOWN_S, Collector, discard
+from infra import removal
+from infra.garbage import ATTEMPT_S, LETTERS_S, UNKNOWN_S, Collector
 from infra.lease import Holder, take
 from infra.mail import Mail
 from infra.manifests import write_manifest
+from infra.removal import discard
 from infra.store import Store, read_body
 from infra.trajectory import checkpoint_steps, give_birth
 
@@ -121,7 +122,7 @@ def test_what_is_removed_from_an_object_store_does_not_come_back(
         remove(url)
         between.append(store.find("corpus", record.fingerprint) is not None)
 
-    monkeypatch.setattr(garbage, "remove", remove_then_look)
+    monkeypatch.setattr(removal, "remove", remove_then_look)
     assert discard(waste)
     assert between[-1] is False and between == sorted(between, reverse=True), "it came back"
     assert between.count(False) > 1, "its last files go while somebody could still find it"

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from engine.artifact import Output
 from engine.forkserver import ForkServer
 from engine.spec.error import AtelierError, StoppedError
 from engine.spec.record import Record, identify
-from infra.guard import RESTARTS, rank_env
+from infra.guard import RESTARTS, Guard, rank_env
 from infra.launch import PROJECT, Orders, start_gang
-from infra.lease import Holder, take
+from infra.lease import Holder, LeaseLost, take
 from infra.store import Store
 
 
@@ -174,6 +175,23 @@ def test_the_lease_is_free_when_the_gang_has_ended(gang: Gang) -> None:
     since = time.monotonic()
     assert take(gang.trajectory, Holder.me()) is not None
     assert time.monotonic() - since < 5.0
+
+
+def test_who_was_taken_over_publishes_nothing_of_the_gang(gang: Gang) -> None:
+    mine = take(gang.trajectory, Holder.me("guard"))
+    assert mine is not None
+    fingerprint = identify("model", 1, {"x": 1}, {})
+    payload = gang.store.new_payload("model", fingerprint)
+    output = Output(payload)
+    output.close({})
+    draft = Record(kind="model", name="m", fingerprint=fingerprint, version=1, identity={"x": 1}, parents={})
+    orders = {"scratch": str(gang.root), "root": gang.store.root, "name": "gang", "ranks": 1}
+    guard = Guard(orders | {"leases": {}, "outputs": {"m": {"payload": payload, "draft": draft.dump()}}})
+    guard.leases = [mine]
+    assert take(gang.trajectory, Holder.me("another"), handover=mine.fence) is not None
+    with pytest.raises(LeaseLost, match="nothing was published"):
+        guard._publish()
+    assert gang.store.find("model", fingerprint) is None
 
 
 def hold_and_die(address: str, writer: int, told: Connection) -> None:

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from engine.artifact import Output, open_input
 from engine.spec.error import DamageError
 from engine.spec.record import FileEntry, Record, identify
-from infra.lease import Holder, LeaseLost, Log, take
+from engine.storage import write_bytes
+from infra.lease import EXPIRY_S, Holder, LeaseLost, Log, take
 from infra.store import RECORD, Store, read_body
 
 
@@ -90,7 +92,8 @@ def test_an_entry_that_was_written_first_stays(tmp_path: Path) -> None:
     log = Log(str(tmp_path))
     assert log.append(1, "take", Holder.me("first"))
     assert not log.append(1, "take", Holder.me("second"))
-    assert log.entry(1).holder["what"] == "first"
+    holder = log.entry(1).holder
+    assert holder is not None and holder.what == "first"
 
 
 def test_who_reads_while_all_is_removed_finds_nothing(
@@ -144,6 +147,54 @@ def test_a_living_holder_is_waited_for_and_a_dead_one_is_not(tmp_path: Path) -> 
         address, Holder.me(), expiry_s=0.5, on_wait=waits.append
     )  # this process lives, but is silent
     assert second is not None and second.fence == 3 and len(waits) == 1
+
+
+class Clock:
+    """What infra.lease knows of time: sleeping is free."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        assert self.now < 2000.0, "waits for ever"
+
+
+def test_who_holds_and_says_nothing_for_a_minute_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("infra.lease.time", clock)
+    log = Log(str(tmp_path / "t"))
+    assert log.append(1, "take", replace(Holder.me(), host="elsewhere"))
+    lease = take(log.address, Holder.me())
+    assert lease is not None and lease.fence == 2 and EXPIRY_S < clock.now - 1000.0 < EXPIRY_S + 1
+    assert not lease.is_expired()
+    clock.sleep(EXPIRY_S + 1)
+    assert lease.is_expired(), "whoever could not renew for so long may have been taken over"
+
+
+def test_a_lease_whose_newest_entry_cannot_be_read_is_taken_after_the_silence_of_whoever_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holders = ("[]", '{"pid":1}', '{"host":"h","boot":"b","pid":"../1","started":"1"}')
+    odd = [f'{{"act":"take","holder":{holder}}}'.encode() for holder in holders]
+    odd += [b"", b"[]", b"{}", b'{"act":"take"}', b"[" * 10**5, b"\xff"]
+    for number, content in enumerate(odd):
+        clock, waits = Clock(), list[str]()
+        monkeypatch.setattr("infra.lease.time", clock)
+        log = Log(str(tmp_path / str(number)))
+        write_bytes(log.place(1), content)
+        write_bytes(f"{log.folder}/beat-000001", b"\xff 1 2:3:4 x:y")
+        lease = take(log.address, Holder.me(), on_wait=waits.append)
+        assert lease is not None and lease.fence == 2 and clock.now - 1000.0 > EXPIRY_S
+        assert len(waits) == 1 and "000001.json" in waits[0] and lease.is_mine()
 
 
 def test_a_renewed_lease_is_not_judged_silent(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ stand before it, each left out now and then (ERNIE 3.0 Titan, 2112.12731, equati
 Shape letters: B rows, T tokens of a row, P tokens of a prefix.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +110,5 @@ def open_rows(
     seed: int,
 ) -> Asked:
     """`tokens` is an artifact of attributes."""
-    lines = [json.loads(line) for line in tokens.file(ATTRIBUTES, scratch).read_bytes().splitlines()]
-    mine = [line for line in lines if line["split"] == split]
+    mine = [line for line in tokens.lines(ATTRIBUTES, scratch) if line["split"] == split]
     return Asked(mine, vocabulary, spec, split=split, sequence=sequence, seed=seed)

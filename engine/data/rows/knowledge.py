@@ -5,7 +5,6 @@ Shape letters: B rows, T tokens of a row, L lines, F fields of a line, X tokens 
 ordinary tokens.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +117,5 @@ def open_rows(
     seed: int,
 ) -> Statements:
     """`tokens` is an artifact of triples."""
-    lines = [json.loads(line) for line in tokens.file(TRIPLES, scratch).read_bytes().splitlines()]
-    mine = [line for line in lines if line["split"] == split]
+    mine = [line for line in tokens.lines(TRIPLES, scratch) if line["split"] == split]
     return Statements(mine, vocabulary, split=split, sequence=sequence, seed=seed, rate=spec.rate)

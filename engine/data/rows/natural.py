@@ -4,7 +4,6 @@
 Shape letters: B rows, T tokens of a row.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +61,5 @@ def open_rows(
     seed: int,
 ) -> Paragraphs:
     """`tokens` is an artifact of imitations."""
-    lines = [json.loads(line) for line in tokens.file(IMITATIONS, scratch).read_bytes().splitlines()]
-    mine = [line for line in lines if line["split"] == split]
+    mine = [line for line in tokens.lines(IMITATIONS, scratch) if line["split"] == split]
     return Paragraphs(mine, vocabulary, split=split, sequence=sequence)

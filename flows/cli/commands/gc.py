@@ -3,10 +3,11 @@
 import sys
 from argparse import Namespace
 
-from engine.spec.error import ConfigError, nearest
+from engine.spec.error import ConfigError, nearest, plain
 from flows.cli.root import check_root, open_store
 from flows.cli.table import amount, print_table
-from infra.garbage import Collector, Finding, discard
+from infra.garbage import Collector, Finding
+from infra.removal import Waste, discard, removing
 
 
 def run(options: Namespace) -> int:
@@ -22,17 +23,31 @@ def run(options: Namespace) -> int:
         print("nothing was removed")
         return 0
     check_root(will_write=True)
-    gone = [one for one in found.waste if discard(one)]
+    gone = _removed(found, options)
     for one in found.waste:
         if one not in gone:
-            print(f"left alone: {one.what} was taken up meanwhile", file=sys.stderr)
+            print(plain(f"left alone: {one.what} was taken up meanwhile"), file=sys.stderr)
     print(f"removed {len(gone)} things, {amount(sum(one.bytes for one in gone))}B")
     return 0
 
 
+def _removed(found: Finding, options: Namespace) -> list[Waste]:
+    """Remove what is still to go. The question may have stood for long: what a run has begun to rely on since
+    then stays, and none begins while this removes.
+    """
+    store = open_store()
+    with removing(store.root, lambda text: print(plain(text), file=sys.stderr)) as lease:
+        now = Collector(store, options.forget or ())
+        urls = {one.url for one in found.waste}
+        still = {one.url: one for one in now.find(damaged=options.damaged, among=urls).waste}
+        return [
+            one for one in found.waste if one.url in still and lease.is_mine() and discard(still[one.url])
+        ]
+
+
 def _check_run(run_id: str, collector: Collector) -> None:
-    if run_id not in collector.manifests:
-        near = nearest(run_id, collector.manifests)
+    if run_id not in collector.manifests and run_id not in collector.unread:
+        near = nearest(run_id, {*collector.manifests, *collector.unread})
         raise ConfigError(
             "--forget", f"no run {run_id!r}", f"did you mean {near}?" if near else "`atelier runs` lists them"
         )
@@ -45,7 +60,7 @@ def _show(found: Finding, root: str) -> None:
         rows = [(f"{amount(one.bytes)}B", one.what, one.why) for one in found.waste]
         print_table(("size", "what", "why"), rows, right=("size",), flexible="why")
     for text in found.left:
-        print(f"left alone: {text}")
+        print(plain(f"left alone: {text}"))
     total = sum(one.bytes for one in found.waste)
     print(
         f"{len(found.waste)} things, {amount(total)}B in {root}"

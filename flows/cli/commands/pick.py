@@ -4,7 +4,7 @@ import json
 import sys
 from argparse import Namespace
 
-from engine.spec.error import ConfigError
+from engine.spec.error import ConfigError, plain
 from flows.cli.root import open_store
 from flows.cli.table import print_table
 from flows.sweep.pick import Choice, choose
@@ -29,11 +29,12 @@ def run(options: Namespace) -> int:
         return 0
     rows = [(one.label, f"{one.value:.4f}", one.command) for one in choice.candidates[:SHOWN]]
     print_table(("", choice.metric, "command"), rows, right=(choice.metric,), flexible="command")
-    print(f"best     {choice.best.label}: {choice.order} {choice.metric} of {len(choice.candidates)}")
-    print(f"         {choice.best.command}")
+    best = choice.best
+    print(plain(f"best     {best.label}: {choice.order} {choice.metric} of {len(choice.candidates)}"))
+    print(plain(f"         {best.command}"))
     if given is not None:
-        print(f"alias    {given} = {given.kind} {given.fingerprint[:8]}")
-        print(f"next     atelier generate {given} --prompt 'def '")
+        print(plain(f"alias    {given} = {given.kind} {given.fingerprint[:8]}"))
+        print(plain(f"next     atelier generate {given} --prompt 'def '"))
     return 0
 
 

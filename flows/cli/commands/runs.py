@@ -1,14 +1,15 @@
 """`atelier runs`: what ran, how it ended, what it made."""
 
 import json
+import sys
 import time
 from argparse import Namespace
 from typing import Any
 
+from engine.spec.error import plain
 from flows.cli.root import open_store
 from flows.cli.table import duration, print_table
-from infra.lease import Holder
-from infra.manifests import manifests
+from infra.manifests import is_alive, read_manifests
 
 LAST = 20
 SHOWN = 4
@@ -16,7 +17,10 @@ SHOWN = 4
 
 def run(options: Namespace) -> int:
     store = open_store()
-    found = [described(manifest) for manifest in manifests(store)]
+    there, damaged = read_manifests(store)
+    for damage in damaged.values():
+        print(plain(f"{damage}; {damage.way_out}"), file=sys.stderr)
+    found = [described(manifest) for manifest in there]
     found = found if options.all or options.json else found[-LAST:]
     if options.json:
         print(json.dumps(found, indent=1))
@@ -37,8 +41,7 @@ def described(manifest: dict[str, Any]) -> dict[str, Any]:
     """A manifest in the words of `atelier runs`. A run whose process is gone without an end has crashed."""
     states: dict[str, str] = manifest.get("states", {})
     status = manifest.get("status", "running")
-    holder = manifest.get("holder")
-    if status == "running" and holder and Holder(**holder).is_gone():
+    if status == "running" and is_alive(manifest) is False:
         status = "crashed"
     started = manifest.get("started", 0.0)
     ended = manifest.get("ended")
