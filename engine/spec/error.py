@@ -1,8 +1,33 @@
 """The errors a user sees: what is wrong, where, and the way out. Imports nothing heavy."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
+
+UNSEEN = re.compile(  # control characters, those that turn text round, halves of characters
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+CUT = " ... "
+LONGEST_PLACE, LONGEST_PROBLEM, LONGEST_WAY_OUT = 200, 1000, 2000  # characters of a ConfigError
+
+
+def printable(text: object, most: int = 160, *, keep: str = "") -> str:
+    """`text` as a terminal may show it: what is in `UNSEEN` is written out (\\n, \\x1b, \\udcff), but for the
+    characters of `keep`; of more than `most` characters the middle is left out (0 = all stay).
+    """
+    seen = UNSEEN.sub(
+        lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(),
+        _shortened(str(text), most),
+    )
+    return _shortened(seen, most)
+
+
+def _shortened(text: str, most: int) -> str:
+    if not most or len(text) <= most:
+        return text
+    left = max(most - len(CUT), 2)
+    return f"{text[: left - left // 3]}{CUT}{text[-(left // 3) :] if left // 3 else ''}"
 
 
 class AtelierError(Exception):
@@ -15,14 +40,16 @@ class AtelierError(Exception):
 
 class ConfigError(AtelierError):
     """Bad input, known before anything runs. `place` is the configuration key or file, `problem` has the
-    value, `way_out` what to do.
+    value, `way_out` what to do; all of it is kept short and on one line, whatever the value is.
     """
 
     exit_code = 2
 
     def __init__(self, place: str, problem: str, way_out: str = "") -> None:
-        self.place, self.problem, self.way_out = place, problem, way_out
-        super().__init__(f"{place}: {problem}" + (f"; {way_out}" if way_out else ""))
+        self.place = printable(place, LONGEST_PLACE)
+        self.problem = printable(problem, LONGEST_PROBLEM)
+        self.way_out = printable(way_out, LONGEST_WAY_OUT)
+        super().__init__(f"{self.place}: {self.problem}" + (f"; {self.way_out}" if way_out else ""))
 
 
 class DataError(AtelierError):
