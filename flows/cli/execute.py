@@ -41,6 +41,7 @@ EMBEDDED = {
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # what is lost while a server is away is told in one line
     "PREFECT_CLI_PROMPT": "false",
     "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
@@ -61,6 +62,7 @@ class Outcome:
     failure: Exception | None = None
     failed: str = ""
     untracked: list[str] = field(default_factory=list)
+    is_whole: bool = False  # every node has ended, and how is known, whatever becomes of Prefect
     prefect_s: float = 0.0
     total_s: float = 0.0
 
@@ -106,6 +108,7 @@ def embed(root: str) -> Server | None:
         return None
     server = own_server(home)
     os.environ["PREFECT_API_URL"] = server.url
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # 2 + 4 + 8 s; it is here, or it has been left
     return server
 
 
@@ -270,8 +273,23 @@ def _embedded(frozen: Frozen, house: House, outcome: Outcome, inside: Callable[[
             raise outcome.failure
 
     if server is not None:
+        server.keep(_say)
         server.wait()
-    dag(frozen.document)
+    try:
+        dag(frozen.document)
+    except AtelierError:
+        raise
+    except Exception as error:  # Prefect's, of a server that went away: our own states say how the run ended
+        if not outcome.is_whole:
+            raise
+        if outcome.failure is None:
+            _say(
+                f"Prefect does not know how the run ended ({type(error).__name__}); it is finished all the same"
+            )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _inside(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, started: float, make: Make) -> None:
@@ -300,6 +318,7 @@ def _inside(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, started:
         finally:
             stop_scheduling(token)
             _wait_for(scheduler, outcome)
+            outcome.is_whole = True
     if outcome.failure is None:
         show_report(outcome.nodes, house)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,9 +30,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncPrefectClie
         server.wait()
     with temporary_settings({PREFECT_API_URL: server.url}), get_client(sync_client=True) as there:
         yield there
-    assert server.process.stdin is not None
-    server.process.stdin.close()
-    server.process.wait(30)
+    server.close()
 
 
 def deploy(client: SyncPrefectClient, *, steps: int, limit: int = 2) -> str:
