@@ -21,8 +21,11 @@ def work(node: Node, house: House, states: dict[str, str], errors: dict[str, Exc
     is_reused = not house.missing(node)
     handle = house.tracker.start_task(node, is_reused)
     try:
+        task = importlib.import_module(f"tasks.{node.task}")
+        if is_reused and hasattr(task, "reuse"):  # what it did beside its artifact
+            task.reuse(node, house)
         if not is_reused:
-            importlib.import_module(f"tasks.{node.task}").run(node, house)
+            task.run(node, house)
             left = house.missing(node)
             if left:
                 raise AtelierError(f"{node.name}: ended without {', '.join(left)}")

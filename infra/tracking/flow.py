@@ -85,6 +85,9 @@ class FlowTracker:
     def register(self, name: str, record: Record, aliases: list[str]) -> str:
         return self.tracker.register(record, name=name, aliases=aliases)
 
+    def register_later(self, name: str, record: Record, aliases: list[str]) -> None:
+        self.tracker.register_later(record, name=name, aliases=aliases)
+
     def report(self, record: Record, markdown: str, paths: list[str]) -> None:
         self.tracker.report(record, markdown, paths)
 

@@ -159,6 +159,14 @@ class Tracker:
         )
         return str(self._wait(job, f"{record.name} was not registered"))
 
+    def register_later(self, record: Record, *, name: str, aliases: Sequence[str] = ()) -> None:
+        """As `register`, without waiting: for a model that is registered already, unless this MLflow is
+        another, or there was none.
+        """
+        self._worker.put(
+            f"registering {name}", lambda backend: self.models.register(record, name, list(aliases))
+        )
+
     def _wait(self, job: Job, what: str) -> Any:
         job.done.wait(REGISTER_S)
         if job.error or not job.done.is_set():
