@@ -9,7 +9,8 @@ UNSEEN = re.compile(  # control characters, those that turn text round, halves o
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 CUT = " ... "
-LONGEST_PLACE, LONGEST_PROBLEM, LONGEST_WAY_OUT = 200, 1000, 2000  # characters of a ConfigError
+NAME = 200  # characters of a word that may be meant as a name
+LONGEST_PLACE, LONGEST_PROBLEM, LONGEST_WAY_OUT = 200, 400, 2000  # characters of a ConfigError
 
 
 def printable(text: object, most: int = 160, *, keep: str = "") -> str:
@@ -93,5 +94,5 @@ def from_line(line: dict[str, Any]) -> AtelierError:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known name most like `word`, or '' when none is near."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    found = difflib.get_close_matches(word[:NAME], list(known), n=1, cutoff=0.5)
     return found[0] if found else ""

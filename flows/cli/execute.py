@@ -283,9 +283,8 @@ def _embedded(frozen: Frozen, house: House, outcome: Outcome, inside: Callable[[
         if not outcome.is_whole:
             raise
         if outcome.failure is None:
-            _say(
-                f"Prefect does not know how the run ended ({type(error).__name__}); it is finished all the same"
-            )
+            why = type(error).__name__
+            _say(f"Prefect does not know how the run ended ({why}); it is finished all the same")
 
 
 def _say(text: str) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from engine.plan.estimate import estimate
 from engine.plan.goodput import steps_between
+from engine.spec.divisors import largest_divisor
 from engine.spec.error import ConfigError
 from engine.spec.parallel import Parallel
 from engine.spec.pool import Pool
@@ -22,7 +23,7 @@ def with_interval(arguments: Any, pool: Pool) -> Train:
     looks = train.eval_every or max(1, train.num_steps // LOOKS)
     every = _planned(arguments, train, pool)
     if train.keep_every:
-        every = max(step for step in range(1, every + 1) if train.keep_every % step == 0)
+        every = largest_divisor(train.keep_every, every)
     if train.keep_best:
         every = max(1, every // looks) * looks
     return train.model_copy(update={"checkpoint_every": every, "eval_every": looks})

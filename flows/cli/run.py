@@ -18,6 +18,9 @@ from infra.stack.stack import Stack, join_stack
 from infra.store import Store, default_root
 
 LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports stand in the table above it
+BAD_INPUT = ConfigError.exit_code
+AGAIN = "the same command goes on from there"
+MENDED = "with that mended, the command goes on from there"  # as it is, it would fail again
 MULTIRUN, DRY = ("-m", "--multirun"), "--dry-run"
 
 
@@ -54,7 +57,7 @@ def run_to_end(
         check_launcher(frozen.pool, store.root)
     plan = draw(frozen, store)
     if plan.refusals:
-        raise ConfigError("plan", "; ".join(plan.refusals))
+        raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
     with Screen() as screen:
         totals = plan.document()["totals"]
         screen.line(
@@ -98,8 +101,9 @@ def _ended(frozen: Frozen, outcome: Outcome, store: Store) -> int:
         print(f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}", file=sys.stderr)
         if isinstance(outcome.failure, DamageError):
             print(outcome.failure.way_out, file=sys.stderr)
-        print("what is finished is kept; the same command goes on from there", file=sys.stderr)
-        return getattr(outcome.failure, "exit_code", 1)
+        code = getattr(outcome.failure, "exit_code", 1)
+        print("what is finished is kept; " + (AGAIN if code != BAD_INPUT else MENDED), file=sys.stderr)
+        return code
     report = next((node for node in outcome.nodes if node.task == "report"), None)
     if report is not None:
         _show(report, store, frozen)

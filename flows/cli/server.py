@@ -85,8 +85,8 @@ class Server:
         raise AtelierError(f"Prefect's server did not start: {self._words()} (all of it: {self.log})")
 
     def keep(self, say: Say) -> None:
-        """Start it again from now on when it dies or hangs, with one line each time; three times at most until
-        this is asked again.
+        """Start it again from now on when it dies or hangs, with one line each time; three times at most
+        until this is asked again.
         """
         self._say, self._restarts = say, 0
         if self._keeper is None:
@@ -114,8 +114,8 @@ class Server:
         self._refuse()
 
     def _refuse(self) -> None:
-        """Answer in the place of a server that was left: where nobody does, Prefect's client asks for minutes;
-        after this it does not ask again.
+        """Answer in the place of a server that was left: where nobody does, Prefect's client asks for
+        minutes; after this it does not ask again.
         """
         self._listener.settimeout(LOOK_S)
         while self.is_left and not self._ended.is_set():
