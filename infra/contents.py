@@ -25,15 +25,15 @@ def contents_of(urls: list[str], *, place: str = "", most: int = 0) -> list[tupl
     cannot be read, is no regular file, or, with `most`, is empty or has more than so many bytes. `place` is
     what errors name.
     """
-    place = cache_folder() / "contents.json"
+    kept = cache_folder() / "contents.json"
     cache: dict[str, Any] = {}
     with suppress(OSError, ValueError):
-        cache = json.loads(place.read_text())
+        cache = json.loads(kept.read_text())
     known = len(cache)
     result = [(url, _content(url, cache, place, most)) for url in sorted(urls)]
     if len(cache) != known or cache.pop("changed", None):
         with suppress(OSError):
-            write_bytes(str(place), json.dumps(cache).encode())
+            write_bytes(str(kept), json.dumps(cache).encode())
     return result
 
 

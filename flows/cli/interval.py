@@ -6,6 +6,7 @@ from engine.plan.estimate import estimate
 from engine.plan.goodput import steps_between
 from engine.spec.divisors import largest_divisor
 from engine.spec.error import ConfigError
+from engine.spec.layout import check_layout
 from engine.spec.parallel import Parallel
 from engine.spec.pool import Pool
 from engine.spec.train import Train
@@ -35,6 +36,7 @@ def _planned(arguments: Any, train: Train, pool: Pool) -> int:
         return WITHOUT_MODEL
     parallel: Parallel = arguments.parallel
     try:
+        check_layout(parallel, roles, train, prefix="")  # an estimate looks at every rank of a pipeline
         found = [
             estimate(role, train, parallel.of_role(name, is_student=bool(role.teacher)), pool, vocab, steps=1)
             for name, role in roles.items()

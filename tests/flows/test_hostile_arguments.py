@@ -2,6 +2,8 @@
 
 import os
 import random
+import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -100,3 +102,42 @@ def test_words_of_any_kind_are_answered_in_one_short_line(
     if words[0] == "" or draw.random() < 0.3:
         words = words[1:]
     answer(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "pool.slots=1000000000", "pool.slots=735134400", "pool.slots=55440", "model.hidden=999999937",
+        "parallel.expert=1000000000", "parallel.replicate=999999937", "parallel.shard=1000000000",
+        "parallel.tensor=999999937", "parallel.pipeline=1000000000", "train.micro_batch=999999937",
+        "train.global_batch=735134400",
+    ],
+)  # fmt: skip
+def test_a_size_beyond_all_machines_is_answered_at_once(
+    word: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(capsys, "plan", "pretrain", "data=small", "tracker=none", word)
+
+
+def test_a_missing_file_is_told_the_nearest_name_and_nothing_else_of_its_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("novels.txt", "diary.txt", "secret-plans.txt"):
+        (folder / name).write_text("x")
+    err = answer(capsys, "plan", "corpus", *TINY, "data.source=novel.txt")
+    assert f"did you mean {folder}/novels.txt?" in err and "diary" not in err
+    err = answer(capsys, "plan", "corpus", *TINY, "data.source=quux")
+    assert not any(name in err for name in ("novels", "diary", "secret", "folder/", "fifo"))
+
+
+def test_an_installation_is_never_advised_by_a_name_that_is_another_program_s() -> None:
+    """The package of this name on an index is not this one."""
+    project = Path(__file__).parents[2]
+    listed = subprocess.run(["git", "ls-files"], cwd=project, capture_output=True, text=True, check=True)
+    strange = re.compile(r"(pip|uv|pipx)\s[^\n]*install[^\n]*[\s'\"]atelier\b(?!/)|\batelier\[[a-z]")
+    named = [
+        name
+        for name in listed.stdout.splitlines()
+        if (project / name).is_file() and strange.search((project / name).read_text(errors="ignore"))
+    ]
+    assert named in ([], ["CHANGELOG.md"])
