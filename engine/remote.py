@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -17,9 +18,12 @@ from typing import IO, Any, TypeVar
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.config import conf
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 S3 = ("s3", "s3a")
 ANSWER_S = 30.0  # for a small request, its repetitions included
+LISTING_S = 600.0  # for all names below a folder
 SLOWEST = 1 << 20  # bytes a second of a large one
 IN_MEMORY = 32 << 20  # bytes of a file that are held before they go to a temporary one
 MOST_RACES = 10  # for one folder: each lost one means that somebody made a folder of the path
@@ -56,6 +60,32 @@ def ask(system: Any, name: str, *given: Any, num_bytes: int = 0, **named: Any) -
     if isinstance(system, AsyncFileSystem):
         named["timeout"] = ANSWER_S + num_bytes / SLOWEST
     return _polite(system, lambda: getattr(system, name)(*given, **named))
+
+
+def ask_in_time(system: Any, name: str, *given: Any, **named: Any) -> Any:
+    """As `ask`, of any kind of filesystem: one that sets no limits itself is asked in a thread, and left
+    there when it stays silent. A list may take longer.
+    """
+    seconds = LISTING_S if name in ("find", "glob", "ls") else ANSWER_S
+    if isinstance(system, AsyncFileSystem):
+        return _polite(system, lambda: getattr(system, name)(*given, **named, timeout=seconds))
+    if isinstance(system, LocalFileSystem | MemoryFileSystem):
+        return getattr(system, name)(*given, **named)
+    answer: Future[Any] = Future()
+
+    def act() -> None:
+        try:
+            answer.set_result(_polite(system, lambda: getattr(system, name)(*given, **named)))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=act, name=f"asking {name}", daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        if answer.done():
+            raise
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
 
 
 def _polite(system: Any, act: Callable[[], Result]) -> Result:

@@ -43,6 +43,12 @@ def filesystem(url: str) -> tuple[Any, str]:
         raise ConfigError(
             url, f"no such kind of storage ({error})", "give a local folder or an fsspec URL"
         ) from None
+    except OSError:
+        raise
+    except Exception as error:  # some kinds open what they stand on at once, with errors of their own
+        raise ConfigError(
+            url, f"cannot be opened ({type(error).__name__}: {error})", "see that the address is right"
+        ) from None
 
 
 def is_local(url: str) -> bool:

@@ -7,47 +7,75 @@ import json
 import os
 import time
 from contextlib import suppress
+from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from engine.spec.base import fingerprint
-from engine.spec.error import DataError
-from engine.spec.source_files import content_id
+from engine.spec.error import DataError, printable
+from engine.spec.source_files import BLOCK, content_id, reading
 from engine.storage import is_local, local_path, write_bytes
 from infra.cache import cache_folder
 
 YOUNG_S = 2.0  # a file changed so recently may change again within its time stamp's resolution
 
 
-def contents_of(urls: list[str]) -> list[tuple[str, str]]:
-    """(url, digest) of every file, sorted by url. Local files by sha256 of their bytes."""
-    place = cache_folder() / "contents.json"
+def contents_of(urls: list[str], *, place: str = "", most: int = 0) -> list[tuple[str, str]]:
+    """(url, digest) of every file, sorted by url. Local files by sha256 of their bytes. DataError for what
+    cannot be read, is no regular file, or, with `most`, is empty or has more than so many bytes. `place` is
+    what errors name.
+    """
+    kept = cache_folder() / "contents.json"
     cache: dict[str, Any] = {}
     with suppress(OSError, ValueError):
-        cache = json.loads(place.read_text())
+        cache = json.loads(kept.read_text())
     known = len(cache)
-    result = [(url, _local(url, cache) if is_local(url) else content_id(url)) for url in sorted(urls)]
+    result = [(url, _content(url, cache, place, most)) for url in sorted(urls)]
     if len(cache) != known or cache.pop("changed", None):
         with suppress(OSError):
-            write_bytes(str(place), json.dumps(cache).encode())
+            write_bytes(str(kept), json.dumps(cache).encode())
     return result
 
 
-def _local(url: str, cache: dict[str, Any]) -> str:
-    path = local_path(url)
+def _content(url: str, cache: dict[str, Any], place: str, most: int) -> str:
+    with reading(url, place or url):
+        is_here = is_local(url)
+    return _local(url, cache, place, most) if is_here else content_id(url, place)
+
+
+def _local(url: str, cache: dict[str, Any], place: str, most: int) -> str:
+    path, shown = local_path(url), f"{place}{': ' if place else ''}{printable(url)}"
     try:
         stat = path.stat()
         key = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
         hit = cache.get(str(path))
         if hit and hit[:4] == key:
             return hit[4]
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if not S_ISREG(stat.st_mode):
+            raise DataError(f"{shown}: is no regular file; give one, or a folder or glob of files")
+        if most and not stat.st_size:
+            raise DataError(f"{shown}: is empty")
+        if most and stat.st_size > most:
+            raise DataError(f"{shown}: has {stat.st_size} bytes, more than the {most} that are read of it")
+        digest = _digest(path, stat.st_size)
     except OSError as error:
-        raise DataError(f"{url}: cannot be read ({error.strerror})") from None
+        raise DataError(f"{shown}: cannot be read ({error.strerror})") from None
     if time.time() - max(stat.st_mtime, stat.st_ctime) > YOUNG_S:
         cache[str(path)] = [*key, digest]
         cache["changed"] = True
     return digest
+
+
+def _digest(path: Path, size: int) -> str:
+    """sha256 of the file's `size` bytes: some files of the system never end. Not waited for where it would
+    block.
+    """
+    digest = hashlib.sha256()
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        while size and (block := file.read(min(BLOCK, size))):
+            digest.update(block)
+            size -= len(block)
+    return digest.hexdigest()
 
 
 def identity_of(contents: list[tuple[str, str]]) -> dict[str, Any]:

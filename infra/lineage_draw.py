@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-from engine.spec.error import plain
+from engine.spec.error import printable
 from infra.lineage import Graph, Node
 from infra.lineage_picture import numbers_of, to_svg
 
@@ -49,9 +49,9 @@ def _branch(graph: Graph, fp: str, tree: Tree, seen: set[str], *, up: bool) -> N
 def _line(node: Node, label: str, *, bold: bool = False, again: bool = False) -> Text:
     text = Text()
     if label:
-        text.append(plain(label), style="bold yellow" if label.startswith("teacher") else "cyan")
-    text.append(plain(node.name), style="bold" if bold else "")
-    text.append(plain(f"  {node.kind} {node.short}"), style="dim")
+        text.append(printable(label, 0), style="bold yellow" if label.startswith("teacher") else "cyan")
+    text.append(printable(node.name, 0), style="bold" if bold else "")
+    text.append(printable(f"  {node.kind} {node.short}", 0), style="dim")
     if again:
         text.append("  (see above)", style="dim")
     elif numbers_of(node):

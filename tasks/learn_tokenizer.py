@@ -5,17 +5,20 @@ tokenizer.json.
 from typing import Any
 
 from engine.spec.data import Tokenizer
+from engine.spec.source_files import check_no_password
 from infra.contents import contents_of
 from infra.dag import Node, Product, Reference, declare, input_of
 from infra.house import House
 
 VERSION = 1
+MOST_BYTES = 1 << 30  # of a tokenizer.json that is loaded; those of today have 30 MB at most
 
 
 def learn_tokenizer(corpora: dict[str, Reference], tokenizer: Tokenizer) -> Reference:
     """One tokenizer; a loaded one enters by content and has no parents."""
     if tokenizer.load:
-        [(_, digest)] = contents_of([tokenizer.load])
+        check_no_password(tokenizer.load, "tokenizer.load")
+        [(_, digest)] = contents_of([tokenizer.load], place="tokenizer.load", most=MOST_BYTES)
         identity, parents, inputs = {"sha256": digest}, {}, {}
     else:
         identity: dict[str, Any] = {"vocab": tokenizer.vocab}

@@ -34,6 +34,13 @@ def register(models: Mapping[str, Reference], scores: Mapping[str, Reference]) -
     return declare(node, [*models.values(), *scores.values()])["registration"]
 
 
+def reuse(node: Node, house: House) -> None:
+    """A finished registration may have been made without a tracker, or with another one."""
+    for key in node.config["names"]:
+        record = house.record(*node.inputs[f"model.{key}"])
+        house.tracker.register_later(key, record, list(ALIASES))
+
+
 def run(node: Node, house: House) -> None:
     def build(payload: str) -> None:
         output = Output(payload)

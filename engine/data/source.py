@@ -14,13 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import fsspec
-
 from engine.data import standard_library
 from engine.data.progress import Progress
+from engine.remote import open_system
 from engine.spec.data import Source
 from engine.spec.error import DataError
-from engine.spec.source_files import BLOCK, TEXT, TOPICS, content_id, is_stdlib, short_names, stdlib_folder
+from engine.spec.source_files import (
+    BLOCK,
+    TEXT,
+    TOPICS,
+    content_id,
+    is_stdlib,
+    reading,
+    short_names,
+    stdlib_folder,
+)
 
 Files = list[tuple[str, str]]
 
@@ -36,15 +44,16 @@ class Document:
 class _Watched(io.RawIOBase):
     """A reader that hashes and counts all that passes."""
 
-    def __init__(self, inner: IO[bytes], progress: Progress) -> None:
-        self._inner, self._progress = inner, progress
+    def __init__(self, inner: IO[bytes], path: str, progress: Progress) -> None:
+        self._inner, self._path, self._progress = inner, path, progress
         self.digest = hashlib.sha256()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        block = self._inner.read(len(buffer))
+        with reading(self._path, self._path):
+            block = self._inner.read(len(buffer))
         self.digest.update(block)
         self._progress.advance(len(block))
         buffer[: len(block)] = block
@@ -78,9 +87,9 @@ class Reader:
             found = content_id(path) if expected.startswith("remote:") else ""
             if found and found != expected:
                 raise DataError(changed)
-            system, place = fsspec.core.url_to_fs(path)
+            system, place = open_system(path)
             with system.open(place, "rb") as inner:
-                watched = _Watched(inner, self._progress)
+                watched = _Watched(inner, path, self._progress)
                 buffered = io.BufferedReader(watched, BLOCK)
                 yield gzip.GzipFile(fileobj=buffered) if path.endswith(".gz") else buffered  # pyright: ignore
                 while buffered.read(BLOCK):
@@ -125,8 +134,9 @@ def total_bytes(files: Files) -> int:
     """
     total = 0
     for path, _ in files:
-        system, place = fsspec.core.url_to_fs(path)
-        total += int(system.size(place) or 0) if system.exists(place) else 0
+        with reading(path, path):
+            system, place = open_system(path)
+            total += int(system.size(place) or 0) if system.exists(place) else 0
     return total
 
 

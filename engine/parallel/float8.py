@@ -29,7 +29,9 @@ def use_float8(model: nn.Module, *, emulate: bool = False) -> None:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:
         raise ConfigError(
-            "train.precision", "fp8 needs torchao", "pip install 'atelier[fp8]', or precision=bf16"
+            "train.precision",
+            "fp8 needs torchao",
+            "pip install -e '.[fp8]' in the checkout, or precision=bf16",
         ) from None
 
     def is_chosen(module: nn.Module, path: str) -> bool:

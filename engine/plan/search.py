@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.plan.estimate import Estimate, Setting
+from engine.spec.divisors import divisors
 from engine.spec.error import ConfigError
 from engine.spec.layout import check_layout
 from engine.spec.parallel import Parallel, Recompute
@@ -149,4 +150,4 @@ def _schedules(base: Parallel, num_micro: int, num_layers: int) -> Iterator[Para
 
 
 def _divisors(number: int, most: int) -> list[int]:
-    return [size for size in range(1, min(number, max(1, most)) + 1) if number % size == 0]
+    return divisors(number, max(1, most))

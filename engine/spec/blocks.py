@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from engine.spec.base import Count
+from engine.spec.divisors import divisors
 from engine.spec.error import ConfigError
 from engine.spec.kinds import ModelSpec
 
@@ -106,8 +107,8 @@ class Blocks(ModelSpec):
 def check_heads(hidden: int, num_heads: int, *, is_rotary: bool = True, place: str = "") -> None:
     """ValueError unless the heads divide the width, and rotary ones are of even width."""
     if hidden % num_heads:
-        fits = [h for h in range(1, hidden + 1) if hidden % h == 0 and hidden // h >= 8]
-        near = min(fits, key=lambda h: abs(h - num_heads))
+        fits = [h for h in divisors(hidden, hidden) if hidden // h >= 8]
+        near = min(fits or [1], key=lambda h: abs(h - num_heads))
         raise ValueError(
             f"{place}hidden {hidden} is not divisible by {place}num_heads {num_heads};"
             f" {place}num_heads={near} would fit"

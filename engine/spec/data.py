@@ -108,7 +108,7 @@ class Finetune(Spec):
     labels: Labels = Field(default=Labels(), description="the labelled examples")
     num_labels: int = Field(default=256, ge=2, description="training examples a draw")
     draws: int = Field(
-        default=5, ge=1, description="random draws of training examples; each is one fine-tuning"
+        default=5, ge=1, le=10_000, description="random draws of training examples; each is one fine-tuning"
     )
     epochs: int = Field(default=8, ge=1, description="passes over a draw")
     batch: int = Field(default=16, ge=1, description="examples a step")

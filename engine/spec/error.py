@@ -5,11 +5,30 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-# what a terminal acts upon instead of showing it: control characters, marks that turn the direction of text,
-# half characters
-_UNSEEN = "\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_ACTS = re.compile(f"[{_UNSEEN}]")
-_ACTS_IN_TEXT = re.compile(f"[{_UNSEEN}]".replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+UNSEEN = re.compile(  # control characters, those that turn text round, halves of characters
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+CUT = " ... "
+NAME = 200  # characters of a word that may be meant as a name
+LONGEST_PLACE, LONGEST_PROBLEM, LONGEST_WAY_OUT = 200, 400, 2000  # characters of a ConfigError
+
+
+def printable(text: object, most: int = 160, *, keep: str = "") -> str:
+    """`text` as a terminal may show it: what is in `UNSEEN` is written out (\\n, \\x1b, \\udcff), but for the
+    characters of `keep`; of more than `most` characters the middle is left out (0 = all stay).
+    """
+    seen = UNSEEN.sub(
+        lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(),
+        _shortened(str(text), most),
+    )
+    return _shortened(seen, most)
+
+
+def _shortened(text: str, most: int) -> str:
+    if not most or len(text) <= most:
+        return text
+    left = max(most - len(CUT), 2)
+    return f"{text[: left - left // 3]}{CUT}{text[-(left // 3) :] if left // 3 else ''}"
 
 
 class AtelierError(Exception):
@@ -22,14 +41,16 @@ class AtelierError(Exception):
 
 class ConfigError(AtelierError):
     """Bad input, known before anything runs. `place` is the configuration key or file, `problem` has the
-    value, `way_out` what to do.
+    value, `way_out` what to do; all of it is kept short and on one line, whatever the value is.
     """
 
     exit_code = 2
 
     def __init__(self, place: str, problem: str, way_out: str = "") -> None:
-        self.place, self.problem, self.way_out = place, problem, way_out
-        super().__init__(f"{place}: {problem}" + (f"; {way_out}" if way_out else ""))
+        self.place = printable(place, LONGEST_PLACE)
+        self.problem = printable(problem, LONGEST_PROBLEM)
+        self.way_out = printable(way_out, LONGEST_WAY_OUT)
+        super().__init__(f"{self.place}: {self.problem}" + (f"; {self.way_out}" if way_out else ""))
 
 
 class DataError(AtelierError):
@@ -60,13 +81,6 @@ class StoppedError(AtelierError):
     """Stopped on request (Ctrl-C, SIGTERM); everything finished is kept."""
 
 
-def plain(text: object, *, lines: bool = False) -> str:
-    """`text` as it may be shown on a terminal or written to a log, whoever it comes from: what would act on
-    the terminal is spelled out. With `lines` it may be several lines with tabs.
-    """
-    return (_ACTS_IN_TEXT if lines else _ACTS).sub(lambda found: ascii(found[0])[1:-1], str(text))
-
-
 def of_system(error: OSError) -> AtelierError:
     """What the system refused, and where, as an error that a user reads."""
     return AtelierError(f"{error.filename or 'input or output'}: {error.strerror or error}")
@@ -84,5 +98,5 @@ def from_line(line: dict[str, Any]) -> AtelierError:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known name most like `word`, or '' when none is near."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    found = difflib.get_close_matches(word[:NAME], list(known), n=1, cutoff=0.5)
     return found[0] if found else ""

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 
+from engine.spec.divisors import largest_divisor
 from engine.spec.error import ConfigError
-from engine.spec.kinds import Limit
 from engine.spec.objective.attention import Attention
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
@@ -137,7 +137,7 @@ def _check_role(layout: Parallel, name: str, role: Role, model: str) -> None:
             raise ConfigError(
                 f"{place}.{limit.axis}",
                 f"{size} does not divide {where}",
-                f"{limit.axis}={_largest_divisor(limit, size)} would fit",
+                f"{limit.axis}={largest_divisor(limit.number, size)} would fit",
             )
     if layout.stages and not role.teacher:
         num_layers, num_stages = role.model.num_layers, layout.num_stages
@@ -238,7 +238,3 @@ def _check_compared(layout: Parallel, name: str, role: Role, teacher: Role, obje
 
 def _place(layout: Parallel, name: str) -> str:
     return f"parallel.roles.{name}" if name in layout.roles else "parallel"
-
-
-def _largest_divisor(limit: Limit, size: int) -> int:
-    return max(r for r in range(1, size + 1) if limit.number % r == 0)

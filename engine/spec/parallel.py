@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from engine.spec.base import Count, Spec
+from engine.spec.divisors import largest_divisor
 from engine.spec.error import ConfigError
 
 Recompute = Literal["none", "selective", "full"]
@@ -136,7 +137,7 @@ class Parallel(Spec):
         """
         if self.num_stages <= most:
             return self
-        pipeline = max(size for size in range(1, most + 1) if self.pipeline % size == 0)
+        pipeline = largest_divisor(self.pipeline, most)
         freed = {"pipeline": pipeline, "replicate": self.replicate * (self.pipeline // pipeline)}
         return self.model_copy(update=freed | {"schedule": "1f1b", "stages": (), "speeds": ()})
 
@@ -166,7 +167,7 @@ class Parallel(Spec):
         """Refuse a batch that the ranks cannot share evenly."""
         data = self.axes.data
         if global_batch % data:
-            fits = max(r for r in range(1, data + 1) if global_batch % r == 0)
+            fits = largest_divisor(global_batch, data)
             expert = f" x expert {self.expert}" if self.expert > 1 else ""
             raise ConfigError(
                 "parallel",
@@ -176,7 +177,7 @@ class Parallel(Spec):
             )
         each = global_batch // data
         if micro_batch != "auto" and each % micro_batch:
-            fits = max(m for m in range(1, micro_batch + 1) if each % m == 0)
+            fits = largest_divisor(each, micro_batch)
             raise ConfigError(
                 "train.micro_batch",
                 f"{micro_batch} does not divide the {each} sequences of a rank",

@@ -5,11 +5,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.spec.base import Count, Spec, nearest
+from engine.spec.base import Spec, nearest
 from engine.spec.device import ALIASES, CPU, DEVICES, Device, known
 from engine.spec.error import ConfigError
 
 Fact = Annotated[float, Field(gt=0)] | Literal["auto"]
+MOST_SLOTS = 1 << 16  # a plan looks at every number of ranks that divides them
 Share = Annotated[float, Field(gt=0, le=1)] | Literal["auto"]
 
 
@@ -88,7 +89,7 @@ class Pool(Spec):
         description="whose software plans are made for: ours, or that of the papers whose figures plans are "
         "held against (attention with its scores in memory)",
     )
-    slots: Count | Literal["auto"] = Field(
+    slots: Annotated[int, Field(ge=1, le=MOST_SLOTS)] | Literal["auto"] = Field(
         default="auto", description="ranks that may run at once; auto = cores (cpu) or gpus"
     )
 

@@ -3,7 +3,9 @@ starts.
 """
 
 from collections.abc import Mapping
+from math import gcd
 
+from engine.spec.divisors import largest_divisor
 from engine.spec.error import ConfigError
 from engine.spec.kinds import ObjectiveSpec
 from engine.spec.objective.attention import Attention
@@ -60,9 +62,7 @@ def _check_heads(place: str, objective: Attention, role: Role, teacher: Role) ->
         )
     for whose, model in (("the student's", role.model), (f"{role.teacher}'s", teacher.model)):
         if model.hidden % heads:
-            near = max(
-                r for r in range(1, heads + 1) if role.model.hidden % r == 0 and teacher.model.hidden % r == 0
-            )
+            near = largest_divisor(gcd(role.model.hidden, teacher.model.hidden), heads)
             raise ConfigError(
                 place, f"{heads} does not divide {whose} width {model.hidden}", f"{near} would fit"
             )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.forkserver import is_possible
-from engine.spec.error import AtelierError, StoppedError, of_system, plain
+from engine.spec.error import AtelierError, StoppedError, of_system, printable
 from engine.storage import is_local, local_path
 from flows.cli.bodies import body
 from flows.cli.compose import Frozen
@@ -44,6 +44,7 @@ EMBEDDED = {
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # what is lost while a server is away is told in one line
     "PREFECT_CLI_PROMPT": "false",
     "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
@@ -64,6 +65,7 @@ class Outcome:
     failure: Exception | None = None
     failed: str = ""
     untracked: list[str] = field(default_factory=list)
+    is_whole: bool = False  # every node has ended, and how is known, whatever becomes of Prefect
     prefect_s: float = 0.0
     total_s: float = 0.0
 
@@ -108,6 +110,7 @@ def embed(root: str) -> Server | None:
         return None
     server = own_server(home)
     os.environ["PREFECT_API_URL"] = server.url
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # 2 + 4 + 8 s; it is here, or it has been left
     return server
 
 
@@ -231,7 +234,7 @@ def _rely_on(plan: Plan, house: House) -> None:
     """Now that the run's manifest says what it needs: wait for who removes things, and see that all is there
     that none of its nodes makes.
     """
-    wait_for_removals(house.store.root, lambda text: print(plain(text), file=sys.stderr), house.stop)
+    wait_for_removals(house.store.root, lambda text: print(printable(text, 0), file=sys.stderr), house.stop)
     made = {(p.kind, p.fingerprint) for node in plan.nodes for p in node.products.values()}
     for role, (kind, fingerprint) in {k: v for node in plan.nodes for k, v in node.inputs.items()}.items():
         if (kind, fingerprint) not in made and house.store.find(kind, fingerprint) is None:
@@ -328,8 +331,22 @@ def _embedded(frozen: Frozen, house: House, outcome: Outcome, inside: Callable[[
             raise outcome.failure
 
     if server is not None:
+        server.keep(_say)
         server.wait()
-    dag(frozen.document)
+    try:
+        dag(frozen.document)
+    except AtelierError:
+        raise
+    except Exception as error:  # Prefect's, of a server that went away: our own states say how the run ended
+        if not outcome.is_whole:
+            raise
+        if outcome.failure is None:
+            why = type(error).__name__
+            _say(f"Prefect does not know how the run ended ({why}); it is finished all the same")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _inside(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, started: float, make: Make) -> None:
@@ -358,6 +375,7 @@ def _inside(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, started:
         finally:
             stop_scheduling(token)
             _wait_for(scheduler, outcome)
+            outcome.is_whole = True
     if outcome.failure is None:
         show_report(outcome.nodes, house)
 

@@ -4,7 +4,9 @@ from typing import Any
 
 from engine.plan.estimate import estimate
 from engine.plan.goodput import steps_between
+from engine.spec.divisors import largest_divisor
 from engine.spec.error import ConfigError
+from engine.spec.layout import check_layout
 from engine.spec.parallel import Parallel
 from engine.spec.pool import Pool
 from engine.spec.train import Train
@@ -22,7 +24,7 @@ def with_interval(arguments: Any, pool: Pool) -> Train:
     looks = train.eval_every or max(1, train.num_steps // LOOKS)
     every = _planned(arguments, train, pool)
     if train.keep_every:
-        every = max(step for step in range(1, every + 1) if train.keep_every % step == 0)
+        every = largest_divisor(train.keep_every, every)
     if train.keep_best:
         every = max(1, every // looks) * looks
     return train.model_copy(update={"checkpoint_every": every, "eval_every": looks})
@@ -34,6 +36,7 @@ def _planned(arguments: Any, train: Train, pool: Pool) -> int:
         return WITHOUT_MODEL
     parallel: Parallel = arguments.parallel
     try:
+        check_layout(parallel, roles, train, prefix="")  # an estimate looks at every rank of a pipeline
         found = [
             estimate(role, train, parallel.of_role(name, is_student=bool(role.teacher)), pool, vocab, steps=1)
             for name, role in roles.items()

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.plan.search import Option, search
+from engine.spec.divisors import divisors
 from engine.spec.error import ConfigError
 from engine.spec.layout import check_layout
 from engine.spec.parallel import Parallel
@@ -48,7 +49,7 @@ def fastest_layout(arguments: Any, pool: Pool, slots: int, cores: int) -> Option
     role = roles[largest].model_copy(update={"model": models[largest]})
     wanted = (parallel.recompute,) if parallel.recompute != "none" or pool.is_cpu else None
     found: list[Option] = []
-    for ranks in [size for size in range(1, slots + 1) if slots % size == 0] if pool.is_cpu else [slots]:
+    for ranks in divisors(slots, slots) if pool.is_cpu else [slots]:
         like = parallel.resolved(ranks, cores)
         limited = pool.model_copy(update={"memory_gb": limit_gb(pool, ranks)})
         more = {"recompute": wanted} if wanted else {}

@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 
-from engine.spec.error import AtelierError, ConfigError, DamageError, nearest, plain
+from engine.spec.error import AtelierError, ConfigError, DamageError, nearest, printable
 from flows.cli import catalog, help, hydra_flags, syntax
 
 # numpy's products here are tiny: its threads would wait for each other, many times as long on a busy machine
@@ -17,6 +17,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 FLAGS = ("--help", "--version", "--completion", "--hydra-help")
 SWEEP = ("-m", "--multirun", "--dry-run")
 RESUME = ("--accept-code", "--fresh")
+MOST = 400  # characters of an error that is not ours
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -25,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
         return _dispatch(list(arguments))
     except AtelierError as error:
         text = f"{error}; {error.way_out}" if isinstance(error, DamageError) else str(error)
-        print(plain(text), file=sys.stderr)
+        print(printable(text, 0, keep="\n"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -34,13 +35,13 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        print(plain(f"{error.filename or 'atelier'}: {error.strerror or error}"), file=sys.stderr)
+        print(printable(f"{error.filename or 'atelier'}: {error.strerror or error}", MOST), file=sys.stderr)
         return 1
     except Exception as error:  # a fault of ours: keep the trace, show one line
         with tempfile.NamedTemporaryFile("w", prefix="atelier-", suffix=".trace", delete=False) as file:
             traceback.print_exc(file=file)
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"atelier: {plain(text)} (a fault of Atelier's own; trace: {file.name})", file=sys.stderr)
+        text = printable(" ".join(f"{type(error).__name__}: {error}".split()), MOST)
+        print(f"atelier: {text} (a fault of Atelier's own; trace: {file.name})", file=sys.stderr)
         return 1
 
 

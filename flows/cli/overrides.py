@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from reprlib import Repr
 from typing import Any
 
-from engine.spec.error import ConfigError, nearest
+from engine.spec.error import UNSEEN, ConfigError, nearest
 from flows.cli.catalog import CONF, options
 
 SPECIAL = re.compile(r"(?<![\w-])_(?!here_|global_|group_|self_)[a-z]+_(?![\w-])")
@@ -15,9 +15,6 @@ NUMBER = re.compile(r"[0-9_]{1000}")  # Python refuses to read many more digits
 LIST_MARKS = re.compile(r"[\[\],\s\"']+")
 GROUP = re.compile(r"^[+~]{0,2}/?(?P<group>[\w-]+(/[\w-]+)*)/?(@[^=]*)?=(?P<value>.*)$", re.DOTALL)
 FORM_KEY = re.compile(r"^(\+{1,2}|~)?(?P<key>[A-Za-z_][A-Za-z0-9_./-]{0,200}(@[A-Za-z0-9_.]{1,200})?)(?==|$)")
-UNSEEN = re.compile(  # control characters, those that turn text round, halves of characters
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
 MOST_NESTED = 20
 MOST_WORDS = 200  # of a form; a person at a command line may write as much as the shell takes
 MOST_LETTERS = 10_000  # of one override

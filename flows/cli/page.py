@@ -1,6 +1,8 @@
 """What the Prefect page of a run shows: the plan as a table, and at the end the report with its picture."""
 
 import base64
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from engine.storage import join, read_bytes
@@ -26,9 +28,8 @@ def show_plan(plan: Plan) -> None:
         for row in plan.rows
     ]
     totals = plan.document()["totals"]
-    create_table_artifact(
-        table=rows, key="plan", description=f"{totals['reuse']} artifacts to reuse, {totals['run']} to make"
-    )
+    about = f"{totals['reuse']} artifacts to reuse, {totals['run']} to make"
+    _put(create_table_artifact, table=rows, key="plan", description=about)
 
 
 def show_report(nodes: list[Node], house: House) -> None:
@@ -47,9 +48,22 @@ def show_report(nodes: list[Node], house: House) -> None:
     if "lineage.svg" in paths:
         drawing = base64.b64encode(read_bytes(join(folder, paths["lineage.svg"]))).decode()
         text = text.replace("(lineage.svg)", f"(data:image/svg+xml;base64,{drawing})")
-    create_markdown_artifact(
-        markdown=text, key="report", description=f"{record.name}: results, curves, samples"
-    )
+    about = f"{record.name}: results, curves, samples"
+    _put(create_markdown_artifact, markdown=text, key="report", description=about)
+
+
+def _put(create: Callable[..., Any], **artifact: Any) -> None:
+    """Put an artifact on the run's page, which is only for looking at: a server that is away keeps the run
+    from nothing.
+    """
+    from infra.stack.api import is_away  # with Prefect, as above
+
+    try:
+        create(**artifact)
+    except Exception as error:
+        if not is_away(error):
+            raise
+        print(f"Prefect's page is without the {artifact['key']}: its server is away", file=sys.stderr)
 
 
 def report_files(nodes: list[Node], store: Store) -> tuple[Any, str, dict[str, str]] | None:

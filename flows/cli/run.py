@@ -7,7 +7,7 @@ import time
 
 from rich.console import Console
 
-from engine.spec.error import AtelierError, ConfigError, DamageError, StoppedError, plain
+from engine.spec.error import AtelierError, ConfigError, DamageError, StoppedError, printable
 from flows.cli.compose import Frozen, compose
 from flows.cli.execute import Outcome, is_configured, reuse_all, run_flow
 from flows.cli.plan import Plan, draw
@@ -18,6 +18,9 @@ from infra.stack.stack import Stack, join_stack
 from infra.store import Store, default_root
 
 LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports stand in the table above it
+BAD_INPUT = ConfigError.exit_code
+AGAIN = "the same command goes on from there"
+MENDED = "with that mended, the command goes on from there"  # as it is, it would fail again
 MULTIRUN, DRY = ("-m", "--multirun"), "--dry-run"
 
 
@@ -54,7 +57,7 @@ def run_to_end(
         check_launcher(frozen.pool, store.root)
     plan = draw(frozen, store)
     if plan.refusals:
-        raise ConfigError("plan", "; ".join(plan.refusals))
+        raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
     with Screen() as screen:
         totals = plan.document()["totals"]
         screen.line(
@@ -95,13 +98,17 @@ def is_made(node: Node, store: Store) -> bool:
 
 def _ended(frozen: Frozen, outcome: Outcome, store: Store) -> int:
     for text in outcome.untracked:
-        print(plain(f"not in MLflow yet: {text}"), file=sys.stderr)
+        print(printable(f"not in MLflow yet: {text}", 0), file=sys.stderr)
     if outcome.failure is not None:
-        print(plain(f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}"), file=sys.stderr)
+        print(
+            printable(f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}", 0),
+            file=sys.stderr,
+        )
         if isinstance(outcome.failure, DamageError):
             print(outcome.failure.way_out, file=sys.stderr)
-        print("what is finished is kept; the same command goes on from there", file=sys.stderr)
-        return getattr(outcome.failure, "exit_code", 1)
+        code = getattr(outcome.failure, "exit_code", 1)
+        print("what is finished is kept; " + (AGAIN if code != BAD_INPUT else MENDED), file=sys.stderr)
+        return code
     report = next((node for node in outcome.nodes if node.task == "report"), None)
     if report is not None:
         _show(report, store, frozen)
@@ -123,7 +130,7 @@ def _show(report: Node, store: Store, frozen: Frozen) -> None:
     console = Console(highlight=False)
     console.print(terminal_table(content))
     for note in content.notes:
-        console.print(f"  {plain(note)}", markup=False)
+        console.print(f"  {printable(note, 0)}", markup=False)
     if content.graph is not None:
         console.print(to_tree(content.graph.only(LINEAGE)))
     product = report.products["report"]

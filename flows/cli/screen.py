@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from engine.spec.error import plain
+from engine.spec.error import printable
 
 EVERY_S = 5.0
 
@@ -45,7 +45,7 @@ class Screen:
 
     def line(self, text: str) -> None:
         """Show what somebody else said; its brackets are no markup."""
-        self._marked(escape(plain(text)))
+        self._marked(escape(printable(text, 0)))
 
     def _marked(self, text: str) -> None:
         with self._lock:
@@ -86,7 +86,7 @@ class Screen:
             "stopped": "[yellow]-[/]",
         }.get(state, " ")
         detail = message.get("detail", "")
-        self._marked(f"{mark} {escape(plain(f'{node:<28} {state:<8} {took:>9}  {detail}'))}".rstrip())
+        self._marked(f"{mark} {escape(printable(f'{node:<28} {state:<8} {took:>9}  {detail}', 0))}".rstrip())
 
     def _step(self, node: str, message: dict[str, Any]) -> None:
         detail = _detail(message)
@@ -109,7 +109,7 @@ class Screen:
 
 
 def _said(node: str, text: object) -> str:
-    return escape(plain(f"{node}: {text}"))
+    return escape(printable(f"{node}: {text}", 0))
 
 
 def _detail(message: dict[str, Any]) -> str:

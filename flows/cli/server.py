@@ -2,11 +2,13 @@
 
 Prefect's own temporary server shares the terminal's process group, so that Ctrl-C ends it before the flow has
 told it of its stop; and it stays behind when the flow is killed. This one leads a session of its own and ends
-when its standard input does.
+when its standard input does. When it dies or hangs in the middle of a run it is started again at the same
+address: whoever asks meanwhile waits, because the process that started it keeps the listening socket.
 """
 
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +16,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 
 from engine.spec.error import AtelierError
@@ -22,8 +26,12 @@ from engine.spec.error import AtelierError
 PROJECT = Path(__file__).resolve().parent.parent.parent
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 FAREWELL_S = 5.0  # for what is still to be written when the flow's process has ended
-PATIENCE_S = 120.0
+PATIENCE_S = 120.0  # for its start
+LOOK_S = 1.0
+ASK_S, ANSWER_S, SILENT_S = 5.0, 2.0, 30.0  # between two questions, for an answer, until it is held to hang
+RESTARTS = 3
 
+Say = Callable[[str], None]
 _started: list["Server"] = []  # one a process
 
 
@@ -32,17 +40,35 @@ class Server:
 
     def __init__(self, home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.log = home / "server.err"
-        listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-        with open(self.log, "wb") as log, listener:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.cli.server", str(listener.fileno()), str(home)],
+        self.home, self.log = home, home / "server.err"
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/api"
+        self._keeper: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._restarts = 0
+        self.is_left = False  # it has died too often, and is not started again
+        self.process = self._start()
+
+    def revive(self) -> None:
+        """Start one that was left once more, at the same address."""
+        self.is_left = False
+        if self._keeper is not None:
+            self._keeper.join()
+        self._keeper = None
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._is_up, self._looks_stopped = False, 0
+        self._heard = self._asked = time.monotonic()
+        descriptor = self._listener.fileno()
+        with open(self.log, "ab" if self._restarts else "wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "flows.cli.server", str(descriptor), str(self.home)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 env=os.environ | EPHEMERAL,
-                pass_fds=(listener.fileno(),),
+                pass_fds=(descriptor,),
                 start_new_session=True,
                 cwd=PROJECT,
             )
@@ -50,21 +76,113 @@ class Server:
     def wait(self) -> None:
         """Return when it answers; AtelierError with its own words when it does not come up."""
         deadline = time.monotonic() + PATIENCE_S
-        while self.process.poll() is None and time.monotonic() < deadline:
-            with (
-                suppress(urllib.error.URLError, OSError),
-                urllib.request.urlopen(self.url + "/health", timeout=PATIENCE_S),
-            ):
+        while time.monotonic() < deadline and not self.is_left:
+            if self._answers():
                 return
+            if self._keeper is None and self.process.poll() is not None:
+                break
             time.sleep(0.05)
-        words = self.log.read_text(errors="replace").strip().splitlines()[-1:] or ["no word"]
-        raise AtelierError(f"Prefect's server did not start: {words[0]} (all of it: {self.log})")
+        raise AtelierError(f"Prefect's server did not start: {self._words()} (all of it: {self.log})")
+
+    def keep(self, say: Say) -> None:
+        """Start it again from now on when it dies or hangs, with one line each time; three times at most
+        until this is asked again.
+        """
+        self._say, self._restarts = say, 0
+        if self._keeper is None:
+            self._keeper = threading.Thread(target=self._watch, name="Prefect's server", daemon=True)
+            self._keeper.start()
+
+    def close(self) -> None:
+        """End it and wait until it has."""
+        self._ended.set()
+        if self._keeper is not None:
+            self._keeper.join()
+        self._reap()
+        self._listener.close()
+
+    def _reap(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def _watch(self) -> None:
+        while not self.is_left and not self._ended.wait(LOOK_S):
+            trouble = self._trouble()
+            if trouble:
+                self._begin_again(trouble)
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """Answer in the place of a server that was left: where nobody does, Prefect's client asks for
+        minutes; after this it does not ask again.
+        """
+        self._listener.settimeout(LOOK_S)
+        while self.is_left and not self._ended.is_set():
+            with suppress(OSError):
+                asking, _ = self._listener.accept()
+                with asking:
+                    asking.settimeout(ANSWER_S)
+                    asking.recv(1 << 16)
+                    asking.sendall(b"HTTP/1.1 500 Left\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    def _trouble(self) -> str:
+        """What is wrong with it just now; '' when nothing is."""
+        code = self.process.poll()
+        if code is not None:
+            return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        self._looks_stopped = self._looks_stopped + 1 if is_stopped(self.process.pid) else 0
+        if self._looks_stopped > 1:  # once may be a whole machine's pause
+            return "was stopped"
+        now = time.monotonic()
+        if now - self._asked < (ASK_S if self._is_up else LOOK_S):
+            return ""
+        self._asked = now
+        if self._answers():
+            self._is_up, self._heard = True, time.monotonic()
+        return "does not answer" if now - self._heard > (SILENT_S if self._is_up else PATIENCE_S) else ""
+
+    def _begin_again(self, trouble: str) -> None:
+        self.process.kill()
+        self._reap()
+        is_broken = not self._is_up and self.process.returncode > 0  # it would end the same way again
+        if is_broken or self._restarts >= RESTARTS:
+            self.is_left = True
+            self._say(f"Prefect's server {trouble} ({self._words()}): the run goes on without its page")
+            return
+        self._restarts += 1
+        self.process = self._start()
+        self._say(f"Prefect's server {trouble}: started again")
+
+    def _answers(self) -> bool:
+        with (
+            suppress(urllib.error.URLError, OSError, HTTPException),
+            urllib.request.urlopen(self.url + "/health", timeout=ANSWER_S),
+        ):
+            return True
+        return False
+
+    def _words(self) -> str:
+        """The last that it wrote."""
+        return (self.log.read_text(errors="replace").strip().splitlines()[-1:] or ["no word"])[0]
+
+
+def is_stopped(pid: int) -> bool:
+    """True for a process of this machine that SIGSTOP holds."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
 
 
 def own_server(home: Path) -> Server:
-    """This process's server, started by the first call."""
-    if not _started or _started[0].process.poll() is not None:
-        _started[:] = [Server(home)]
+    """This process's server, started by the first call. Prefect reads its address once, so it stays the same
+    one, dead or alive.
+    """
+    if not _started:
+        _started.append(Server(home))
+    elif _started[0].is_left:
+        _started[0].revive()
     return _started[0]
 
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engine.spec.error import plain
+from engine.spec.error import printable
 
 
 def print_table(
@@ -26,7 +26,7 @@ def print_table(
             column, justify="right" if column in numeric else "left", no_wrap=not is_flexible, overflow="fold"
         )
     for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in row))  # Text: a cell's brackets are no markup
+        table.add_row(*(Text(printable(cell, 0)) for cell in row))  # Text: a cell's brackets are no markup
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():

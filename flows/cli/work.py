@@ -24,6 +24,8 @@ def work(node: Node, house: House, states: dict[str, str], errors: dict[str, Exc
         task = importlib.import_module(f"tasks.{node.task}")
         if is_reused and hasattr(task, "mend"):
             task.mend(node, house)
+        if is_reused and hasattr(task, "reuse"):  # what it did beside its artifact
+            task.reuse(node, house)
         if not is_reused:
             task.run(node, house)
             left = house.missing(node)

@@ -44,7 +44,7 @@ def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
             frozen = in_sweep(frozen, Ledger(store, sweep).entry(int(number)))
         plan = draw(frozen, store)
         if plan.refusals:
-            raise ConfigError("plan", "; ".join(plan.refusals))
+            raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
     except AtelierError as error:
         text = str(error)[:LONGEST]
         log.error(text)

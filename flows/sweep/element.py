@@ -38,7 +38,7 @@ def run(ledger: Ledger, entry: Entry, hear: Any, stop: threading.Event) -> Outco
     frozen = with_companions(frozen, roles)
     plan = draw(frozen, ledger.store)
     if plan.refusals:
-        raise ConfigError("plan", "; ".join(plan.refusals))
+        raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
     command = "atelier " + shlex.join([frozen.flow, *frozen.overrides])
     return run_flow(frozen, plan, ledger.store, command, hear, sweep=ledger.id, run_id=entry.run, stop=stop)
 

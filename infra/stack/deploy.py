@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import State, StateType
 from prefect.events.actions import ChangeFlowRunState
@@ -19,6 +19,7 @@ from prefect.exceptions import ObjectNotFound
 
 DEPLOYMENT = "atelier"  # every flow's deployment: `titan/atelier`
 WORK = "work"
+TAG = "atelier"
 DEAD_AFTER_S = 60  # two heartbeats
 ENTRY = "flows.served.entry"
 # A pool's jobs are this command in the worker's environment. Whoever may submit a run must not be able to
@@ -47,9 +48,12 @@ class Deployed:
 
 
 def put_pool(client: SyncPrefectClient, name: str, about: str, limit: int) -> None:
-    """A process pool that runs at most `limit` flows at once; an existing one is brought up to date."""
+    """A process pool that runs at most `limit` flows at once; an existing one is brought up to date. A limit
+    that a person has set on its page stays until ours is another, which its description remembers.
+    """
+    about = f"{about}; {limit} at once"
     try:
-        client.read_work_pool(name)
+        found = client.read_work_pool(name)
     except ObjectNotFound:
         client.create_work_pool(
             WorkPoolCreate(
@@ -61,8 +65,8 @@ def put_pool(client: SyncPrefectClient, name: str, about: str, limit: int) -> No
             )
         )
         return
-    update = WorkPoolUpdate(description=about, concurrency_limit=limit, base_job_template=TEMPLATE)
-    client.update_work_pool(name, update)
+    new = {} if found.description == about else {"description": about, "concurrency_limit": limit}
+    client.update_work_pool(name, WorkPoolUpdate(base_job_template=TEMPLATE, **new))
 
 
 def put_queues(client: SyncPrefectClient, pool: str) -> None:
@@ -76,19 +80,32 @@ def put_queues(client: SyncPrefectClient, pool: str) -> None:
 
 
 def put_deployment(client: SyncPrefectClient, deployed: Deployed) -> str:
-    """Create or replace the flow's deployment; its id."""
-    flow_id = client.create_flow_from_name(deployed.flow)
-    found = client.create_deployment(
-        flow_id,
-        name=deployed.name,
-        description=deployed.about,
-        work_pool_name=deployed.pool,
-        entrypoint=f"{ENTRY}.{deployed.entry or deployed.flow}",
-        parameter_openapi_schema=deployed.form,
-        enforce_parameter_schema=True,
-        tags=["atelier"],
-    )
-    return str(found)
+    """Create the flow's deployment, or bring what is ours of it up to date; its id.
+
+    What a person has set on its page stays: schedules, the limit of concurrent runs, tags, defaults of
+    parameters, whether it is paused. So nothing of that is sent: Prefect's upsert replaces what it is not
+    told of.
+    """
+    ours: dict[str, Any] = {
+        "description": deployed.about,
+        "entrypoint": f"{ENTRY}.{deployed.entry or deployed.flow}",
+        "parameter_openapi_schema": deployed.form,
+        "enforce_parameter_schema": True,
+    }
+    try:
+        found = client.read_deployment_by_name(f"{deployed.flow}/{deployed.name}")
+    except ObjectNotFound:
+        flow_id = client.create_flow_from_name(deployed.flow)
+        made = client.create_deployment(
+            flow_id, name=deployed.name, work_pool_name=deployed.pool, tags=[TAG], **ours
+        )
+        return str(made)
+    if found.work_pool_name != deployed.pool:  # told again, it would put runs into the pool's default queue
+        ours["work_pool_name"] = deployed.pool
+    if TAG not in found.tags:
+        ours["tags"] = [*found.tags, TAG]
+    client.update_deployment(found.id, DeploymentUpdate(**ours))
+    return str(found.id)
 
 
 def is_silence(state: State[Any]) -> bool:

@@ -46,6 +46,13 @@ class Stack:
             return {}
         return self.addresses.client(self.credentials)
 
+    def tracking(self) -> dict[str, str]:
+        """Of `client`, what MLflow's clients need; empty when its MLflow server does not run."""
+        if self.addresses is None or not service.is_running(self.state["mlflow"]):
+            return {}
+        found = self.addresses.client(self.credentials)
+        return {key: value for key, value in found.items() if key.startswith("MLFLOW_")}
+
     def up(self, prefect_port: int, mlflow_port: int, say: Callable[[str], None]) -> list[str]:
         """Start the servers that do not run, both at once; returns the names of those started."""
         wanted = [self._prefect(prefect_port), self._mlflow(mlflow_port)]
@@ -168,12 +175,13 @@ CLIENT_KEYS = (  # by which clients find the servers and are let in
 
 
 def join_stack(root: str) -> bool:
-    """Have this process talk to the running stack of `root`, unless the user named a server; True if so."""
+    """Have this process talk to the Prefect server of the running stack of `root`, unless the user named one;
+    True if so. Who tracks a run finds the stack's MLflow itself (infra/tracking/address.py).
+    """
     if os.environ.get("PREFECT_API_URL"):
         return False
     client = Stack(root).client()
-    if os.environ.get("MLFLOW_TRACKING_URI"):  # a server of the user's: our password is not for it
-        client = {key: value for key, value in client.items() if not key.startswith("MLFLOW_")}
     for key, value in client.items():  # what the user has set stays, right or wrong
-        os.environ.setdefault(key, value)
+        if key.startswith("PREFECT_"):
+            os.environ.setdefault(key, value)
     return bool(client)

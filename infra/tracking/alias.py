@@ -1,7 +1,7 @@
 """An alias on the pages of MLflow's registered models."""
 
 from infra.store import Store
-from infra.tracking.flow import forget_credentials_of_others, tracking_uri
+from infra.tracking.address import tracking_address
 
 
 def show_alias(store: Store, fingerprint: str, alias: str) -> list[str]:
@@ -10,9 +10,7 @@ def show_alias(store: Store, fingerprint: str, alias: str) -> list[str]:
     """
     from infra.tracking.backend import Backend  # MLflow: two seconds
 
-    address = tracking_uri("", store)
-    forget_credentials_of_others(address)
-    backend = Backend(address, f"{store.root}/mlartifacts")
+    backend = Backend(tracking_address("", store), f"{store.root}/mlartifacts")
     found = []
     for version in backend.client.search_model_versions(f"tags.`atelier.fingerprint` = '{fingerprint}'"):
         backend.alias(version.name, alias, str(version.version))

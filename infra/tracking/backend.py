@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from infra.tracking.address import without_secret
+
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -118,7 +120,7 @@ class Backend:
         """What MLflow's pages begin with: the server, or nothing (a link relative to whatever serves the
         database). $ATELIER_MLFLOW_URL when browsers call the server by another name.
         """
-        url = os.environ.get("ATELIER_MLFLOW_URL") or self.uri
+        url = os.environ.get("ATELIER_MLFLOW_URL") or without_secret(self.uri)
         return url.rstrip("/") if self.uri.startswith("http") else ""
 
     def experiment(self, name: str) -> str:

@@ -55,6 +55,9 @@ class NoTracker:
         """Make a model findable under `name`; returns where."""
         return ""
 
+    def register_later(self, name: str, record: Record, aliases: list[str]) -> None:
+        """Make sure, without waiting, that a model whose registration is reused is findable under `name`."""
+
     def report(self, record: Record, markdown: str, paths: list[str]) -> None:
         """Show the report of a run on its page."""
 

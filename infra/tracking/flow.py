@@ -1,40 +1,22 @@
 """The MLflow tracker in the words of a flow: nodes, roles and their segments, records."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 from engine.spec.base import flatten
 from engine.spec.error import StoppedError
 from engine.spec.record import Record
 from engine.spec.trajectory import Part
-from engine.storage import join
 from infra.dag import Node
 from infra.manifests import comparable
 from infra.store import Store
+from infra.tracking.address import tracking_address
 from infra.tracking.run import Followed, TaskHandle
 from infra.tracking.tracker import Tracker
 from infra.trajectory import segments
 
-CREDENTIALS = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-
-
-def tracking_uri(given: str, store: Store) -> str:
-    """The configured MLflow address, else $MLFLOW_TRACKING_URI, else a database in the store's folder."""
-    return given or os.environ.get("MLFLOW_TRACKING_URI", "") or f"sqlite:///{join(store.root, 'mlflow.db')}"
-
-
-def forget_credentials_of_others(uri: str) -> None:
-    """Have MLflow's client send no credential that belongs to another server than `uri`: it takes what the
-    environment has, whomever it talks to.
-    """
-    theirs = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if theirs and uri.startswith("http") and urlsplit(uri)[:2] != urlsplit(theirs)[:2]:
-        for key in CREDENTIALS:
-            os.environ.pop(key, None)
 
 
 class FlowTracker:
@@ -42,9 +24,7 @@ class FlowTracker:
 
     def __init__(self, uri: str, store: Store, **about: Any) -> None:
         self.store = store
-        address = tracking_uri(uri, store)
-        forget_credentials_of_others(address)
-        self.tracker = Tracker(address, store, **about)
+        self.tracker = Tracker(tracking_address(uri, store), store, **about)
         self._handles: dict[str, TaskHandle] = {}
         self._makers: dict[str, TaskHandle] = {}  # by the fingerprint of what is made
         self._flow_run = ""
@@ -108,6 +88,9 @@ class FlowTracker:
 
     def register(self, name: str, record: Record, aliases: list[str]) -> str:
         return self.tracker.register(record, name=name, aliases=aliases)
+
+    def register_later(self, name: str, record: Record, aliases: list[str]) -> None:
+        self.tracker.register_later(record, name=name, aliases=aliases)
 
     def report(self, record: Record, markdown: str, paths: list[str]) -> None:
         self.tracker.report(record, markdown, paths)

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from infra.store import Store
+from infra.tracking.address import tracking_address
 from infra.tracking.backend import NOTE, Backend, Point
-from infra.tracking.flow import forget_credentials_of_others, tracking_uri
 from infra.tracking.page import Links, linked
 
 
@@ -26,9 +26,7 @@ def show_sweep(
     `trajectories` beside each other; the run's address, '' when MLflow has no page or knows of no such sweep.
     Raises what MLflow's client raises.
     """
-    address = tracking_uri(uri, store)
-    forget_credentials_of_others(address)
-    backend = Backend(address, f"{store.root}/mlartifacts")
+    backend = Backend(tracking_address(uri, store), f"{store.root}/mlartifacts")
     experiment = backend.experiment(flow)
     run = backend.find_run([experiment], {"atelier.sweep": sweep, "atelier.kind": "sweep"})
     if run is None:

@@ -6,7 +6,6 @@ is in the store all the
 same: the next run that meets the artifact writes it.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from engine.spec.error import AtelierError
 from engine.spec.record import Record
 from engine.storage import join
 from infra.store import Store
+from infra.tracking.address import without_secret
 from infra.tracking.gauge import Gauge
 from infra.tracking.page import Links
 from infra.tracking.run import About, Followed, TaskHandle
@@ -109,7 +109,7 @@ class Tracker:
         """'flow', 'compare' -> address on the MLflow server; empty when it is a database without one, or
         away.
         """
-        links = Links(self.uri.rstrip("/") if self.uri.startswith("http") else "")
+        links = Links(without_secret(self.uri).rstrip("/") if self.uri.startswith("http") else "")
         if not links.page or not self.mlflow_run:
             return {}
         return {
@@ -163,6 +163,14 @@ class Tracker:
         )
         return str(self._wait(job, f"{record.name} was not registered"))
 
+    def register_later(self, record: Record, *, name: str, aliases: Sequence[str] = ()) -> None:
+        """As `register`, without waiting: for a model that is registered already, unless this MLflow is
+        another, or there was none.
+        """
+        self._worker.put(
+            f"registering {name}", lambda backend: self.models.register(record, name, list(aliases))
+        )
+
     def _wait(self, job: Job, what: str) -> Any:
         job.done.wait(REGISTER_S)
         if job.error or not job.done.is_set():
@@ -193,11 +201,6 @@ class Tracker:
 
     def put(self, label: str, action: Any) -> None:
         self._worker.put(label, action)
-
-
-def without_secret(uri: str) -> str:
-    """The address without user and password."""
-    return re.sub(r"//[^/@]*@", "//", uri)
 
 
 class Following:

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.spec.error import printable
+from infra.tracking.address import without_secret
+
 POLL_S = 2.0
 WAIT_S = (0.25, 8.0)
 TRIES = 4  # of a call that fails while the server answers others
@@ -108,7 +111,7 @@ class Worker:
             self._backend = self._open()
             self.trouble = ""
         except Exception as error:  # whatever MLflow raises: it must not reach the training
-            self.trouble = _first_line(error)
+            self.trouble = first_line(error)
         self.busy_s += time.monotonic() - began
         return self._backend is not None
 
@@ -119,7 +122,7 @@ class Worker:
             self.trouble = ""
         except Exception as error:  # as above
             job.tries += 1
-            job.error = _first_line(error)
+            job.error = first_line(error)
             if not self._backend.is_lasting(error) and not (job.tries >= TRIES and self._answers()):
                 self.trouble = job.error
                 self._pause(min(WAIT_S[0] * 2**job.tries, WAIT_S[1]))
@@ -150,7 +153,7 @@ class Worker:
                 action(self._backend)
             # the same points go out at the next poll; `trouble` tells why they are late
             except Exception as error:
-                self.trouble = _first_line(error)
+                self.trouble = first_line(error)
         self.busy_s += time.monotonic() - began
 
     def _pause(self, seconds: float) -> None:
@@ -160,6 +163,7 @@ class Worker:
             self._closing.wait(seconds)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What is told of an error: one line, no password."""
     text = str(error).strip().splitlines()
-    return (text[0] if text else type(error).__name__)[:300]
+    return printable(without_secret(text[0] if text else type(error).__name__), 300)

@@ -38,7 +38,7 @@ print("rounded")
 
 
 def test_blocks_compute_in_float8_and_weights_keep_their_names() -> None:
-    pytest.importorskip("torchao", reason="torchao is missing: pip install 'atelier[fp8]'")
+    pytest.importorskip("torchao", reason="torchao is missing: it is of the extra fp8")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM],
         cwd=ROOT,

@@ -26,6 +26,4 @@ def test_servers_that_start_at_once_in_a_new_store_all_come_up(
         assert len(list((tmp_path / "cache" / "atelier").glob("prefect-*.db"))) == 1
     finally:
         for server in servers:
-            assert server.process.stdin is not None
-            server.process.stdin.close()
-            server.process.wait(30)
+            server.close()

@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace
 
-from engine.spec.error import ConfigError, nearest, plain
+from engine.spec.error import ConfigError, nearest, printable
 from flows.cli.root import check_root, open_store
 from flows.cli.table import amount, print_table
 from infra.garbage import Collector, Finding
@@ -26,7 +26,7 @@ def run(options: Namespace) -> int:
     gone = _removed(found, options)
     for one in found.waste:
         if one not in gone:
-            print(plain(f"left alone: {one.what} was taken up meanwhile"), file=sys.stderr)
+            print(printable(f"left alone: {one.what} was taken up meanwhile", 0), file=sys.stderr)
     print(f"removed {len(gone)} things, {amount(sum(one.bytes for one in gone))}B")
     return 0
 
@@ -36,7 +36,7 @@ def _removed(found: Finding, options: Namespace) -> list[Waste]:
     then stays, and none begins while this removes.
     """
     store = open_store()
-    with removing(store.root, lambda text: print(plain(text), file=sys.stderr)) as lease:
+    with removing(store.root, lambda text: print(printable(text, 0), file=sys.stderr)) as lease:
         now = Collector(store, options.forget or ())
         urls = {one.url for one in found.waste}
         still = {one.url: one for one in now.find(damaged=options.damaged, among=urls).waste}
@@ -60,7 +60,7 @@ def _show(found: Finding, root: str) -> None:
         rows = [(f"{amount(one.bytes)}B", one.what, one.why) for one in found.waste]
         print_table(("size", "what", "why"), rows, right=("size",), flexible="why")
     for text in found.left:
-        print(plain(f"left alone: {text}"))
+        print(printable(f"left alone: {text}", 0))
     total = sum(one.bytes for one in found.waste)
     print(
         f"{len(found.waste)} things, {amount(total)}B in {root}"

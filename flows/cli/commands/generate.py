@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.spec.base import parse
-from engine.spec.error import AtelierError, ConfigError, plain
+from engine.spec.error import AtelierError, ConfigError, printable
 from engine.spec.parallel import Parallel
 from engine.spec.sampling import Generation
 from flows.cli.catalog import PROJECT
@@ -97,7 +97,7 @@ def _print(child: subprocess.Popen[bytes], prompts: tuple[str, ...]) -> None:
             for number in range(at + 1, message["prompt"] + 1):
                 print(("\n\n" if number else "") + prompts[number], end="")
             at = max(at, message["prompt"])
-            print(plain(message["text"], lines=True), end="", flush=True)
+            print(printable(message["text"], 0, keep="\n\t"), end="", flush=True)
         elif "done" in message:
             print(flush=True)
             done = message["done"]

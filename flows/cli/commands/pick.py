@@ -4,7 +4,7 @@ import json
 import sys
 from argparse import Namespace
 
-from engine.spec.error import ConfigError, plain
+from engine.spec.error import ConfigError, printable
 from flows.cli.root import open_store
 from flows.cli.table import print_table
 from flows.sweep.pick import Choice, choose
@@ -30,11 +30,11 @@ def run(options: Namespace) -> int:
     rows = [(one.label, f"{one.value:.4f}", one.command) for one in choice.candidates[:SHOWN]]
     print_table(("", choice.metric, "command"), rows, right=(choice.metric,), flexible="command")
     best = choice.best
-    print(plain(f"best     {best.label}: {choice.order} {choice.metric} of {len(choice.candidates)}"))
-    print(plain(f"         {best.command}"))
+    print(printable(f"best     {best.label}: {choice.order} {choice.metric} of {len(choice.candidates)}", 0))
+    print(printable(f"         {best.command}", 0))
     if given is not None:
-        print(plain(f"alias    {given} = {given.kind} {given.fingerprint[:8]}"))
-        print(plain(f"next     atelier generate {given} --prompt 'def '"))
+        print(printable(f"alias    {given} = {given.kind} {given.fingerprint[:8]}", 0))
+        print(printable(f"next     atelier generate {given} --prompt 'def '", 0))
     return 0
 
 

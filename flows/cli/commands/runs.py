@@ -6,7 +6,7 @@ import time
 from argparse import Namespace
 from typing import Any
 
-from engine.spec.error import plain
+from engine.spec.error import printable
 from flows.cli.root import open_store
 from flows.cli.table import duration, print_table
 from infra.manifests import is_alive, read_manifests
@@ -19,7 +19,7 @@ def run(options: Namespace) -> int:
     store = open_store()
     there, damaged = read_manifests(store)
     for damage in damaged.values():
-        print(plain(f"{damage}; {damage.way_out}"), file=sys.stderr)
+        print(printable(f"{damage}; {damage.way_out}", 0), file=sys.stderr)
     found = [described(manifest) for manifest in there]
     found = found if options.all or options.json else found[-LAST:]
     if options.json:

@@ -4,7 +4,7 @@ import argparse
 import json
 import shlex
 
-from engine.spec.error import ConfigError, plain
+from engine.spec.error import ConfigError, printable
 from flows.cli.commands.runs import described
 from flows.cli.root import open_store
 from infra.manifests import manifests
@@ -35,5 +35,5 @@ def run(options: argparse.Namespace) -> int:
             state = "running" if part["running"] and part["answers"] is not False else "not running"
             print(f"{part['name']:<16} {state:<12} {part['url']}  log {part['log']}")
         for one in running:
-            print(plain(f"run {one['id']}  {one['command']}"))
+            print(printable(f"run {one['id']}  {one['command']}", 0))
     return 0 if parts and all(part["running"] for part in parts) else 1

@@ -61,7 +61,7 @@ def test_a_missing_folder_is_advised_from_the_deepest_folder_that_exists(tmp_pat
 
 def test_a_glob_without_a_match_is_a_data_error(tmp_path):
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(DataError, match=r"no file matches .*\*\.jsonl.* holds a\.txt"):
+    with pytest.raises(DataError, match=r"no file matches .*\*\.jsonl.*; give a path"):
         files_of(Source(source=str(tmp_path / "*.jsonl")))
 
 

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from engine.spec.error import AtelierError
+from flows.cli.plan import Drawing
+from flows.cli.work import work
+from infra.dag import Reference, scheduling, stop_scheduling
+from infra.house import House
+from infra.slots import Slots
 from infra.store import Store
+from infra.tracking.choice import TrackerSpec, open_tracker
 from infra.tracking.tracker import Tracker
+from tasks.register import register
 from tests.infra.house_of_records import Shelf, family
 from tests.infra.house_of_runs import (
     DATA,
@@ -105,6 +112,40 @@ def test_a_new_database_under_an_old_store_gets_curves_and_checkpoints_too(
     assert {k: after[k] for k in ("runs", "models")} == {k: before[k] for k in ("runs", "models")}
     [run] = runs(other, "tags.`atelier.role` = 'student_a' AND tags.`atelier.kind` = 'trajectory'")
     assert run.info.status == "FINISHED" and steps(other, run, "eval/loss") == [150, 200, 250, 300, 350, 400]
+
+
+def test_a_registration_that_was_made_without_a_tracker_is_made_up_for_by_the_next_run_that_has_one(
+    root: Path,
+) -> None:
+    made = family(root)
+    teacher = made["teacher"]
+    reference = Reference(kind="model", fingerprint=teacher.fingerprint, name="teacher", node="")
+    drawing = Drawing()
+    token = scheduling(drawing)
+    register({"teacher": reference}, {})
+    stop_scheduling(token)
+    [node] = drawing.nodes
+    about = {"flow": "demo", "command": "atelier", "run_id": "run-2", "config": {}}
+    ended: list[str] = []
+    for kind in ("none", "mlflow", "mlflow"):
+        tracked = open_tracker(TrackerSpec(kind=kind), made.shelf.store, **about)
+        house = House(
+            store=made.shelf.store,
+            slots=Slots(1, root / "slots"),
+            scratch=root,
+            run_id="run-2",
+            flow="demo",
+            command="atelier",
+            listener=lambda name, message: None,
+            tracker=tracked,
+        )
+        states: dict[str, str] = {}
+        work(node, house, states, {})
+        ended += states.values()
+        assert tracked.close("finished") == []
+    assert ended == ["done", "reused", "reused"]
+    [version] = client(root).search_model_versions("name = 'teacher'")
+    assert version.tags["atelier.fingerprint"] == teacher.fingerprint
 
 
 def test_a_checkpoint_that_was_removed_is_no_longer_found(root: Path) -> None:

@@ -1,0 +1,76 @@
+"""Where runs are tracked, and whose credential may go there.
+
+MLflow's client takes user, password and token from the environment and sends them to whomever it talks to. So
+the environment holds those of the server that is talked to, and no others.
+"""
+
+import os
+import re
+from urllib.parse import urlsplit
+
+from engine.storage import join
+from infra.stack.settings import LOOPBACK
+from infra.stack.stack import Stack
+from infra.store import Store
+
+URI = "MLFLOW_TRACKING_URI"
+CREDENTIALS = (
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_AUTH",  # a plugin that signs every request
+)
+_hidden: dict[str, str] = {}  # the user's, while another server is talked to
+_lent: dict[str, str] = {}  # the stack's, which this process has put there
+
+
+def tracking_address(given: str, store: Store) -> str:
+    """Where runs of `store` are tracked: at `given`, else at $MLFLOW_TRACKING_URI, else by its stack's server
+    while that runs, else in a database in its folder.
+
+    From then on the environment has the credential of that address: the stack's for the stack's, the user's
+    for $MLFLOW_TRACKING_URI, none for any other.
+    """
+    _restore()
+    stack, users = Stack(store.root).tracking(), os.environ.get(URI, "")
+    uri = given or users or stack.get(URI, "") or f"sqlite:///{join(store.root, 'mlflow.db')}"
+    if is_same_server(uri, users) and any(key in os.environ for key in CREDENTIALS):
+        return uri
+    for key in CREDENTIALS:
+        if key in os.environ:
+            _hidden[key] = os.environ.pop(key)
+    if is_same_server(uri, stack.get(URI, "")):
+        _lent.update({key: value for key, value in stack.items() if key != URI})
+        os.environ.update(_lent)
+    return uri
+
+
+def _restore() -> None:
+    """The credentials as the user had them."""
+    for key, value in _lent.items():
+        if os.environ.get(key) == value:
+            del os.environ[key]
+    for key, value in _hidden.items():
+        os.environ.setdefault(key, value)
+    _lent.clear()
+    _hidden.clear()
+
+
+def is_same_server(one: str, other: str) -> bool:
+    """True for two addresses of one web server, however they spell it."""
+    return _server(one) == _server(other) != ()
+
+
+def _server(url: str) -> tuple[str, str, int] | tuple[()]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    except (ValueError, KeyError):
+        return ()
+    host = parts.hostname or ""
+    return (parts.scheme, LOOPBACK[0] if host in LOOPBACK else host, port) if host else ()
+
+
+def without_secret(text: str) -> str:
+    """The text without user and password of the addresses in it."""
+    return re.sub(r"//[^/@\s]*@", "//", text)
