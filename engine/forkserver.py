@@ -27,6 +27,7 @@ from typing import Any, NoReturn, Protocol
 from engine import sources
 
 MESSAGE = 1 << 17  # bytes: the largest request, an environment
+PATIENCE_S = 5.0  # for the end of what was forked
 ANSWER_S = 300.0  # for the imports and a fork, on a machine however busy
 # read when the interpreter or a library is loaded: a fork cannot be given others than its server had
 LOADED = ("OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "PYTHON", "MALLOC_", "GLIBC_", "TORCH_")
@@ -73,6 +74,7 @@ class ForkServer:
                 start_new_session=True,
             )
         self._control = ours
+        self._is_used = False
 
     def connect(self) -> socket.socket:
         """A new connection, to be handed on as a descriptor. Raises Refused when the server is gone."""
@@ -83,11 +85,17 @@ class ForkServer:
         except OSError as error:
             ours.close()
             raise Refused(f"the fork server is gone ({error})") from None
+        self._is_used = True
         return ours
 
     def close(self) -> None:
-        """No more connections; what runs is not touched."""
+        """No more connections, and the server's end; what it has forked is not touched."""
         self._control.close()
+        if self._is_used:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(PATIENCE_S)
+        self.process.terminate()
+        self.process.wait()
 
 
 class Connection:
