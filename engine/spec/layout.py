@@ -99,8 +99,8 @@ def _check_pipeline(layout: Parallel, train: Train) -> None:
     if layout.schedule == "zb" and layout.recompute == "selective":
         raise ConfigError(
             "parallel.recompute",
-            "selective does not work with schedule=zb, whose backward pass comes in two: torch 2.13 keeps "
-            "what it keeps for the first of them alone",
+            "selective does not work with schedule=zb, whose backward pass comes in two: what torch 2.13 "
+            "keeps serves one of them",
             "recompute=full, or schedule=interleaved",
         )
     if layout.speeds and len(layout.speeds) != layout.pipeline:

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from house import Atelier
 
+from infra.store import Store
+from infra.trajectory import read_birth
+
 TINY = ("experiment=tiny", "tracker=none", "score.baselines=false")
 WALK = (*TINY, "train.steps=16", "train.checkpoint_every=4", "roles.student_a.start=8")
 STUDENT_B = ("+role@roles.student_b=student", "roles.student_b.start=8", "roles.student_b.optim.lr=1e-3")
@@ -124,13 +127,12 @@ def test_a_role_begins_from_the_finished_model_that_it_names(atelier: Atelier) -
 
 
 def first_loss(atelier: Atelier, model: dict) -> float:
-    """Of the trajectory's first step."""
-    folder = atelier.root / "trajectory" / model["parents"]["trajectory"][:16]
-    trunk = json.loads((folder / "record.json").read_text())["parents"].get("trunk", "")
-    folder = atelier.root / "trajectory" / trunk[:16] if trunk else folder
-    lines = [
-        json.loads(line) for path in (folder / "metrics").iterdir() for line in path.read_text().splitlines()
-    ]
+    """Of the first step of the trajectory's first segment."""
+    fingerprint = model["parents"]["trajectory"]
+    while trunk := read_birth(Store(str(atelier.root)), fingerprint).parents.get("trunk"):
+        fingerprint = trunk
+    found = (atelier.root / "trajectory" / fingerprint[:16] / "metrics").iterdir()
+    lines = [json.loads(line) for path in found for line in path.read_text().splitlines()]
     return min(lines, key=lambda line: line["step"])["values"]["loss"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.spec.error import ConfigError
 from engine.spec.kinds import ModelSpec
-from engine.spec.layout import check_layout
+from engine.spec.layout import check_layout, micro_batches
 from engine.spec.model.gpt import GPT
 from engine.spec.objective.lm import LM
 from engine.spec.objective.logits import Logits
@@ -129,6 +129,26 @@ def test_a_student_whose_ranks_cannot_share_a_micro_batch_is_refused() -> None:
 def test_fewer_micro_batches_than_pipeline_ranks_are_refused() -> None:
     with pytest.raises(ConfigError, match="4 ranks, but 2 micro-batches a step on each of them"):
         check(how={"micro_batch": 4}, pipeline=4)
+
+
+def test_zero_bubble_with_selective_recomputation_is_refused() -> None:
+    zb: dict[str, Any] = {"pipeline": 2, "schedule": "zb"}
+    with pytest.raises(ConfigError, match=r"parallel\.recompute: selective does not work with schedule=zb"):
+        check(recompute="selective", how={"micro_batch": 1}, **zb)
+    check(recompute="full", how={"micro_batch": 1}, **zb)
+
+
+def test_rows_are_shared_down_a_chain_of_students() -> None:
+    """The root's micro-batch of two is enough for its student, and too little for that one's student."""
+    found = roles(num_kv_heads=4)
+    found["second"] = found["s"].model_copy(update={"teacher": "s"})
+    own = {"s": {"shard": 2, "context": 2}, "second": {"shard": 4}}
+    layout = Parallel.model_validate({"shard": 1, "context": 4, "roles": own})
+    how: dict[str, Any] = {"steps": 8, "global_batch": 8, "sequence": 32}
+    with pytest.raises(ConfigError, match=r"roles\.second: its 4 ranks .* of 2 of teacher's 1; .*=4 would"):
+        check_layout(layout, found, Train.model_validate(how | {"micro_batch": 2}))
+    check_layout(layout, found, Train.model_validate(how | {"micro_batch": 4}))
+    assert micro_batches(layout, 8) == [4, 8]
 
 
 def test_what_divides_is_taken() -> None:
