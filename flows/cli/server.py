@@ -26,9 +26,9 @@ from engine.spec.error import AtelierError
 PROJECT = Path(__file__).resolve().parent.parent.parent
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 FAREWELL_S = 5.0  # for what is still to be written when the flow's process has ended
-PATIENCE_S = 120.0  # for its start
+PATIENCE_S = 240.0  # for its start: on a machine with ten times as much to do as cores it takes two minutes
 LOOK_S = 1.0
-ASK_S, ANSWER_S, SILENT_S = 5.0, 2.0, 30.0  # between two questions, for an answer, until it is held to hang
+ASK_S, ANSWER_S, SILENT_S = 5.0, 10.0, 60.0  # between two questions, for an answer, until it is held to hang
 RESTARTS = 3
 
 Say = Callable[[str], None]
@@ -77,7 +77,7 @@ class Server:
         """Return when it answers; AtelierError with its own words when it does not come up."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and not self.is_left:
-            if self._answers():
+            if self._answers(deadline - time.monotonic()):  # a new server answers what the dead one was asked
                 return
             if self._keeper is None and self.process.poll() is not None:
                 break
@@ -138,7 +138,7 @@ class Server:
         if now - self._asked < (ASK_S if self._is_up else LOOK_S):
             return ""
         self._asked = now
-        if self._answers():
+        if self._answers(ANSWER_S if self._is_up else LOOK_S):
             self._is_up, self._heard = True, time.monotonic()
         return "does not answer" if now - self._heard > (SILENT_S if self._is_up else PATIENCE_S) else ""
 
@@ -154,10 +154,10 @@ class Server:
         self.process = self._start()
         self._say(f"Prefect's server {trouble}: started again")
 
-    def _answers(self) -> bool:
+    def _answers(self, timeout_s: float) -> bool:
         with (
             suppress(urllib.error.URLError, OSError, HTTPException),
-            urllib.request.urlopen(self.url + "/health", timeout=ANSWER_S),
+            urllib.request.urlopen(self.url + "/health", timeout=max(timeout_s, LOOK_S)),
         ):
             return True
         return False
