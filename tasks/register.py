@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 
 from engine.artifact import Output
+from engine.storage import join, read_object
 from infra.dag import Node, Product, Reference, declare, input_of
 from infra.house import House
+from infra.store import Store
 
 VERSION = 1
+VERSIONS = "versions.json"
 ALIASES = ("latest",)
 
 
@@ -34,6 +37,17 @@ def register(models: Mapping[str, Reference], scores: Mapping[str, Reference]) -
     return declare(node, [*models.values(), *scores.values()])["registration"]
 
 
+def is_owed(node: Node, store: Store) -> bool:
+    """Whether a finished registration was made without a tracker: its versions have no address."""
+    product = node.products["registration"]
+    record = store.find(product.kind, product.fingerprint)
+    entry = next((file for file in record.files if file.path.endswith(VERSIONS)), None) if record else None
+    if record is None or entry is None:
+        return False
+    versions = read_object(join(store.address(record.kind, record.fingerprint), entry.path))
+    return not all(versions.values())
+
+
 def reuse(node: Node, house: House) -> None:
     """A finished registration may have been made without a tracker, or with another one."""
     for key in node.config["names"]:
@@ -48,7 +62,7 @@ def run(node: Node, house: House) -> None:
             key: house.register(key, *node.inputs[f"model.{key}"], aliases=list(ALIASES))
             for key in node.config["names"]
         }
-        output.add_json("versions.json", versions)
+        output.add_json(VERSIONS, versions)
         output.close({"models": len(versions)})
 
     house.here(node, "registration", build)

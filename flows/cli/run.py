@@ -16,6 +16,7 @@ from flows.cli.screen import Screen
 from infra.dag import Node
 from infra.stack.stack import Stack, join_stack
 from infra.store import Store, default_root
+from tasks.register import is_owed
 
 LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports stand in the table above it
 BAD_INPUT = ConfigError.exit_code
@@ -68,9 +69,19 @@ def run_to_end(
             screen.line(f"note: {note}")
         if frozen.pool.is_served:
             return _on_pool(frozen, plan, store, screen)
-        if not (sweep or totals["run"] or Stack(store.root).client() or is_configured(store.root)):
+        if not (sweep or totals["run"] or _is_looked_at(frozen, plan, store)):
             return reuse_all(frozen, plan, store, command)
         return run_flow(frozen, plan, store, command, screen.hear, sweep=sweep, stop=stop, run_id=run_id)
+
+
+def _is_looked_at(frozen: Frozen, plan: Plan, store: Store) -> bool:
+    """Whether a run that makes nothing is to be seen all the same: on a server that is up, or by a tracker
+    that a registration still waits for.
+    """
+    if Stack(store.root).client() or is_configured(store.root):
+        return True
+    registers = [node for node in plan.nodes if node.task == "register"]
+    return frozen.tracker.kind != "none" and any(is_owed(node, store) for node in registers)
 
 
 def _on_pool(frozen: Frozen, plan: Plan, store: Store, screen: Screen) -> Outcome:

@@ -1,0 +1,58 @@
+"""Which fingerprints of `experiment=tiny` a change of code moves: python benchmarks/fingerprints.py
+
+Compares with benchmarks/results/fingerprints.json, which says of which commit it is; `--keep` writes it anew.
+Fingerprints hold the content of the corpus, so they are of one version of Python's standard library.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from machine import about
+
+from flows.cli.compose import compose
+from flows.cli.plan import draw_nodes
+from infra.code import code_provenance
+from infra.manifests import row_name
+from infra.store import Store
+
+FLOWS = ("corpus", "pretrain", "distill", "titan")
+KEPT = Path(__file__).parent / "results" / "fingerprints.json"
+
+
+def found() -> dict[str, dict[str, str]]:
+    """By flow, the fingerprint of every product that its nodes would make."""
+    with tempfile.TemporaryDirectory() as root:
+        os.environ["ATELIER_ROOT"] = root
+        return {
+            flow: {
+                row_name(node, key): product.fingerprint[:16]
+                for node in draw_nodes(compose(flow, ["experiment=tiny"]), Store(root))
+                for key, product in node.products.items()
+            }
+            for flow in FLOWS
+        }
+
+
+def main() -> int:
+    now = found()
+    if "--keep" in sys.argv[1:]:
+        KEPT.write_text(
+            json.dumps({**about(), "commit": code_provenance()["commit"], "fingerprints": now}, indent=1)
+            + "\n"
+        )
+        return 0
+    before = json.loads(KEPT.read_text())
+    print(f"since commit {before['commit'][:8]}, Python {before['python']}")
+    for flow, rows in now.items():
+        old = before["fingerprints"][flow]
+        moved = sorted(name for name in {*rows, *old} if rows.get(name) != old.get(name))
+        names = f"; moved: {', '.join(moved)}" if moved else ""
+        print(f"{flow:10} {len(rows) - len(moved)} of {len(rows)} kept{names}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
