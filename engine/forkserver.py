@@ -1,13 +1,14 @@
 """One process that has imported what ranks import and forks them, so that a rank starts in milliseconds:
-`python -m engine.forkserver module ...`, its standard input one end of a Unix socket.
+`python -m engine.forkserver <whose>`, its standard input one end of a Unix socket.
 
-It imports the modules and initialises nothing: no thread, no CUDA, no collective is there when it forks. Who
-holds the other end of its standard input opens connections; who has a connection starts processes over it and
-hears how they end. A started process gets the environment, descriptors and session that an executed one would
-have. The server ends when its standard input and all connections are closed and the processes have ended.
-Linux only (pidfd); torch-free until it serves.
+It imports the modules that the first message names and initialises nothing: no thread, no CUDA, no collective
+is there when it forks. Who holds the other end of its standard input opens connections; who has a connection
+starts processes over it and hears how they end. A started process gets the environment, descriptors, session
+and shown arguments that an executed one would have. The server ends when its standard input and all
+connections are closed and the processes have ended. Linux only (pidfd); torch-free until it serves.
 """
 
+import ctypes
 import gc
 import importlib
 import json
@@ -22,10 +23,12 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from engine import sources
 
+TITLE = 512  # characters kept free among its arguments, for those of the processes that it forks
 MESSAGE = 1 << 17  # bytes: the largest request, an environment
 PATIENCE_S = 5.0  # for the end of what was forked
 ANSWER_S = 300.0  # for the imports and a fork, on a machine however busy
@@ -61,11 +64,11 @@ def is_possible() -> bool:
 class ForkServer:
     """The server, started at once; its imports go on meanwhile. Close it, or end: it does not stay behind."""
 
-    def __init__(self, modules: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+    def __init__(self, modules: Sequence[str], env: Mapping[str, str], cwd: str, whose: str = "") -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "engine.forkserver", *modules],
+                [sys.executable, "-m", "engine.forkserver", whose, " " * TITLE],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -74,6 +77,8 @@ class ForkServer:
                 start_new_session=True,
             )
         self._control = ours
+        with suppress(OSError):  # one that is gone says so when it is asked
+            ours.send(json.dumps(list(modules)).encode())
         self._is_used = False
 
     def connect(self) -> socket.socket:
@@ -309,6 +314,7 @@ class Server:
             os.environ.update({name: str(n) for name, n in zip(request["inherited"], inherited, strict=True)})
             os.chdir(request["cwd"])
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            _show_as([sys.executable, "-m", request["module"], *request["arguments"]])
             module = self.modules[request["module"]]
             sys.argv = [str(module.__file__), *request["arguments"]]
             code = module.main(list(request["arguments"]))
@@ -343,15 +349,27 @@ def _close_others(kept: set[int]) -> None:
                 os.close(int(name))
 
 
+def _show_as(words: list[str]) -> None:
+    """Have lists of processes show these words: written where the system keeps this process's arguments."""
+    with suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        begin, end = int(fields[45]), int(fields[46])
+        text = "\0".join(words).encode()[: end - begin - 1]
+        if 0 < begin < end:
+            ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
 def _tell(connection: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
     with suppress(OSError):  # who asked is gone: what was started waits for a byte that does not come
         socket.send_fds(connection, [json.dumps(message).encode()], descriptors)
 
 
-def main(modules: list[str]) -> None:
+def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Server(socket.socket(fileno=os.dup(0)), modules).run()
+    control = socket.socket(fileno=os.dup(0))
+    if modules := control.recv(MESSAGE):
+        Server(control, json.loads(modules)).run()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -24,7 +24,9 @@ class ForkServers:
         with self._lock:
             found = self._servers.get(threads)
             if found is None or found.process.poll() is not None:
-                found = self._servers[threads] = ForkServer(MODULES, rank_env(self._root, threads), PROJECT)
+                found = self._servers[threads] = ForkServer(
+                    MODULES, rank_env(self._root, threads), PROJECT, self._root
+                )
             return found
 
     def close(self) -> None:
