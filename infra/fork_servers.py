@@ -1,7 +1,8 @@
-"""The fork servers of a run: one for each number of threads that gangs ask for, since libraries read that
-when they are loaded.
+"""The fork servers of this process: one for each environment that gangs ask for, since libraries read parts
+of it (the number of threads) when they are loaded. Points of a sweep share them.
 """
 
+import atexit
 import threading
 from pathlib import Path
 
@@ -11,25 +12,28 @@ from infra.guard import rank_env
 PROJECT = str(Path(__file__).resolve().parent.parent)
 MODULES = ("engine.train", "engine.evaluate", "engine.imitate", "engine.prepare")
 
+_servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+_lock = threading.Lock()
 
-class ForkServers:
-    """Started when first asked for; `close` lets them end with what they have forked."""
 
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._servers: dict[int, ForkServer] = {}
-        self._lock = threading.Lock()
+def fork_server(root: str, threads: int) -> ForkServer:
+    """The server for gangs over the store at `root`, started when it is not there."""
+    env = rank_env(root, threads)
+    key = tuple(sorted(env.items()))
+    with _lock:
+        found = _servers.get(key)
+        if found is not None and found.process.poll() is not None:
+            found.close()
+            found = None
+        if found is None:
+            found = _servers[key] = ForkServer(MODULES, env, PROJECT, root)
+        return found
 
-    def of(self, threads: int) -> ForkServer:
-        with self._lock:
-            found = self._servers.get(threads)
-            if found is None or found.process.poll() is not None:
-                found = self._servers[threads] = ForkServer(
-                    MODULES, rank_env(self._root, threads), PROJECT, self._root
-                )
-            return found
 
-    def close(self) -> None:
-        with self._lock:
-            for server in self._servers.values():
-                server.close()
+@atexit.register
+def close() -> None:
+    """End them; what they have forked is not touched."""
+    with _lock:
+        for server in _servers.values():
+            server.close()
+        _servers.clear()

@@ -23,7 +23,7 @@ from infra.code import code_provenance
 from infra.code_check import Resume
 from infra.code_map import Map, files_of, maps_of, sources_of
 from infra.dag import Node, Product
-from infra.fork_servers import ForkServers
+from infra.fork_servers import fork_server
 from infra.launch import Orders, compile_cache, start_gang
 from infra.lease import Holder, Lease, Renewal, take
 from infra.meeting import Meeting, Place
@@ -55,7 +55,7 @@ class House:
     site: Site = field(default_factory=Site)
     place: Place | None = None  # of this node in a gang of several
     resume: Resume = field(default_factory=Resume)
-    forks: ForkServers | None = None  # where gangs of this machine get their ranks; None = executed
+    forks: bool = False  # gangs of this machine get their ranks from a fork server
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def missing(self, node: Node) -> dict[str, Product]:
@@ -245,7 +245,7 @@ class House:
             )
 
     def _fork_server(self, threads: int) -> ForkServer | None:
-        return self.forks.of(threads) if self.forks is not None else None
+        return fork_server(self.store.root, threads) if self.forks else None
 
     @contextmanager
     def _together(self, meeting: Meeting) -> Iterator[Meeting]:

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from flows.cli.server import Server, is_own, own_server
 from flows.cli.work import work
 from infra.dag import Node, Reference, scheduling, stop_scheduling
 from infra.existing import looking_in
-from infra.fork_servers import ForkServers
+from infra.fork_servers import fork_server
 from infra.house import House, Listener
 from infra.lease import Holder
 from infra.manifests import described, write_manifest
@@ -159,8 +159,8 @@ def run_flow(
     house = open_house(frozen, store, command, run_id, listener, sweep=sweep, stop=stop)
     manifest = _beginning(frozen, plan, command, run_id, sweep)
     write_manifest(store, manifest)
-    house.forks = _fork_servers(plan, house)
-    with stopping(house.stop), closing(house.forks) if house.forks else nullcontext():
+    house.forks = _forks(plan, house)
+    with stopping(house.stop):
         try:
             _rely_on(plan, house)
             (host or _embedded)(
@@ -216,18 +216,17 @@ def _beginning(frozen: Frozen, plan: Plan, command: str, run_id: str, sweep: str
     }
 
 
-def _fork_servers(plan: Plan, house: House) -> ForkServers | None:
-    """Where the run's gangs get their ranks, its first server started now; None where there is one rank to
-    start, on another machine, or on GPUs.
+def _forks(plan: Plan, house: House) -> bool:
+    """Whether the run's gangs get their ranks from a fork server, which begins to import now: not where there
+    is one rank to start, on another machine, or on GPUs.
     """
     if house.pool.launcher != "here" or not house.pool.is_cpu or not is_possible():
-        return None
+        return False
     gangs = [node for node in plan.nodes if node.ranks and house.missing(node)]
     if sum(node.ranks for node in gangs) < 2:
-        return None
-    forks = ForkServers(house.store.root)
-    forks.of(1)
-    return forks
+        return False
+    fork_server(house.store.root, 1)
+    return True
 
 
 def _rely_on(plan: Plan, house: House) -> None:

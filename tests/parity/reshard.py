@@ -35,7 +35,8 @@ def save_again(run: RunFile, gang: Gang, step: int, folder: Path) -> None:
         save_async(target, member.state(), step=step, trajectory=segment.fingerprint, gang=gang.aside).wait()
 
 
-def main(path: str) -> int:
+def main(arguments: list[str]) -> int:
+    (path,) = arguments
     plan = json.loads(Path(path).read_text())
     runs = [parse(RunFile, json.loads(Path(entry["run"]).read_bytes()), path) for entry in plan]
     gang = start_gang(runs[0].layout)
@@ -51,4 +52,4 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1]))
+    leave(main(sys.argv[1:]))

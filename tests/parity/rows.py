@@ -108,7 +108,7 @@ def compare(gang: Gang, kinds: list[int]) -> None:
         gang.barrier()
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     gang = start_gang(layout(shard=2))
     for kinds in ([1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 1]):
         compare(gang, kinds)
@@ -116,4 +116,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(leave(main()))
+    leave(main(sys.argv[1:]))
