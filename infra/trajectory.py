@@ -16,6 +16,7 @@ from engine.spec.trajectory import VERSION, Part
 from engine.storage import exists, join, names, read_bytes, read_object, remove, write_bytes
 from infra.code_map import Map, digest_of
 from infra.exclusive import create_exclusive
+from infra.lease import LOG
 from infra.store import Store
 
 BIRTH = "trajectory.json"
@@ -164,8 +165,8 @@ def read_code(address: str, digest: str) -> dict[str, Any]:
 
 
 def begin_again(store: Store, fingerprint: str) -> None:
-    """Remove what was trained under a trajectory's address. For whoever holds its lease."""
+    """Remove what was trained under a trajectory's address, all but its lease's log. For who holds that."""
     address = store.address("trajectory", fingerprint)
     for name in names(address):
-        if name in ("checkpoints", "metrics", BIRTH) or CODE.fullmatch(name):
+        if name != LOG:
             remove(join(address, name))
