@@ -1,5 +1,5 @@
-"""`titan experiment=tiny` in a new store, the same again (nothing to do), and its plan: wall clock and CPU time
-of each, three times: python benchmarks/tiny.py [other checkout ...]
+"""`titan experiment=tiny` in a new store, the same again (nothing to do), and its plan: wall clock and CPU
+seconds of each, three times: python benchmarks/tiny.py [other checkout ...]
 
 Other checkouts, each with its .venv, take turns with this one.
 """
