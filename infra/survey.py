@@ -106,7 +106,8 @@ def survey(
         refusals += [
             other_code(node, name, parts[name], maps[name], store, records[name])
             for name, one in chosen.items()
-            if one.mode == "replay" or (one.mode == "train" and not is_fresh)
+            if one.mode == "replay"
+            or (one.mode == "train" and not is_fresh and name in _moving(roles, chosen))
         ]
     return Survey(
         situations=chosen, from_step=_resume_step(roles, chosen), refusals=tuple(filter(None, refusals))
@@ -152,14 +153,19 @@ def _refusal(name: str, roles: Mapping[str, Role], found: Mapping[str, Situation
     )
 
 
+def _moving(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> dict[str, Situation]:
+    """Those that have steps to take: all but frozen ones, and trained ones that nobody learns from."""
+    teachers = {roles[name].teacher for name, s in chosen.items() if not s.has_trained}
+    return {
+        n: s for n, s in chosen.items() if s.mode != "frozen" and not (s.has_trained and n not in teachers)
+    }
+
+
 def _resume_step(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> int:
     """The newest step that every moving role has, or that lies before its start. A trained role without
     students binds nobody.
     """
-    teachers = {roles[name].teacher for name, s in chosen.items() if not s.has_trained}
-    moving = {
-        n: s for n, s in chosen.items() if s.mode != "frozen" and not (s.has_trained and n not in teachers)
-    }
+    moving = _moving(roles, chosen)
     candidates = {0} | {step for s in moving.values() for step in s.standing.steps}
 
     def fits(step: int) -> bool:

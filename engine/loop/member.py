@@ -89,7 +89,7 @@ class Member:
                 f"{self.precision} in {self.computed}",
                 "--accept-code goes on; else go on where that one was made",
             )
-        new = [code for code in self.codes if code not in codes[-1:]]
+        new = [code for code in self.codes if code not in codes[-1:] and step < self.end]
         self.codes = (*codes, *new)
 
     @property

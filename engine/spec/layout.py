@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from engine.spec.divisors import largest_divisor
+from engine.spec.divisors import divisors, largest_divisor
 from engine.spec.error import ConfigError
 from engine.spec.objective.attention import Attention
 from engine.spec.parallel import Parallel
@@ -204,7 +204,7 @@ def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
     as many micro-batches as the pipeline's order of work takes.
     """
     each, rows = global_batch // layout.axes.data, shared_rows(layout)
-    sizes = [size for size in range(1, each + 1) if each % size == 0 and size % rows == 0]
+    sizes = [size for size in divisors(each, each) if size % rows == 0]
     if layout.pipeline == 1:
         return sizes
     unit = 1 if layout.schedule == "1f1b" else layout.pipeline

@@ -19,7 +19,6 @@ WORDS = (
     "train.precision=fp32",
     "optim.schedule.kind=constant",
     "model.num_layers=1",
-    "score.controls=false",
 )
 GPT = "engine/model/gpt.py"
 

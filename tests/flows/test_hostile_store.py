@@ -33,7 +33,8 @@ SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randran
 NUM = 100
 PATIENCE_S = 30
 RUN = "20260101-000000-abcdef"
-PLAN = "plan pretrain experiment=tiny tracker=none"
+# its checkpoints do not say by which code they were made
+PLAN = "plan pretrain experiment=tiny tracker=none resume.accept_code=true"
 ANSWERS = ("runs", "models", "lineage student_a", f"lineage {RUN}", "gc --dry-run", "gc --dry-run --damaged")
 COMMANDS = (*ANSWERS, PLAN, "models --json", f"pick {RUN} --by student_a.eval_loss", "gc --damaged --yes")
 ACTS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
