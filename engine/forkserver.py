@@ -28,11 +28,13 @@ from typing import Any, NoReturn, Protocol
 
 from engine import sources
 
+MOST_DESCRIPTORS = 64  # that one process is given
 TITLE = 512  # characters kept free among its arguments, for those of the processes that it forks
 MESSAGE = 1 << 17  # bytes: the largest request, an environment
 PATIENCE_S = 5.0  # for the end of what was forked
 ANSWER_S = 300.0  # for the imports and a fork, on a machine however busy
 # read when the interpreter or a library is loaded: a fork cannot be given others than its server had
+SET_LATER = ("OMP_NUM_THREADS",)  # by torch.set_num_threads, for every thread that computes
 LOADED = ("OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "PYTHON", "MALLOC_", "GLIBC_", "TORCH_")
 
 
@@ -258,7 +260,7 @@ class Server:
 
     def _start(self, connection: socket.socket) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(connection, MESSAGE, 8)
+            data, descriptors, _, _ = socket.recv_fds(connection, MESSAGE, MOST_DESCRIPTORS)
         except OSError:
             data, descriptors = b"", []
         if not data:
@@ -330,7 +332,7 @@ class Server:
 
 
 def _loaded(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(LOADED)}
+    return {name: value for name, value in env.items() if name.startswith(LOADED) and name not in SET_LATER}
 
 
 def _initialised() -> str:

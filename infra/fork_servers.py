@@ -1,5 +1,5 @@
 """The fork servers of this process: one for each environment that gangs ask for, since libraries read parts
-of it (the number of threads) when they are loaded. Points of a sweep share them.
+of it when they are loaded. Points of a sweep share them.
 """
 
 import atexit
@@ -16,9 +16,9 @@ _servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
 _lock = threading.Lock()
 
 
-def fork_server(root: str, threads: int) -> ForkServer:
+def fork_server(root: str) -> ForkServer:
     """The server for gangs over the store at `root`, started when it is not there."""
-    env = rank_env(root, threads)
+    env = rank_env(root, 1)  # a rank sets its number of threads itself
     key = tuple(sorted(env.items()))
     with _lock:
         found = _servers.get(key)

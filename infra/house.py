@@ -193,14 +193,14 @@ class House:
                 hear = on_message or (lambda message: self.say(node, **message))
                 if self.place is None:
                     self.say(node, state="running")
-                    start_gang(orders, hear, self.stop, self._fork_server(threads))
+                    start_gang(orders, hear, self.stop, self._fork_server())
                     return
                 with self._together(Meeting(self.store.root, self.place, self.stop)) as meeting:
                     meeting.arrive()
                     env = meeting.gather(orders.run, lambda text: self.say(node, waiting=text))
                     self.say(node, state="running")
                     orders = replace(orders, world=ranks, env=orders.env | env)
-                    start_gang(orders, hear, self.stop, self._fork_server(threads))
+                    start_gang(orders, hear, self.stop, self._fork_server())
 
     def _start_away(self, orders: Orders, hear: Callable[[dict[str, Any]], None]) -> None:
         """Have the pool's batch system give machines for the gang: its queue takes the place of slots."""
@@ -240,12 +240,10 @@ class House:
                 first_rank=self.place.index * share,
                 world=ranks,
             )
-            start_gang(
-                orders, lambda message: self.say(node, **message), self.stop, self._fork_server(threads)
-            )
+            start_gang(orders, lambda message: self.say(node, **message), self.stop, self._fork_server())
 
-    def _fork_server(self, threads: int) -> ForkServer | None:
-        return fork_server(self.store.root, threads) if self.forks else None
+    def _fork_server(self) -> ForkServer | None:
+        return fork_server(self.store.root) if self.forks else None
 
     @contextmanager
     def _together(self, meeting: Meeting) -> Iterator[Meeting]:

@@ -225,7 +225,7 @@ def _forks(plan: Plan, house: House) -> bool:
     gangs = [node for node in plan.nodes if node.ranks and house.missing(node)]
     if sum(node.ranks for node in gangs) < 2:
         return False
-    fork_server(house.store.root, 1)
+    fork_server(house.store.root)
     return True
 
 

@@ -93,7 +93,7 @@ def test_several_at_once_and_ended_by_signals(asked: Asked) -> None:
     processes[0].terminate()  # of one that is gone: nothing
 
 
-@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_CHECK_"])
+@pytest.mark.parametrize("variable", ["OMP_DYNAMIC", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_CHECK_"])
 def test_what_libraries_read_when_they_are_loaded_cannot_be_another(asked: Asked, variable: str) -> None:
     with pytest.raises(Refused, match=f"another {variable}"):
         asked.start(**{variable: "7"})
