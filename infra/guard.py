@@ -210,7 +210,7 @@ class Guard:
             stdout=out,
             stderr=err,
             env=env | {GUARD: str(pipe)},
-            pass_fds=(pipe,),
+            pass_fds=(pipe, *self.orders.get("held", ())),
             start_new_session=True,
             cwd=self.orders["cwd"],
         )
