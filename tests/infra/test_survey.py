@@ -11,6 +11,7 @@ from engine.storage import join, write_bytes
 from flows.cli.compose import compose
 from flows.cli.main import run
 from flows.cli.plan import draw_nodes
+from infra.code_check import Resume
 from infra.dag import Node
 from infra.store import Store
 from tasks import train
@@ -33,7 +34,7 @@ def late(store: Store, *words: str) -> Node:
     step = max(starts) + 1
     part = next(part for part in parts["teacher"] if part.start < step <= part.end)
     folder = join(store.address("trajectory", part.fingerprint), "checkpoints", f"step-{step:08d}")
-    write_bytes(join(folder, "manifest.json"), b"{}")
+    write_bytes(join(folder, "manifest.json"), b"")  # of whose code nothing is known
     return node
 
 
@@ -41,18 +42,18 @@ def test_a_student_that_comes_too_late_is_refused_by_the_survey_the_plan_and_the
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = late(store)
-    found = train.look(node, store)
+    found = train.look(node, store, Resume())
     students = {name for name, role in train.unpack(node)[0].items() if role.teacher}
-    assert {refusal.student for refusal in found.refusals} == students and students
+    assert found.refused == students and students
     assert run(["plan", "distill", *WORDS]) == 2
     assert "attach=replay" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="attach=frozen"):
-        train.run(node, cast(Any, SimpleNamespace(store=store)))
+        train.run(node, cast(Any, SimpleNamespace(store=store, resume=Resume())))
 
 
 def test_who_says_how_to_attach_is_not_refused(store: Store) -> None:
     node = late(store, "roles.student_a.attach=replay")
-    assert train.look(node, store).refusals == ()
+    assert train.look(node, store, Resume()).refusals == ()
 
 
 def test_every_setting_of_a_score_is_part_of_what_it_is(store: Store) -> None:
