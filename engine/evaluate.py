@@ -7,6 +7,7 @@ Each output is a scores.json. For a model:
   loss           nats a token over the first score.max_tokens held-out tokens, whole documents, in windows of
                  `sequence` with documents isolated as in training. End tokens count. A document's first
                  token has no context: it is charged ln V for every model, so that every byte is paid for
+  held_out       the name of that text and its windows: losses of others are not compared
   bits_per_byte  loss x tokens / ln 2 / bytes: comparable with compressors and between tokenizers
   tokens, bytes, documents   what was scored; bytes are UTF-8
   accuracy       share of test examples whose completion is the option of highest likelihood, end token
@@ -43,6 +44,7 @@ from engine.speaker import TOKENIZER, Speaker, check_vocabulary
 from engine.spec.base import parse
 from engine.spec.data import Score
 from engine.spec.error import ConfigError, DataError
+from engine.spec.heldout import scored_name
 from engine.spec.parallel import Parallel
 from engine.spec.run import RunFile
 from engine.spec.sampling import Sampling
@@ -63,6 +65,7 @@ class Exam:
     prompt: str
     vocabulary: Vocabulary
     text: HeldOutText | None
+    tokens: str  # the fingerprint of what the text is of
     examples: dict[int | None, Examples]  # by shots
 
     def asked(self, target: Target) -> Examples | None:
@@ -116,7 +119,7 @@ def set_exam(run: RunFile, asked: Score, targets: dict[str, Target], scratch: Pa
     tokenizer = input_of(run, "tokenizer")
     vocabulary = Vocabulary.read(tokenizer.file(TOKENIZER, scratch))
     sequence = None if asked.sequence == "auto" else asked.sequence
-    text = None
+    text, source = None, ""
     if any(target.text for target in targets.values()) or BASELINES in run.outputs:
         if sequence is None:
             raise ConfigError(
@@ -125,11 +128,19 @@ def set_exam(run: RunFile, asked: Score, targets: dict[str, Target], scratch: Pa
         tokens = input_of(run, "tokens")
         check_tokens(tokens, tokenizer, vocabulary)
         text = read_held_out(tokens, vocabulary, scratch, asked.max_tokens)
+        source = tokens.record.fingerprint
     examples = {
         shots: read_examples(input_of(run, "labels"), tokenizer, asked, scratch, shots)
         for shots in {target.shots for target in targets.values() if target.labels}
     }
-    exam = Exam(sequence=sequence, prompt=asked.sample, vocabulary=vocabulary, text=text, examples=examples)
+    exam = Exam(
+        sequence=sequence,
+        prompt=asked.sample,
+        vocabulary=vocabulary,
+        text=text,
+        tokens=source,
+        examples=examples,
+    )
     return exam, tokenizer
 
 
@@ -202,6 +213,7 @@ def score(network: Any, exam: Exam, target: Target, progress: Progress, place: s
             raise DataError(f"{place}: its loss is {nats}; its weights are damaged or its training diverged")
         result |= {
             "sequence": exam.sequence,
+            "held_out": scored_name(exam.tokens, len(text.tokens_N), exam.sequence),
             "loss": nats / len(text.tokens_N),
             "bits_per_byte": nats / math.log(2) / text.num_bytes,
             "sample": exam.prompt + Speaker(network, exam.vocabulary).text(exam.prompt, SAMPLE),

@@ -152,7 +152,9 @@ def _text_row(
         "loss": score["loss"],
     }
     if key in controls and "loss" in scores.get(controls[key], {}):
-        row["delta"] = score["loss"] - scores[controls[key]]["loss"]
+        control = scores[controls[key]]
+        if score.get("held_out", "") == control.get("held_out", score.get("held_out", "")):
+            row["delta"] = score["loss"] - control["loss"]
     return row
 
 

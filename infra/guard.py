@@ -33,6 +33,7 @@ from infra.trajectory import checkpoint_steps
 from infra.watch import Watch, last_error
 
 GUARD = "ATELIER_GUARD_FD"  # the pipe whose end tells a rank that its guard is gone
+HELD = "ATELIER_HELD_FD_"  # descriptors that hold the gang's slots
 RESTARTS = 3  # each only after a new checkpoint: a death at the same place again is told, not repeated
 STOPPED = 75
 # turns that a thread waits awake for the others: with the usual 300 000, when another process has one of the
@@ -190,6 +191,7 @@ class Guard:
 
     def _start_rank(self, env: dict[str, str], out: int, err: int, pipe: int) -> Process:
         module, arguments = self.orders["module"], [str(self.scratch / "run.json")]
+        held = self.orders.get("held", ())  # its slots stay taken as long as a rank lives
         if self.connection is not None:
             try:
                 return self.connection.start(
@@ -199,7 +201,8 @@ class Guard:
                     cwd=self.orders["cwd"],
                     out=out,
                     err=err,
-                    inherited={GUARD: pipe},
+                    inherited={GUARD: pipe}
+                    | {f"{HELD}{number}": held[number] for number in range(len(held))},
                 )
             except Refused as reason:
                 print(f"{module} is executed, not forked: {reason}", file=sys.stderr)
@@ -210,7 +213,7 @@ class Guard:
             stdout=out,
             stderr=err,
             env=env | {GUARD: str(pipe)},
-            pass_fds=(pipe,),
+            pass_fds=(pipe, *held),
             start_new_session=True,
             cwd=self.orders["cwd"],
         )

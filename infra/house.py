@@ -24,12 +24,16 @@ from infra.code_check import Resume
 from infra.code_map import Map, files_of, maps_of, sources_of
 from infra.dag import Node, Product
 from infra.fork_servers import fork_server
+from infra.gpus import VISIBLE
 from infra.launch import Orders, compile_cache, start_gang
 from infra.lease import Holder, Lease, Renewal, take
 from infra.meeting import Meeting, Place
-from infra.slots import Slots, num_slots
+from infra.slots import GpuSlots, Slots, num_slots
 from infra.store import Store, read_body
 from infra.trajectory import begin_again
+from infra.waiting import who
+
+NO_GPU = ("engine.prepare",)  # what a GPU is of no use to
 
 
 class Listener(Protocol):
@@ -42,7 +46,7 @@ class House:
     """One run of one flow on this machine."""
 
     store: Store
-    slots: Slots
+    slots: Slots  # cores
     scratch: Path
     run_id: str
     flow: str
@@ -57,6 +61,8 @@ class House:
     resume: Resume = field(default_factory=Resume)
     forks: bool = False  # gangs of this machine get their ranks from a fork server
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _gpus: list[GpuSlots] = field(default_factory=list)  # one, once somebody has asked for GPUs
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def missing(self, node: Node) -> dict[str, Product]:
         """The products of `node` that are not finished yet."""
@@ -186,10 +192,11 @@ class House:
                 self._start_away(orders, on_message or (lambda message: self.say(node, **message)))
                 return
             here = self.place.share(ranks) if self.place else ranks
-            with self.slots.claim(self._room(here, threads), self.stop):
+            with self._claim(node, module, here, threads) as (env, descriptors):
                 orders = self._orders(
                     node, module, config, outputs, held, inputs, here, threads, layout, seed
                 )
+                orders = replace(orders, env=orders.env | env, held=descriptors)
                 hear = on_message or (lambda message: self.say(node, **message))
                 if self.place is None:
                     self.say(node, state="running")
@@ -197,9 +204,9 @@ class House:
                     return
                 with self._together(Meeting(self.store.root, self.place, self.stop)) as meeting:
                     meeting.arrive()
-                    env = meeting.gather(orders.run, lambda text: self.say(node, waiting=text))
+                    met = meeting.gather(orders.run, lambda text: self.say(node, waiting=text))
                     self.say(node, state="running")
-                    orders = replace(orders, world=ranks, env=orders.env | env)
+                    orders = replace(orders, world=ranks, env=orders.env | met)
                     start_gang(orders, hear, self.stop, self._fork_server())
 
     def _start_away(self, orders: Orders, hear: Callable[[dict[str, Any]], None]) -> None:
@@ -208,18 +215,36 @@ class House:
         per_node = num_slots(self.pool) // (orders.threads if self.pool.is_cpu else 1)
         away.start_gang(orders, hear, self.stop, batch=batch, per_node=max(1, per_node))
 
-    def _room(self, ranks: int, threads: int) -> int:
-        """Slots that so many ranks take: on CPUs a core for each thread, or gangs would stand in each other's
-        way.
+    @contextmanager
+    def _claim(
+        self, node: Node, module: str, ranks: int, threads: int
+    ) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+        """Hold what so many ranks take while the block runs: a GPU each, or a core for each thread, or gangs
+        would stand in each other's way. Gives the environment with which they see no other GPU, and the
+        descriptors that hold the slots.
         """
-        return ranks * threads if self.pool.is_cpu else ranks
+
+        def on_wait(what: str, pids: list[int]) -> None:
+            self.say(node, waiting=f"waits for {what}; {who(pids, self.store)} (Ctrl-C leaves it running)")
+
+        is_cpu = self.pool.is_cpu and node.layout.get("device") != "cuda"
+        if is_cpu or module in NO_GPU:
+            with self.slots.claim(ranks * threads, self.stop, on_wait) as claim:
+                yield {VISIBLE: ""}, claim.descriptors
+            return
+        with self._lock:
+            self._gpus = self._gpus or [GpuSlots(self.pool)]
+        gpus = self._gpus[0]
+        gpus.check(ranks, node.name)
+        with gpus.claim(ranks, self.stop, on_wait) as claim:
+            yield {VISIBLE: gpus.devices(claim)}, claim.descriptors
 
     def follow(self, node: Node, module: str, ranks: int, threads: int) -> None:
         """Hold this node's share of a gang whose first node leases, saves and publishes."""
         assert self.place is not None
         share = self.place.share(ranks)
         with (
-            self.slots.claim(self._room(share, threads), self.stop),
+            self._claim(node, module, share, threads) as (visible, descriptors),
             self._together(Meeting(self.store.root, self.place, self.stop)) as meeting,
         ):
             meeting.arrive()
@@ -236,7 +261,8 @@ class House:
                 ranks=share,
                 threads=threads,
                 grace_s=self.pool.grace_s,
-                env=compile_cache(self.store.root) | env,
+                env=compile_cache(self.store.root) | visible | env,
+                held=descriptors,
                 first_rank=self.place.index * share,
                 world=ranks,
             )

@@ -47,6 +47,7 @@ class Orders:
     grace_s: float = 10.0
     first_rank: int = 0
     world: int = 0  # ranks of the whole gang when other nodes hold some of them
+    held: tuple[int, ...] = ()  # descriptors that hold its slots: they are taken as long as it lives
 
 
 def start_gang(
@@ -77,7 +78,7 @@ def start_gang(
             cwd=PROJECT,
             env=passed(orders.root, LEASES),  # no other credential of the flow's
             start_new_session=True,
-            pass_fds=descriptors,
+            pass_fds=(*descriptors, *orders.held),
         )
     problems: list[dict[str, Any]] = []
 

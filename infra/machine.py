@@ -4,12 +4,17 @@ import os
 from pathlib import Path
 
 
-def num_cores() -> int:
-    """Cores this process may use (containers and taskset included)."""
+def cores() -> list[int]:
+    """The cores that this process may use, by number (containers and taskset included)."""
     try:
-        return len(os.sched_getaffinity(0))
+        return sorted(os.sched_getaffinity(0))
     except AttributeError:  # macOS
-        return os.cpu_count() or 1
+        return list(range(os.cpu_count() or 1))
+
+
+def num_cores() -> int:
+    """How many cores this process may use."""
+    return len(cores())
 
 
 def has_half() -> bool:

@@ -61,6 +61,7 @@ class Manifest(Spec):
         (), description="digests of the maps of the codes that computed it, the newest last; none = not known"
     )
     computed: str = Field("", description="arithmetic that it was computed in; '' = not known")
+    held_out: str = Field("", description="what its eval/loss was measured on; '' = not known")
     files: tuple[FileEntry, ...]
     tensors: dict[str, Stored]
     values: list[tuple[tuple[str | int, ...], Any]]

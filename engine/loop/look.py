@@ -1,5 +1,6 @@
 """Held-out means while training goes on: the same rows at every look, no state touched."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,6 +12,7 @@ from engine.loop.feed import Batch, tensors_of
 from engine.loop.member import Member
 from engine.parallel.gang import Gang
 from engine.parallel.grid import Grid
+from engine.spec.heldout import held_out_name
 
 Streams = Sequence[tuple[Dataset, float]]
 
@@ -19,8 +21,8 @@ class HeldOut:
     """The first rows of each held-out split, in the shares of the streams (one at least), dealt out over the
     ranks.
 
-    `windows` are what every role is looked at with; of the other kinds of rows those that the role has an
-    objective for.
+    `windows` are what every role is looked at with, of `sources`, fingerprints of tokens; of the other kinds
+    of rows those that the role has an objective for.
     """
 
     def __init__(
@@ -28,11 +30,13 @@ class HeldOut:
         windows: Streams,
         rows: Mapping[str, Streams],
         *,
+        sources: Sequence[str],
         num_windows: int,
         micro_batch: int,
         gang: Gang,
     ) -> None:
-        self._micro_batch, self._gang = micro_batch, gang
+        self._micro_batch, self._gang, self._sources = micro_batch, gang, sources
+        self._windows = windows
         self._places = {"": _first(windows, num_windows)}
         self._places |= {kind: _first(streams, num_windows) for kind, streams in rows.items()}
         self._batches: dict[tuple[str, int, int], list[Batch]] = {}
@@ -40,6 +44,15 @@ class HeldOut:
     @property
     def is_empty(self) -> bool:
         return not any(self._places.values())
+
+    @property
+    def name(self) -> str:
+        """Which windows these are: of two names that are equal, losses can be compared."""
+        places = self._places[""]
+        counts = Counter(id(stream) for stream, _ in places)
+        pairs = zip(self._sources, self._windows, strict=True)
+        length = max((stream.length for stream, _ in places), default=0)
+        return held_out_name({source: counts[id(stream)] for source, (stream, _) in pairs}, length)
 
     def means(self, member: Member) -> dict[str, float]:
         """By metric name, nats: the next-token loss of windows, each objective's mean of its rows; and the

@@ -67,6 +67,7 @@ class Member:
         )  # that have trained it, the newest last
         self.computed = computed_in(precision, grid.gang.device)
         self.last: dict[str, float] = {}  # loss and eval/loss as last measured, and eval/step: when
+        self.held_out = ""  # the name of what eval/loss was last measured on
         self._check()
 
     def _check(self) -> None:

@@ -93,6 +93,7 @@ def summary(member: Member) -> dict[str, Any]:
         "tokens": member.tokens,
         "loss": member.last.get("loss"),
         "eval_loss": member.last.get("eval/loss"),
+        "held_out": member.held_out,
         "started_at": member.start,
         "params": member.role.model.num_params(),
         "forwards": member.forwards,

@@ -29,8 +29,10 @@ class Samples:
         streams = self._training.streams
         return Blend([(self._open(each, TRAIN, sequence), each.weight) for each in streams], self._seed)
 
-    def held_out(self) -> tuple[Streams, Mapping[str, Streams]]:
-        """Windows of all token sources, whatever is learned from them; and the rows of each kind."""
+    def held_out(self) -> tuple[Streams, Mapping[str, Streams], list[str]]:
+        """Windows of all token sources, whatever is learned from them; the rows of each kind; and the
+        fingerprints of the sources.
+        """
         sequence = self._training.train.sequence
         shares: dict[str, float] = {}
         rows: dict[str, list[tuple[Dataset, float]]] = {}
@@ -46,7 +48,7 @@ class Samples:
             (Windows(self._input(source), self._scratch, HELD_OUT, sequence), share)
             for source, share in shares.items()
         ]
-        return windows, rows
+        return windows, rows, [self._input(source).record.fingerprint for source in shares]
 
     def _input(self, key: str) -> Input:
         if key not in self._inputs:

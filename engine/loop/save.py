@@ -52,6 +52,7 @@ class Saver:
                 gang=self._gang.aside,
                 codes=member.codes,
                 computed=member.computed,
+                held_out=member.held_out,
             )
             self._pending.append((member, segment, step, pending))
             member.stored_step = step
@@ -97,6 +98,7 @@ class Saver:
         manifest = read_manifest(place, step=step)
         member.go_on_from(manifest.codes, manifest.computed, step)
         member.restore(values, step)
+        member.held_out = manifest.held_out
 
     def _retain(self, segment: Segment) -> None:
         """Remove what need not stay. What the store refuses is told: the checkpoint is there, and the next

@@ -144,8 +144,11 @@ class Loop:
             grid=house.grid("", is_student=False),
             num_parts=len(self.training.parts),
         )
+        windows, rows, sources = samples.held_out()
         self.held_out = HeldOut(
-            *samples.held_out(),
+            windows,
+            rows,
+            sources=sources,
             num_windows=self.train.eval_sequences,
             micro_batch=micro_batch,
             gang=self.gang,
@@ -290,6 +293,7 @@ class Loop:
             return
         outcome.looks = self.held_out.means(member)
         member.last |= outcome.looks | {"eval/step": member.step}
+        member.held_out = self.held_out.name
 
     def _act(self, outcomes: dict[str, Outcome]) -> None:
         """Do what the roles' health says of a step that went wrong."""

@@ -26,7 +26,7 @@ NUMBER, WHOLE, TEXT = (int, float), (int,), (str,)
 SUMMARY_WORDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("step", "tokens", "params", "vocab", "documents", "started_at", "test", "bytes"), WHOLE),
     **dict.fromkeys(("loss", "eval_loss", "bits_per_byte", "accuracy", "perplexity"), NUMBER),
-    **dict.fromkeys(("role", "teacher"), TEXT),
+    **dict.fromkeys(("role", "teacher", "computed"), TEXT),
 }
 PROVENANCE_WORDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("started", "ended", "device_seconds"), NUMBER),

@@ -4,6 +4,7 @@ server unless one is configured; or inside a flow that a Prefect worker has star
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -32,7 +33,8 @@ from infra.house import House, Listener
 from infra.lease import Holder
 from infra.manifests import described, write_manifest
 from infra.removal import wait_for_removals
-from infra.slots import Slots, num_slots
+from infra.scratch import local_folder, scratch_of
+from infra.slots import CoreSlots
 from infra.stack.stack import join_stack
 from infra.store import Store
 from infra.tracking.choice import open_tracker
@@ -267,7 +269,7 @@ def open_house(
     )
     return House(
         store=store,
-        slots=Slots(num_slots(frozen.pool), scratch / "slots"),
+        slots=CoreSlots(frozen.pool, local_folder(store) / "slots" / socket.gethostname()),
         scratch=scratch,
         pool=frozen.pool,
         site=site_of(frozen.pool),
@@ -283,14 +285,6 @@ def open_house(
 
 def _ending(outcome: Outcome, house: House) -> dict[str, Any]:
     return {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": house.links}
-
-
-def scratch_of(store: Store, run_id: str) -> Path:
-    """A private folder of this machine for the run's processes."""
-    base = local_path(store.root) if is_local(store.root) else Path.home() / ".cache" / "atelier"
-    scratch = base / "scratch" / run_id
-    scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return scratch
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from engine.spec.layout import check_layout
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
 from engine.spec.train import Train
+from flows.cli.arithmetic import computed, other_than_here
 from flows.cli.bodies import body
 from flows.cli.compose import Frozen
 from flows.cli.fitting import too_much
@@ -113,7 +114,10 @@ def draw(frozen: Frozen, store: Store) -> Plan:
             record = store.find(product.kind, product.fingerprint)
             if record is not None and (other := made_by_other(record, maps.get(key))):
                 outdated.setdefault(other, []).append(row_name(node, key))
+            if record is not None and (other := other_than_here(node, product, record, frozen.pool)):
+                outdated.setdefault(other, []).append(row_name(node, key))
             mine.append(_row(node, key, product, record is not None, standing, around))
+            mine[-1]["computed"] = computed(node, product, record, frozen.pool)
         rows += mine
         refusal = too_much(node, mine, frozen.pool, around.vocab)
         if refusal is not None:

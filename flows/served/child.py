@@ -10,7 +10,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from engine.spec.error import AtelierError, StoppedError
 from engine.spec.pool import Pool
-from flows.cli.execute import scratch_of, stopping
+from flows.cli.execute import stopping
 from flows.cli.pools import site_of
 from flows.cli.work import work
 from flows.served.presence import present, watching_worker
@@ -20,7 +20,8 @@ from infra.dag import Node
 from infra.house import House
 from infra.launch import DiedError
 from infra.meeting import place_of
-from infra.slots import Slots, num_slots
+from infra.scratch import scratch_of
+from infra.slots import CoreSlots
 from infra.stack.settings import stack_folder
 from infra.store import Store, default_root
 from infra.tracking.choice import TrackerSpec, open_tracker
@@ -43,7 +44,7 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
     with Reporter(store.root, about["id"], node) as reporter:
         house = House(
             store=store,
-            slots=Slots(num_slots(pool), stack_folder(store.root) / "slots" / str(about["on"])),
+            slots=CoreSlots(pool, stack_folder(store.root) / "slots" / str(about["on"])),
             # of this run alone: nodes of one gang may share a disk
             scratch=scratch_of(store, about["id"]) / str(flow_run.id)[:13],
             pool=pool,

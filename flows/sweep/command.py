@@ -154,6 +154,8 @@ def _finish(session: Session) -> int:
         print(f"report   {place}")
     for note in session.notes:
         print(note)
+    if problem := session.unranked():
+        print(f"no best  {problem}")
     if best is not None:
         print(f"best     atelier {session.flow} {shlex.join(best.words)}")
     done = sum(entry.state == "done" for entry in ours)

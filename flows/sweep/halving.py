@@ -19,6 +19,7 @@ from flows.sweep.fleet import Ending
 from flows.sweep.ledger import DONE, Entry
 from flows.sweep.point import Point
 from flows.sweep.session import Session
+from infra.heldout import WAY_OUT, differing
 
 
 def sweep(
@@ -37,6 +38,8 @@ def sweep(
     if session.is_dry:
         return []
     alive = points
+    if problem := differing((f"#{point.number}", point.looked_at) for point in alive):
+        raise ConfigError("hydra/sweeper", problem, WAY_OUT)
     for step in steps[:-1]:
         looks = _to_rung(session, alive, step, width)
         many = max(1, math.ceil(keep * len(alive)))

@@ -32,9 +32,10 @@ from optuna.trial import Trial, TrialState
 from engine.spec.error import ConfigError
 from engine.storage import is_local, join, local_path
 from flows.sweep.fleet import Ending
-from flows.sweep.ledger import DONE, PRUNED, STOPPED
+from flows.sweep.ledger import DONE, PRUNED, STOPPED, Entry
 from flows.sweep.point import Point
 from flows.sweep.session import DIRECTIONS, Session, listed
+from infra.heldout import WAY_OUT, differing
 from infra.manifests import measured
 
 NUMBER = "atelier.number"  # a trial's point
@@ -66,7 +67,12 @@ class Search:
         self.conditions = self._conditions()
         self.metrics = listed(settings["metric"])
         self.study = self._study()
+        self.sets: dict[str, tuple[str, str | None]] = {}  # by metric, the first point's held-out set
+        self.looked_at = ""
         self._restore()
+        for known in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            if (number := known.user_attrs.get(NUMBER)) is not None:
+                self._problem(self.session.ledger.entry(number))
         self.prunes = bool(settings["prune"]) and len(self.metrics) == 1
         self.trials: dict[int, Trial] = {}
         self._again = [t for t in self.study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
@@ -95,7 +101,10 @@ class Search:
             return
         metrics = self._metrics_of(point)
         values = [value for metric in metrics if (value := point.value(metric)) is not None]
-        if ending.state == DONE and len(values) == len(metrics):
+        if ending.state == DONE and (problem := self._problem(self.session.ledger.entry(point.number))):
+            self.session.say(f"#{point.number} is left out: {problem}; {WAY_OUT}")
+            self.study.tell(trial, state=TrialState.PRUNED)
+        elif ending.state == DONE and len(values) == len(metrics):
             self.study.tell(trial, values)
         else:
             self.study.tell(trial, state=TrialState.PRUNED if ending.state == PRUNED else TrialState.FAIL)
@@ -109,8 +118,21 @@ class Search:
             for trial in front
         ]
 
+    def _problem(self, entry: Entry) -> str:
+        """Why the study does not take the value of a finished point: it is of another held-out set than the
+        first one's; '' when it does.
+        """
+        for metric in self._metrics_as(entry.metric):
+            own = f"#{entry.number}", self.session.set_of(entry, metric)
+            if problem := differing([self.sets.setdefault(metric, own), own]):
+                return problem
+        return ""
+
     def look(self, point: Point, step: int, loss: float) -> bool:
         trial = self.trials[point.number]
+        self.looked_at = self.looked_at or point.looked_at
+        if point.looked_at != self.looked_at:  # no loss to compare with those of the others
+            return True
         trial.report(loss, step)
         return not trial.should_prune()
 
@@ -208,7 +230,7 @@ class Search:
         for entry in done:
             found = [measured(self.session.store, entry.made, m) for m in self._metrics_as(entry.metric)]
             params = self._params(entry.words)
-            if params is None or None in found:
+            if params is None or None in found or self._problem(entry):
                 continue
             trial = optuna.create_trial(
                 params=params,

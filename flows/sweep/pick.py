@@ -10,6 +10,7 @@ from engine.spec.error import ConfigError
 from engine.spec.record import Record
 from engine.storage import join, names
 from flows.sweep.ledger import DONE, FOLDER, Entry, Ledger
+from infra.heldout import WAY_OUT, differing, held_out_of
 from infra.manifests import manifests, measured
 from infra.store import Store
 
@@ -52,7 +53,8 @@ class Choice:
 
 def choose(store: Store, words: Sequence[str], metric: str, *, highest: bool | None = None) -> Choice:
     """Compare the finished runs and points that `words` name. ConfigError for a word that names nothing and a
-    metric that none of them has. `highest`: whether more is better, None = as the metric's name says.
+    metric that none of them has, or that was measured on different held-out sets. `highest`: whether more is
+    better, None = as the metric's name says.
     """
     found: dict[str, Candidate] = {}
     metrics = [metric] if metric else []
@@ -73,6 +75,9 @@ def choose(store: Store, words: Sequence[str], metric: str, *, highest: bool | N
         raise ConfigError(
             "--by", f"none of {len(found)} has {chosen!r}", _way_out(store, list(found.values()))
         )
+    sets = ((one.label, held_out_of(one.record, chosen) if one.record else None) for one in valued)
+    if problem := differing(sets):
+        raise ConfigError("--by", f"{chosen} of {problem}", WAY_OUT)
     valued.sort(key=lambda one: (one.value or 0.0) * (-1 if is_rising else 1))
     return Choice(chosen, is_rising, valued)
 

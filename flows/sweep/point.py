@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.spec.base import canonical, fingerprint
 from engine.spec.error import AtelierError, ConfigError
+from engine.spec.heldout import held_out_name
 from engine.spec.role import Role
 from flows.cli.compose import Frozen, compose
 from infra.dag import Node
@@ -45,6 +46,17 @@ class Point:
         """`<name>.<word>` of what the point made (infra.manifests.measured); None while there is none."""
         found = measured(self.store, self.rows, metric)
         return found[0] if found else None
+
+    @cached_property
+    def looked_at(self) -> str:
+        """What its trainings are measured on meanwhile, in words; '' where it trains nothing."""
+        for node in self.nodes:
+            if node.task == "train":
+                train = node.config["train"]
+                tokens = {fp: 1 for role, (_, fp) in node.inputs.items() if role.startswith("tokens")}
+                of = held_out_name(tokens, train["sequence"]).rpartition(" windows ")[2]
+                return f"{train['eval_sequences']} windows {of}"
+        return ""
 
 
 def point_fingerprint(nodes: Sequence[Node]) -> str:

@@ -28,7 +28,8 @@ def content_of(session: Session) -> SweepContent:
     best = session.best()
     some = next(iter(session.points.values()), None)
     metric = session.metric_of(some) if some is not None else session.metric
-    trained = trainings(rows) if metric.endswith("eval_loss") else []
+    is_ranked = not session.unranked()
+    trained = trainings(rows) if is_ranked and metric.endswith("eval_loss") else []
     return SweepContent(
         title=f"sweep {session.ledger.id}",
         command=session.command,
@@ -37,8 +38,8 @@ def content_of(session: Session) -> SweepContent:
         rows=rows,
         best=best.number if best is not None else None,
         best_command=f"atelier {session.flow} {shlex.join(best.words)}" if best is not None else "",
-        importance=importances(rows, session.direction),
-        notes=session.notes,
+        importance=importances(rows, session.direction) if is_ranked else {},
+        notes=[*session.notes, *filter(None, [session.unranked()])],
         trained=trained,
         laws=laws(trained),
     )

@@ -30,6 +30,8 @@ from flows.sweep.point import (
     with_companions,
     words_of,
 )
+from infra.heldout import WAY_OUT, differing, held_out_of
+from infra.manifests import measured
 from infra.slurm import SlurmBatch
 from infra.stack.stack import join_stack
 from infra.store import Store
@@ -64,6 +66,7 @@ class Session:
     direction: str = "minimize"
     points: dict[int, Point] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what the report says beside its table
+    _sets: dict[tuple[int, str], str | None] = field(default_factory=dict)
 
     def __call__(self, config: Any) -> float | None:
         """A job of a launcher that is not Atelier's: the point, in this process."""
@@ -226,8 +229,24 @@ class Session:
 
     # what came of it
 
+    def unranked(self) -> str:
+        """Why the finished points have no best one, and the way out; '' when they have."""
+        problem = differing((f"#{one.number}", self.set_of(one, one.metric)) for one in self._valued())
+        return f"{problem}; {WAY_OUT}" if problem else ""
+
+    def set_of(self, entry: Entry, metric: str) -> str | None:
+        """The name of the held-out set of what a finished point is compared by; None for what has none."""
+        key = entry.number, metric
+        if key not in self._sets:
+            there = measured(self.store, entry.made, metric)
+            self._sets[key] = held_out_of(there[1], metric) if there is not None else None
+        return self._sets[key]
+
+    def _valued(self) -> list[Entry]:
+        return [e for e in self.ledger.entries() if e.state == DONE and e.value is not None]
+
     def best(self) -> Entry | None:
-        """The finished point with the best value."""
-        done = [e for e in self.ledger.entries() if e.state == DONE and e.value is not None]
+        """The finished point with the best value; None where their values cannot be ranked."""
+        done = [] if self.unranked() else self._valued()
         sign = 1 if self.direction == "minimize" else -1
         return min(done, key=lambda entry: sign * (entry.value or 0.0), default=None)

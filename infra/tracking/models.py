@@ -19,6 +19,7 @@ from infra.trajectory import checkpoint_steps
 
 EXTERNAL = "mlflow.model.isExternal"
 FRESH_S = 5.0
+COMPUTED = "atelier.computed"  # the arithmetic that it was trained in: bf16, fp32 ...
 FINAL = {"loss": "loss", "eval/loss": "eval_loss", "tokens": "tokens"}  # metric -> word of a summary
 
 
@@ -87,6 +88,8 @@ class Models:
             model_id = self.backend.new_model(
                 experiment, record.name, run_id=run_id, tags=self.tags(record), params=params, kind=kind
             )
+        if tags := {key: text for key, text in self.tags(record).items() if key == COMPUTED and text}:
+            self.backend.tag(run_id, tags)  # its run was made before anybody knew
         self.backend.output(run_id, model_id, step)
         self.backend.points(run_id, self._final_points(record, run_id, step), model_id)
         facts = {
@@ -143,6 +146,7 @@ class Models:
             "atelier.teacher": self._teacher(record),
             "atelier.teacher_trajectory": record.parents.get("teacher", ""),
             "atelier.teacher_steps": f"{steps[0]}-{steps[1]}" if steps else "",
+            COMPUTED: str(record.summary.get("computed") or ""),
             "atelier.url": self.store.address(record.kind, record.fingerprint),
             EXTERNAL: "true",
         }

@@ -19,7 +19,17 @@ def run(options: Namespace) -> int:
     if not found:
         print(f"no model in {store.root} yet; `atelier pretrain experiment=tiny` makes one")
         return 0
-    columns = ("model", "fingerprint", "step", "params", "held-out loss", "teacher", "made", "run")
+    columns = (
+        "model",
+        "fingerprint",
+        "step",
+        "params",
+        "held-out loss",
+        "computed",
+        "teacher",
+        "made",
+        "run",
+    )
     print_table(columns, [_cells(one) for one in found], right=("step", "params", "held-out loss"))
     return 0
 
@@ -34,6 +44,8 @@ def described(record: Record) -> dict[str, Any]:
         "params": summary.get("params"),
         "loss": summary.get("loss"),
         "eval_loss": summary.get("eval_loss"),
+        "held_out": summary.get("held_out"),
+        "computed": summary.get("computed"),
         "teacher": summary.get("teacher") or None,
         "teacher_steps": summary.get("teacher_steps"),
         "made": record.provenance.get("ended"),
@@ -56,6 +68,7 @@ def _cells(one: dict[str, Any]) -> tuple[str, ...]:
         str(one["step"] or ""),
         params,
         f"{loss:.4f}" if loss is not None else "",
+        one["computed"] or "",
         teacher,
         made,
         one["run"] or "",

@@ -78,7 +78,7 @@ def say(text: str) -> None:
 
 
 def _show(plan: Plan, totals: dict[str, Any]) -> None:
-    columns = ("task", "state", "why", "from step", "params", "memory", "step", "time")
+    columns = ("task", "state", "why", "from step", "params", "computed", "memory", "step", "time")
     right = ("from step", "params", "memory", "step", "time")
     print_table(columns, [_cells(row) for row in plan.rows], right=right, flexible="why")
     print()
@@ -141,6 +141,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         _why(row),
         str(row["from_step"] or ""),
         amount(row["params"]) if is_costed else "",
+        row["computed"],
         f"{row['memory_gb']:.2f} GB" if is_costed else "",
         duration(row["step_s"]) if is_costed else "",
         duration(left) if is_costed and row["state"] != "reuse" else "",

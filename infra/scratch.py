@@ -1,0 +1,18 @@
+"""Where a store's runs keep what belongs to this machine."""
+
+from pathlib import Path
+
+from engine.storage import is_local, local_path
+from infra.store import Store
+
+
+def local_folder(store: Store) -> Path:
+    """A folder of this machine, or of several that share the store: what is of one has a name of its own."""
+    return local_path(store.root) if is_local(store.root) else Path.home() / ".cache" / "atelier"
+
+
+def scratch_of(store: Store, run_id: str) -> Path:
+    """A private folder for the run's processes."""
+    scratch = local_folder(store) / "scratch" / run_id
+    scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return scratch
