@@ -18,17 +18,19 @@ OF_SCORES = ("loss", "bits_per_byte")
 def held_out_of(record: Record, metric: str) -> str | None:
     """The name of the held-out set that a number of the record's summary was measured on, '' where it is not
     known; None for a number of another kind. Bits per byte are compared between tokenizers: there the set is
-    one of its tokens alone.
+    what was asked for.
     """
     word = metric.rpartition(".")[2]
     if word != "eval_loss" and not (record.kind == "scores" and word in OF_SCORES):
         return None
+    most, sequence = _whole(record.identity.get("max_tokens")), _whole(record.identity.get("sequence"))
+    if word == "bits_per_byte":
+        return f"at most {most} tokens in windows of {sequence}"
     found = record.summary.get("held_out")
     name = found if isinstance(found, str) else ""
-    if record.kind == "scores" and "tokens" in record.parents:  # as those have it that do not say it
-        asked, scored = record.identity.get("sequence"), record.summary.get("tokens")
-        name = name or scored_name(record.parents["tokens"], _whole(scored), _whole(asked))
-    return name if word != "bits_per_byte" else name.rpartition(" of ")[0]
+    if not name and record.kind == "scores" and "tokens" in record.parents:  # their identity says as much
+        return scored_name(record.parents["tokens"], _whole(record.summary.get("tokens")), sequence)
+    return name
 
 
 def differing(found: Iterable[tuple[str, str | None]]) -> str:

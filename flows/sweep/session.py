@@ -239,7 +239,9 @@ class Session:
         key = entry.number, metric
         if key not in self._sets:
             there = measured(self.store, entry.made, metric)
-            self._sets[key] = held_out_of(there[1], metric) if there is not None else None
+            if there is None:
+                return None
+            self._sets[key] = held_out_of(there[1], metric)
         return self._sets[key]
 
     def _valued(self) -> list[Entry]:

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -244,6 +245,19 @@ def test_a_finished_training_runs_again_without_a_step_and_publishes_the_same(ho
     house.train(how)
     assert (house.weights("s"), house.summary("s"), house.curve("s")) == first
     assert not any("progress" in line for line in said(capsys))
+
+
+def test_a_held_out_loss_keeps_the_name_of_the_windows_that_it_was_measured_on(house: House) -> None:
+    """Also where whoever publishes it would look at others."""
+    house.train(house.training({"model": role()}, train(8, eval_sequences=6)))
+    first = house.summary("model")
+    assert re.fullmatch("6 windows of 16 tokens of [0-9a-f]{12}", first["held_out"]), first
+    house.train(house.training({"model": role()}, train(8, eval_sequences=3)))
+    assert house.summary("model") == first
+    other = House(house.folder / "other", house.inputs)
+    other.train(other.training({"model": role()}, train(8, eval_sequences=3)))
+    assert other.summary("model")["held_out"] == first["held_out"].replace("6", "3", 1)
+    assert other.summary("model")["eval_loss"] != first["eval_loss"]
 
 
 def test_a_loss_that_is_not_finite_is_skipped_recorded_and_ends_training_after_three(house: House) -> None:

@@ -66,7 +66,12 @@ def test_a_second_command_over_a_store_waits_for_its_cores_and_names_the_run_tha
     try:
         assert first.stdout is not None and first.stdout.readline() == b"held\n"
         house = house_of(tmp_path / "store", "run-two", heard)
-        house.listener = lambda node, message: (heard.append(message), moved.set())
+
+        def hear(node: str, message: dict[str, Any]) -> None:
+            heard.append(message)
+            moved.set()
+
+        house.listener = hear
 
         def claim() -> None:
             with house._claim(Node(name="encode", task="encode", products={}), "engine.prepare", 1, 1):

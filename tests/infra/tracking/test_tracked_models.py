@@ -200,3 +200,21 @@ def test_a_version_stands_alone_and_its_page_names_the_students(
     entry = next(e for e in made["teacher"].files if e.path.endswith("model.safetensors"))
     assert (Path(folder) / entry.path).read_bytes() == b"weights of teacher"
     assert not list(root.rglob("*.pkl")) and not list(root.rglob(".tmp-version*"))
+
+
+def test_what_a_model_was_computed_in_is_a_tag_of_its_run_its_model_and_its_version(root: Path) -> None:
+    shelf = Shelf(Store(str(root)))
+    segment = shelf.trajectory("model", DATA)
+    shelf.metrics(segment, range(1, 11))
+    record = shelf.model("model", segment, DATA, step=10, computed="fp32")
+    first = tracker(root)
+    follow_once(first, segment)
+    first.record(record)
+    first.register(record)
+    assert first.close() == []
+    [run] = runs(root, "tags.`atelier.computed` = 'fp32' AND tags.`atelier.kind` = 'trajectory'")
+    [model] = models(root, "tags.`atelier.computed` = 'fp32' AND tags.`atelier.kind` = 'model'")
+    [version] = client(root).search_model_versions("name = 'model'")
+    assert run.data.tags["atelier.fingerprint"] == segment.fingerprint
+    assert model.tags["atelier.fingerprint"] == record.fingerprint
+    assert version.tags["atelier.computed"] == "fp32"
