@@ -6,6 +6,9 @@ is there when it forks. Who holds the other end of its standard input opens conn
 starts processes over it and hears how they end. A started process gets the environment, descriptors, session
 and shown arguments that an executed one would have. The server ends when its standard input and all
 connections are closed and the processes have ended. Linux only (pidfd); torch-free until it serves.
+
+Not multiprocessing's fork server: that one hands pickles on, keeps its own environment and arguments in what it
+forks, and tells exit codes only to the process that it belongs to, which a supervisor is not.
 """
 
 import ctypes

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from flows.cli.page import show_plan, show_report
 from flows.cli.plan import Plan
 from flows.cli.pools import site_of
 from flows.cli.server import Server, is_own, own_server
-from flows.cli.work import work
+from flows.cli.work import mend, work
 from infra.dag import Node, Reference, scheduling, stop_scheduling
 from infra.existing import looking_in
 from infra.fork_servers import fork_server
@@ -37,7 +37,7 @@ from infra.scratch import local_folder, scratch_of
 from infra.slots import CoreSlots
 from infra.stack.stack import join_stack
 from infra.store import Store
-from infra.tracking.choice import open_tracker
+from infra.tracking.choice import TrackerSpec, open_tracker
 
 MOST_AT_ONCE = 16  # nodes; gangs wait for slots besides
 EMBEDDED = {
@@ -191,10 +191,14 @@ def run_flow(
 
 
 def reuse_all(frozen: Frozen, plan: Plan, store: Store, command: str) -> Outcome:
-    """The run of a plan with nothing to make: a manifest, and neither server nor tracker."""
+    """The run of a plan with nothing to make: a manifest, what is damaged beside finished models mended, and
+    neither server nor tracker.
+    """
     started = time.monotonic()
     outcome = Outcome(run_id=new_run_id(), nodes=plan.nodes)
     outcome.states = {node.name: "reused" for node in plan.nodes}
+    untracked = replace(frozen, tracker=TrackerSpec())
+    mend(plan.nodes, open_house(untracked, store, command, outcome.run_id, lambda node, message: None))
     beginning = _beginning(frozen, plan, command, outcome.run_id, "")
     ending = {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": {}}
     write_manifest(store, beginning | ending)

@@ -22,8 +22,8 @@ def work(node: Node, house: House, states: dict[str, str], errors: dict[str, Exc
     handle = house.tracker.start_task(node, is_reused)
     try:
         task = importlib.import_module(f"tasks.{node.task}")
-        if is_reused and hasattr(task, "mend"):
-            task.mend(node, house)
+        if is_reused:
+            mend([node], house)
         if is_reused and hasattr(task, "reuse"):  # what it did beside its artifact
             task.reuse(node, house)
         if not is_reused:
@@ -44,6 +44,14 @@ def work(node: Node, house: House, states: dict[str, str], errors: dict[str, Exc
     finally:
         house.say(node, state=states[node.name], detail=_detail(node))
     return {key: product.fingerprint for key, product in node.products.items()}
+
+
+def mend(nodes: list[Node], house: House) -> None:
+    """Write anew what is damaged beside the finished products of these nodes."""
+    for node in nodes:
+        task = importlib.import_module(f"tasks.{node.task}")
+        if hasattr(task, "mend"):
+            task.mend(node, house)
 
 
 def _told(error: Exception, node: Node, house: House) -> AtelierError:

@@ -32,6 +32,11 @@ def test_the_first_run_makes_everything_and_the_second_starts_no_process(atelier
     newest = manifests(Store(str(atelier.root)))[-1]
     assert set(newest["states"].values()) == {"reused"} and newest["status"] == "finished"
     assert newest["links"] == {}  # neither a server nor a tracker was asked
+    birth = next(atelier.root.glob("trajectory/*/trajectory.json"))
+    whole = birth.read_bytes()
+    birth.write_bytes(whole[:40])
+    assert atelier("distill", *WALK).code == 0
+    assert json.loads(birth.read_bytes())["fingerprint"] == json.loads(whole)["fingerprint"]
 
 
 def test_a_plan_shows_what_was_measured_and_later_plans_have_learned_from_it(atelier: Atelier) -> None:
