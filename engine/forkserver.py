@@ -7,8 +7,8 @@ starts processes over it and hears how they end. A started process gets the envi
 and shown arguments that an executed one would have. The server ends when its standard input and all
 connections are closed and the processes have ended. Linux only (pidfd); torch-free until it serves.
 
-Not multiprocessing's fork server: that one hands pickles on, keeps its own environment and arguments in what it
-forks, and tells exit codes only to the process that it belongs to, which a supervisor is not.
+Not multiprocessing's fork server: that one hands pickles on, keeps its own environment and arguments in what
+it forks, and tells exit codes only to the process that it belongs to, which a supervisor is not.
 """
 
 import ctypes
