@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,9 +126,11 @@ class Connection:
         out: int,
         err: int,
         inherited: Mapping[str, int],
+        is_stopped: Callable[[], bool] = bool,
     ) -> "Forked":
         """Run `module`.main(arguments) in a process of its own session. `inherited`: environment variable ->
-        descriptor that it is to hold the number of. Raises Refused when nothing was started.
+        descriptor that it is to hold the number of. Raises Refused when nothing was started, also when
+        `is_stopped` while the server is waited for.
         """
         wait_end, go_end = (
             os.pipe()
@@ -137,11 +139,13 @@ class Connection:
             request = {"module": module, "arguments": list(arguments), "env": dict(env), "cwd": cwd}
             request["inherited"] = list(inherited)
             descriptors = [out, err, wait_end, *inherited.values()]
-            with suppress(OSError):
+            try:
                 socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
+            except OSError as error:
+                raise Refused(f"the fork server cannot be asked ({error})") from None
             os.close(wait_end)
             wait_end = -1
-            answer, pidfds = self._answer()
+            answer, pidfds = self._answer(is_stopped)
             if "refused" in answer:
                 raise Refused(str(answer["refused"]))
             os.write(go_end, b"!")
@@ -151,11 +155,16 @@ class Connection:
                 os.close(wait_end)
         return Forked(pid=int(answer["pid"]), pidfd=pidfds[0], connection=self)
 
-    def _answer(self) -> tuple[dict[str, Any], list[int]]:
-        self._channel.settimeout(ANSWER_S)
+    def _answer(self, is_stopped: Callable[[], bool]) -> tuple[dict[str, Any], list[int]]:
+        deadline = time.monotonic() + ANSWER_S
+        self._channel.settimeout(0.2)
         while True:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._channel, MESSAGE, 1)
+            except TimeoutError:
+                if time.monotonic() < deadline and not is_stopped():
+                    continue
+                data, descriptors, reason = b"", [], "stopped" if is_stopped() else f"in {ANSWER_S:.0f} s"
             except OSError as error:
                 data, descriptors, reason = b"", [], str(error)
             else:
@@ -187,7 +196,7 @@ class Connection:
                 break
             message = json.loads(data)
             self._codes[message["pid"]] = message["code"]
-        return self._codes.get(pid)
+        return self._codes.pop(pid, None)  # a later process may get the same number
 
 
 @dataclass
@@ -198,12 +207,17 @@ class Forked:
     pidfd: int
     connection: Connection
     code: int | None = field(default=None, init=False)
+    ended_at: float = field(default=0.0, init=False)  # when the system first said so
 
     def poll(self) -> int | None:
         if self.code is None:
             self.code = self.connection.code_of(self.pid)
-        if self.code is None and not self.connection.is_open and _has_ended(self.pidfd, 0.0):
-            self.code = -signal.SIGKILL  # nobody is left to say how: what it has written decides
+        if self.code is None and _has_ended(self.pidfd, 0.0):
+            self.ended_at = self.ended_at or time.monotonic()
+            if time.monotonic() - self.ended_at > PATIENCE_S:  # a server that stands still
+                self.connection.is_open = False
+            if not self.connection.is_open:
+                self.code = -signal.SIGKILL  # nobody is left to say how: what it has written decides
         if self.code is not None and self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -262,27 +276,35 @@ class Server:
         self.selector.register(connection, selectors.EVENT_READ, self._start)
 
     def _start(self, connection: socket.socket) -> None:
+        descriptors: list[int] = []
         try:
             data, descriptors, _, _ = socket.recv_fds(connection, MESSAGE, MOST_DESCRIPTORS)
         except OSError:
-            data, descriptors = b"", []
+            data = b""
         if not data:
             self.selector.unregister(connection)
             self.connections.discard(connection)
             connection.close()
             return
-        request = json.loads(data)
-        if reason := self._against(request):
+        try:
+            request = json.loads(data)
+            reason = self._against(request) or self._fork(request, descriptors, connection)
+        except (OSError, ValueError) as error:  # no process, no descriptor to be had: for this start alone
+            reason = str(error)
+        if reason:
             _tell(connection, {"refused": reason})
-        elif pid := os.fork():
-            pidfd = os.pidfd_open(pid)
-            self.children[pidfd] = (pid, connection)
-            self.selector.register(pidfd, selectors.EVENT_READ, self._reap)
-            _tell(connection, {"pid": pid}, pidfd)
-        else:
-            self._child(request, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int], connection: socket.socket) -> str:
+        pid = os.fork()
+        if not pid:
+            self._child(request, descriptors)
+        pidfd = os.pidfd_open(pid)
+        self.children[pidfd] = (pid, connection)
+        self.selector.register(pidfd, selectors.EVENT_READ, self._reap)
+        _tell(connection, {"pid": pid}, pidfd)
+        return ""
 
     def _against(self, request: dict[str, Any]) -> str:
         """Why a fork would not be what an executed process is; '' when it would."""
@@ -318,7 +340,6 @@ class Server:
             os.environ.update(request["env"])
             os.environ.update({name: str(n) for name, n in zip(request["inherited"], inherited, strict=True)})
             os.chdir(request["cwd"])
-            signal.signal(signal.SIGINT, signal.default_int_handler)
             _show_as([sys.executable, "-m", request["module"], *request["arguments"]])
             module = self.modules[request["module"]]
             sys.argv = [str(module.__file__), *request["arguments"]]

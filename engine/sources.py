@@ -6,6 +6,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from engine.spec.error import ConfigError
@@ -25,10 +26,11 @@ def keep() -> None:
     """Remember the files of all modules of the project that are loaded: of a process that forks others later,
     when the files may have changed.
     """
-    for module in list(sys.modules.values()):
+    for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "/")
-        if path.is_relative_to(PROJECT) and path.suffix == ".py":
-            _loaded[str(path.relative_to(PROJECT))] = digest(path.read_bytes())
+        if name.split(".")[0] == "engine" and path.is_relative_to(PROJECT) and path.suffix == ".py":
+            with suppress(OSError):
+                _loaded[str(path.relative_to(PROJECT))] = digest(path.read_bytes())
 
 
 def check(wanted: Mapping[str, str]) -> None:

@@ -31,7 +31,11 @@ REGISTRIES = ("model", "objective", "optim", "data/rows", "spec/model", "spec/ob
 # what moves no bit, or bits but no meaning; what says how something is written down, asked for or refused;
 # what prepares data, whose results are parents
 LEFT_OUT = (
-    "engine/parallel/",
+    *(
+        f"engine/parallel/{name}.py"
+        for name in ("collective", "context", "expert", "gang", "grid", "pipeline")
+    ),
+    *(f"engine/parallel/{name}.py" for name in ("shard", "tensor")),
     "engine/checkpoint/",
     "engine/plan/",
     *(f"engine/{name}.py" for name in ("artifact", "forkserver", "metric", "process", "pulse", "remote")),
@@ -39,16 +43,14 @@ LEFT_OUT = (
     *(f"engine/loop/{name}.py" for name in ("copies", "pace", "publish", "report", "resume", "retention")),
     *(f"engine/loop/{name}.py" for name in ("save", "stop")),
     "engine/data/progress.py",
-    *(
-        f"engine/spec/{name}.py"
-        for name in ("absent", "base", "blocks", "device", "document", "error", "kinds")
-    ),
+    *(f"engine/spec/{name}.py" for name in ("absent", "base", "device", "document", "error", "kinds")),
     *(
         f"engine/spec/{name}.py"
         for name in ("layout", "metric", "parallel", "pool", "pulse", "record", "registry")
     ),
     *(f"engine/spec/{name}.py" for name in ("run", "site", "source_files", "teaching", "walk")),
 )
+WORDS = ("description", "title")  # keywords of fields that a person reads
 TRAINED = ("train", "finetune")
 ROOTS = {  # by task: where its meaning begins
     "curate": ("engine/data/curate.py",),
@@ -59,7 +61,7 @@ ROOTS = {  # by task: where its meaning begins
     "describe": ("engine/data/attributes.py",),
     "imitate": ("engine/imitate.py",),
     "score": ("engine/evaluate.py",),
-    "train": (LOOP,),
+    "train": (LOOP, "engine/spec/mixture.py"),
     "finetune": (LOOP, "engine/data/examples.py"),
 }
 
@@ -187,7 +189,7 @@ def _source(path: Path, known: dict[str, Any]) -> Source:
 
 def _by_content(content: bytes, known: dict[str, Any]) -> Source:
     key = hashlib.sha256(content).hexdigest()[:32]
-    if key not in known:
+    if not _is_source(known.get(key)):
         tree = ast.parse(content)
         known[key] = [sorted(_imports(tree)), _parts(tree)]
     imports, parts = known[key]
@@ -243,6 +245,11 @@ def _text(node: Any) -> str:
     """A syntax tree in words that no version of Python spells differently: names of nodes and of the fields
     that hold something.
     """
+    if isinstance(node, ast.Raise):  # what is refused, not in which words
+        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        return f"Raise({_text(raised)})"
+    if isinstance(node, ast.keyword) and node.arg in WORDS:
+        return ""
     if isinstance(node, ast.AST):
         fields = []
         for name, value in ast.iter_fields(node):
@@ -261,9 +268,15 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+def _is_source(found: Any) -> bool:
+    """Whether an entry of the cache is one that this module wrote."""
+    return isinstance(found, list) and [type(part) for part in found] == [list, dict]
+
+
 def _cache_place() -> Path:
+    """Of this algorithm and this Python: either reads the same file otherwise."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "atelier" / f"code-{platform.python_version()}.json"
+    return base / "atelier" / f"code-{platform.python_version()}-{digest(Path(__file__).read_bytes())}.json"
 
 
 @contextmanager

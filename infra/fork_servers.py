@@ -4,6 +4,7 @@ of it when they are loaded. Points of a sweep share them.
 
 import atexit
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from engine.forkserver import ForkServer
@@ -16,8 +17,8 @@ _servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
 _lock = threading.Lock()
 
 
-def fork_server(root: str) -> ForkServer:
-    """The server for gangs over the store at `root`, started when it is not there."""
+def fork_server(root: str) -> ForkServer | None:
+    """The server for gangs over the store at `root`, started when it is not there; None when it cannot be."""
     env = rank_env(root, 1)  # a rank sets its number of threads itself
     key = tuple(sorted(env.items()))
     with _lock:
@@ -26,7 +27,8 @@ def fork_server(root: str) -> ForkServer:
             found.close()
             found = None
         if found is None:
-            found = _servers[key] = ForkServer(MODULES, env, PROJECT, root)
+            with suppress(OSError):  # it only saves time
+                found = _servers[key] = ForkServer(MODULES, env, PROJECT, root)
         return found
 
 

@@ -33,7 +33,6 @@ from infra.trajectory import checkpoint_steps
 from infra.watch import Watch, last_error
 
 GUARD = "ATELIER_GUARD_FD"  # the pipe whose end tells a rank that its guard is gone
-HELD = "ATELIER_HELD_FD_"  # descriptors that hold the gang's slots
 RESTARTS = 3  # each only after a new checkpoint: a death at the same place again is told, not repeated
 STOPPED = 75
 # turns that a thread waits awake for the others: with the usual 300 000, when another process has one of the
@@ -162,6 +161,19 @@ class Guard:
         pulses.mkdir(mode=0o700)
         read_end, write_end = os.pipe()  # the ranks hold the reading end: it ends when the guard does
         (self.scratch / "rendezvous").unlink(missing_ok=True)
+        try:
+            self._start_ranks(count, first, mode, pulses, read_end)
+            pids = [process.pid for process in self.ranks]
+            for lease in self.leases:
+                lease.name_writers(pids)
+            say({"pids": pids, "guard": os.getpid()})
+            return self._wait(renewal, Watch(pulses, {first + local: pid for local, pid in enumerate(pids)}))
+        finally:
+            os.close(read_end)
+            self._kill()
+            os.close(write_end)
+
+    def _start_ranks(self, count: int, first: int, mode: str, pulses: Path, read_end: int) -> None:
         for local in range(count):
             rank = first + local
             env = rank_env(self.store.root, self.orders.get("threads", 1)) | {
@@ -178,20 +190,10 @@ class Guard:
                 open(self.scratch / f"rank{local}.err", mode) as err,
             ):
                 self.ranks.append(self._start_rank(env, out.fileno(), err.fileno(), read_end))
-        os.close(read_end)
-        pids = [process.pid for process in self.ranks]
-        for lease in self.leases:
-            lease.name_writers(pids)
-        say({"pids": pids, "guard": os.getpid()})
-        try:
-            return self._wait(renewal, Watch(pulses, {first + local: pid for local, pid in enumerate(pids)}))
-        finally:
-            self._kill()
-            os.close(write_end)
 
     def _start_rank(self, env: dict[str, str], out: int, err: int, pipe: int) -> Process:
         module, arguments = self.orders["module"], [str(self.scratch / "run.json")]
-        held = self.orders.get("held", ())  # its slots stay taken as long as a rank lives
+        held = self.orders.get("held", ())  # GPUs stay taken as long as a rank lives
         if self.connection is not None:
             try:
                 return self.connection.start(
@@ -201,8 +203,8 @@ class Guard:
                     cwd=self.orders["cwd"],
                     out=out,
                     err=err,
-                    inherited={GUARD: pipe}
-                    | {f"{HELD}{number}": held[number] for number in range(len(held))},
+                    inherited={GUARD: pipe},  # cores are held by this process, which outlives its ranks
+                    is_stopped=self.stop_asked.is_set,
                 )
             except Refused as reason:
                 print(f"{module} is executed, not forked: {reason}", file=sys.stderr)

@@ -116,9 +116,13 @@ class House:
         )
 
     def begin_again(self, node: Node, trained: dict[str, list[Part]]) -> None:
-        """Remove what there is of these trainings, here and in the tracker, under their leases."""
+        """Remove what there is of these trainings (by product), here and in the tracker, under their leases;
+        nothing of what somebody has finished while these were waited for.
+        """
         parts = {part.fingerprint for each in trained.values() for part in each}
         with self.leases(node, [self.store.address("trajectory", part) for part in sorted(parts)]):
+            done = trained.keys() - self.missing(node).keys()
+            parts -= {part.fingerprint for key in done for part in trained[key]}
             for part in sorted(parts):
                 begin_again(self.store, part)
         if self.tracker is not None:

@@ -11,7 +11,8 @@ from engine.spec.mixture import EXAMPLES, identity_of
 from engine.spec.objective.lm import LM
 from engine.spec.parallel import Parallel
 from engine.spec.role import Role
-from engine.spec.run import Stream, Training
+from engine.spec.run import Training
+from engine.spec.stream import Stream
 from engine.spec.train import Train
 from engine.spec.trajectory import Feed, Part, parts_of
 from infra.code_check import Resume

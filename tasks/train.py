@@ -162,6 +162,9 @@ def run(node: Node, house: House) -> None:
         # again: somebody may have trained on, or finished a role, while we waited for the lease
         nonlocal now
         now = check(node.name, look(node, house.store, resume), leased=fences, store=house.store)
+        for role, situation in now.situations.items():  # again: somebody may have begun it again meanwhile
+            for part in situation.parts:
+                give_birth(house.store, node.products[role].name, part, house.provenance(node), maps[role])
         every = members(now, roles, node.products, house.store, fences, house.vocab(node), maps, resume)
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},

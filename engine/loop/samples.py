@@ -14,7 +14,8 @@ from engine.data.windows import Windows
 from engine.loop.look import Streams
 from engine.loop.publish import TOKENIZER
 from engine.spec.error import ConfigError
-from engine.spec.run import Stream, Training
+from engine.spec.run import Training
+from engine.spec.stream import Stream
 
 
 class Samples:

@@ -11,7 +11,7 @@ from typing import Any
 from engine.spec.error import ConfigError
 from engine.spec.kinds import ObjectiveSpec
 from engine.spec.role import Role
-from engine.spec.run import Stream, in_order
+from engine.spec.stream import Stream, in_order
 
 WINDOWS, EXAMPLES = "windows", "examples"
 MIXTURE = 2  # version of how samples are drawn from several streams; with one there is nothing to draw

@@ -161,7 +161,7 @@ def run_flow(
     house = open_house(frozen, store, command, run_id, listener, sweep=sweep, stop=stop)
     manifest = _beginning(frozen, plan, command, run_id, sweep)
     write_manifest(store, manifest)
-    house.forks = _forks(plan, house)
+    house.forks = make is make_here and _forks(plan, house)
     with stopping(house.stop):
         try:
             _rely_on(plan, house)
@@ -198,8 +198,12 @@ def reuse_all(frozen: Frozen, plan: Plan, store: Store, command: str) -> Outcome
     outcome = Outcome(run_id=new_run_id(), nodes=plan.nodes)
     outcome.states = {node.name: "reused" for node in plan.nodes}
     untracked = replace(frozen, tracker=TrackerSpec())
-    mend(plan.nodes, open_house(untracked, store, command, outcome.run_id, lambda node, message: None))
+    house = open_house(untracked, store, command, outcome.run_id, lambda node, message: None)
     beginning = _beginning(frozen, plan, command, outcome.run_id, "")
+    write_manifest(store, beginning)
+    with stopping(house.stop):
+        _rely_on(plan, house)
+    mend(plan.nodes, house)
     ending = {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": {}}
     write_manifest(store, beginning | ending)
     outcome.total_s = time.monotonic() - started
@@ -231,8 +235,7 @@ def _forks(plan: Plan, house: House) -> bool:
     gangs = [node for node in plan.nodes if node.ranks and house.missing(node)]
     if sum(node.ranks for node in gangs) < 2:
         return False
-    fork_server(house.store.root)
-    return True
+    return fork_server(house.store.root) is not None
 
 
 def _rely_on(plan: Plan, house: House) -> None:

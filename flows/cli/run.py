@@ -10,6 +10,7 @@ from rich.console import Console
 from engine.spec.error import AtelierError, ConfigError, DamageError, StoppedError, printable
 from flows.cli.compose import Frozen, compose
 from flows.cli.execute import Outcome, is_configured, reuse_all, run_flow
+from flows.cli.overrides import FRESH
 from flows.cli.plan import Plan, draw
 from flows.cli.pools import check_launcher
 from flows.cli.screen import Screen
@@ -30,6 +31,10 @@ def run_command(arguments: list[str], command: str) -> int:
     flow, overrides = arguments[0], [a for a in arguments[1:] if a not in MULTIRUN]
     if DRY in overrides and len(overrides) == len(arguments) - 1:
         raise ConfigError(DRY, "is for a sweep (-m)", f"atelier plan {flow} ... says what one run would do")
+    if len(overrides) < len(arguments) - 1 and any(word.startswith("resume.fresh") for word in overrides):
+        raise ConfigError(
+            FRESH, "is for one run: points of a sweep share trainings", "begin it again without -m"
+        )
     if len(overrides) == len(arguments) - 1:
         return run_point(compose(flow, overrides), command)
     from flows.sweep.command import run_sweep  # Hydra's sweepers: nothing that a single run waits for
@@ -118,7 +123,8 @@ def _ended(frozen: Frozen, outcome: Outcome, store: Store) -> int:
         if isinstance(outcome.failure, DamageError):
             print(outcome.failure.way_out, file=sys.stderr)
         code = getattr(outcome.failure, "exit_code", 1)
-        print("what is finished is kept; " + (AGAIN if code != BAD_INPUT else MENDED), file=sys.stderr)
+        again = AGAIN if not frozen.resume.fresh else f"{AGAIN}, without {FRESH}"
+        print("what is finished is kept; " + (again if code != BAD_INPUT else MENDED), file=sys.stderr)
         return code
     report = next((node for node in outcome.nodes if node.task == "report"), None)
     if report is not None:

@@ -92,7 +92,7 @@ class Remote:
             # begun again once: what crashed meanwhile goes on
             "resume": {
                 "accept_code": house.resume.accept_code,
-                "fresh": [] if attempt else house.resume.fresh,
+                "fresh": [] if attempt or flow_run.run_count > 1 else house.resume.fresh,
             },
         }
         runs = []

@@ -25,7 +25,6 @@ def main(arguments: list[str]) -> int:
         "pipe": os.fstat(int(os.environ["PIPE"])).st_ino,
         "argv": sys.argv[1:],
         "shown": Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0")[1:],
-        "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
         "sigterm": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
         "sigpipe": signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN,
         "threads": len(os.listdir("/proc/self/task")),

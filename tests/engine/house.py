@@ -23,8 +23,9 @@ from engine.spec.optim.adamw import AdamW
 from engine.spec.parallel import Parallel
 from engine.spec.record import FileEntry, Record, identify
 from engine.spec.role import Role
-from engine.spec.run import Member, RunFile, Segment, Stream, Training
+from engine.spec.run import Member, RunFile, Segment, Training
 from engine.spec.schedule import Schedule
+from engine.spec.stream import Stream
 from engine.spec.train import Train
 from engine.train import train as train_run
 

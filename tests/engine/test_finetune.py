@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine.spec.error import ConfigError
 from engine.spec.role import Trainable
-from engine.spec.run import Stream, Training
+from engine.spec.run import Training
+from engine.spec.stream import Stream
 from tests.engine.house import VOCAB, House, artifact, model, role, train
 
 

@@ -48,6 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "engine/objective/logits.py": "class Logits: ...\n",
         "engine/optim/adamw.py": "class AdamW: ...\n",
         "engine/spec/model/gpt.py": "class Spec: ...\n",
+        "engine/spec/mixture.py": "def streams(): ...\n",
     }
     for name, text in files.items():
         place = tmp_path / name
@@ -86,7 +87,8 @@ def edit(project: Path, file: str, old: str, new: str) -> list[str]:
 def test_it_holds_what_the_loop_and_the_kinds_reach(project: Path) -> None:
     assert set(mapped(project)) == {
         code_map.LOOP, "engine/model/load.py", "engine/model/gpt.py", "engine/model/layers.py",
-        "engine/objective/lm.py", "engine/optim/adamw.py", "engine/spec/model/gpt.py",
+        "engine/objective/lm.py", "engine/optim/adamw.py", "engine/spec/mixture.py",
+        "engine/spec/model/gpt.py",
     }  # fmt: skip
     assert "engine/objective/logits.py" in mapped(project, "logits")
 
@@ -149,3 +151,14 @@ def test_every_task_that_the_engine_does_has_a_root_that_is_there() -> None:
         assert (code_map.PROJECT / "tasks" / f"{task}.py").exists()
         assert all((code_map.PROJECT / root).exists() for root in roots)
     assert all((code_map.PROJECT / place).exists() for place in code_map.LEFT_OUT)
+
+
+def test_words_that_a_person_reads_mean_nothing(project: Path) -> None:
+    file = project / code_map.LOOP
+    file.write_text(
+        LOOP + '\n\nSIZE = Field(1, description="one")\n\n\ndef refuse():\n    raise Error("a", f"b {1}")\n'
+    )
+    assert edit(project, code_map.LOOP, 'description="one"', 'description="1"') == []
+    assert edit(project, code_map.LOOP, '"a", f"b {1}"', '"other words"') == []
+    assert edit(project, code_map.LOOP, "raise Error(", "raise Other(") == [f"{code_map.LOOP} (refuse)"]
+    assert edit(project, code_map.LOOP, "Field(1,", "Field(2,") == [code_map.LOOP]

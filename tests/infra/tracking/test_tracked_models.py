@@ -115,8 +115,9 @@ def test_a_new_database_under_an_old_store_gets_curves_and_checkpoints_too(
 
 
 def test_a_registration_that_was_made_without_a_tracker_is_made_up_for_by_the_next_run_that_has_one(
-    root: Path,
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # mlflow.set_tracking_uri of other tests sets it
     made = family(root)
     teacher = made["teacher"]
     reference = Reference(kind="model", fingerprint=teacher.fingerprint, name="teacher", node="")
