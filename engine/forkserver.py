@@ -297,6 +297,8 @@ class Server:
             os.close(descriptor)
 
     def _fork(self, request: dict[str, Any], descriptors: list[int], connection: socket.socket) -> str:
+        if len(descriptors) != 3 + len(request["inherited"]):
+            return f"of its descriptors {len(descriptors)} came"
         pid = os.fork()
         if not pid:
             self._child(request, descriptors)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from engine import forkserver
 from engine.forkserver import Connection, Forked, ForkServer, Refused
 
 ROOT = str(Path(__file__).parents[2])
@@ -98,6 +99,38 @@ def test_what_libraries_read_when_they_are_loaded_cannot_be_another(asked: Asked
     with pytest.raises(Refused, match=f"another {variable}"):
         asked.start(**{variable: "7"})
     assert asked.start().wait() == 0  # and the next is served
+
+
+def test_more_descriptors_than_can_be_handed_on_are_refused_and_the_next_is_served(asked: Asked) -> None:
+    for number in (70, 300):  # more than the server takes; more than the system sends
+        many = {f"FD_{n}": asked.pipe[0] for n in range(number)}
+        with asked.out.open("w") as out, pytest.raises(Refused):
+            asked.connection.start(
+                MODULE, [], env=ENV, cwd=ROOT, out=out.fileno(), err=out.fileno(), inherited=many
+            )
+    assert asked.start().wait() == 0
+
+
+def test_a_server_that_stands_still_does_not_hold_up_who_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver, "PATIENCE_S", 0.3)
+    server = ForkServer([MODULE], ENV, ROOT)
+    asked = Asked(tmp_path, Connection(server.connect()))
+    process = asked.start("wait")
+    server.process.send_signal(signal.SIGSTOP)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    other = Connection(server.connect())
+    with asked.out.open("w") as out, pytest.raises(Refused, match="stopped"):
+        other.start(
+            MODULE, [], env=ENV, cwd=ROOT, out=out.fileno(), err=out.fileno(), inherited={},
+            is_stopped=lambda: True,
+        )  # fmt: skip
+    server.process.send_signal(signal.SIGCONT)
+    other.close()
+    asked.connection.close()
+    server.close()
 
 
 def test_a_server_with_threads_forks_nobody(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_lineage_of_a_student_names_all_that_it_came_from(atelier: Atelier) -> N
 
 
 def test_a_registered_student_answers(atelier: Atelier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # which the next line sets for the whole process
     mlflow.set_tracking_uri(f"sqlite:///{atelier.root}/mlflow.db")
     model = mlflow.pyfunc.load_model("models:/student_a@latest")
     [text] = model.predict(["def "])
