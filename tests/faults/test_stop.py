@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -21,6 +22,17 @@ def goes_on(house: House, expected: Curve) -> None:
     assert code == 0, out + err
     assert f"train: goes on from step {newest}" in out
     assert house.curve() == expected
+
+
+def is_held_under_way(house: House, task: str) -> bool:
+    """Stop the task's process; True, and it stays stopped, when it has begun and is not done."""
+    for rank in house.processes("engine.prepare"):
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGSTOP)
+            if is_under_way(house, task):
+                return True
+            os.kill(rank, signal.SIGCONT)
+    return False
 
 
 def is_under_way(house: House, task: str) -> bool:
@@ -124,9 +136,8 @@ def test_ctrl_c_in_preparation_leaves_nothing_half_written_to_be_seen(house: Hou
         shutil.rmtree(house.root / kind)
         command = start()
         task = {"tokens": "encode", "tokenizer": "learn_tokenizer", "corpus": "curate"}[kind]
-        command.until(lambda task=task: is_under_way(house, task), f"progress of {task}")
+        command.until(lambda task=task: is_held_under_way(house, task), f"progress of {task}")
         [rank] = house.processes("engine.prepare")
-        os.kill(rank, signal.SIGSTOP)
         command.interrupt()
         os.kill(rank, signal.SIGCONT)
         assert command.wait(30.0) == 1, command.text
