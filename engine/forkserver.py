@@ -143,16 +143,13 @@ class Connection:
                 socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
             except OSError as error:
                 raise Refused(f"the fork server cannot be asked ({error})") from None
-            os.close(wait_end)
-            wait_end = -1
             answer, pidfds = self._answer(is_stopped)
             if "refused" in answer:
                 raise Refused(str(answer["refused"]))
             os.write(go_end, b"!")
         finally:
             os.close(go_end)
-            if wait_end >= 0:
-                os.close(wait_end)
+            os.close(wait_end)
         return Forked(pid=int(answer["pid"]), pidfd=pidfds[0], connection=self)
 
     def _answer(self, is_stopped: Callable[[], bool]) -> tuple[dict[str, Any], list[int]]:
