@@ -21,7 +21,6 @@ from infra.store import Store
 
 BIRTH = "trajectory.json"
 MANIFEST = "manifest.json"  # of a checkpoint
-CODE = re.compile(r"code-([0-9a-f]{16})\.json")
 WAY_OUT = "the command that trained it, run again, writes it anew; `atelier gc --damaged` offers to remove it"
 STEP = re.compile(r"step-(\d{8})")
 
@@ -137,11 +136,6 @@ def _birth_state(store: Store, fingerprint: str) -> Literal["whole", "damaged", 
 def code_place(address: str, digest: str) -> str:
     """Where a trajectory keeps a code map."""
     return join(address, f"code-{digest}.json")
-
-
-def codes_of(address: str) -> list[str]:
-    """Digests of the codes that a trajectory was trained by, sorted; none for one of before code maps."""
-    return sorted(match.group(1) for name in names(address) if (match := CODE.fullmatch(name)))
 
 
 def code_at(address: str, step: int) -> str | None:

@@ -55,10 +55,10 @@ class Credentials:
         os.chmod(folder, 0o700)
         try:
             found = read_object(str(path), "credentials")
-            texts = {key: found.get(key) for key in ("user", "password", "flask_key")}
+            texts: dict[str, Any] = {key: found.get(key) for key in ("user", "password", "flask_key")}
             if not all(isinstance(text, str) for text in texts.values()):
                 raise DamageError(f"{path}: not credentials")
-            return Credentials(**texts)  # type: ignore[arg-type]
+            return Credentials(**texts)
         except DamageError as damage:
             way_out = "`atelier down`, then remove the file: `atelier up` makes new ones"
             raise DamageError(str(damage), way_out) from None
