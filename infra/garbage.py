@@ -18,7 +18,7 @@ from infra.lease import Log
 from infra.manifests import FOLDER, is_alive, read_manifests
 from infra.removal import Waste, below, holder_of, size_of
 from infra.store import SHORT, Store
-from infra.trajectory import BIRTH, checkpoint_steps, read_birth
+from infra.trajectory import BIRTH, checkpoint_damage, checkpoint_steps, read_birth
 
 PAYLOAD = "payload-"
 UNKNOWN_S = (
@@ -298,6 +298,17 @@ class Collector:
                 address = join(self.store.root, kind, short)
                 if address not in self.records and address not in self.damaged:
                     yield from self._damaged_log(address, f"{kind} {short[:8]}")
+                    yield from self._damaged_checkpoints(address, f"{kind} {short[:8]}")
+
+    def _damaged_checkpoints(self, address: str, what: str) -> Iterator[Waste]:
+        for step in checkpoint_steps(address):
+            url = join(address, "checkpoints", f"step-{step:08d}")
+            is_asked = self.among is None or url in self.among
+            damage = checkpoint_damage(address, step) if is_asked else ""
+            if damage and not self._is_held(address, what):
+                place = damage.removeprefix(address).lstrip("/")
+                why = f"DAMAGED: {place}; a training that needs it makes it again"
+                yield self._waste(url, f"{what}, step {step}", why, address, is_damage=True)
 
     def _damage(self, address: str, damage: str) -> Iterator[Waste]:
         """What goes so that it can be made anew: of a small file that stands for itself only that."""

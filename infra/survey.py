@@ -195,16 +195,13 @@ def members(
         digest = ""
         if situation.mode == "replay" and finished is not None:
             digest = next(f.sha256 for f in finished.files if f.path.endswith("/model.safetensors"))
-        stretch = tuple(
-            s.model_copy(update={"attempt": fences.get(s.url, 1)}) for s in segments(store, situation.parts)
-        )
         is_init = "init" in situation.parts[0].parents
 
         role = roles[name].model_copy(update={"model": roles[name].model.resolved(vocab)})
         result[name] = Member(
             role=role,
             mode=situation.mode,
-            segments=stretch,
+            segments=segments(store, situation.parts, fences),
             digest=digest,
             code=digest_of(maps[name]),
             accept_code=resume.accept_code,

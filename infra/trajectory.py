@@ -4,16 +4,17 @@ training would go on.
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.spec.document import MOST_BYTES
+from engine.spec.document import MOST_BYTES, parse_object, without_digest
 from engine.spec.error import DamageError
-from engine.spec.record import Record
+from engine.spec.record import FileEntry, Record
 from engine.spec.run import Segment
 from engine.spec.trajectory import VERSION, Part
-from engine.storage import exists, join, names, read_bytes, read_object, remove, write_bytes
+from engine.storage import exists, join, names, read_bytes, read_object, remove, verify, write_bytes
 from infra.code_map import Map, digest_of
 from infra.exclusive import create_exclusive
 from infra.lease import LOG
@@ -30,6 +31,23 @@ def checkpoint_steps(address: str) -> list[int]:
     return sorted(
         int(match.group(1)) for name in names(join(address, "checkpoints")) if (match := STEP.fullmatch(name))
     )
+
+
+def checkpoint_damage(address: str, step: int) -> str:
+    """What is wrong with a checkpoint, naming the file; '' when it is as it was saved. Reads every byte."""
+    folder = join(address, "checkpoints", f"step-{step:08d}")
+    place = join(folder, MANIFEST)
+    try:
+        manifest = parse_object(without_digest(read_bytes(place), place), place, "a checkpoint's manifest")
+        for entry in manifest["files"]:
+            verify(join(folder, entry["path"]), FileEntry.model_validate(entry))
+    except DamageError as damage:
+        return str(damage)
+    except FileNotFoundError:
+        return f"{place}: missing"
+    except OSError as error:
+        return f"{folder}: cannot be read ({error.strerror or error})"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -63,15 +81,19 @@ def standing(store: Store, parts: list[Part], whole: list[Part] | None = None) -
     return Standing(steps=tuple(sorted(steps)), start=whole[0].start, end=whole[-1].end)
 
 
-def segments(store: Store, parts: list[Part]) -> tuple[Segment, ...]:
+def segments(store: Store, parts: list[Part], fences: Mapping[str, int]) -> tuple[Segment, ...]:
+    """The parts as a run file names them; `fences` are those of the leases that are held, by address."""
+    addresses = [(part, store.address("trajectory", part.fingerprint)) for part in parts]
     return tuple(
         Segment(
-            fingerprint=p.fingerprint,
-            url=store.address("trajectory", p.fingerprint),
-            start=p.start,
-            end=p.end,
+            fingerprint=part.fingerprint,
+            url=address,
+            start=part.start,
+            end=part.end,
+            attempt=fences.get(address, 1),
+            is_leased=address in fences,
         )
-        for p in parts
+        for part, address in addresses
     )
 
 

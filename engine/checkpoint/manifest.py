@@ -4,7 +4,6 @@ Its own digest covers its very bytes and stands at a fixed place at the beginnin
 is parsed.
 """
 
-import hashlib
 import math
 from typing import Any
 
@@ -18,16 +17,13 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from engine.spec.base import Spec, canonical
-from engine.spec.document import parse_as
+from engine.spec.document import parse_as, with_digest, without_digest
 from engine.spec.error import DamageError
 from engine.spec.record import FileEntry
 from engine.storage import join, read_bytes
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
-
-_OPENING, _CLOSING = b'{"digest":"', b'",'
-_HEX = 64
 
 
 class Chunk(Spec):
@@ -80,7 +76,7 @@ class Manifest(Spec):
     def sealed(self) -> bytes:
         """The bytes of manifest.json."""
         body = canonical(self.model_dump(mode="json", by_alias=True))
-        return _OPENING + _digest(body) + _CLOSING + body[1:]
+        return with_digest(body)
 
     def metadata(self) -> Metadata:
         """The tensors as torch.distributed.checkpoint describes them, for its planning."""
@@ -115,11 +111,7 @@ def read_manifest(url: str, *, step: int | None = None, trajectory: str | None =
 
 
 def _opened(place: str) -> Manifest:
-    raw = read_file(place)
-    start = len(_OPENING) + _HEX + len(_CLOSING)
-    body = b"{" + raw[start:]
-    if raw[:start] != _OPENING + _digest(body) + _CLOSING:
-        raise DamageError(f"{place}: content does not match the digest inside it")
+    body = without_digest(read_file(place), place)
     return parse_as(Manifest, body, place, "a manifest")
 
 
@@ -131,7 +123,3 @@ def read_file(place: str) -> bytes:
         raise DamageError(f"{place}: missing") from None
     except OSError as error:
         raise DamageError(f"{place}: cannot be read ({error.strerror or error})") from error
-
-
-def _digest(body: bytes) -> bytes:
-    return hashlib.sha256(body).hexdigest().encode()

@@ -12,7 +12,7 @@ from typing import cast
 
 from engine.checkpoint.accord import Gang, settle
 from engine.checkpoint.folder import newest_good
-from engine.spec.error import ConfigError
+from engine.spec.error import ConfigError, DamageError
 from engine.spec.run import Member, Segment
 from engine.storage import join, reach
 
@@ -62,6 +62,7 @@ def plan(members: Mapping[str, Member], limits: Mapping[str, int]) -> Plan:
                 "a teacher starts no later than its students",
             )
         step = start if step is None else step
+        _check_leases(member, step, result.damages)
         if step < member.segments[-1].end or unfinished or member.output or member.mode == "replay":
             result.steps[name] = step
     return result
@@ -119,6 +120,19 @@ def _newest(member: Member, at_most: int, damages: list[str]) -> int | None:
         if step is not None and step >= lowest:
             return step
     return None
+
+
+def _check_leases(member: Member, step: int, damages: list[str]) -> None:
+    """A DamageError when a role would be trained from `step` on where its gang may not write: what it was to
+    go on from was damaged, or somebody has removed it since.
+    """
+    for segment in member.segments:
+        if member.mode == "train" and segment.end > step and not segment.is_leased:
+            found = f" ({damages[0]})" if damages else ""
+            raise DamageError(
+                f"{checkpoints(segment)}: no good checkpoint of step {segment.end}{found}, and this run does"
+                " not hold the lease to train it again"
+            )
 
 
 def checkpoints(segment: Segment) -> str:

@@ -5,6 +5,7 @@ no arithmetic takes, half characters that nothing prints. All of that is a Damag
 later.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ DIGEST = "digest"
 
 # what sends a document through the slow way, where every number and text is looked at
 _SUSPECT = re.compile(rf"\d{{{MOST_DIGITS}}}|\d[eE]\+?\d\d\d|\\u[dD][89a-fA-F]")
+_OPENING, _CLOSING = b'{"digest":"', b'",'
 SpecType = TypeVar("SpecType", bound=Spec)
 
 
@@ -89,6 +91,19 @@ def opened(data: bytes | str, place: str, what: str, unsealed: frozenset[str]) -
     if document.get(DIGEST) != fingerprint(body):
         raise DamageError(f"{place}: not {what} (its content does not match its digest)")
     return body
+
+
+def with_digest(text: bytes) -> bytes:
+    """The text of a JSON object with the digest of just these bytes as its first value."""
+    return _OPENING + hashlib.sha256(text).hexdigest().encode() + _CLOSING + text[1:]
+
+
+def without_digest(data: bytes, place: str) -> bytes:
+    """The text that `with_digest` was given; DamageError when a byte of it has changed."""
+    text = b"{" + data[len(with_digest(b"{")) :]
+    if with_digest(text) != data:
+        raise DamageError(f"{place}: content does not match the digest inside it")
+    return text
 
 
 def _parsed(data: bytes | str) -> Any:

@@ -48,6 +48,7 @@ class Segment(Spec):
     attempt: int = Field(
         default=1, description="numbers the metric segments; rises with every take of the trajectory's lease"
     )
+    is_leased: bool = Field(default=True, description="the gang may write there")
 
 
 class Member(Spec):

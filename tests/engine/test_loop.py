@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import re
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.loop.stop import StopRequest
-from engine.spec.error import AtelierError, ConfigError, StoppedError
+from engine.spec.error import AtelierError, ConfigError, DamageError, StoppedError
 from engine.spec.progressive import Progressive
 from engine.spec.role import Role
 from engine.spec.run import Member, Segment, Training
@@ -124,6 +125,23 @@ def test_a_trunk_and_its_decay_have_the_bits_of_one_uninterrupted_training(
     assert other.weights("model") == house.weights("model")
     assert other.curve("part0") + other.curve("part1") == house.curve("model")
     assert other.steps("part0") == [8, 12] and other.steps("part1") == [16]
+
+
+def test_a_gang_trains_nothing_where_it_holds_no_lease(house: House) -> None:
+    how, spec = train(16), role(schedule=WSD)
+    member = cut(house, spec, how, 12, 16)
+    house.train(house.training({"model": member}, how))
+    trunk, decay = member.segments
+    mine = member.model_copy(update={"segments": (trunk.model_copy(update={"is_leased": False}), decay)})
+    (house.output("model") / "model.safetensors").unlink()
+    shutil.rmtree(house.folder / "trajectory" / "part1" / "checkpoints")
+    house.train(house.training({"model": mine}, how))  # from the end of the trunk: nothing is written there
+    shutil.rmtree(house.folder / "trajectory" / "part1" / "checkpoints")
+    damaged = next((house.folder / "trajectory" / "part0" / "checkpoints" / "step-00000012").glob("rank*"))
+    damaged.write_bytes(b"")
+    with pytest.raises(DamageError, match=r"part0.*no good checkpoint of step 12 \(.*rank.*does not hold"):
+        house.train(house.training({"model": mine}, how))
+    assert house.steps("part0") == [8, 12]
 
 
 def test_a_longer_training_goes_on_from_the_trunk_of_a_shorter_one(

@@ -153,6 +153,28 @@ def test_a_longer_run_goes_on_from_the_trunk_of_its_wsd_schedule(atelier: Atelie
     assert "train: goes on from step 12" in said.out
 
 
+def test_a_branch_whose_trunk_is_damaged_at_its_end_says_so_and_is_trained_after_the_removal(
+    atelier: Atelier,
+) -> None:
+    """The trunk is another run's as well: whoever has no lease of it may not train it again."""
+    args = ("pretrain", *TINY, "name=forks", "optim.schedule.kind=wsd", "train.checkpoint_every=4")
+    assert atelier(*args, "train.steps=8", "optim.schedule.decay=0.25").code == 0
+    [model] = atelier.records("model", "forks")
+    trunk = read_birth(Store(str(atelier.root)), model["parents"]["trajectory"]).parents["trunk"]
+    checkpoints = atelier.root / "trajectory" / trunk[:16] / "checkpoints"
+    newest = max(checkpoints.iterdir())
+    next(newest.glob("rank*")).write_bytes(b"")
+    branch = (*args, "train.steps=10", "optim.schedule.decay=0.4")  # begins its decay at step 6 as well
+    said = atelier(*branch)
+    assert said.code == 1 and "no good checkpoint of step" in said.err and "gc --damaged" in said.err
+    assert [path.name for path in checkpoints.iterdir() if path > newest] == []
+    said = atelier("gc", "--damaged", "--yes")
+    assert said.code == 0 and newest.name[-1] in said.out and not newest.exists(), said.out
+    said = atelier(*branch)
+    assert said.code == 0, said.err
+    assert len(atelier.records("model", "forks")) == 2
+
+
 def test_a_longer_run_under_cosine_begins_again(atelier: Atelier) -> None:
     cosine = (*TINY, "roles.student_a.start=4", "roles.teacher.optim.schedule.kind=cosine")
     assert atelier("distill", *cosine, "train.steps=8", "train.checkpoint_every=4").code == 0

@@ -1,5 +1,7 @@
 """gc removes what nothing needs, says why, and never touches what somebody needs or writes."""
 
+import hashlib
+import json
 import multiprocessing
 import os
 import time
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.artifact import Output
+from engine.spec.document import with_digest
 from engine.spec.error import DamageError
 from engine.spec.record import Record, identify
 from engine.spec.trajectory import Part
@@ -273,6 +276,27 @@ def test_a_record_that_cannot_be_read_is_damage_too(store: Store) -> None:
     assert found(store) == {}
     [waste] = Collector(store, now=LATER).find(damaged=True).waste
     assert discard(waste) and store.find("corpus", record.fingerprint) is None
+
+
+def test_a_damaged_checkpoint_is_damage_too_and_goes_alone(store: Store) -> None:
+    fingerprint = trajectory(store, "teacher", "run-1", (4, 8))
+    manifest(store, "run-1", status="stopped")
+    address = store.address("trajectory", fingerprint)
+    folder = Path(address) / "checkpoints" / "step-00000004"
+    body = {"files": [{"path": "a.bin", "bytes": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}]}
+    for file, data in (("manifest.json", with_digest(json.dumps(body).encode())), ("a.bin", b"abd")):
+        (folder / file).write_bytes(data)
+    assert found(store) == {}
+    waste = Collector(store, now=LATER).find(damaged=True).waste
+    assert [one.what.split(", ")[1] for one in waste] == ["step 4", "step 8"]
+    assert "a.bin: content does not match" in waste[0].why and "the digest inside it" in waste[1].why
+    (folder / "a.bin").write_bytes(b"abc")
+    [waste] = Collector(store, now=LATER).find(damaged=True).waste
+    assert discard(waste) and checkpoint_steps(address) == [4]
+    held = take(address, Holder.me())
+    (folder / "a.bin").unlink()
+    finding = Collector(store, now=LATER).find(damaged=True)
+    assert held is not None and finding.waste == [] and "is being written by" in finding.left[0]
 
 
 def test_a_removal_that_was_cut_off_is_finished_by_the_next(store: Store) -> None:
