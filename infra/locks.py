@@ -4,6 +4,7 @@ are free at once. A file may have been put there by somebody hostile: no link is
 
 import errno
 import fcntl
+import math
 import os
 import pwd
 import stat
@@ -135,6 +136,8 @@ def _age(place: Path) -> float:
         return abs(time.time() - os.lstat(place).st_ctime)
     except FileNotFoundError:
         return 0.0
+    except PermissionError:  # of its folder
+        return math.inf
 
 
 def _refusal(place: Path, what: str) -> ConfigError:

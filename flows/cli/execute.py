@@ -113,6 +113,10 @@ def embed(root: str) -> Server | None:
     server = own_server(home)
     os.environ["PREFECT_API_URL"] = server.url
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # 2 + 4 + 8 s; it is here, or it has been left
+    if "prefect" in sys.modules:  # a notebook's: it has read its settings when it was imported
+        from prefect.context import refresh_global_settings_context
+
+        refresh_global_settings_context()
     return server
 
 

@@ -85,6 +85,7 @@ def prefect_state() -> str:
     from prefect.client.schemas.sorting import FlowRunSort
 
     with get_client(sync_client=True) as client:
+        assert str(client.api_url).rstrip("/") == server._started[0].url, "not the one that was hurt"
         [newest] = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
     return newest.state_name or ""
 
