@@ -221,14 +221,20 @@ class House:
 
     @contextmanager
     def _claim(
-        self, node: Node, module: str, ranks: int, threads: int
+        self,
+        node: Node,
+        module: str,
+        ranks: int,
+        threads: int,
+        told: Callable[[str], None] = lambda what: None,
     ) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
         """Hold what so many ranks take while the block runs: a GPU each, or a core for each thread, or gangs
         would stand in each other's way. Gives the environment with which they see no other GPU, and the
-        descriptors that hold the slots.
+        descriptors that hold the slots. `told` hears what is waited for.
         """
 
         def on_wait(what: str, pids: list[int]) -> None:
+            told(what)
             self.say(node, waiting=f"waits for {what}; {who(pids, self.store)} (Ctrl-C leaves it running)")
 
         is_cpu = self.pool.is_cpu and node.layout.get("device") != "cuda"
@@ -248,8 +254,8 @@ class House:
         assert self.place is not None
         share = self.place.share(ranks)
         with (
-            self._claim(node, module, share, threads) as (visible, descriptors),
             self._together(Meeting(self.store.root, self.place, self.stop)) as meeting,
+            self._claim(node, module, share, threads, meeting.wait_for) as (visible, descriptors),
         ):
             meeting.arrive()
             run, env = meeting.follow()

@@ -16,7 +16,7 @@ from typing import Any
 from engine.spec.error import AtelierError, StoppedError
 from engine.storage import exists, join, read_object, write_bytes
 
-PATIENCE_S = 120.0
+PATIENCE_S = 120.0  # for a node to come, or for a word from one that waits for slots
 POLL_S = 0.5
 SUBDOMAIN = "ATELIER_SUBDOMAIN"  # of pods, whose names alone do not lead to them
 ADDRESS = "ATELIER_ADDRESS"  # this host as the other nodes reach it; default: its name
@@ -59,9 +59,15 @@ class Meeting:
     def __init__(self, root: str, place: Place, stop: threading.Event) -> None:
         self.place, self._stop = place, stop
         self._folder = join(root, "gangs", place.id)
+        self._waits_for, self._beats = "", 0
+
+    def wait_for(self, what: str) -> None:
+        """Say, until it arrives, that this node will come when it has `what`."""
+        self._waits_for = what
 
     def arrive(self) -> None:
         """Say that this node is there."""
+        self._waits_for = ""
         host = os.environ.get(ADDRESS) or ".".join(
             filter(None, (socket.gethostname(), os.environ.get(SUBDOMAIN)))
         )
@@ -72,11 +78,16 @@ class Meeting:
         environment that the ranks here need. AtelierError names who did not come in time.
         """
         deadline = time.monotonic() + self.place.patience_s
-        told: list[int] = []
+        told, heard = "", {}
         while missing := [i for i in range(self.place.size) if self._get(f"node-{i}") is None]:
-            if missing != told:
-                told = missing
-                say(f"waits for {self._named(missing)}")
+            words = {i: word for i in missing if (word := self._get(f"waiting-{i}")) is not None}
+            if words != heard:  # who waits for slots is there, and may wait for long
+                deadline, heard = time.monotonic() + self.place.patience_s, words
+            for_what = ", ".join(dict.fromkeys(str(word["for"]) for word in words.values()))
+            text = f"waits for {self._named(missing)}" + (f" (waits for {for_what})" if for_what else "")
+            if text != told:
+                told = text
+                say(text)
             if time.monotonic() > deadline:
                 pools = dict.fromkeys(self.place.pools[i] for i in missing if self.place.pools[i])
                 text = f"{self._named(missing)} did not come within {self.place.patience_s:.0f} s"
@@ -117,8 +128,13 @@ class Meeting:
             self._put("end", {"why": why, "by": self.place.index})
 
     def watch(self, stop: threading.Event, ended: threading.Event) -> None:
-        """Set `stop` when another node has ended the gang; returns when `ended` is set."""
+        """Set `stop` when another node has ended the gang, and say what this one waits for; returns when
+        `ended` is set.
+        """
         while not ended.wait(POLL_S):
+            if waits_for := self._waits_for:
+                self._beats += 1
+                self._put(f"waiting-{self.place.index}", {"for": waits_for, "beat": self._beats})
             end = self._get("end")
             if end is not None and end["by"] != self.place.index:
                 stop.set()

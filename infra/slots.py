@@ -4,6 +4,7 @@ free at once.
 """
 
 import os
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +18,9 @@ from engine.storage import UMASK
 from infra.gpus import VISIBLE, visible
 from infra.locks import FOR_ALL, holder, shared_folder, try_lock
 from infra.machine import cores, num_cores
+from infra.meeting import Place
+from infra.scratch import local_folder
+from infra.store import Store
 
 POLL_S = 0.1
 PATIENCE_S = 0.5  # shorter waits are not worth a word
@@ -149,6 +153,14 @@ class CoreSlots(Slots):
         own = cores()[:total]
         names = [f"core-{core}" for core in own] + [f"more-{n}" for n in range(total - len(own))]
         super().__init__(total, folder, names, what="cores")
+
+
+def core_slots(pool: Pool, store: Store, place: Place | None = None) -> CoreSlots:
+    """The cores of this machine for all over this store: commands and workers of pools alike. Nodes of one
+    gang that meet on one machine, where there should be several, have theirs apart: each waits for the other.
+    """
+    folder = local_folder(store) / "slots" / socket.gethostname()
+    return CoreSlots(pool, folder / place.pools[place.index] if place is not None else folder)
 
 
 class GpuSlots(Slots):

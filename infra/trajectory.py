@@ -81,7 +81,7 @@ def standing(store: Store, parts: list[Part], whole: list[Part] | None = None) -
     return Standing(steps=tuple(sorted(steps)), start=whole[0].start, end=whole[-1].end)
 
 
-def segments(store: Store, parts: list[Part], fences: Mapping[str, int]) -> tuple[Segment, ...]:
+def segments(store: Store, parts: list[Part], fences: Mapping[str, int] | None = None) -> tuple[Segment, ...]:
     """The parts as a run file names them; `fences` are those of the leases that are held, by address."""
     addresses = [(part, store.address("trajectory", part.fingerprint)) for part in parts]
     return tuple(
@@ -90,8 +90,8 @@ def segments(store: Store, parts: list[Part], fences: Mapping[str, int]) -> tupl
             url=address,
             start=part.start,
             end=part.end,
-            attempt=fences.get(address, 1),
-            is_leased=address in fences,
+            attempt=(fences or {}).get(address, 1),
+            is_leased=address in (fences or {}),
         )
         for part, address in addresses
     )

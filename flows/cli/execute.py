@@ -4,7 +4,6 @@ server unless one is configured; or inside a flow that a Prefect worker has star
 
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -33,8 +32,8 @@ from infra.house import House, Listener
 from infra.lease import Holder
 from infra.manifests import described, write_manifest
 from infra.removal import wait_for_removals
-from infra.scratch import local_folder, scratch_of
-from infra.slots import CoreSlots
+from infra.scratch import scratch_of
+from infra.slots import core_slots
 from infra.stack.stack import join_stack
 from infra.store import Store
 from infra.tracking.choice import TrackerSpec, open_tracker
@@ -280,7 +279,7 @@ def open_house(
     )
     return House(
         store=store,
-        slots=CoreSlots(frozen.pool, local_folder(store) / "slots" / socket.gethostname()),
+        slots=core_slots(frozen.pool, store),
         scratch=scratch,
         pool=frozen.pool,
         site=site_of(frozen.pool),

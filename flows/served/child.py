@@ -21,8 +21,7 @@ from infra.house import House
 from infra.launch import DiedError
 from infra.meeting import place_of
 from infra.scratch import scratch_of
-from infra.slots import CoreSlots
-from infra.stack.settings import stack_folder
+from infra.slots import core_slots
 from infra.store import Store, default_root
 from infra.tracking.choice import TrackerSpec, open_tracker
 
@@ -30,6 +29,7 @@ from infra.tracking.choice import TrackerSpec, open_tracker
 def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
     """Make the node of `parameters`; the state that this run ends in."""
     node, about = Node.model_validate(parameters["node"]), parameters["run"]
+    place = place_of(parameters.get("gang"))
     store, pool = Store(default_root()), Pool.model_validate(about["pool"])
     tracker = open_tracker(
         TrackerSpec.model_validate(about["tracker"]),
@@ -44,7 +44,7 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
     with Reporter(store.root, about["id"], node) as reporter:
         house = House(
             store=store,
-            slots=CoreSlots(pool, stack_folder(store.root) / "slots" / str(about["on"])),
+            slots=core_slots(pool, store, place),
             # of this run alone: nodes of one gang may share a disk
             scratch=scratch_of(store, about["id"]) / str(flow_run.id)[:13],
             pool=pool,
@@ -56,7 +56,7 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
             tracker=tracker,
             links=dict(about["links"]),
             resume=Resume.model_validate(about.get("resume", {})),
-            place=place_of(parameters.get("gang")),
+            place=place,
         )
         orphaned = threading.Event()
         status = "failed"

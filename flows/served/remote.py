@@ -99,7 +99,7 @@ class Remote:
         for index, pool in enumerate(pools):
             parameters = {
                 "node": node.model_dump(mode="json"),
-                "run": about | {"on": pool},
+                "run": about,
                 "code": self.code,
             }
             if len(pools) > 1:
