@@ -41,9 +41,7 @@ SET_LATER = ("OMP_NUM_THREADS",)  # by torch.set_num_threads, for every thread t
 LOADED = ("OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "PYTHON", "MALLOC_", "GLIBC_", "TORCH_")
 
 
-class Process(Protocol):
-    """What a supervisor needs of a rank, executed or forked."""
-
+class Process(Protocol):  # of a rank, executed or forked
     pid: int
 
     def poll(self) -> int | None:
@@ -51,6 +49,8 @@ class Process(Protocol):
         ...
 
     def wait(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
 
     def terminate(self) -> None: ...
 
@@ -132,9 +132,8 @@ class Connection:
         descriptor that it is to hold the number of. Raises Refused when nothing was started, also when
         `is_stopped` while the server is waited for.
         """
-        wait_end, go_end = (
-            os.pipe()
-        )  # a process whose start nobody heard of must not run: it waits for a byte
+        # a process whose start nobody heard of must not run: it waits for a byte
+        wait_end, go_end = os.pipe()
         try:
             request = {"module": module, "arguments": list(arguments), "env": dict(env), "cwd": cwd}
             request["inherited"] = list(inherited)
@@ -227,12 +226,12 @@ class Forked:
         return code
 
     def terminate(self) -> None:
-        self._send(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._send(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
-    def _send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: int) -> None:
         if self.pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
@@ -328,6 +327,7 @@ class Server:
         code = 1
         try:
             os.setsid()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             out, err, wait_end, *inherited = descriptors
             for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
                 os.dup2(source, target)

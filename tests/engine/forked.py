@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> int:
         "argv": sys.argv[1:],
         "shown": Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0")[1:],
         "sigterm": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+        "sigint": signal.getsignal(signal.SIGINT) == signal.default_int_handler,
         "sigpipe": signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN,
         "threads": len(os.listdir("/proc/self/task")),
     }

@@ -28,6 +28,7 @@ from engine.spec.schedule import Schedule
 from engine.spec.stream import Stream
 from engine.spec.train import Train
 from engine.train import train as train_run
+from tests.forks import Rank, start
 
 VOCAB = 64
 ROOT = Path(__file__).parents[2]
@@ -190,17 +191,23 @@ class House:
         world: int = 1,
         environment: dict[str, str] | None = None,
         pass_fds: tuple[int, ...] = (),
-    ) -> list[subprocess.Popen[str]]:
-        """Start the gang of a run file."""
+    ) -> list[Rank]:
+        """Start the gang of a run file: executed where it gets more than its run file, else forked."""
         path = self.folder / f"run-{self._num_runs}.json"
         path.write_text(run.model_dump_json(by_alias=True))
         meeting = f"file://{self.folder}/meeting-{self._num_runs}"
         gang = {"WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": meeting, "OMP_NUM_THREADS": "1"}
+        envs = [
+            os.environ | gang | {"RANK": str(rank), "PYTHONWARNINGS": "ignore"} | (environment or {})
+            for rank in range(world)
+        ]
+        if environment is None:
+            return [start("engine.train", [str(path)], env) for env in envs]
         return [
             subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "engine.train", str(path)],
+                [sys.executable, "-m", "engine.train", str(path)],
                 cwd=ROOT, text=True, pass_fds=pass_fds, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env=os.environ | gang | {"RANK": str(rank)} | (environment or {}),
+                env=env,
             )
-            for rank in range(world)
+            for env in envs
         ]  # fmt: skip

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 import uuid
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from engine.spec.run import Segment
 from engine.storage import TEMPORARY, join
 from tests.engine.checkpoint.ftp import serving
 from tests.engine.house import ONE, House, model, role, student, train
+from tests.forks import Rank
 
 ROLES: dict[str, Role] = {"teacher": role(shape=model(32, dropout=0.1)), "s": student()}
 # fsspec's FTP client leaves its connections to the garbage collector
@@ -79,7 +79,7 @@ def together(house: House, steps: int = 8, world: int = 2, **more: Any) -> list[
     return [finish(process) for process in house.processes(run, world=world)]
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, list[dict]]:
+def finish(process: Rank) -> tuple[int, list[dict]]:
     out, errors = process.communicate(timeout=300)
     assert errors == ""
     return process.returncode, [json.loads(line) for line in out.splitlines()]

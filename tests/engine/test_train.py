@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.house import ROOT, House, role, train
+from tests.forks import Rank
 
 
 @pytest.fixture
@@ -18,13 +19,13 @@ def house(tmp_path: Path) -> House:
     return House(tmp_path)
 
 
-def finish(process: subprocess.Popen[str]) -> list[dict]:
+def finish(process: Rank) -> list[dict]:
     out, errors = process.communicate(timeout=120)
     assert errors == ""
     return [json.loads(line) for line in out.splitlines()]
 
 
-def until_running(process: subprocess.Popen[str]) -> None:
+def until_running(process: Rank) -> None:
     """Wait for the first step."""
     assert process.stdout is not None
     while "progress" not in process.stdout.readline():

@@ -13,6 +13,7 @@ import pytest
 from engine.checkpoint.manifest import MANIFEST
 from engine.storage import TEMPORARY
 from tests.engine.house import ONE, House, model, role, student, train
+from tests.forks import Rank
 
 SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 STEPS = 30
@@ -27,7 +28,7 @@ START_S = 4.0  # what a start-up takes, about: a kill is drawn from so many seco
 RUN_S = 0.3  # what the steps between two checkpoints take, about
 TRIES = 12  # runs in which a moment that lasts some milliseconds is waited for
 
-Gang = list[subprocess.Popen[str]]
+Gang = list[Rank]
 
 
 class Moment:
@@ -104,7 +105,7 @@ def ended(ranks: Gang) -> list[int]:
     return [rank.returncode for rank in ranks]
 
 
-def has_started(process: subprocess.Popen[str]) -> bool:
+def has_started(process: Rank) -> bool:
     assert process.stdout is not None
     return any("progress" in line for line in iter(process.stdout.readline, ""))
 

@@ -2,18 +2,14 @@
 the layouts of one size in one gang.
 """
 
-import atexit
 import os
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from safetensors.torch import load
 
-from engine.forkserver import Connection, ForkServer, Process, is_possible
 from engine.spec.model.ernie import Ernie, Net
 from engine.spec.model.gpt import GPT
 from engine.spec.objective.attention import Attention
@@ -25,16 +21,13 @@ from engine.spec.parallel import Parallel
 from engine.spec.role import Role, Trainable
 from engine.spec.run import Training
 from tests.engine.harbour import VOCAB, every_objective, harbour
-from tests.engine.house import ROOT, House, role, student, train
+from tests.engine.house import House, role, student, train
+from tests.forks import start_into
 
 STEPS = 10
 FEW_STEPS = 4  # of six roles in gangs of four
 CHAIN_STEPS = 6  # of three to five roles after every objective, in gangs of four
 TIMEOUT_S = 900
-GANGS = ("tests.parity.gang", "tests.parity.reshard", "tests.parity.rows")
-
-_servers: list[ForkServer] = []
-_connections: list[Connection] = []
 
 
 def net(num_layers: int = 4, hidden: int = 32, **more: Any) -> GPT:
@@ -261,21 +254,6 @@ def layout(**axes: Any) -> Parallel:
     return Parallel(**({"shard": 1, "threads": 1, "compile": "none", "device": "cpu"} | axes))
 
 
-def forked(module: str, arguments: list[str], env: dict[str, str], log: TextIO) -> Process:
-    """A rank, from this process's fork server where the system has one."""
-    if not is_possible():
-        command = [sys.executable, "-m", module, *arguments]
-        return subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
-    if not _servers:
-        _servers.append(ForkServer(GANGS, env, str(ROOT)))
-        atexit.register(_servers[0].close)
-        _connections.append(Connection(_servers[0].connect()))
-        atexit.register(_connections[0].close)
-    return _connections[0].start(
-        module, arguments, env=env, cwd=str(ROOT), out=log.fileno(), err=log.fileno(), inherited={}
-    )
-
-
 def start_gang(module: str, folder: Path, world: int, *given: str) -> None:
     """Run `module` as a gang; its errors fail the test."""
     gang = {
@@ -287,7 +265,7 @@ def start_gang(module: str, folder: Path, world: int, *given: str) -> None:
     for rank, log in enumerate(logs):
         env = os.environ | gang | {"RANK": str(rank), "PYTHONWARNINGS": "ignore"}
         with log.open("w") as errors:
-            processes.append(forked(module, list(given), env, errors))
+            processes.append(start_into(module, list(given), env, errors.fileno(), errors.fileno()))
     deadline = time.monotonic() + TIMEOUT_S
     while any(process.poll() is None for process in processes):
         if time.monotonic() > deadline or any(process.poll() for process in processes):
