@@ -67,7 +67,7 @@ class Server:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=os.environ | EPHEMERAL,
+                env=os.environ | EPHEMERAL | {"PREFECT_HOME": str(self.home)},
                 pass_fds=(descriptor,),
                 start_new_session=True,
                 cwd=PROJECT,

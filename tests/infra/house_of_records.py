@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.artifact import Output
+from engine.spec.document import with_digest
 from engine.spec.metric import segment_name
 from engine.spec.record import Record, identify
 from engine.spec.run import Segment
@@ -116,7 +117,7 @@ class Shelf:
 
     def checkpoint(self, segment: Segment, step: int) -> str:
         url = join(segment.url, "checkpoints", f"step-{step:08d}")
-        write_bytes(join(url, "manifest.json"), b"{}")
+        write_bytes(join(url, "manifest.json"), with_digest(b'{"files":[]}'))
         return url
 
     def model(
