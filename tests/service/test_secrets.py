@@ -28,6 +28,7 @@ PLANTED = {
     "ATELIER_SECRET": "planted-own-e3b0",
 }
 OWN = {  # what the guard itself gives a rank
+    "OPENBLAS_NUM_THREADS",  # one: its threads would be there when a rank is forked
     "ATELIER_PULSE",  # the folder where a rank leaves its pulse
     "ATELIER_RENDEZVOUS",
     "ATELIER_GUARD_FD",
