@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SHAPES = """
 import resource
 from engine.parallel.gang import start_gang
@@ -18,6 +20,7 @@ print(peak_mb() - before)
 """
 
 
+@pytest.mark.slow
 def test_kernels_of_shapes_that_do_not_come_again_are_not_kept() -> None:
     done = subprocess.run([sys.executable, "-c", SHAPES], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 200  # 700 with oneDNN's own limit

@@ -5,6 +5,7 @@ the layouts of one size in one gang.
 import os
 import time
 import uuid
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -202,27 +203,32 @@ TRAININGS = {
     "chain of 1": chain_of_1,
     "chain of 3": chain_of_3,
 }
+ALIKE = {"paired": "taught", "classed": "reading"}  # to one process
 READING = ("reading", "classed", "chain of 0", "chain of 1", "chain of 3")  # of the library's rows
 
 
 class Parity:
     """One process and gangs of several sizes after the same trainings."""
 
-    def __init__(self, folder: Path, *, alone: bool = True) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.alone = House(folder / "alone")
-        self.library = House(
-            folder / "library", harbour(folder / "harbour")
-        )  # where `reading` is trained alone
-        if alone:
-            first = (taught(self.alone), mixed(self.alone), learned(self.alone))
-            self.alone.train(*first, attended(self.alone), compared(self.alone), universal(self.alone))
-            self.library.train(reading(self.library))
         self.houses: dict[str, House] = {}
+        self._done: set[str] = set()  # by one process
+
+    @cached_property
+    def library(self) -> House:
+        """Where `reading` is trained alone."""
+        return House(self.folder / "library", harbour(self.folder / "harbour"))
 
     def beside(self, training: str) -> House:
-        """Where one process did this training."""
-        return self.library if training in READING else self.alone
+        """Where one process has done this training."""
+        training = ALIKE.get(training, training)
+        house = self.library if training in READING else self.alone
+        if training not in self._done:
+            house.train(TRAININGS[training](house))
+            self._done.add(training)
+        return house
 
     def run(self, cases: dict[str, tuple[Parallel, str]]) -> None:
         """Train each case (layout, name of the training) in a gang that all of them share."""

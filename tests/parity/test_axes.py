@@ -108,22 +108,12 @@ DRAWN = {ranks: others(ranks) for ranks in NUMBERS}
 TWO |= DRAWN[2]
 FOUR |= DRAWN[4]
 EIGHT |= DRAWN[8]
-QUICK = {  # the rest is marked slow
-    *(
-        "replicate",
-        "shard",
-        "context",
-        "tensor",
-        "pipeline",
-        "pipeline, interleaved",
-        "pipeline, zero-bubble",
-    ),
-    *("attention under tensor", "all objectives under tensor"),
-    *("expert", "shard x tensor", "pipeline x tensor"),
+QUICK = {  # the rest is marked slow; replicas are in test_layouts.py
+    *("shard", "context", "tensor", "pipeline", "pipeline, zero-bubble", "expert"),
+    *("shard x tensor", "pipeline x tensor", "shard x expert"),
     *first_split(DRAWN[2]),
     *first_split(DRAWN[4]),
     next(name for name, (where, _) in DRAWN[4].items() if where.tensor * where.pipeline == 4),
-    *("pipeline x shard", "shard x expert", "students split otherwise", "pipeline x shard x tensor"),
 }
 SIZES = {"two": TWO, "four": FOUR, "eight": EIGHT}
 ROLES = {
@@ -177,7 +167,14 @@ def test_a_layout_gives_what_one_process_gives(gangs: Gangs, size: str, name: st
         assert weights < 1e-8, role
 
 
-@pytest.mark.parametrize("name", ["pipeline x tensor", "shard x tensor", "students split otherwise"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pipeline x tensor",
+        "shard x tensor",
+        pytest.param("students split otherwise", marks=pytest.mark.slow),
+    ],
+)
 def test_a_teacher_forwards_once_a_micro_batch_whatever_the_layout(gangs: Gangs, name: str) -> None:
     where, _ = FOUR[name]
     summary = gangs.house("four", name).summary("teacher")
@@ -188,7 +185,7 @@ def test_a_teacher_forwards_once_a_micro_batch_whatever_the_layout(gangs: Gangs,
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> Parity:
     """The teacher without students, in three layouts of two."""
-    found = Parity(tmp_path_factory.mktemp("without"), alone=False)
+    found = Parity(tmp_path_factory.mktemp("without"))
     found.run({name: (TWO[name][0], "alone") for name in WITHOUT})
     return found
 

@@ -19,7 +19,7 @@ NUMBERS = (0, 1, 3)
 @pytest.fixture(scope="module")
 def houses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, House]:
     """By layout and number of students."""
-    found = Parity(tmp_path_factory.mktemp("chain"), alone=False)
+    found = Parity(tmp_path_factory.mktemp("chain"))
     found.run({f"{name}, {n}": (where, f"chain of {n}") for name, where in LAYOUTS.items() for n in NUMBERS})
     return found.houses
 
