@@ -2,7 +2,7 @@
 weights on the same draws.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine.spec.data import Finetune
@@ -168,13 +168,19 @@ def run(node: Node, house: House) -> None:
     found = {key: check(node.name, one) for key, one in look(node, house.store, resume).items()}
     if not found:
         return
-    for key in found:
-        for part in parts[key]:
-            give_birth(house.store, node.products[key].name, part, house.provenance(node), maps.get(key))
+
+    def write_births(keys: Iterable[str]) -> None:
+        for key in keys:
+            for part in parts[key]:
+                give_birth(house.store, node.products[key].name, part, house.provenance(node), maps.get(key))
+
+    write_births(found)
 
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
         trainings = []
-        for key, now in look(node, house.store, resume).items():
+        still = look(node, house.store, resume)
+        write_births(still)  # again: somebody may have begun it again meanwhile
+        for key, now in still.items():
             one = check(node.name, now, leased=fences, store=house.store)
             [member] = members(
                 one,
