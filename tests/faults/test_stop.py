@@ -131,6 +131,7 @@ def test_a_killed_rank_is_started_again_from_the_last_checkpoint_on_the_same_tra
     assert len(house.runs()) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_preparation_leaves_nothing_half_written_to_be_seen(house: House, start: Start) -> None:
     for kind in ("tokens", "tokenizer", "corpus"):
         shutil.rmtree(house.root / kind)

@@ -200,6 +200,7 @@ def test_halving_trains_the_better_half_on_and_keeps_the_best(atelier: Atelier, 
     assert all("32" not in p["looks"] for p in found if p["state"] == "pruned")
 
 
+@pytest.mark.slow
 def test_the_same_sweep_twice_at_once_is_refused_and_killed_goes_on(atelier: Atelier, root: Path) -> None:
     words = ["pretrain", *TINY, "train.steps=400", "train.checkpoint_every=20", "-m", "train.seed=11,12"]
     command, env = [sys.executable, "-m", "flows", *words], os.environ | {"ATELIER_ROOT": str(root)}
