@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## a teacher and its students, end to end, in some minutes
 	$(BIN)/atelier titan experiment=laptop
 
-test: setup  ## all tests that need no root, no service and little patience (15 minutes on 2 cores)
+test: setup  ## all tests that need no root, no service and little patience (13 minutes on 2 cores)
 	$(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile -m "not root and not service and not browser and not slow and not bench and not gpu"
 
 check: setup  ## format, lint, types, import rule (2 minutes)
@@ -30,7 +30,7 @@ check: setup  ## format, lint, types, import rule (2 minutes)
 	$(BIN)/pyright
 	$(BIN)/python -m pytest tests/engine/spec tests/infra/test_store.py -x
 
-verify: setup  ## what make test leaves out: root, services, a browser, patience (about 65 minutes on 2 cores)
+verify: setup  ## what make test leaves out: root, services, a browser, patience (about 70 minutes on 2 cores)
 	JOBS=$(JOBS) bash tests/verify.sh
 
 up: setup  ## Prefect, MLflow, workers and a form for every flow, on this machine
