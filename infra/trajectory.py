@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.spec.document import MOST_BYTES, parse_object, without_digest
+from engine.spec.document import MOST_BYTES, check_as, parse_object, without_digest
 from engine.spec.error import DamageError
 from engine.spec.record import FileEntry, Record
 from engine.spec.run import Segment
@@ -38,9 +38,13 @@ def checkpoint_damage(address: str, step: int) -> str:
     folder = join(address, "checkpoints", f"step-{step:08d}")
     place = join(folder, MANIFEST)
     try:
-        manifest = parse_object(without_digest(read_bytes(place), place), place, "a checkpoint's manifest")
-        for entry in manifest["files"]:
-            verify(join(folder, entry["path"]), FileEntry.model_validate(entry))
+        text = without_digest(read_bytes(place, MOST_BYTES), place)
+        files = parse_object(text, place, what := "a checkpoint's manifest").get("files")
+        if not isinstance(files, list):
+            raise DamageError(f"{place}: not {what} (it lists no files)")
+        for file in files:
+            entry = check_as(FileEntry, file, place, what)
+            verify(join(folder, entry.path), entry)
     except DamageError as damage:
         return str(damage)
     except FileNotFoundError:

@@ -299,6 +299,29 @@ def test_a_damaged_checkpoint_is_damage_too_and_goes_alone(store: Store) -> None
     assert held is not None and finding.waste == [] and "is being written by" in finding.left[0]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{}",
+        with_digest(b"[]"),
+        with_digest(b'{"files": 3}'),
+        with_digest(b'{"files": [3]}'),
+        with_digest(
+            b'{"files": [{"path": "../../../record.json", "bytes": 0, "sha256": "%s"}]}' % (b"0" * 64)
+        ),
+        with_digest(b'{"files": [{"path": "\\ud800", "bytes": 1e999, "sha256": ""}]}'),
+    ],
+)
+def test_a_made_up_manifest_of_a_checkpoint_is_damage_and_no_fault(store: Store, text: bytes) -> None:
+    fingerprint = trajectory(store, "teacher", "run-1", (4,))
+    manifest(store, "run-1", status="stopped")
+    folder = Path(store.address("trajectory", fingerprint)) / "checkpoints" / "step-00000004"
+    (folder / "manifest.json").write_bytes(text)
+    [waste] = Collector(store, now=LATER).find(damaged=True).waste
+    assert "manifest.json" in waste.why and discard(waste)
+
+
 def test_a_removal_that_was_cut_off_is_finished_by_the_next(store: Store) -> None:
     publish(store, "corpus", "main", "run-1")
     write_bytes(join(store.root, "corpus", ".tmp-gc-00000000", "record.json"), b"{}")
