@@ -41,7 +41,9 @@ def atelier(root: str, *words: str) -> subprocess.CompletedProcess[str]:
 @contextmanager
 def busy(number: int) -> Iterator[None]:
     """So many processes that compute all the time."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    # each in a session of its own, which the kernel weighs like a command's
+    command = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(command, start_new_session=True) for _ in range(number)]
     try:
         yield
     finally:
