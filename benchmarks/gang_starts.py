@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests/
 from machine import keep
 
 from engine.forkserver import Connection, ForkServer, Process
