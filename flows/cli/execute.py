@@ -104,8 +104,7 @@ def embed(root: str) -> Server | None:
     """Settings and server of this process, before Prefect is imported; None when the user configured one."""
     for key, value in EMBEDDED.items():
         os.environ.setdefault(key, value)
-    home = _home(root)
-    os.environ["PREFECT_HOME"] = str(home)
+    os.environ["PREFECT_HOME"] = str(home := _home(root))
     join_stack(root)
     if is_configured(root):
         return None

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,27 +193,35 @@ def test_a_place_survives_its_way_through_a_runs_parameters() -> None:
     assert place_of(None) is None and place_of({}) is None
 
 
+@contextmanager
+def saying_what_it_waits_for(node: Meeting) -> Iterator[None]:
+    """A node that waits for its slots, while the block runs."""
+    node.wait_for("2 of 2 cores")
+    ended = threading.Event()
+    beats = threading.Thread(target=node.watch, args=(threading.Event(), ended))
+    beats.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        beats.join(60)
+
+
 def test_one_that_waits_for_its_slots_is_waited_for_as_long_as_it_says_so(
     tmp_path: Path, stop: threading.Event
 ) -> None:
-    first, second = nodes(tmp_path, stop, patience_s=0.4)
+    first, second = nodes(tmp_path, stop, patience_s=2.0)  # a busy machine may not beat for a second
     first.arrive()
-    second.wait_for("2 of 2 cores")
-    ended = threading.Event()
-    beats = threading.Thread(target=second.watch, args=(stop, ended))
-    beats.start()
     said: list[str] = []
     found: list[Any] = []
-    gathering = threading.Thread(target=lambda: found.append(first.gather(RUN, said.append)))
-    gathering.start()
-    began = time.monotonic()
-    while time.monotonic() - began < 2.0 and gathering.is_alive():  # five times its patience
-        time.sleep(0.01)
-    assert gathering.is_alive() and said[-1] == "waits for node 1 of 2 (pool b) (waits for 2 of 2 cores)"
-    second.arrive()
-    gathering.join(60)
-    ended.set()
-    beats.join(60)
+    with saying_what_it_waits_for(second):
+        gathering = threading.Thread(target=lambda: found.append(first.gather(RUN, said.append)))
+        gathering.start()
+        gathering.join(4.5)  # twice its patience
+        assert gathering.is_alive()
+        assert said[-1] == "waits for node 1 of 2 (pool b) (waits for 2 of 2 cores)"
+        second.arrive()
+        gathering.join(60)
     assert found and "ATELIER_RENDEZVOUS" in found[0]
 
 
@@ -221,13 +230,8 @@ def test_one_that_falls_silent_while_it_waits_for_its_slots_is_given_up(
 ) -> None:
     first, second = nodes(tmp_path, stop, patience_s=0.4)
     first.arrive()
-    second.wait_for("2 of 2 cores")
-    ended = threading.Event()
-    beats = threading.Thread(target=second.watch, args=(stop, ended))
-    beats.start()
-    while not list(tmp_path.rglob("waiting-1.json")):
-        time.sleep(0.01)
-    ended.set()
-    beats.join(60)
+    with saying_what_it_waits_for(second):
+        while not list(tmp_path.rglob("waiting-1.json")):
+            time.sleep(0.01)
     with pytest.raises(AtelierError, match=r"node 1 of 2 \(pool b\) did not come"):
         first.gather(RUN, lambda _: None)
