@@ -26,7 +26,7 @@ test: setup  ## all tests that need no root, no service and little patience (13 
 check: setup  ## format, lint, types, import rule (2 minutes)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/lint-imports
+	PYTHONPATH=typings $(BIN)/lint-imports
 	$(BIN)/pyright
 	$(BIN)/python -m pytest tests/engine/spec tests/infra/test_store.py -x
 

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent), str(HERE)]
 
 from machine import keep
 
-from engine.plan.estimate import Estimate, estimate
-from engine.plan.search import Option, fastest, search
-from engine.spec.base import parse
-from engine.spec.model.ernie import Ernie
-from engine.spec.model.gpt import GPT
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from engine.spec.role import Role
-from engine.spec.train import Train
+from atelier.engine.plan.estimate import Estimate, estimate
+from atelier.engine.plan.search import Option, fastest, search
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.model.ernie import Ernie
+from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
 
 A100 = Pool(gpu="a100-80g")
 VOCAB, SEQUENCE = 51200, 2048

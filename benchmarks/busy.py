@@ -30,7 +30,7 @@ TRAIN = (
 
 def atelier(root: str, *words: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "flows", *words], cwd=HERE, env=os.environ | {"ATELIER_ROOT": root},
+        [sys.executable, "-m", "atelier", *words], cwd=HERE, env=os.environ | {"ATELIER_ROOT": root},
         capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:

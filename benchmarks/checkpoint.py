@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import keep
 
-from engine.spec.model.gpt import GPT
+from atelier.engine.spec.model.gpt import GPT
 from tests.engine.house import VOCAB, tokens
 
 EVERY = 20
@@ -61,7 +61,7 @@ def run_file(folder: Path, inputs: dict[str, str], steps: int, every: int) -> Pa
 
 def trained(folder: Path, inputs: dict[str, str], steps: int, every: int) -> dict[str, Any]:
     """CPU seconds and the timings of every step of one engine.train."""
-    command = [sys.executable, "-m", "engine.train", str(run_file(folder, inputs, steps, every))]
+    command = [sys.executable, "-m", "atelier.engine.train", str(run_file(folder, inputs, steps, every))]
     process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -95,8 +95,8 @@ def write_speed(folder: Path) -> dict[str, float]:
     """MB/s of one save of as much state by itself, and of dd."""
     script = (
         "import sys, time, torch\n"
-        "from engine.checkpoint.accord import Alone\n"
-        "from engine.checkpoint.writer import save_async\n"
+        "from atelier.engine.checkpoint.accord import Alone\n"
+        "from atelier.engine.checkpoint.writer import save_async\n"
         "torch.manual_seed(0)\n"
         "state = {str(i): torch.randn(int(sys.argv[2]) // 48) for i in range(12)}\n"
         "url = sys.argv[1] + '/step-00000001'\n"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from machine import about
 
-from flows.cli.compose import compose
-from flows.cli.plan import draw_nodes
-from infra.code import code_provenance
-from infra.manifests import row_name
-from infra.store import Store
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.plan import draw_nodes
+from atelier.infra.code import code_provenance
+from atelier.infra.manifests import row_name
+from atelier.infra.store import Store
 
 FLOWS = ("corpus", "pretrain", "distill", "titan")
 KEPT = Path(__file__).parent / "results" / "fingerprints.json"

@@ -18,8 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests/
 from machine import keep
 
-from engine.forkserver import Connection, ForkServer, Process
-from engine.spec.parallel import Parallel
+from atelier.engine.forkserver import Connection, ForkServer, Process
+from atelier.engine.spec.parallel import Parallel
 from tests.engine.house import ROOT, House, role, student, train
 
 LIBRARIES = ("/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
@@ -54,9 +54,11 @@ def start(folder: Path, is_compiled: bool, forks: Connection | None) -> tuple[li
             arguments = [str(folder / "run.json")]
             if forks is not None:
                 where = {"cwd": str(ROOT), "out": log.fileno(), "err": log.fileno()}
-                processes.append(forks.start("engine.train", arguments, env=env, inherited={}, **where))
+                processes.append(
+                    forks.start("atelier.engine.train", arguments, env=env, inherited={}, **where)
+                )
             else:
-                command = [sys.executable, "-m", "engine.train", *arguments]
+                command = [sys.executable, "-m", "atelier.engine.train", *arguments]
                 processes.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log))
     deadline = time.monotonic() + LONGEST_S
     while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
@@ -80,7 +82,7 @@ def environment() -> dict[str, str]:
 def main() -> int:
     minutes = float(next((word for word in sys.argv[1:] if word.replace(".", "").isdigit()), "15"))
     is_compiled = "compile" in sys.argv[1:]
-    server = ForkServer(["engine.train"], environment(), str(ROOT), "gang_starts")
+    server = ForkServer(["atelier.engine.train"], environment(), str(ROOT), "gang_starts")
     forks = Connection(server.connect())
     counts: Counter[str] = Counter()
     faults: list[str] = []

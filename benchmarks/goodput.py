@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent), str(HERE)]
 
 from machine import keep
 
-from engine.plan.goodput import HOUR, Faults, between_failures
+from atelier.engine.plan.goodput import HOUR, Faults, between_failures
 
 GPUS = 16384
 MTBF_HOURS = 54 * 24 / 466 * GPUS  # of one device

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 import torch
 from machine import keep
 
-from engine.spec.model.gpt import GPT
-from engine.spec.parallel import Parallel
+from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.spec.parallel import Parallel
 from tests.engine.house import House, role, tokens, train
 
 VOCAB = 32768

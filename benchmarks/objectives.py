@@ -26,24 +26,24 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from aims import AIMS
 from intervals import auc, mean_of, resampled
 from machine import keep
 from study import Batch, Study, batches
 
-from engine.data.asking import prefix_of
-from engine.data.rows.natural import IMITATIONS
-from engine.data.windows import NOT_SCORED, PADDING
-from engine.sampling import continuation
-from engine.spec.data import SEP
-from engine.spec.objective.control import Control
-from engine.spec.objective.distance import Distance
-from engine.spec.objective.document import DocumentLM
-from engine.spec.objective.reorder import Reorder
-from engine.spec.sampling import Sampling
-from engine.spec.wishes import Wishes
+from atelier.engine.data.asking import prefix_of
+from atelier.engine.data.rows.natural import IMITATIONS
+from atelier.engine.data.windows import NOT_SCORED, PADDING
+from atelier.engine.sampling import continuation
+from atelier.engine.spec.data import SEP
+from atelier.engine.spec.objective.control import Control
+from atelier.engine.spec.objective.distance import Distance
+from atelier.engine.spec.objective.document import DocumentLM
+from atelier.engine.spec.objective.reorder import Reorder
+from atelier.engine.spec.sampling import Sampling
+from atelier.engine.spec.wishes import Wishes
 
 LENGTHS = (16, 32, 64, 96, 128)  # that are asked for; rows of the control stage have room for all
 TEMPERATURES = (0.8, 0.5)  # of samples that are ranked: as natural text is, and where models loop

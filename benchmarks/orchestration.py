@@ -9,7 +9,6 @@ parent run from its start to its end, as the server tells it, over the number of
 
 import argparse
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -19,16 +18,18 @@ from datetime import datetime
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests" / "flow")]
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent), str(HERE), str(HERE.parent / "tests" / "flow")]
 
 import served
 from machine import keep
 
+from tests.checkout import copied
+
 TASK = '''"""noop: nothing, as an artifact."""
 
-from engine.artifact import Output
-from infra.dag import Node, Product, Reference, declare, input_of
-from infra.house import House
+from atelier.engine.artifact import Output
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.house import House
 
 
 def noop(name: str, salt: int, after: list[Reference]) -> Reference:
@@ -54,7 +55,7 @@ FLOW = '''"""noops: layers of tasks that do nothing.
 atelier noops wide=2 deep=3
 """
 
-from tasks.noop import noop
+from atelier.tasks.noop import noop
 
 
 def noops(wide: int, deep: int, salt: int) -> None:
@@ -97,8 +98,7 @@ def bare_parent(wide: int, deep: int):
 
 def project(folder: Path) -> Path:
     """A copy of this project with a flow and a task more: one file each, and a yaml."""
-    for name in ("flows", "tasks", "infra", "engine", "conf", "hydra_plugins"):
-        shutil.copytree(HERE.parent / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    copied(folder)
     (folder / "tasks" / "noop.py").write_text(TASK)
     (folder / "flows" / "noops.py").write_text(FLOW)
     (folder / "conf" / "noops.yaml").write_text(YAML)
@@ -147,8 +147,7 @@ def main() -> None:
     size = {"wide": chosen.wide, "deep": chosen.deep}
     with tempfile.TemporaryDirectory() as base:
         folder = project(Path(base) / "project")
-        served.PROJECT = folder
-        stack = served.Served(Path(base) / "store")
+        stack = served.Served(Path(base) / "store", folder)
         try:
             stack.up()
             deploy_bare(stack, folder)
@@ -167,7 +166,7 @@ def main() -> None:
                     print(f"round {i + 1}: {which} {taken[which][-1]:.2f} s a task", flush=True)
         finally:
             subprocess.run(
-                [sys.executable, "-m", "flows", "down"], env=stack.environment, cwd=folder, check=False
+                [sys.executable, "-m", "atelier", "down"], env=stack.environment, cwd=folder, check=False
             )
         medians = {which: round(statistics.median(found), 2) for which, found in taken.items()}
         keep(

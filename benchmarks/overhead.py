@@ -14,23 +14,23 @@ import types
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "src"), str(Path(__file__).parent)]
 
 from machine import keep
 
-from engine.artifact import Output
-from flows.cli.execute import Submitting, embed
-from flows.cli.work import work
-from infra.dag import Node, Product, Reference, declare, scheduling, stop_scheduling
-from infra.house import House
-from infra.slots import Slots
-from infra.store import Store
-from infra.tracking.choice import NoTracker
+from atelier.engine.artifact import Output
+from atelier.flows.cli.execute import Submitting, embed
+from atelier.flows.cli.work import work
+from atelier.infra.dag import Node, Product, Reference, declare, scheduling, stop_scheduling
+from atelier.infra.house import House
+from atelier.infra.slots import Slots
+from atelier.infra.store import Store
+from atelier.infra.tracking.choice import NoTracker
 
 
 def noop_task() -> types.ModuleType:
     """A task that makes one small artifact in this process."""
-    module = types.ModuleType("tasks.noop")
+    module = types.ModuleType("atelier.tasks.noop")
 
     def run(node: Node, house: House) -> None:
         def build(payload: str) -> None:
@@ -106,7 +106,7 @@ def main() -> None:
         embed(root)
         import prefect
 
-        sys.modules["tasks.noop"] = noop_task()
+        sys.modules["atelier.tasks.noop"] = noop_task()
         house = House(
             store=Store(root),
             slots=Slots(2, Path(root) / "slots"),

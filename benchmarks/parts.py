@@ -1,5 +1,5 @@
-"""Trainings as parts of a comparison: each an `engine.train` process whose result is kept, so that a script
-that is run again makes nothing anew.
+"""Trainings as parts of a comparison: each an `atelier.engine.train` process whose result is kept, so that a
+script that is run again makes nothing anew.
 """
 
 import argparse
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import RESULTS, about
 
-from engine.spec.metric import FOLDER, merge
-from engine.spec.model.gpt import GPT
+from atelier.engine.spec.metric import FOLDER, merge
+from atelier.engine.spec.model.gpt import GPT
 from tests.engine.house import artifact
 
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's t, two-sided 95 %, by number of seeds
@@ -90,7 +90,7 @@ class Parts:
         words = ["corpus", "experiment=tiny"] if self.tiny else ["corpus"]
         env = os.environ | {"ATELIER_ROOT": str(self.store / "atelier")}
         subprocess.run(
-            [sys.executable, "-m", "flows", *words, "tracker=none"], env=env, cwd=PROJECT, check=True
+            [sys.executable, "-m", "atelier", *words, "tracker=none"], env=env, cwd=PROJECT, check=True
         )
         found = {}
         for kind in ("tokens", "tokenizer"):
@@ -121,7 +121,7 @@ class Parts:
         print(f"seed {seed}: {name}", flush=True)
         began = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "engine.train", str(run)],
+            [sys.executable, "-W", "ignore", "-m", "atelier.engine.train", str(run)],
             cwd=PROJECT, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         _, status, usage = os.wait4(process.pid, 0)

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import keep
 
 PEERS = ("transformers", "litgpt")
-OURS = "engine.train"
+OURS = "atelier.engine.train"
 VOCAB, LARGE = 4096, 32768
 SHORT = 10
 TOKENS_A_STEP = 16 * 256
@@ -46,7 +46,7 @@ def prepared(root: Path) -> dict[str, str]:
     """URLs of tokens and tokenizer of the default corpus, made by the corpus flow."""
     env = os.environ | {"ATELIER_ROOT": str(root)}
     subprocess.run(
-        [sys.executable, "-m", "flows", "corpus", "tracker=none"],
+        [sys.executable, "-m", "atelier", "corpus", "tracker=none"],
         env=env,
         cwd=PROJECT,
         check=True,
@@ -115,7 +115,7 @@ def main() -> None:
         env = os.environ | {
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(root / "inductor"),
-            "PYTHONPATH": str(PROJECT),
+            "PYTHONPATH": str(PROJECT / "src"),
         }
         tokens = next(Path(inputs["tokens"]).glob("payload-*"))
         count = 0
@@ -124,7 +124,7 @@ def main() -> None:
             nonlocal count
             count += 1
             path = run_file(root / f"run{count}", inputs, steps, not chosen.eager, vocab)
-            return cost([sys.executable, "-m", "engine.train", str(path)], env)
+            return cost([sys.executable, "-m", "atelier.engine.train", str(path)], env)
 
         def bare(steps: int, vocab: int = VOCAB) -> tuple[float, float]:
             command = [sys.executable, "benchmarks/bare_loop.py", str(tokens), "--steps", str(steps)]

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent), str(HERE)]
 
 from machine import keep
 
-from engine.plan.estimate import estimate
-from engine.plan.fit import Probe
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from infra.calibrate import VOCAB, calibrate, probe, random_tokens, run_probes
-from infra.machine import num_cores
+from atelier.engine.plan.estimate import estimate
+from atelier.engine.plan.fit import Probe
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.infra.calibrate import VOCAB, calibrate, probe, random_tokens, run_probes
+from atelier.infra.machine import num_cores
 
 ONE = Parallel(shard=1, threads=1, compile="none")
 TWO = {"threads": 1, "compile": "none"}

@@ -13,21 +13,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "src"), str(Path(__file__).parent)]
 
 import numpy as np
 from machine import keep
 
-from engine.artifact import Input, open_input
-from engine.data.rows.load import kinds, rows_of
-from engine.data.vocabulary import Vocabulary
-from engine.data.windows import Windows
-from engine.prepare import prepare
-from engine.spec.data import CLS, MASK, SEP, Source, Tokenizer
-from engine.spec.record import Record, identify
-from engine.spec.registry import spec_class
-from engine.spec.run import RunFile
-from engine.spec.source_files import content_id, files_of
+from atelier.engine.artifact import Input, open_input
+from atelier.engine.data.rows.load import kinds, rows_of
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.windows import Windows
+from atelier.engine.prepare import prepare
+from atelier.engine.spec.data import CLS, MASK, SEP, Source, Tokenizer
+from atelier.engine.spec.record import Record, identify
+from atelier.engine.spec.registry import spec_class
+from atelier.engine.spec.run import RunFile
+from atelier.engine.spec.source_files import content_id, files_of
 
 NUM_ROWS = 2048
 

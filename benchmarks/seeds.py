@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import keep
 
@@ -24,7 +24,7 @@ def table(root: Path, seed: int) -> list[dict[str, Any]]:
     command = ["titan", "experiment=laptop", "tracker=none", f"train.seed={seed}"]
     env = os.environ | {"ATELIER_ROOT": str(root)}
     before = {path.name for path in (root / "runs").glob("*.json")} if root.exists() else set()
-    subprocess.run([sys.executable, "-m", "flows", *command], env=env, cwd=PROJECT, check=True)
+    subprocess.run([sys.executable, "-m", "atelier", *command], env=env, cwd=PROJECT, check=True)
     [path] = [path for path in (root / "runs").glob("*.json") if path.name not in before]
     [report] = [task for task in json.loads(path.read_text())["tasks"] if task["kind"] == "report"]
     record = json.loads((root / "report" / report["fingerprint"][:16] / "record.json").read_text())

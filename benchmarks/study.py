@@ -13,16 +13,16 @@ import numpy as np
 import torch
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from aims import AIMS
 
-from engine.artifact import Input, open_input
-from engine.data.rows.load import rows_of
-from engine.data.windows import NOT_SCORED
-from engine.model.load import read_weights
-from engine.scoring import label_nats
-from engine.speaker import Speaker, read_speaker
+from atelier.engine.artifact import Input, open_input
+from atelier.engine.data.rows.load import rows_of
+from atelier.engine.data.windows import NOT_SCORED
+from atelier.engine.model.load import read_weights
+from atelier.engine.scoring import label_nats
+from atelier.engine.speaker import Speaker, read_speaker
 from tests.engine.house import artifact
 
 Batch = dict[str, np.ndarray]
@@ -103,7 +103,7 @@ class Study:
         place.mkdir(parents=True, exist_ok=True)
         path = place / "run.json"
         path.write_text(json.dumps(run))
-        command = [sys.executable, "-W", "ignore", "-m", "engine.train", str(path)]
+        command = [sys.executable, "-W", "ignore", "-m", "atelier.engine.train", str(path)]
         subprocess.run(command, cwd=PROJECT, stdout=subprocess.DEVNULL, check=True)
 
     def _train(self) -> None:
@@ -118,7 +118,7 @@ class Study:
                 "imitate.paragraphs=3000", "imitate.tokens=128",
             ]  # fmt: skip
         env = os.environ | {"ATELIER_ROOT": str(self.store)}
-        subprocess.run([sys.executable, "-m", "flows", *words], env=env, cwd=PROJECT, check=True)
+        subprocess.run([sys.executable, "-m", "atelier", *words], env=env, cwd=PROJECT, check=True)
 
     def artifact(self, kind: str, name: str) -> Input:
         """The newest one of this name."""

@@ -19,13 +19,13 @@ from datetime import datetime
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests" / "flow")]
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent), str(HERE), str(HERE.parent / "tests" / "flow")]
 
 import served
 from machine import keep
 from orchestration import deploy_bare, project
 
-from infra.stack.stack import LIGHT
+from atelier.infra.stack.stack import LIGHT
 
 AT_ONCE = 2
 PATIENCE_S = 1800
@@ -58,7 +58,7 @@ def batch(
     pool = f"/work_pools/{LIGHT}"
     stack.api("PATCH", pool, {"is_paused": True, "concurrency_limit": AT_ONCE})
     began = time.time()
-    process = subprocess.Popen(command, env=env, cwd=served.PROJECT, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=env, cwd=stack.project, stdout=subprocess.DEVNULL)
     served.wait_for(lambda: len(created(stack, flow, began)) == jobs, 300, f"{jobs} runs")
     submitted = max(created(stack, flow, began)) - began
     stack.api("PATCH", pool, {"is_paused": False})
@@ -85,8 +85,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as base:
         folder = project(Path(base) / "project")
         (folder / "submit.py").write_text(SCRIPT)
-        served.PROJECT = folder
-        stack = served.Served(Path(base) / "store")
+        stack = served.Served(Path(base) / "store", folder)
         try:
             stack.up()
             deploy_bare(stack, folder)
@@ -97,7 +96,7 @@ def main() -> None:
                     print(f"round {i + 1}: {which} {taken[which][-1]}", flush=True)
         finally:
             subprocess.run(
-                [sys.executable, "-m", "flows", "down"], env=stack.environment, cwd=folder, check=False
+                [sys.executable, "-m", "atelier", "down"], env=stack.environment, cwd=folder, check=False
             )
     numbers: dict[str, object] = {"jobs": chosen.jobs, "all": taken}
     for what in ("submitted", "complete"):
@@ -120,7 +119,7 @@ def one(stack: served.Served, which: str, repeat: int, jobs: int, env: dict[str,
         return batch(stack, "bare-parent", [sys.executable, "submit.py", str(jobs)], env, jobs)
     words = ["noops", "-m", "hydra/launcher=prefect", f"hydra.launcher.width={jobs}", "tracker=none"]
     words += ["wide=1", "deep=1", f"salt=range({repeat * jobs},{(repeat + 1) * jobs})"]
-    return batch(stack, "noops", [sys.executable, "-m", "flows", *words], env, jobs)
+    return batch(stack, "noops", [sys.executable, "-m", "atelier", *words], env, jobs)
 
 
 if __name__ == "__main__":

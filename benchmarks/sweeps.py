@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(Path(__file__).parent)]
+sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import keep
 
-from engine.spec.metric import merge
+from atelier.engine.spec.metric import merge
 
 RATES = "1e-4,3e-4,1e-3,3e-3,1e-2,3e-2,1e-1,3e-1"
 FIXED = ("experiment=tiny", "tracker=none", "score.baselines=false", "score.max_tokens=2000")
@@ -34,7 +34,7 @@ def run(root: Path, *words: str) -> float:
     """`atelier <words>`; CPU seconds of it and of everything that it started."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, "-m", "flows", *words],
+        [sys.executable, "-m", "atelier", *words],
         env=os.environ | {"ATELIER_ROOT": str(root)},
         cwd=PROJECT,
         check=True,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.spec.document import MOST_BYTES, parse_lines
-from engine.spec.record import FileEntry, Record
-from engine.storage import (
+from atelier.engine.spec.document import MOST_BYTES, parse_lines
+from atelier.engine.spec.record import FileEntry, Record
+from atelier.engine.storage import (
     fetch,
     is_local,
     join,

@@ -1,4 +1,4 @@
-"""Score models on held-out text and labelled examples: python -m engine.evaluate run.json
+"""Score models on held-out text and labelled examples: python -m atelier.engine.evaluate run.json
 
 run.json: task "score"; config is a Scoring (engine/spec/scoring.py); inputs `model.<key>` of every target,
 `tokens`, `tokenizer` and, where a target asks for them, `labels`; outputs `<key>`, and `baselines` if wanted.
@@ -29,26 +29,34 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from engine.artifact import Input
-from engine.data.examples import Examples
-from engine.data.ngram import gzip_bits, trigram_bits, xz_bits
-from engine.data.progress import Progress, say
-from engine.data.text import token_dtype
-from engine.data.vocabulary import Vocabulary
-from engine.model.load import read_model
-from engine.parallel.gang import start_gang
-from engine.process import input_of, leave, output_of, run_verb
-from engine.sampling import num_positions
-from engine.scoring import HeldOutText, choose, majority, num_places, read_held_out, row_lengths, text_nats
-from engine.speaker import TOKENIZER, Speaker, check_vocabulary
-from engine.spec.base import parse
-from engine.spec.data import Score
-from engine.spec.error import ConfigError, DataError
-from engine.spec.heldout import scored_name
-from engine.spec.parallel import Parallel
-from engine.spec.run import RunFile
-from engine.spec.sampling import Sampling
-from engine.spec.scoring import Scoring, Target
+from atelier.engine.artifact import Input
+from atelier.engine.data.examples import Examples
+from atelier.engine.data.ngram import gzip_bits, trigram_bits, xz_bits
+from atelier.engine.data.progress import Progress, say
+from atelier.engine.data.text import token_dtype
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.model.load import read_model
+from atelier.engine.parallel.gang import start_gang
+from atelier.engine.process import input_of, leave, output_of, run_verb
+from atelier.engine.sampling import num_positions
+from atelier.engine.scoring import (
+    HeldOutText,
+    choose,
+    majority,
+    num_places,
+    read_held_out,
+    row_lengths,
+    text_nats,
+)
+from atelier.engine.speaker import TOKENIZER, Speaker, check_vocabulary
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.data import Score
+from atelier.engine.spec.error import ConfigError, DataError
+from atelier.engine.spec.heldout import scored_name
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.run import RunFile
+from atelier.engine.spec.sampling import Sampling
+from atelier.engine.spec.scoring import Scoring, Target
 
 SCORES, BASELINES = "scores.json", "baselines"
 SAMPLE = Sampling(max_tokens=120, temperature=0.8, top_p=1.0, seed=0)

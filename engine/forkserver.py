@@ -1,5 +1,5 @@
 """One process that has imported what ranks import and forks them, so that a rank starts in milliseconds:
-`python -m engine.forkserver <whose>`, its standard input one end of a Unix socket.
+`python -m atelier.engine.forkserver <whose>`, its standard input one end of a Unix socket.
 
 It imports the modules that the first message names and initialises nothing: no thread, no CUDA, no collective
 is there when it forks. Who holds the other end of its standard input opens connections; who has a connection
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from engine import sources
+from atelier.engine import sources
 
 MOST_DESCRIPTORS = 64  # that one process is given
 TITLE = 512  # characters kept free among its arguments, for those of the processes that it forks
@@ -73,7 +73,7 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "engine.forkserver", whose, " " * TITLE],
+                [sys.executable, "-m", "atelier.engine.forkserver", whose, " " * TITLE],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Continue prompts with a trained model, or answer requests: python -m engine.generate run.json
+"""Continue prompts with a trained model, or answer requests: python -m atelier.engine.generate run.json
 
 run.json: config is a Generation (engine/spec/sampling.py), inputs {"model": a model artifact}, no outputs.
 Prompts stream as {"prompt": number, "text": piece}, in the end {"done": {"tokens", "tokens_per_s"}}. With
@@ -15,15 +15,15 @@ from typing import TextIO
 
 import torch
 
-from engine.data.progress import say
-from engine.parallel.gang import start_gang
-from engine.process import input_of, run_verb
-from engine.speaker import Speaker, read_speaker
-from engine.spec.base import parse
-from engine.spec.error import AtelierError, ConfigError
-from engine.spec.parallel import Parallel
-from engine.spec.run import RunFile
-from engine.spec.sampling import Generation, Request, Sampling
+from atelier.engine.data.progress import say
+from atelier.engine.parallel.gang import start_gang
+from atelier.engine.process import input_of, run_verb
+from atelier.engine.speaker import Speaker, read_speaker
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.error import AtelierError, ConfigError
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.run import RunFile
+from atelier.engine.spec.sampling import Generation, Request, Sampling
 
 # parameters below which one thread is as fast as several, and no token waits for a thread that has no core
 SMALL = 30_000_000

@@ -1,4 +1,4 @@
-"""Have a model continue the beginnings of natural paragraphs: python -m engine.imitate run.json
+"""Have a model continue the beginnings of natural paragraphs: python -m atelier.engine.imitate run.json
 
 run.json: config is an Imitate (engine/spec/sampling.py), inputs {"model", "tokens", "tokenizer"}, output
 "imitations": imitations.jsonl, a line {"split", "prefix", "temperature", "original", "generated"}, the last
@@ -16,23 +16,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.artifact import Input
-from engine.data.chance import Chance, below, uniform
-from engine.data.progress import Progress, say
-from engine.data.rows.natural import IMITATIONS
-from engine.data.sentences import Sentences
-from engine.data.split import HELD_OUT, TRAIN
-from engine.data.text import Text
-from engine.data.vocabulary import Vocabulary
-from engine.parallel.gang import start_gang
-from engine.process import input_of, leave, output_of, run_verb
-from engine.sampling import continuations
-from engine.speaker import TOKENIZER, read_speaker
-from engine.spec.base import canonical, parse
-from engine.spec.error import ConfigError, DataError
-from engine.spec.parallel import Parallel
-from engine.spec.run import RunFile
-from engine.spec.sampling import Imitate
+from atelier.engine.artifact import Input
+from atelier.engine.data.chance import Chance, below, uniform
+from atelier.engine.data.progress import Progress, say
+from atelier.engine.data.rows.natural import IMITATIONS
+from atelier.engine.data.sentences import Sentences
+from atelier.engine.data.split import HELD_OUT, TRAIN
+from atelier.engine.data.text import Text
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.parallel.gang import start_gang
+from atelier.engine.process import input_of, leave, output_of, run_verb
+from atelier.engine.sampling import continuations
+from atelier.engine.speaker import TOKENIZER, read_speaker
+from atelier.engine.spec.base import canonical, parse
+from atelier.engine.spec.error import ConfigError, DataError
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.run import RunFile
+from atelier.engine.spec.sampling import Imitate
 
 ROWS = 64  # continued at once
 TRIES = 20  # places that are looked at for each paragraph

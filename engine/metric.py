@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from engine.spec.metric import FOLDER, MetricLine, is_segment, segment_name
-from engine.storage import is_local, join, names, writing
+from atelier.engine.spec.metric import FOLDER, MetricLine, is_segment, segment_name
+from atelier.engine.storage import is_local, join, names, writing
 
 SEAL_AFTER = 10.0  # seconds that a line waits at most
 LOOK = "eval/"

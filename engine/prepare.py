@@ -1,4 +1,4 @@
-"""Prepare data: python -m engine.prepare run.json
+"""Prepare data: python -m atelier.engine.prepare run.json
 
 The run file's task is the verb: curate, learn_tokenizer, encode, label, extract or describe. Progress, the
 summary or a user's error are JSON lines on stdout. Torch is never loaded: this starts in well under a second.
@@ -10,20 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from engine.artifact import Input, Output, open_input
-from engine.data.attributes import describe
-from engine.data.curate import curate
-from engine.data.encode import encode
-from engine.data.label import label
-from engine.data.learn_tokenizer import TOKENIZER, learn_tokenizer
-from engine.data.progress import Progress, say
-from engine.data.triples import extract
-from engine.data.vocabulary import Vocabulary
-from engine.process import run_verb
-from engine.spec.base import Spec, nearest, parse
-from engine.spec.data import Labels, Source, Tokenizer
-from engine.spec.error import ConfigError
-from engine.spec.run import RunFile
+from atelier.engine.artifact import Input, Output, open_input
+from atelier.engine.data.attributes import describe
+from atelier.engine.data.curate import curate
+from atelier.engine.data.encode import encode
+from atelier.engine.data.label import label
+from atelier.engine.data.learn_tokenizer import TOKENIZER, learn_tokenizer
+from atelier.engine.data.progress import Progress, say
+from atelier.engine.data.triples import extract
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.process import run_verb
+from atelier.engine.spec.base import Spec, nearest, parse
+from atelier.engine.spec.data import Labels, Source, Tokenizer
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.run import RunFile
 
 
 class Curate(Spec):

@@ -11,12 +11,12 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
-from engine import sources
-from engine.artifact import Input, Output, open_input
-from engine.data.progress import say
-from engine.spec.base import explain
-from engine.spec.error import AtelierError, ConfigError, of_system, to_line
-from engine.spec.run import RunFile
+from atelier.engine import sources
+from atelier.engine.artifact import Input, Output, open_input
+from atelier.engine.data.progress import say
+from atelier.engine.spec.base import explain
+from atelier.engine.spec.error import AtelierError, ConfigError, of_system, to_line
+from atelier.engine.spec.run import RunFile
 
 LOADED = time.monotonic()
 faulthandler.enable()  # a process that crashes says where
@@ -31,8 +31,8 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     try:
         if len(arguments) != 1:
-            usage = f"usage: python -m engine.{verb} run.json"
-            raise ConfigError(f"engine.{verb}", f"{len(arguments)} arguments", usage)
+            usage = f"usage: python -m atelier.engine.{verb} run.json"
+            raise ConfigError(f"atelier.engine.{verb}", f"{len(arguments)} arguments", usage)
         run = read_run(arguments[0])
         sources.check(run.sources)
         act(run)

@@ -5,7 +5,7 @@ import os
 import time
 from typing import Literal
 
-from engine.spec.pulse import PULSE, SIZE, Stand, pulse_file
+from atelier.engine.spec.pulse import PULSE, SIZE, Stand, pulse_file
 
 SHORTEST_S = 600.0  # of `auto`
 LONGEST_STEPS = 20

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.spec.error import ConfigError, DataError
-from engine.spec.sampling import Sampling
+from atelier.engine.spec.error import ConfigError, DataError
+from atelier.engine.spec.sampling import Sampling
 
 
 def sample(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.artifact import Input
-from engine.data.examples import Examples
-from engine.data.text import token_dtype
-from engine.data.vocabulary import Vocabulary
-from engine.data.windows import NOT_SCORED, PADDING
+from atelier.engine.artifact import Input
+from atelier.engine.data.examples import Examples
+from atelier.engine.data.text import token_dtype
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.windows import NOT_SCORED, PADDING
 
 TOKENS_AT_ONCE = 2048  # a forward pass; more is slower on a CPU
 LOGITS_AT_ONCE = 1 << 21  # fp32 logits that still fit in a core's share of the cache
@@ -39,8 +39,8 @@ class HeldOutText:
     num_bytes: int
 
     def batches(self, sequence: int) -> Iterator[Batch]:
-        """All tokens as rows of `sequence`, cut and isolated as in training (`engine.data.windows`); the last
-        row, which training leaves out, is padded. Only the documents' first tokens are nowhere a label.
+        """All tokens as rows of `sequence`, cut and isolated as in training ; the last row, which
+        training leaves out, is padded. Only the documents' first tokens are nowhere a label.
         """
         size = len(self.tokens_N)
         num_rows, at_once = -(-(size - 1) // sequence), max(1, TOKENS_AT_ONCE // sequence)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from engine.spec.error import ConfigError
+from atelier import PROJECT
+from atelier.engine.spec.error import ConfigError
 
-PROJECT = Path(__file__).resolve().parent.parent
 SUPERVISED = "ATELIER_GUARD_FD"  # in the environment of what a supervisor has started
 
 _loaded: dict[str, str] = {}
@@ -28,7 +28,7 @@ def keep() -> None:
     """
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "/")
-        if name.split(".")[0] == "engine" and path.is_relative_to(PROJECT) and path.suffix == ".py":
+        if name.startswith("atelier.engine") and path.is_relative_to(PROJECT) and path.suffix == ".py":
             with suppress(OSError):
                 _loaded[str(path.relative_to(PROJECT))] = digest(path.read_bytes())
 

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from engine.artifact import Input
-from engine.data.asking import Prefix, prefix_of
-from engine.data.sentences import Sentences
-from engine.data.vocabulary import Vocabulary
-from engine.model.load import read_model
-from engine.sampling import continuation, continuations, room_behind, whole_characters
-from engine.spec.data import CLS
-from engine.spec.error import ConfigError
-from engine.spec.sampling import Sampling
-from engine.spec.seed import seed_of
-from engine.spec.wishes import GENRES, Wishes
+from atelier.engine.artifact import Input
+from atelier.engine.data.asking import Prefix, prefix_of
+from atelier.engine.data.sentences import Sentences
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.model.load import read_model
+from atelier.engine.sampling import continuation, continuations, room_behind, whole_characters
+from atelier.engine.spec.data import CLS
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.sampling import Sampling
+from atelier.engine.spec.seed import seed_of
+from atelier.engine.spec.wishes import GENRES, Wishes
 
 TOKENIZER = "tokenizer.json"
 TOGETHER = 16  # candidates that are drawn at once

@@ -18,11 +18,11 @@ from typing import IO, Any
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from engine import remote
-from engine.remote import ask, open_system
-from engine.spec.document import MOST_BYTES, parse_json, parse_object
-from engine.spec.error import ConfigError, DamageError
-from engine.spec.record import FileEntry
+from atelier.engine import remote
+from atelier.engine.remote import ask, open_system
+from atelier.engine.spec.document import MOST_BYTES, parse_json, parse_object
+from atelier.engine.spec.error import ConfigError, DamageError
+from atelier.engine.spec.record import FileEntry
 
 BLOCK = 1 << 20
 TEMPORARY = ".tmp-"

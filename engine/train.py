@@ -1,4 +1,4 @@
-"""Train every model that a run file describes: python -m engine.train run.json
+"""Train every model that a run file describes: python -m atelier.engine.train run.json
 
 Alone as it is; as a gang with RANK and WORLD_SIZE set in each process: `torchrun --nproc-per-node 8 -m
 engine.train run.json`, or Atelier's launcher. Started again, it goes on from the newest good checkpoints.
@@ -11,18 +11,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from engine import sources
-from engine.artifact import open_input
-from engine.loop.build import House
-from engine.loop.report import Report
-from engine.loop.save import forget
-from engine.loop.stop import STOPPED, StopRequest
-from engine.loop.training import Surroundings, run_training
-from engine.parallel.gang import Gang, start_gang
-from engine.process import began, leave
-from engine.spec.base import parse
-from engine.spec.error import AtelierError, StoppedError, of_system, to_line
-from engine.spec.run import RunFile, Trainings
+from atelier.engine import sources
+from atelier.engine.artifact import open_input
+from atelier.engine.loop.build import House
+from atelier.engine.loop.report import Report
+from atelier.engine.loop.save import forget
+from atelier.engine.loop.stop import STOPPED, StopRequest
+from atelier.engine.loop.training import Surroundings, run_training
+from atelier.engine.parallel.gang import Gang, start_gang
+from atelier.engine.process import began, leave
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.error import AtelierError, StoppedError, of_system, to_line
+from atelier.engine.spec.run import RunFile, Trainings
 
 
 def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:

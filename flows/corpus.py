@@ -6,15 +6,15 @@ atelier corpus data.source='texts/*.jsonl' data.field=text
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.spec.data import Data, Tokenizer
-from engine.spec.mixture import sources
-from engine.spec.role import Role
-from infra.dag import Reference
-from tasks.curate import curate
-from tasks.describe import describe
-from tasks.encode import encode
-from tasks.extract import extract
-from tasks.learn_tokenizer import learn_tokenizer
+from atelier.engine.spec.data import Data, Tokenizer
+from atelier.engine.spec.mixture import sources
+from atelier.engine.spec.role import Role
+from atelier.infra.dag import Reference
+from atelier.tasks.curate import curate
+from atelier.tasks.describe import describe
+from atelier.tasks.encode import encode
+from atelier.tasks.extract import extract
+from atelier.tasks.learn_tokenizer import learn_tokenizer
 
 
 @dataclass(frozen=True)

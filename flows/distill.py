@@ -4,16 +4,16 @@ registered.
 atelier distill experiment=tiny roles.student_a.start=0.25
 """
 
-from engine.spec.data import Data, Score, Tokenizer
-from engine.spec.parallel import Parallel
-from engine.spec.role import Role
-from engine.spec.train import Train
-from flows.corpus import corpus, extras
-from infra.existing import beginnings
-from tasks.register import register
-from tasks.report import report
-from tasks.score import score as score_models
-from tasks.train import train as train_roles
+from atelier.engine.spec.data import Data, Score, Tokenizer
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
+from atelier.flows.corpus import corpus, extras
+from atelier.infra.existing import beginnings
+from atelier.tasks.register import register
+from atelier.tasks.report import report
+from atelier.tasks.score import score as score_models
+from atelier.tasks.train import train as train_roles
 
 
 def distill(

@@ -4,15 +4,15 @@ weights.
 atelier finetune init=student_a finetune.num_labels=256
 """
 
-from engine.spec.data import Finetune, Score
-from engine.spec.parallel import Parallel
-from engine.spec.train import Train
-from infra.existing import Existing, existing_model
-from tasks.finetune import finetune as finetune_model
-from tasks.label import label
-from tasks.register import register
-from tasks.report import report
-from tasks.score import score as score_models
+from atelier.engine.spec.data import Finetune, Score
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.train import Train
+from atelier.infra.existing import Existing, existing_model
+from atelier.tasks.finetune import finetune as finetune_model
+from atelier.tasks.label import label
+from atelier.tasks.register import register
+from atelier.tasks.report import report
+from atelier.tasks.score import score as score_models
 
 
 def finetune(init: str, finetune: Finetune, train: Train, parallel: Parallel, score: Score) -> None:

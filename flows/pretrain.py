@@ -7,17 +7,17 @@ from typing import Annotated
 
 from pydantic import Field
 
-from engine.spec.base import parse
-from engine.spec.data import Data, Score, Tokenizer
-from engine.spec.parallel import Parallel
-from engine.spec.registry import Model, Objective, Optim
-from engine.spec.role import Role
-from engine.spec.train import Train
-from flows.corpus import corpus, extras
-from tasks.register import register
-from tasks.report import report
-from tasks.score import score as score_models
-from tasks.train import train as train_roles
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.data import Data, Score, Tokenizer
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.registry import Model, Objective, Optim
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
+from atelier.flows.corpus import corpus, extras
+from atelier.tasks.register import register
+from atelier.tasks.report import report
+from atelier.tasks.score import score as score_models
+from atelier.tasks.train import train as train_roles
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="what the model is called")]
 

@@ -3,11 +3,11 @@
 atelier score models=[teacher,student_a] score.max_tokens=100000
 """
 
-from engine.spec.data import Score
-from engine.spec.error import ConfigError
-from infra.existing import existing_model
-from tasks.report import report
-from tasks.score import score as score_models
+from atelier.engine.spec.data import Score
+from atelier.engine.spec.error import ConfigError
+from atelier.infra.existing import existing_model
+from atelier.tasks.report import report
+from atelier.tasks.score import score as score_models
 
 
 def score(models: list[str], score: Score) -> None:

@@ -5,26 +5,26 @@ same-seed controls (ERNIE 3.0 Titan, 2112.12731).
 atelier titan experiment=laptop
 """
 
-from engine.spec.ahead import Ahead
-from engine.spec.base import nearest
-from engine.spec.data import Data, Finetune, Score, Tokenizer
-from engine.spec.error import ConfigError
-from engine.spec.mixture import sources
-from engine.spec.objective.lm import LM
-from engine.spec.parallel import Parallel
-from engine.spec.role import Role
-from engine.spec.sampling import Imitate
-from engine.spec.train import Train
-from flows.corpus import corpus, extras
-from infra.dag import Reference
-from infra.existing import beginnings
-from tasks.finetune import finetune as finetune_model
-from tasks.imitate import imitate as imitate_text
-from tasks.label import label
-from tasks.register import register
-from tasks.report import report
-from tasks.score import score as score_models
-from tasks.train import train as train_roles
+from atelier.engine.spec.ahead import Ahead
+from atelier.engine.spec.base import nearest
+from atelier.engine.spec.data import Data, Finetune, Score, Tokenizer
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.mixture import sources
+from atelier.engine.spec.objective.lm import LM
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.sampling import Imitate
+from atelier.engine.spec.train import Train
+from atelier.flows.corpus import corpus, extras
+from atelier.infra.dag import Reference
+from atelier.infra.existing import beginnings
+from atelier.tasks.finetune import finetune as finetune_model
+from atelier.tasks.imitate import imitate as imitate_text
+from atelier.tasks.label import label
+from atelier.tasks.register import register
+from atelier.tasks.report import report
+from atelier.tasks.score import score as score_models
+from atelier.tasks.train import train as train_roles
 
 
 def titan(

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
-from engine.spec.document import MOST_BYTES, opened, sealed
-from engine.spec.error import ConfigError, DamageError
-from engine.spec.record import Record
-from engine.storage import join, names, read_bytes, write_bytes
+from atelier.engine.spec.document import MOST_BYTES, opened, sealed
+from atelier.engine.spec.error import ConfigError, DamageError
+from atelier.engine.spec.record import Record
+from atelier.engine.storage import join, names, read_bytes, write_bytes
 
 FOLDER = "aliases"
 LATEST = "latest"  # the newest of the name: never written

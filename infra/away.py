@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from engine.spec.error import AtelierError, StoppedError, from_line
-from infra.launch import DiedError, Orders
-from infra.mail import Mail
-from infra.meeting import share_of
-from infra.snapshot import freeze
+from atelier.engine.spec.error import AtelierError, StoppedError, from_line
+from atelier.infra.launch import DiedError, Orders
+from atelier.infra.mail import Mail
+from atelier.infra.meeting import share_of
+from atelier.infra.snapshot import freeze
 
 LOOK_S = 2.0  # between two questions to the batch system
 POLL_S = 0.5
@@ -77,7 +77,7 @@ class Away:
     nodes: int
     ranks: int
     threads: int
-    module: str = "infra.node"
+    module: str = "atelier.infra.node"
     more: tuple[str, ...] = ()
     elements: tuple[int, ...] = ()  # of an array, their numbers; () = it is none
     at_once: int = 0  # of the elements; 0 = as many as there is room for

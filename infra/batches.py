@@ -1,10 +1,10 @@
 """The batch system that a pool's gangs are started by."""
 
-from engine.spec.pool import Pool
-from engine.spec.site import Site
-from infra.away import Batch
-from infra.kubernetes import KubernetesBatch
-from infra.slurm import SlurmBatch
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.site import Site
+from atelier.infra.away import Batch
+from atelier.infra.kubernetes import KubernetesBatch
+from atelier.infra.slurm import SlurmBatch
 
 
 def batch_of(pool: Pool, site: Site) -> Batch:

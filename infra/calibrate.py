@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from engine.plan.fit import CROWD, LINKS, THREADS, Probe, fit
-from engine.plan.fit import FACTS as FITTED
-from engine.spec.base import parse
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from engine.spec.record import FileEntry, Record, identify
-from engine.spec.role import Role
-from engine.spec.train import Train
-from infra.launch import Orders, compile_cache, start_gang
-from infra.learned import facts, keep_facts, with_half
-from infra.measured import Measured, measure
+from atelier.engine.plan.fit import CROWD, LINKS, THREADS, Probe, fit
+from atelier.engine.plan.fit import FACTS as FITTED
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.record import FileEntry, Record, identify
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
+from atelier.infra.launch import Orders, compile_cache, start_gang
+from atelier.infra.learned import facts, keep_facts, with_half
+from atelier.infra.measured import Measured, measure
 
 VOCAB = 4096
 STEPS = 12
@@ -95,8 +95,8 @@ def run_probes(
     }  # fmt: skip
     threads = layout.threads if isinstance(layout.threads, int) else 1
     orders = Orders(
-        name="calibrate", module="engine.train", run=run, root=root, scratch=scratch, ranks=layout.ranks,
-        threads=threads, env=compile_cache(root),
+        name="calibrate", module="atelier.engine.train", run=run, root=root, scratch=scratch,
+        ranks=layout.ranks, threads=threads, env=compile_cache(root),
     )  # fmt: skip
     start_gang(orders, lambda message: None, threading.Event())
     found = []

@@ -7,15 +7,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from engine.artifact import Output
-from engine.spec.metric import FOLDER, is_segment, merge
-from engine.spec.record import Record
-from engine.storage import join, names, read_object, read_text
-from infra.dag import Node
-from infra.house import House
-from infra.lineage import lineage, read_birth
-from infra.report import ReportContent, write_report
-from infra.store import Store
+from atelier.engine.artifact import Output
+from atelier.engine.spec.metric import FOLDER, is_segment, merge
+from atelier.engine.spec.record import Record
+from atelier.engine.storage import join, names, read_object, read_text
+from atelier.infra.dag import Node
+from atelier.infra.house import House
+from atelier.infra.lineage import lineage, read_birth
+from atelier.infra.report import ReportContent, write_report
+from atelier.infra.store import Store
 
 # Two-sided 95 % quantiles of Student's t for 1..30 degrees of freedom.
 T95 = (

@@ -8,11 +8,11 @@ import platform
 import subprocess
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
+from atelier import PROJECT
+
 NOTE = ".code.json"  # beside unpacked code: commit and diff of the files it was made from
-PROJECT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "prefect", "mlflow", "hydra-core")
 
 

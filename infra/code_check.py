@@ -4,13 +4,13 @@ the result of neither.
 
 from dataclasses import dataclass
 
-from engine.spec.base import Spec
-from engine.spec.record import Record
-from engine.spec.trajectory import Part
-from infra.code import engine_digest
-from infra.code_map import Map, changed, digest_of, files_of
-from infra.store import Store
-from infra.trajectory import code_at, read_code, standing
+from atelier.engine.spec.base import Spec
+from atelier.engine.spec.record import Record
+from atelier.engine.spec.trajectory import Part
+from atelier.infra.code import engine_digest
+from atelier.infra.code_map import Map, changed, digest_of, files_of
+from atelier.infra.store import Store
+from atelier.infra.trajectory import code_at, read_code, standing
 
 MOST = 6  # changed files that are named
 

@@ -18,13 +18,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.sources import digest
-from engine.spec.role import Role
-from infra.code import PROJECT
-from infra.dag import Node
+from atelier import PROJECT
+from atelier.engine.sources import digest
+from atelier.engine.spec.role import Role
+from atelier.infra.dag import Node
 
 Map = dict[str, dict[str, str]]  # file -> part of it (function, Class, Class.method; '' = the rest) -> digest
 
+PACKAGE = "atelier."
 MOST = 2000  # files that the cache remembers
 LOOP = "engine/loop/training.py"
 REGISTRIES = ("model", "objective", "optim", "data/rows", "spec/model", "spec/objective", "spec/optim")
@@ -203,7 +204,7 @@ def _imports(tree: ast.AST) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in names if name.split(".")[0] == "engine"}
+    return {name.removeprefix(PACKAGE) for name in names if name.startswith(f"{PACKAGE}engine.")}
 
 
 def _parts(tree: ast.Module) -> dict[str, str]:

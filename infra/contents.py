@@ -11,11 +11,11 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from engine.spec.base import fingerprint
-from engine.spec.error import DataError, printable
-from engine.spec.source_files import BLOCK, content_id, reading
-from engine.storage import is_local, local_path, write_bytes
-from infra.cache import cache_folder
+from atelier.engine.spec.base import fingerprint
+from atelier.engine.spec.error import DataError, printable
+from atelier.engine.spec.source_files import BLOCK, content_id, reading
+from atelier.engine.storage import is_local, local_path, write_bytes
+from atelier.infra.cache import cache_folder
 
 YOUNG_S = 2.0  # a file changed so recently may change again within its time stamp's resolution
 

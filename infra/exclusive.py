@@ -12,9 +12,9 @@ import threading
 from functools import cache
 from typing import Any
 
-from engine.remote import ask, is_s3
-from engine.spec.error import ConfigError
-from engine.storage import (
+from atelier.engine.remote import ask, is_s3
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.storage import (
     TEMPORARY,
     exists,
     filesystem,
@@ -24,7 +24,7 @@ from engine.storage import (
     remove,
     write_bytes,
 )
-from engine.storage import create_exclusive as create_in_folder
+from atelier.engine.storage import create_exclusive as create_in_folder
 
 LEASES = "ATELIER_LEASES"  # postgresql+psycopg://user:password@host/database
 PATIENCE_S = 60.0  # for a database that is started again

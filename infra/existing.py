@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from engine.spec.error import AtelierError, ConfigError, DamageError
-from engine.spec.kinds import ModelSpec
-from engine.spec.record import Record
-from engine.spec.registry import spec_class
-from engine.spec.role import Role
-from engine.storage import join, read_object
-from infra.dag import Reference
-from infra.store import Store
-from infra.trajectory import read_birth
+from atelier.engine.spec.error import AtelierError, ConfigError, DamageError
+from atelier.engine.spec.kinds import ModelSpec
+from atelier.engine.spec.record import Record
+from atelier.engine.spec.registry import spec_class
+from atelier.engine.spec.role import Role
+from atelier.engine.storage import join, read_object
+from atelier.infra.dag import Reference
+from atelier.infra.store import Store
+from atelier.infra.trajectory import read_birth
 
 ANY_VOCAB = 2  # the tokenizer is the same, so shapes are compared without its size
 

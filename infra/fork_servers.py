@@ -5,13 +5,17 @@ of it when they are loaded. Points of a sweep share them.
 import atexit
 import threading
 from contextlib import suppress
-from pathlib import Path
 
-from engine.forkserver import ForkServer
-from infra.guard import rank_env
+from atelier import IMPORT_ROOT
+from atelier.engine.forkserver import ForkServer
+from atelier.infra.guard import rank_env
 
-PROJECT = str(Path(__file__).resolve().parent.parent)
-MODULES = ("engine.train", "engine.evaluate", "engine.imitate", "engine.prepare")
+MODULES = (
+    "atelier.engine.train",
+    "atelier.engine.evaluate",
+    "atelier.engine.imitate",
+    "atelier.engine.prepare",
+)
 
 _servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
 _lock = threading.Lock()
@@ -28,7 +32,7 @@ def fork_server(root: str) -> ForkServer | None:
             found = None
         if found is None:
             with suppress(OSError):  # it only saves time
-                found = _servers[key] = ForkServer(MODULES, env, PROJECT, root)
+                found = _servers[key] = ForkServer(MODULES, env, str(IMPORT_ROOT), root)
         return found
 
 

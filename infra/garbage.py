@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine.spec.error import DamageError
-from engine.spec.record import KINDS, Record
-from engine.storage import TEMPORARY, is_local, join, local_path, names
-from infra.alias import Alias, places, read_alias
-from infra.lease import Log
-from infra.manifests import FOLDER, is_alive, read_manifests
-from infra.removal import Waste, below, holder_of, size_of
-from infra.store import SHORT, Store
-from infra.trajectory import BIRTH, checkpoint_damage, checkpoint_steps, read_birth
+from atelier.engine.spec.error import DamageError
+from atelier.engine.spec.record import KINDS, Record
+from atelier.engine.storage import TEMPORARY, is_local, join, local_path, names
+from atelier.infra.alias import Alias, places, read_alias
+from atelier.infra.lease import Log
+from atelier.infra.manifests import FOLDER, is_alive, read_manifests
+from atelier.infra.removal import Waste, below, holder_of, size_of
+from atelier.infra.store import SHORT, Store
+from atelier.infra.trajectory import BIRTH, checkpoint_damage, checkpoint_steps, read_birth
 
 PAYLOAD = "payload-"
 UNKNOWN_S = (

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 
-from engine.spec.error import ConfigError
+from atelier.engine.spec.error import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ASK = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")

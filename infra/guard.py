@@ -1,5 +1,5 @@
-"""The guard of a gang: `python -m infra.guard guard.json`, started by exec under the process that runs a
-task.
+"""The guard of a gang: `python -m atelier.infra.guard guard.json`, started by exec under the process that
+runs a task.
 
 It takes over the leases with new fences, starts the ranks, renews the leases, and ends with the gang: when
 its parent dies (its standard input ends) or asks (SIGTERM) it tells the ranks to checkpoint and stop, and
@@ -22,15 +22,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.forkserver import Connection, Process, Refused
-from engine.spec.error import AtelierError, CopiesError, StoppedError, of_system, to_line
-from engine.spec.pulse import PULSE
-from engine.spec.record import Record
-from engine.storage import is_local
-from infra.lease import Holder, Lease, LeaseLost, Renewal, take
-from infra.store import Store, has_body, read_body
-from infra.trajectory import checkpoint_steps
-from infra.watch import Watch, last_error
+from atelier.engine.forkserver import Connection, Process, Refused
+from atelier.engine.spec.error import AtelierError, CopiesError, StoppedError, of_system, to_line
+from atelier.engine.spec.pulse import PULSE
+from atelier.engine.spec.record import Record
+from atelier.engine.storage import is_local
+from atelier.infra.lease import Holder, Lease, LeaseLost, Renewal, take
+from atelier.infra.store import Store, has_body, read_body
+from atelier.infra.trajectory import checkpoint_steps
+from atelier.infra.watch import Watch, last_error
 
 GUARD = "ATELIER_GUARD_FD"  # the pipe whose end tells a rank that its guard is gone
 RESTARTS = 3  # each only after a new checkpoint: a death at the same place again is told, not repeated

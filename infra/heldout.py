@@ -4,8 +4,8 @@ set.
 
 from collections.abc import Iterable
 
-from engine.spec.heldout import scored_name
-from engine.spec.record import Record
+from atelier.engine.spec.heldout import scored_name
+from atelier.engine.spec.record import Record
 
 UNKNOWN = "a held-out set that was not noted (made by an earlier version)"
 WAY_OUT = (

@@ -11,29 +11,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from engine.forkserver import ForkServer
-from engine.spec.error import DamageError, StoppedError
-from engine.spec.pool import Pool
-from engine.spec.record import Record
-from engine.spec.site import Site
-from engine.spec.trajectory import Part
-from infra import away
-from infra.batches import batch_of
-from infra.code import code_provenance
-from infra.code_check import Resume
-from infra.code_map import Map, files_of, maps_of, sources_of
-from infra.dag import Node, Product
-from infra.fork_servers import fork_server
-from infra.gpus import VISIBLE
-from infra.launch import Orders, compile_cache, start_gang
-from infra.lease import Holder, Lease, Renewal, take
-from infra.meeting import Meeting, Place
-from infra.slots import GpuSlots, Slots, num_slots
-from infra.store import Store, read_body
-from infra.trajectory import begin_again
-from infra.waiting import who
+from atelier.engine.forkserver import ForkServer
+from atelier.engine.spec.error import DamageError, StoppedError
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.record import Record
+from atelier.engine.spec.site import Site
+from atelier.engine.spec.trajectory import Part
+from atelier.infra import away
+from atelier.infra.batches import batch_of
+from atelier.infra.code import code_provenance
+from atelier.infra.code_check import Resume
+from atelier.infra.code_map import Map, files_of, maps_of, sources_of
+from atelier.infra.dag import Node, Product
+from atelier.infra.fork_servers import fork_server
+from atelier.infra.gpus import VISIBLE
+from atelier.infra.launch import Orders, compile_cache, start_gang
+from atelier.infra.lease import Holder, Lease, Renewal, take
+from atelier.infra.meeting import Meeting, Place
+from atelier.infra.slots import GpuSlots, Slots, num_slots
+from atelier.infra.store import Store, read_body
+from atelier.infra.trajectory import begin_again
+from atelier.infra.waiting import who
 
-NO_GPU = ("engine.prepare",)  # what a GPU is of no use to
+NO_GPU = ("atelier.engine.prepare",)  # what a GPU is of no use to
 
 
 class Listener(Protocol):

@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
-from engine.spec.error import ConfigError
-from engine.spec.site import Kubernetes
-from infra.away import Away, Standing
-from infra.meeting import SUBDOMAIN
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.site import Kubernetes
+from atelier.infra.away import Away, Standing
+from atelier.infra.meeting import SUBDOMAIN
 
 SECONDS = 30  # for an answer of kubectl
 GRACE_S = 60  # from SIGTERM to SIGKILL: a checkpoint
@@ -148,7 +148,7 @@ class KubernetesBatch:
         container: dict[str, Any] = {
             "name": "node",
             "image": site.image,
-            "command": ["python", "-m", "infra.node", gang.root, gang.id],
+            "command": ["python", "-m", "atelier.infra.node", gang.root, gang.id],
             "env": [{"name": "HOME", "value": "/tmp"}, {"name": SUBDOMAIN, "value": gang.id}],
             "resources": {"requests": asked, "limits": asked},
             "securityContext": {

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.forkserver import ForkServer, Refused
-from engine.spec.error import AtelierError, CopiesError, StoppedError, from_line
-from infra.exclusive import LEASES
-from infra.guard import passed
+from atelier import IMPORT_ROOT
+from atelier.engine.forkserver import ForkServer, Refused
+from atelier.engine.spec.error import AtelierError, CopiesError, StoppedError, from_line
+from atelier.infra.exclusive import LEASES
+from atelier.infra.guard import passed
 
-PROJECT = str(Path(__file__).resolve().parent.parent)
 STOPPED = 75
 TAIL = 15
 SCARCE = 1 << 16  # bytes: on a fuller disk a gang cannot even say what failed
@@ -66,16 +66,22 @@ def start_gang(
     (orders.scratch / "run.json").write_text(json.dumps(orders.run, indent=1))
     document = {k: v for k, v in vars(orders).items() if k not in ("run", "scratch")} | {
         "scratch": str(orders.scratch),
-        "cwd": PROJECT,
+        "cwd": str(IMPORT_ROOT),
     }
     (orders.scratch / "guard.json").write_text(json.dumps(document, indent=1))
     with open(orders.scratch / "guard.err", "wb") as err, _connected(forkserver) as descriptors:
         guard = subprocess.Popen(
-            [sys.executable, "-m", "infra.guard", str(orders.scratch / "guard.json"), *map(str, descriptors)],
+            [
+                sys.executable,
+                "-m",
+                "atelier.infra.guard",
+                str(orders.scratch / "guard.json"),
+                *map(str, descriptors),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=err,
-            cwd=PROJECT,
+            cwd=IMPORT_ROOT,
             env=passed(orders.root, LEASES),  # no other credential of the flow's
             start_new_session=True,
             pass_fds=(*descriptors, *orders.held),

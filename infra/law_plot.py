@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from infra.scaling_law import Law, Trained
+from atelier.infra.scaling_law import Law, Trained
 
 FURTHER = 4.0  # times the longest training, that the curves are drawn to
 DPI = 150

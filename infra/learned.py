@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from engine.spec.error import DamageError
-from engine.spec.pool import Pool
-from engine.storage import join, names, read_object, remove, write_bytes
-from infra.machine import has_half
-from infra.store import Store
+from atelier.engine.spec.error import DamageError
+from atelier.engine.spec.pool import Pool
+from atelier.engine.storage import join, names, read_object, remove, write_bytes
+from atelier.infra.machine import has_half
+from atelier.infra.store import Store
 
 FOLDER = "pools"
 MOST = 20  # lessons of a pool that count: the newest

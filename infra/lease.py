@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.spec.document import opened, sealed
-from engine.spec.error import AtelierError, DamageError, StoppedError
-from engine.storage import exists, has_exclusive_create, join, names, read_bytes, remove, write_bytes
-from infra.exclusive import create_exclusive
+from atelier.engine.spec.document import opened, sealed
+from atelier.engine.spec.error import AtelierError, DamageError, StoppedError
+from atelier.engine.storage import exists, has_exclusive_create, join, names, read_bytes, remove, write_bytes
+from atelier.infra.exclusive import create_exclusive
 
 LOG = "log"
 EXPIRY_S = 60.0

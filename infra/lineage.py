@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from engine.spec.base import nearest
-from engine.spec.error import AtelierError, DamageError
-from engine.spec.record import Record
-from engine.spec.run import Segment
-from engine.storage import join, names
-from infra import trajectory as trajectories
-from infra.manifests import ENDING, FOLDER, read_manifest
-from infra.store import Store
+from atelier.engine.spec.base import nearest
+from atelier.engine.spec.error import AtelierError, DamageError
+from atelier.engine.spec.record import Record
+from atelier.engine.spec.run import Segment
+from atelier.engine.storage import join, names
+from atelier.infra import trajectory as trajectories
+from atelier.infra.manifests import ENDING, FOLDER, read_manifest
+from atelier.infra.store import Store
 
 NUMBERS = (
     "eval_loss",

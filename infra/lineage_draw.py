@@ -7,9 +7,9 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-from engine.spec.error import printable
-from infra.lineage import Graph, Node
-from infra.lineage_picture import numbers_of, to_svg
+from atelier.engine.spec.error import printable
+from atelier.infra.lineage import Graph, Node
+from atelier.infra.lineage_picture import numbers_of, to_svg
 
 # text
 

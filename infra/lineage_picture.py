@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from infra.lineage import ENDS, Graph, Node
+from atelier.infra.lineage import ENDS, Graph, Node
 
 COLOURS = {  # kind -> (light fill, light line, dark fill, dark line); told apart by the word in the box, too
     "corpus": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from engine.spec.error import ConfigError, printable
+from atelier.engine.spec.error import ConfigError, printable
 
 FOLDER = "ATELIER_LOCKS"  # names a folder for all users of the machine, where the usual ones will not do
 PLACES = ("/run/lock", "/tmp")  # of these the first that every user may write to and nobody but root owns

@@ -7,7 +7,7 @@ Messages come in numbered files, so that nobody has to list a folder: a store's 
 import json
 from typing import Any
 
-from engine.storage import exists, join, read_json, remove, write_bytes
+from atelier.engine.storage import exists, join, read_json, remove, write_bytes
 
 FOLDER = "gangs"
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from engine.spec.base import Spec, canonical, flatten
-from engine.spec.document import MOST_BYTES, check_as, opened, sealed
-from engine.spec.error import DamageError
-from engine.spec.record import LATEST, Record
-from engine.storage import join, names, read_bytes, write_bytes
-from infra.dag import Node, Product
-from infra.lease import Holder
-from infra.store import Store
+from atelier.engine.spec.base import Spec, canonical, flatten
+from atelier.engine.spec.document import MOST_BYTES, check_as, opened, sealed
+from atelier.engine.spec.error import DamageError
+from atelier.engine.spec.record import LATEST, Record
+from atelier.engine.storage import join, names, read_bytes, write_bytes
+from atelier.infra.dag import Node, Product
+from atelier.infra.lease import Holder
+from atelier.infra.store import Store
 
 FOLDER = "runs"
 ENDING = ".json"

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.spec.error import DamageError
-from engine.spec.metric import FOLDER, effective, is_segment, merge, time_spent
-from engine.storage import join, names, read_text
+from atelier.engine.spec.error import DamageError
+from atelier.engine.spec.metric import FOLDER, effective, is_segment, merge, time_spent
+from atelier.engine.storage import join, names, read_text
 
 MOST_FILES = 40  # of a trajectory that are read for its steps: the newest ones
 WARM = 3  # first steps of a training, which are slower

@@ -13,8 +13,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from engine.spec.error import AtelierError, StoppedError
-from engine.storage import exists, join, read_object, write_bytes
+from atelier.engine.spec.error import AtelierError, StoppedError
+from atelier.engine.storage import exists, join, read_object, write_bytes
 
 PATIENCE_S = 120.0  # for a node to come, or for a word from one that waits for slots
 POLL_S = 0.5

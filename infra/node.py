@@ -1,4 +1,4 @@
-"""One machine's share of a gang that a batch system has started: `python -m infra.node <root> <gang>`.
+"""One machine's share of a gang that a batch system started: `python -m atelier.infra.node <root> <gang>`.
 
 It reads the gang's orders from the store, unpacks the code that they name, meets the other nodes, and starts
 its ranks under a guard. The first node tells the store what happens. SIGTERM (a preemption, a time limit), a
@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.spec.error import AtelierError, StoppedError, of_system, to_line
-from infra.launch import DiedError, Orders, compile_cache, start_gang
-from infra.mail import Mail
-from infra.meeting import Meeting, Place, share_of
-from infra.slurm import requeue_this_job
-from infra.snapshot import go_on_frozen
+from atelier.engine.spec.error import AtelierError, StoppedError, of_system, to_line
+from atelier.infra.launch import DiedError, Orders, compile_cache, start_gang
+from atelier.infra.mail import Mail
+from atelier.infra.meeting import Meeting, Place, share_of
+from atelier.infra.slurm import requeue_this_job
+from atelier.infra.snapshot import go_on_frozen
 
 INDEX = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")  # Slurm's, Kubernetes'
 LIFE = "SLURM_RESTART_COUNT"
@@ -143,7 +143,7 @@ def main() -> int:
     if orders is None:
         print(f"{root}: no orders of {gang}; do all nodes see the same store?", file=sys.stderr)
         return 2
-    go_on_frozen(root, orders["code"], "infra.node", root, gang)
+    go_on_frozen(root, orders["code"], "atelier.infra.node", root, gang)
     return Node(root, gang, orders).run()
 
 

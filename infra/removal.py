@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.spec.error import StoppedError
-from engine.storage import TEMPORARY, exists, is_local, join, local_path, remove, size_below
-from infra.exclusive import unlist
-from infra.lease import EXPIRY_S, LOG, POLL_S, Holder, Lease, Log, Renewal, take, wait_until_free
-from infra.store import RECORD
+from atelier.engine.spec.error import StoppedError
+from atelier.engine.storage import TEMPORARY, exists, is_local, join, local_path, remove, size_below
+from atelier.infra.exclusive import unlist
+from atelier.infra.lease import EXPIRY_S, LOG, POLL_S, Holder, Lease, Log, Renewal, take, wait_until_free
+from atelier.infra.store import RECORD
 
 FOLDER = "removal"
 

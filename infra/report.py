@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.lineage import Graph
-from infra.lineage_picture import to_svg
+from atelier.infra.lineage import Graph
+from atelier.infra.lineage_picture import to_svg
 
 FILES = ("report.md", "report.html", "loss.png", "lineage.svg", "table.json")
 ORDER = {
@@ -57,7 +57,7 @@ def write_report(folder: Path, content: ReportContent) -> list[Path]:
     written: dict[str, bytes] = {}
     if any(content.curves.values()):
         # here: matplotlib takes 0.5 s to import, and tables do without
-        from infra.report_plot import loss_png
+        from atelier.infra.report_plot import loss_png
 
         written["loss.png"] = loss_png(content.curves, controls=content.controls, starts=content.starts)
     if content.graph is not None:

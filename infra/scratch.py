@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from engine.storage import is_local, local_path
-from infra.store import Store
+from atelier.engine.storage import is_local, local_path
+from atelier.infra.store import Store
 
 
 def local_folder(store: Store) -> Path:

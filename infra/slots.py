@@ -12,15 +12,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.spec.error import ConfigError, StoppedError
-from engine.spec.pool import Pool
-from engine.storage import UMASK
-from infra.gpus import VISIBLE, visible
-from infra.locks import FOR_ALL, holder, shared_folder, try_lock
-from infra.machine import cores, num_cores
-from infra.meeting import Place
-from infra.scratch import local_folder
-from infra.store import Store
+from atelier.engine.spec.error import ConfigError, StoppedError
+from atelier.engine.spec.pool import Pool
+from atelier.engine.storage import UMASK
+from atelier.infra.gpus import VISIBLE, visible
+from atelier.infra.locks import FOR_ALL, holder, shared_folder, try_lock
+from atelier.infra.machine import cores, num_cores
+from atelier.infra.meeting import Place
+from atelier.infra.scratch import local_folder
+from atelier.infra.store import Store
 
 POLL_S = 0.1
 PATIENCE_S = 0.5  # shorter waits are not worth a word

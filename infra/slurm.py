@@ -12,12 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-from engine.spec.error import ConfigError
-from engine.spec.site import Slurm
-from infra.away import Away, Standing
-from infra.code import PROJECT
-from infra.exclusive import LEASES
-from infra.guard import passed
+from atelier import IMPORT_ROOT
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.site import Slurm
+from atelier.infra.away import Away, Standing
+from atelier.infra.exclusive import LEASES
+from atelier.infra.guard import passed
 
 WAITING = (
     "PENDING",
@@ -91,7 +91,7 @@ class SlurmBatch:
             words = ["apptainer", "exec", *(["--nv"] if self.gpus else []), self.site.container, *words]
         cores = f"--cpus-per-task={gang.ranks * gang.threads}"  # srun does not take them from sbatch
         run = shlex.join(["srun", "--kill-on-bad-exit=1", cores, *words])
-        return f"#!/bin/sh\ncd {shlex.quote(str(PROJECT))} || exit 1\nexec {run}\n"
+        return f"#!/bin/sh\ncd {shlex.quote(str(IMPORT_ROOT))} || exit 1\nexec {run}\n"
 
     def look(self, job: str) -> Standing:
         answer = self._ask("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T|%r")
@@ -131,7 +131,7 @@ class SlurmBatch:
     def _ask(
         self, program: str, *words: str, given: str = "", root: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        env = passed(root, LEASES) if root else passed(str(PROJECT))
+        env = passed(root, LEASES) if root else passed(str(IMPORT_ROOT))
         env |= {key: os.environ[key] for key in OURS if key in os.environ}
         try:
             return subprocess.run(

@@ -15,11 +15,13 @@ import uuid
 import zlib
 from pathlib import Path
 
-from engine.spec.error import ConfigError, DamageError
-from engine.storage import exists, join, read_bytes, write_bytes
-from infra.code import NOTE, PROJECT, code_provenance
+from atelier import IMPORT_ROOT, PROJECT
+from atelier.engine.spec.error import ConfigError, DamageError
+from atelier.engine.storage import exists, join, read_bytes, write_bytes
+from atelier.infra.code import NOTE, code_provenance
 
 FOLDERS = ("flows", "tasks", "infra", "engine", "conf")
+PACKAGE = "atelier"  # the folder that frozen code has them in
 SUFFIXES = (".py", ".yaml")  # code and configuration; no data, no hidden file, no secret
 MOST = 64 << 20
 THAWED = "ATELIER_THAWED"  # in the environment of a process that runs frozen code
@@ -49,7 +51,7 @@ def thaw(root: str, digest: str, base: Path) -> Path:
     if not DIGEST.fullmatch(digest):
         raise ConfigError("code", f"{digest[:40]!r} is no digest", "leave it blank for the code as it is now")
     folder = base / digest
-    if (folder / NOTE).exists():
+    if (folder / PACKAGE / NOTE).exists():
         return folder
     try:
         packed = read_bytes(_place(root, digest))
@@ -68,7 +70,7 @@ def thaw(root: str, digest: str, base: Path) -> Path:
     except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
         raise DamageError(f"{_place(root, digest)}: is no code of Atelier ({error})") from None
     except OSError:
-        if not (folder / NOTE).exists():  # else another process was first
+        if not (folder / PACKAGE / NOTE).exists():  # else another process was first
             raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -82,7 +84,8 @@ def go_on_frozen(root: str, digest: str, module: str, *words: str) -> None:
         os.chdir(folder)
         os.environ |= {THAWED: "1", "PYTHONPATH": folder}
         os.execv(sys.executable, [sys.executable, "-m", module, *words])
-    os.environ["PYTHONPATH"] = str(PROJECT)
+    others = filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(IMPORT_ROOT), *others])
 
 
 def _unpack(packed: bytes, folder: Path) -> None:
@@ -96,7 +99,11 @@ def _unpack(packed: bytes, folder: Path) -> None:
             if not member.isreg():
                 raise ValueError(f"{member.name!r} is no plain file")
             archive.extract(member, folder, filter="data")
-    if not (folder / NOTE).is_file():
+    if (folder / NOTE).is_file():
+        raise ConfigError(
+            "code", "was frozen by an Atelier whose modules had other names", "submit it again: it goes on"
+        )
+    if not (folder / PACKAGE / NOTE).is_file():
         raise ValueError(f"it has no {NOTE}")
 
 
@@ -110,9 +117,10 @@ def _place(root: str, digest: str) -> str:
 
 def _packed(project: Path) -> bytes:
     """The same files give the same bytes: sorted, without times and owners."""
-    files = {str(path.relative_to(project)): path.read_bytes() for path in _sources(project)}
+    files = {f"{PACKAGE}/{path.relative_to(project)}": path.read_bytes() for path in _sources(project)}
+    files |= {f"{PACKAGE}/{path.name}": path.read_bytes() for path in (IMPORT_ROOT / PACKAGE).glob("*.py")}
     about = {key: code_provenance()[key] for key in ("commit", "diff")}
-    files[NOTE] = json.dumps(about, sort_keys=True).encode()
+    files[f"{PACKAGE}/{NOTE}"] = json.dumps(about, sort_keys=True).encode()
     if sum(map(len, files.values())) > MOST:
         raise ConfigError(
             str(project), f"more than {MOST >> 20} MiB of code", f"only {', '.join(FOLDERS)} belong to it"

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.artifact import BODY
-from engine.spec.base import nearest
-from engine.spec.document import MOST_BYTES, check_as
-from engine.spec.error import AtelierError, DamageError
-from engine.spec.record import KINDS, FileEntry, Record, identify
-from engine.storage import (
+from atelier.engine.artifact import BODY
+from atelier.engine.spec.base import nearest
+from atelier.engine.spec.document import MOST_BYTES, check_as
+from atelier.engine.spec.error import AtelierError, DamageError
+from atelier.engine.spec.record import KINDS, FileEntry, Record, identify
+from atelier.engine.storage import (
     exists,
     is_local,
     join,
@@ -26,8 +26,8 @@ from engine.storage import (
     verify,
     write_bytes,
 )
-from infra.alias import LATEST, aliases, find_alias
-from infra.lease import Holder, LeaseLost, Log
+from atelier.infra.alias import LATEST, aliases, find_alias
+from atelier.infra.lease import Holder, LeaseLost, Log
 
 RECORD = "record.json"
 SHORT = 16

@@ -6,15 +6,15 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from engine.spec.error import AtelierError, ConfigError
-from engine.spec.role import Role
-from engine.spec.run import Member
-from engine.spec.trajectory import Part, in_teaching_order
-from infra.code_check import OtherCode, Resume, other_code
-from infra.code_map import Map, digest_of
-from infra.dag import Product
-from infra.store import Store
-from infra.trajectory import Standing, segments, standing
+from atelier.engine.spec.error import AtelierError, ConfigError
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.run import Member
+from atelier.engine.spec.trajectory import Part, in_teaching_order
+from atelier.infra.code_check import OtherCode, Resume, other_code
+from atelier.infra.code_map import Map, digest_of
+from atelier.infra.dag import Product
+from atelier.infra.store import Store
+from atelier.infra.trajectory import Standing, segments, standing
 
 Mode = Literal["train", "replay", "frozen"]
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from infra.sweep_report import SweepContent, SweepRow, number
+from atelier.infra.sweep_report import SweepContent, SweepRow, number
 
 WIDTH, HEIGHT, DPI = 9.0, 4.2, 150
 WIDEST = 20  # a range that spans more is drawn by its logarithm

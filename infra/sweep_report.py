@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from infra.report import META, STYLE, Table, digits, html_table, markdown_table
-from infra.scaling_law import Law, Trained
+from atelier.infra.report import META, STYLE, Table, digits, html_table, markdown_table
+from atelier.infra.scaling_law import Law, Trained
 
 PICTURES = {"parallel.png": "Parallel coordinates", "law.png": "Scaling law"}
 FILES = ("report.md", "report.html", *PICTURES, "points.json")
@@ -105,11 +105,11 @@ def write_sweep_report(folder: Path, content: SweepContent) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written: dict[str, bytes] = {}
     if len(content.valued) > 1 and content.keys:
-        from infra.sweep_plot import parallel_png  # matplotlib: 0.5 s
+        from atelier.infra.sweep_plot import parallel_png  # matplotlib: 0.5 s
 
         written["parallel.png"] = parallel_png(content)
     if content.laws:
-        from infra.law_plot import law_png  # likewise
+        from atelier.infra.law_plot import law_png  # likewise
 
         written["law.png"] = law_png(content.trained, content.laws)
     document = asdict(content) | {"keys": content.keys}

@@ -9,16 +9,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.spec.document import MOST_BYTES, check_as, parse_object, without_digest
-from engine.spec.error import DamageError
-from engine.spec.record import FileEntry, Record
-from engine.spec.run import Segment
-from engine.spec.trajectory import VERSION, Part
-from engine.storage import exists, join, names, read_bytes, read_object, remove, verify, write_bytes
-from infra.code_map import Map, digest_of
-from infra.exclusive import create_exclusive
-from infra.lease import LOG
-from infra.store import Store
+from atelier.engine.spec.document import MOST_BYTES, check_as, parse_object, without_digest
+from atelier.engine.spec.error import DamageError
+from atelier.engine.spec.record import FileEntry, Record
+from atelier.engine.spec.run import Segment
+from atelier.engine.spec.trajectory import VERSION, Part
+from atelier.engine.storage import exists, join, names, read_bytes, read_object, remove, verify, write_bytes
+from atelier.infra.code_map import Map, digest_of
+from atelier.infra.exclusive import create_exclusive
+from atelier.infra.lease import LOG
+from atelier.infra.store import Store
 
 BIRTH = "trajectory.json"
 MANIFEST = "manifest.json"  # of a checkpoint

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from engine.spec.error import printable
-from infra.locks import user
-from infra.manifests import is_alive, manifests
-from infra.store import Store
+from atelier.engine.spec.error import printable
+from atelier.infra.locks import user
+from atelier.infra.manifests import is_alive, manifests
+from atelier.infra.store import Store
 
 LONGEST = 80  # characters of a command line
 

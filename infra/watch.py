@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from engine.spec.pulse import SIZE, Stand, pulse_file, unpack
+from atelier.engine.spec.pulse import SIZE, Stand, pulse_file, unpack
 
 LOOK_EVERY_S = 0.25
 STATES = {"T": "stopped", "t": "stopped", "D": "waits for the system", "R": "computes", "Z": "dead"}

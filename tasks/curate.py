@@ -3,11 +3,11 @@
 import sys
 from typing import Any
 
-from engine.spec.data import Data, Source
-from engine.spec.source_files import files_of, is_stdlib
-from infra.contents import contents_of, identity_of
-from infra.dag import Node, Product, Reference, declare
-from infra.house import House
+from atelier.engine.spec.data import Data, Source
+from atelier.engine.spec.source_files import files_of, is_stdlib
+from atelier.infra.contents import contents_of, identity_of
+from atelier.infra.dag import Node, Product, Reference, declare
+from atelier.infra.house import House
 
 VERSION = 1
 
@@ -51,4 +51,4 @@ def curate(name: str, source: Source, data: Data) -> Reference:
 
 
 def run(node: Node, house: House) -> None:
-    house.gang(node, "engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))
+    house.gang(node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))

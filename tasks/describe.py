@@ -2,8 +2,8 @@
 are.
 """
 
-from infra.dag import Node, Product, Reference, declare, input_of
-from infra.house import House
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.house import House
 
 VERSION = 1
 
@@ -26,4 +26,4 @@ def describe(name: str, corpus: Reference) -> Reference:
 
 
 def run(node: Node, house: House) -> None:
-    house.gang(node, "engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))
+    house.gang(node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))

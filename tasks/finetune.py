@@ -5,24 +5,24 @@ weights on the same draws.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine.spec.data import Finetune
-from engine.spec.kinds import ModelSpec
-from engine.spec.mixture import EXAMPLES, identity_of
-from engine.spec.objective.lm import LM
-from engine.spec.parallel import Parallel
-from engine.spec.role import Role
-from engine.spec.run import Training
-from engine.spec.stream import Stream
-from engine.spec.train import Train
-from engine.spec.trajectory import Feed, Part, parts_of
-from infra.code_check import Resume
-from infra.code_map import maps_of
-from infra.dag import Node, Product, Reference, declare, input_of
-from infra.house import House
-from infra.store import Store
-from infra.survey import Survey, check, lease_addresses, members, survey
-from infra.trajectory import give_birth, mend_birth
-from tasks.train import model_product
+from atelier.engine.spec.data import Finetune
+from atelier.engine.spec.kinds import ModelSpec
+from atelier.engine.spec.mixture import EXAMPLES, identity_of
+from atelier.engine.spec.objective.lm import LM
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.run import Training
+from atelier.engine.spec.stream import Stream
+from atelier.engine.spec.train import Train
+from atelier.engine.spec.trajectory import Feed, Part, parts_of
+from atelier.infra.code_check import Resume
+from atelier.infra.code_map import maps_of
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.house import House
+from atelier.infra.store import Store
+from atelier.infra.survey import Survey, check, lease_addresses, members, survey
+from atelier.infra.trajectory import give_birth, mend_birth
+from atelier.tasks.train import model_product
 
 VERSION = 1
 ROLE = "model"
@@ -207,7 +207,7 @@ def run(node: Node, house: House) -> None:
     addresses = [address for one in found.values() for address in lease_addresses(one, house.store)]
     house.gang(
         node,
-        "engine.train",
+        "atelier.engine.train",
         config=config,
         outputs={key: node.products[key] for key in found},
         addresses=addresses,

@@ -2,11 +2,11 @@
 objective tells apart.
 """
 
-from engine.spec.parallel import Parallel
-from engine.spec.sampling import Imitate
-from infra.dag import Node, Product, Reference, declare, input_of
-from infra.house import House
-from infra.machine import num_cores
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.sampling import Imitate
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.house import House
+from atelier.infra.machine import num_cores
 
 VERSION = 1
 
@@ -40,7 +40,7 @@ def imitate(
 def run(node: Node, house: House) -> None:
     house.gang(
         node,
-        "engine.imitate",
+        "atelier.engine.imitate",
         config=lambda fences: node.config,
         outputs=house.missing(node),
         threads=int(node.layout["threads"]),

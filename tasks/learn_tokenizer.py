@@ -4,11 +4,11 @@ tokenizer.json.
 
 from typing import Any
 
-from engine.spec.data import Tokenizer
-from engine.spec.source_files import check_no_password
-from infra.contents import contents_of
-from infra.dag import Node, Product, Reference, declare, input_of
-from infra.house import House
+from atelier.engine.spec.data import Tokenizer
+from atelier.engine.spec.source_files import check_no_password
+from atelier.infra.contents import contents_of
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.house import House
 
 VERSION = 1
 MOST_BYTES = 1 << 30  # of a tokenizer.json that is loaded; those of today have 30 MB at most
@@ -45,4 +45,4 @@ def learn_tokenizer(corpora: dict[str, Reference], tokenizer: Tokenizer) -> Refe
 
 
 def run(node: Node, house: House) -> None:
-    house.gang(node, "engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))
+    house.gang(node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))

@@ -4,9 +4,9 @@ artifact.
 
 from collections.abc import Mapping
 
-from infra.card import card_of
-from infra.dag import Node, Product, Reference, declare, input_of
-from infra.house import House
+from atelier.infra.card import card_of
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.house import House
 
 VERSION = 1
 

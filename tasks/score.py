@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from engine.spec.data import Score
-from engine.spec.scoring import Target
-from infra.dag import Node, Product, Reference, declare, input_of
-from infra.house import House
+from atelier.engine.spec.data import Score
+from atelier.engine.spec.scoring import Target
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.house import House
 
 VERSION = 1
 
@@ -101,5 +101,10 @@ def run(node: Node, house: House) -> None:
     wanted = {f"model.{key}" for key in missing} | {"tokens", "tokenizer", "labels"}
     inputs = {role: url for role, url in house.urls(node).items() if role in wanted}
     house.gang(
-        node, "engine.evaluate", config=config, outputs=missing, inputs=inputs, threads=node.config["threads"]
+        node,
+        "atelier.engine.evaluate",
+        config=config,
+        outputs=missing,
+        inputs=inputs,
+        threads=node.config["threads"],
     )

@@ -5,22 +5,22 @@ pass.
 from collections.abc import Mapping
 from typing import Any
 
-from engine.spec.error import ConfigError
-from engine.spec.layout import check_layout
-from engine.spec.mixture import identity_of, row_specs, sources, streams
-from engine.spec.parallel import Parallel
-from engine.spec.role import Role
-from engine.spec.run import Member, Training
-from engine.spec.teaching import check_teaching
-from engine.spec.train import Train
-from engine.spec.trajectory import Feed, Part, origins, parts_of
-from infra.code_check import Resume
-from infra.code_map import maps_of
-from infra.dag import Node, Product, Reference, declare, input_of
-from infra.house import House
-from infra.store import Store
-from infra.survey import Survey, check, lease_addresses, members, survey
-from infra.trajectory import give_birth, mend_birth
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.layout import check_layout
+from atelier.engine.spec.mixture import identity_of, row_specs, sources, streams
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.run import Member, Training
+from atelier.engine.spec.teaching import check_teaching
+from atelier.engine.spec.train import Train
+from atelier.engine.spec.trajectory import Feed, Part, origins, parts_of
+from atelier.infra.code_check import Resume
+from atelier.infra.code_map import maps_of
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.house import House
+from atelier.infra.store import Store
+from atelier.infra.survey import Survey, check, lease_addresses, members, survey
+from atelier.infra.trajectory import give_birth, mend_birth
 
 VERSION = 1
 
@@ -184,7 +184,7 @@ def run(node: Node, house: House) -> None:
     with house.following(node, {role: parts[role] for role in missing}):
         house.gang(
             node,
-            "engine.train",
+            "atelier.engine.train",
             config=config,
             outputs=missing,
             addresses=lease_addresses(found, house.store),

@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 
+from tests.checkout import python_path
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a script's & does that; what tests start must hear it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -18,4 +20,5 @@ os.environ.update(
     MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false",
     OMP_NUM_THREADS="1",
     OPENBLAS_NUM_THREADS="1",
+    PYTHONPATH=python_path(),  # of what tests start, whose code some of it is
 )

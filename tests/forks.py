@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from engine.forkserver import Connection, ForkServer, Process, is_possible
+from atelier.engine.forkserver import Connection, ForkServer, Process, is_possible
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = ("engine.train", "tests.parity.gang", "tests.parity.reshard", "tests.parity.rows")
+MODULES = ("atelier.engine.train", "tests.parity.gang", "tests.parity.reshard", "tests.parity.rows")
 
 _connections: list[Connection] = []
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
-from engine.spec.error import ConfigError, DamageError
+from atelier.engine.spec.error import ConfigError, DamageError
 
 Work = TypeVar("Work")
 Answer = TypeVar("Answer")

@@ -10,10 +10,10 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from engine.checkpoint.folder import GONE, remove_strays, verify
-from engine.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from engine.spec.error import DamageError
-from engine.storage import (
+from atelier.engine.checkpoint.folder import GONE, remove_strays, verify
+from atelier.engine.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from atelier.engine.spec.error import DamageError
+from atelier.engine.storage import (
     TEMPORARY,
     exists,
     is_local,

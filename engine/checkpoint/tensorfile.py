@@ -12,10 +12,10 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 
-from engine.checkpoint.manifest import read_file
-from engine.spec.error import ConfigError, DamageError
-from engine.spec.record import FileEntry
-from engine.storage import BLOCK, join, writing
+from atelier.engine.checkpoint.manifest import read_file
+from atelier.engine.spec.error import ConfigError, DamageError
+from atelier.engine.spec.record import FileEntry
+from atelier.engine.storage import BLOCK, join, writing
 
 _ALIGN = 8
 _NAMES = {

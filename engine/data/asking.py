@@ -5,9 +5,9 @@ Shape letters: P tokens of a prefix.
 
 from typing import NamedTuple
 
-from engine.data.vocabulary import Vocabulary
-from engine.spec.data import SEP
-from engine.spec.wishes import ROUND, TAGS, Wishes
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.spec.data import SEP
+from atelier.engine.spec.wishes import ROUND, TAGS, Wishes
 
 
 class Prefix(NamedTuple):

@@ -12,11 +12,11 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from engine.artifact import Input, Output
-from engine.data.corpus import corpus_lines
-from engine.data.progress import Progress
-from engine.data.split import fraction
-from engine.spec.error import DataError
+from atelier.engine.artifact import Input, Output
+from atelier.engine.data.corpus import corpus_lines
+from atelier.engine.data.progress import Progress
+from atelier.engine.data.split import fraction
+from atelier.engine.spec.error import DataError
 
 ATTRIBUTES = "attributes.jsonl"
 SHORTEST, LONGEST = 60, 2000  # characters of a paragraph

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.data.permute import Permutation
-from engine.data.windows import NOT_SCORED, PADDING
-from engine.spec.error import ConfigError
+from atelier.engine.data.permute import Permutation
+from atelier.engine.data.windows import NOT_SCORED, PADDING
+from atelier.engine.spec.error import ConfigError
 
 BLOCK = 4096
 

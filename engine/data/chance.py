@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.data.permute import Permutation, mixed
-from engine.spec.seed import seed_of
+from atelier.engine.data.permute import Permutation, mixed
+from atelier.engine.spec.seed import seed_of
 
 Numbers = Sequence[int] | np.ndarray
 _STEP = np.uint64(0x9E3779B97F4A7C15)

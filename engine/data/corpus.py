@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.artifact import Input
-from engine.spec.document import parse_object
+from atelier.engine.artifact import Input
+from atelier.engine.spec.document import parse_object
 
 DOCUMENTS = "documents.jsonl"
 

@@ -6,13 +6,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from engine.artifact import Output
-from engine.data.corpus import DOCUMENTS
-from engine.data.progress import Progress
-from engine.data.source import Document, Files, Reader, documents, total_bytes
-from engine.data.split import HELD_OUT, TRAIN, split_of
-from engine.spec.data import Source
-from engine.spec.error import DataError
+from atelier.engine.artifact import Output
+from atelier.engine.data.corpus import DOCUMENTS
+from atelier.engine.data.progress import Progress
+from atelier.engine.data.source import Document, Files, Reader, documents, total_bytes
+from atelier.engine.data.split import HELD_OUT, TRAIN, split_of
+from atelier.engine.spec.data import Source
+from atelier.engine.spec.error import DataError
 
 
 def curate(

@@ -13,12 +13,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from engine.artifact import Input, Output
-from engine.data.corpus import corpus_lines
-from engine.data.progress import Progress
-from engine.data.split import HELD_OUT, TRAIN
-from engine.data.text import token_dtype
-from engine.data.vocabulary import Vocabulary
+from atelier.engine.artifact import Input, Output
+from atelier.engine.data.corpus import corpus_lines
+from atelier.engine.data.progress import Progress
+from atelier.engine.data.split import HELD_OUT, TRAIN
+from atelier.engine.data.text import token_dtype
+from atelier.engine.data.vocabulary import Vocabulary
 
 BATCH_BYTES = 1 << 21
 

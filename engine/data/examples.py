@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.artifact import Input
-from engine.data.permute import Permutation
-from engine.data.vocabulary import Vocabulary
-from engine.data.windows import NOT_SCORED, PADDING
-from engine.spec.error import ConfigError, DataError
+from atelier.engine.artifact import Input
+from atelier.engine.data.permute import Permutation
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.windows import NOT_SCORED, PADDING
+from atelier.engine.spec.error import ConfigError, DataError
 
 
 @dataclass(frozen=True, kw_only=True)

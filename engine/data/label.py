@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from engine.artifact import Output
-from engine.data import standard_library
-from engine.data.progress import Progress
-from engine.data.source import (
+from atelier.engine.artifact import Output
+from atelier.engine.data import standard_library
+from atelier.engine.data.progress import Progress
+from atelier.engine.data.source import (
     Files,
     Reader,
     decode_source,
@@ -26,10 +26,10 @@ from engine.data.source import (
     text_problem,
     total_bytes,
 )
-from engine.data.split import HELD_OUT, TRAIN, fraction, split_of
-from engine.spec.data import Labels
-from engine.spec.error import DataError
-from engine.spec.source_files import TOPICS, is_stdlib
+from atelier.engine.data.split import HELD_OUT, TRAIN, fraction, split_of
+from atelier.engine.spec.data import Labels
+from atelier.engine.spec.error import DataError
+from atelier.engine.spec.source_files import TOPICS, is_stdlib
 
 PACKAGES = 10
 MASK = "***"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.data.windows import NOT_SCORED, PADDING
+from atelier.engine.data.windows import NOT_SCORED, PADDING
 
 
 def packed(rows: Sequence[np.ndarray], length: int, pad: int) -> dict[str, np.ndarray]:

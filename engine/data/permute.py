@@ -4,7 +4,7 @@ is shuffled.
 
 import numpy as np
 
-from engine.spec.seed import seed_of
+from atelier.engine.spec.seed import seed_of
 
 ROUNDS = 6
 _M1, _M2, _GOLD = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), 0x9E3779B97F4A7C15

@@ -5,8 +5,8 @@ Shape letters: N tokens looked at, W words of them, P distinct pairs.
 
 import numpy as np
 
-from engine.data.text import Text
-from engine.data.words import Spelling, is_spaced, pair_hashes, word_hashes, word_starts
+from atelier.engine.data.text import Text
+from atelier.engine.data.words import Spelling, is_spaced, pair_hashes, word_hashes, word_starts
 
 STRETCHES, STRETCH = 64, 1 << 16  # at most 4M tokens are looked at, in stretches spread over the text
 

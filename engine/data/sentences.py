@@ -6,7 +6,7 @@ Shape letters: V vocabulary, N tokens in a row.
 
 import numpy as np
 
-from engine.data.vocabulary import Vocabulary
+from atelier.engine.data.vocabulary import Vocabulary
 
 _CLOSING = b"\"')]}`"
 _WIDE = tuple(mark.encode() for mark in "。！？")

@@ -5,7 +5,7 @@ tiny sets, the others.
 import hashlib
 from collections.abc import Iterable
 
-from engine.spec.error import DataError
+from atelier.engine.spec.error import DataError
 
 TRAIN, HELD_OUT = "train", "held_out"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.artifact import Input
-from engine.data.split import TRAIN
+from atelier.engine.artifact import Input
+from atelier.engine.data.split import TRAIN
 
 
 def token_dtype(vocab: int) -> str:

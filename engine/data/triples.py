@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.artifact import Input, Output
-from engine.data.corpus import corpus_lines
-from engine.data.progress import Progress
-from engine.data.rows.knowledge import TRIPLES
-from engine.data.split import HELD_OUT, TRAIN
-from engine.spec.error import DataError
+from atelier.engine.artifact import Input, Output
+from atelier.engine.data.corpus import corpus_lines
+from atelier.engine.data.progress import Progress
+from atelier.engine.data.rows.knowledge import TRIPLES
+from atelier.engine.data.split import HELD_OUT, TRAIN
+from atelier.engine.spec.error import DataError
 
 DEFINED, METHOD, SUBCLASS, RAISES, IS = "defined in", "method of", "subclass of", "raises", "is a"
 MAX_CHARS = 400  # of a sentence

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.artifact import Input
-from engine.data.text import Text
-from engine.spec.error import DataError
+from atelier.engine.artifact import Input
+from atelier.engine.data.text import Text
+from atelier.engine.spec.error import DataError
 
 NOT_SCORED = -100
 PADDING = -1

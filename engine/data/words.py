@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.data.permute import mixed
-from engine.data.vocabulary import Vocabulary
+from atelier.engine.data.permute import mixed
+from atelier.engine.data.vocabulary import Vocabulary
 
 LONGEST = 16  # tokens of a word; longer runs (scripts without spaces, base64) are cut
 MOST = 4  # words of a unit

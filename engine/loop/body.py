@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.loop.learner import Learner, Work
-from engine.model.gpt import Block
-from engine.parallel.grid import Grid
-from engine.parallel.pipeline import Pipeline, add_up_tied
-from engine.parallel.shard import between_micro_batches, reshard
-from engine.placement import local, settle_gradient
-from engine.spec.parallel import Parallel
+from atelier.engine.loop.learner import Learner, Work
+from atelier.engine.model.gpt import Block
+from atelier.engine.parallel.grid import Grid
+from atelier.engine.parallel.pipeline import Pipeline, add_up_tied
+from atelier.engine.parallel.shard import between_micro_batches, reshard
+from atelier.engine.placement import local, settle_gradient
+from atelier.engine.spec.parallel import Parallel
 
 After = Callable[[int, Tensor], Any]
 

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.loop.member import Member
-from engine.parallel.gang import Gang
-from engine.placement import is_split, local
-from engine.spec.error import CopiesError
+from atelier.engine.loop.member import Member
+from atelier.engine.parallel.gang import Gang
+from atelier.engine.placement import is_split, local
+from atelier.engine.spec.error import CopiesError
 
 COPYING = ("replicate", "tensor")  # along the others every rank has parts of its own
 PIECE = 1 << 22  # elements summed at once

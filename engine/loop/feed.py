@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.data.blend import Blend
-from engine.loop.counts import Counts, count
-from engine.parallel.grid import Grid
-from engine.spec.train import Train
+from atelier.engine.data.blend import Blend
+from atelier.engine.loop.counts import Counts, count
+from atelier.engine.parallel.grid import Grid
+from atelier.engine.spec.train import Train
 
 Batch = dict[str, Tensor]
 

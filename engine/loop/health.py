@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from engine.spec.error import AtelierError
-from engine.spec.health import Bad, Health
+from atelier.engine.spec.error import AtelierError
+from atelier.engine.spec.health import Bad, Health
 
 BETA = 0.98
 

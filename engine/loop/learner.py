@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from engine.model.auxiliary import PROJECTION
-from engine.model.output import Output, Relations
-from engine.objective import attention, classes, hidden
-from engine.objective.chunked import UNSCORED, Mix, Said, TeacherSide, objective_sums
-from engine.objective.vocabulary import Slice
-from engine.parallel.compute import Precision, arithmetic
-from engine.parallel.context import whole_keys
-from engine.parallel.grid import Grid
-from engine.parallel.tensor import gathered, own_between
-from engine.placement import local
-from engine.spec.error import ConfigError
-from engine.spec.kinds import ObjectiveSpec
-from engine.spec.objective.attention import Attention
-from engine.spec.objective.hidden import Hidden
+from atelier.engine.model.auxiliary import PROJECTION
+from atelier.engine.model.output import Output, Relations
+from atelier.engine.objective import attention, classes, hidden
+from atelier.engine.objective.chunked import UNSCORED, Mix, Said, TeacherSide, objective_sums
+from atelier.engine.objective.vocabulary import Slice
+from atelier.engine.parallel.compute import Precision, arithmetic
+from atelier.engine.parallel.context import whole_keys
+from atelier.engine.parallel.grid import Grid
+from atelier.engine.parallel.tensor import gathered, own_between
+from atelier.engine.placement import local
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.kinds import ObjectiveSpec
+from atelier.engine.spec.objective.attention import Attention
+from atelier.engine.spec.objective.hidden import Hidden
 
 RIGHT = ".right"  # behind an objective's name: how many rows it gets right
 

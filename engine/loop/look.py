@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engine.data.blend import Dataset
-from engine.data.windows import NOT_SCORED
-from engine.loop.counts import Counts, count
-from engine.loop.feed import Batch, tensors_of
-from engine.loop.member import Member
-from engine.parallel.gang import Gang
-from engine.parallel.grid import Grid
-from engine.spec.heldout import held_out_name
+from atelier.engine.data.blend import Dataset
+from atelier.engine.data.windows import NOT_SCORED
+from atelier.engine.loop.counts import Counts, count
+from atelier.engine.loop.feed import Batch, tensors_of
+from atelier.engine.loop.member import Member
+from atelier.engine.parallel.gang import Gang
+from atelier.engine.parallel.grid import Grid
+from atelier.engine.spec.heldout import held_out_name
 
 Streams = Sequence[tuple[Dataset, float]]
 

@@ -10,24 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.loop.body import After, Body
-from engine.loop.counts import Counts
-from engine.loop.gate import Gate
-from engine.loop.health import Detector
-from engine.loop.learner import RIGHT, Work
-from engine.model.dropout import noise_keys
-from engine.objective.chunked import Mix
-from engine.optim.load import set_lr
-from engine.parallel.compute import Precision, computed_in
-from engine.parallel.context import own_tokens
-from engine.parallel.grid import Grid
-from engine.placement import local
-from engine.spec.error import ConfigError
-from engine.spec.objective.lm import LM
-from engine.spec.progressive import Progressive
-from engine.spec.run import Member as MemberSpec
-from engine.spec.run import Segment
-from engine.spec.seed import seed_of
+from atelier.engine.loop.body import After, Body
+from atelier.engine.loop.counts import Counts
+from atelier.engine.loop.gate import Gate
+from atelier.engine.loop.health import Detector
+from atelier.engine.loop.learner import RIGHT, Work
+from atelier.engine.model.dropout import noise_keys
+from atelier.engine.objective.chunked import Mix
+from atelier.engine.optim.load import set_lr
+from atelier.engine.parallel.compute import Precision, computed_in
+from atelier.engine.parallel.context import own_tokens
+from atelier.engine.parallel.grid import Grid
+from atelier.engine.placement import local
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.objective.lm import LM
+from atelier.engine.spec.progressive import Progressive
+from atelier.engine.spec.run import Member as MemberSpec
+from atelier.engine.spec.run import Segment
+from atelier.engine.spec.seed import seed_of
 
 
 class Member:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from engine.parallel.gang import Gang
+from atelier.engine.parallel.gang import Gang
 
 KEEP = 0.9  # of the average, a step
 SETTLED = 10  # steps until anybody is named

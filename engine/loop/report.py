@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from engine.metric import Segments
-from engine.spec.metric import MetricLine
-from engine.spec.run import Segment
+from atelier.engine.metric import Segments
+from atelier.engine.spec.metric import MetricLine
+from atelier.engine.spec.run import Segment
 
 PROGRESS_EVERY = 0.5  # seconds
 

@@ -4,13 +4,13 @@ What stays for longer than its training has a marker beside the checkpoints, so 
 (`atelier gc`, a finished training with keep=0) need not know how it was asked for.
 """
 
-from engine.checkpoint.folder import address, looks_whole, retain, steps
-from engine.checkpoint.manifest import read_manifest
-from engine.checkpoint.state import nested
-from engine.loop.resume import checkpoints
-from engine.spec.run import Segment
-from engine.spec.train import Train
-from engine.storage import join, names, remove, write_bytes
+from atelier.engine.checkpoint.folder import address, looks_whole, retain, steps
+from atelier.engine.checkpoint.manifest import read_manifest
+from atelier.engine.checkpoint.state import nested
+from atelier.engine.loop.resume import checkpoints
+from atelier.engine.spec.run import Segment
+from atelier.engine.spec.train import Train
+from atelier.engine.storage import join, names, remove, write_bytes
 
 KEPT = "kept"  # <trajectory>/kept/<step>: for good; a branch point, or a multiple of train.keep_every
 BEST = "best"  # <trajectory>/best/<step>: until better ones push it out

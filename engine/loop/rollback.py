@@ -9,13 +9,13 @@ each new one names the steps, so that a run that is killed in between ends with 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from engine.checkpoint.folder import address, drop, steps
-from engine.loop.member import Member
-from engine.loop.report import Report
-from engine.loop.resume import checkpoints
-from engine.loop.step import Circle, Outcome
-from engine.parallel.gang import Gang
-from engine.spec.error import AtelierError
+from atelier.engine.checkpoint.folder import address, drop, steps
+from atelier.engine.loop.member import Member
+from atelier.engine.loop.report import Report
+from atelier.engine.loop.resume import checkpoints
+from atelier.engine.loop.step import Circle, Outcome
+from atelier.engine.parallel.gang import Gang
+from atelier.engine.spec.error import AtelierError
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.artifact import Input
-from engine.data.blend import Blend, Dataset
-from engine.data.examples import Examples
-from engine.data.rows.load import rows_of
-from engine.data.split import HELD_OUT, TRAIN
-from engine.data.vocabulary import Vocabulary
-from engine.data.windows import Windows
-from engine.loop.look import Streams
-from engine.loop.publish import TOKENIZER
-from engine.spec.error import ConfigError
-from engine.spec.run import Training
-from engine.spec.stream import Stream
+from atelier.engine.artifact import Input
+from atelier.engine.data.blend import Blend, Dataset
+from atelier.engine.data.examples import Examples
+from atelier.engine.data.rows.load import rows_of
+from atelier.engine.data.split import HELD_OUT, TRAIN
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.windows import Windows
+from atelier.engine.loop.look import Streams
+from atelier.engine.loop.publish import TOKENIZER
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.run import Training
+from atelier.engine.spec.stream import Stream
 
 
 class Samples:

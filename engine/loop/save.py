@@ -4,18 +4,18 @@ to fall back on.
 
 import time
 
-from engine.checkpoint.folder import address, steps
-from engine.checkpoint.manifest import read_manifest
-from engine.checkpoint.reader import load
-from engine.checkpoint.writer import Pending, save_async
-from engine.loop.member import Member
-from engine.loop.report import Curve, Report
-from engine.loop.resume import checkpoints
-from engine.loop.retention import Retention, stays
-from engine.parallel.gang import Gang, return_freed_memory
-from engine.spec.error import AtelierError, ConfigError
-from engine.spec.run import Segment
-from engine.storage import remove
+from atelier.engine.checkpoint.folder import address, steps
+from atelier.engine.checkpoint.manifest import read_manifest
+from atelier.engine.checkpoint.reader import load
+from atelier.engine.checkpoint.writer import Pending, save_async
+from atelier.engine.loop.member import Member
+from atelier.engine.loop.report import Curve, Report
+from atelier.engine.loop.resume import checkpoints
+from atelier.engine.loop.retention import Retention, stays
+from atelier.engine.parallel.gang import Gang, return_freed_memory
+from atelier.engine.spec.error import AtelierError, ConfigError
+from atelier.engine.spec.run import Segment
+from atelier.engine.storage import remove
 
 
 class Saver:

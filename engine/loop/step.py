@@ -15,12 +15,12 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from engine.loop.counts import Counts
-from engine.loop.learner import RIGHT, Work
-from engine.loop.member import Member, is_finite
-from engine.loop.teach import own_rows, side_for
-from engine.parallel.gang import Gang
-from engine.spec.health import Bad
+from atelier.engine.loop.counts import Counts
+from atelier.engine.loop.learner import RIGHT, Work
+from atelier.engine.loop.member import Member, is_finite
+from atelier.engine.loop.teach import own_rows, side_for
+from atelier.engine.parallel.gang import Gang
+from atelier.engine.spec.health import Bad
 
 
 @dataclass(frozen=True)

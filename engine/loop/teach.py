@@ -7,12 +7,12 @@ and dealt out anew. B rows, T tokens, D hidden, V vocabulary, H heads, E head wi
 import torch
 from torch import Tensor
 
-from engine.loop.learner import Forward
-from engine.model.output import Relations
-from engine.objective.chunked import TeacherSide
-from engine.parallel.collective import all_parts
-from engine.parallel.context import in_order, places
-from engine.parallel.grid import Grid
+from atelier.engine.loop.learner import Forward
+from atelier.engine.model.output import Relations
+from atelier.engine.objective.chunked import TeacherSide
+from atelier.engine.parallel.collective import all_parts
+from atelier.engine.parallel.context import in_order, places
+from atelier.engine.parallel.grid import Grid
 
 
 def lies_alike(student: Grid, teacher: Grid) -> bool:

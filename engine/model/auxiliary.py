@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.model.gpt import make_norm, rotate
-from engine.model.output import Relations
-from engine.model.split import Split
-from engine.spec.kinds import ObjectiveSpec
-from engine.spec.objective.attention import Attention
+from atelier.engine.model.gpt import make_norm, rotate
+from atelier.engine.model.output import Relations
+from atelier.engine.model.split import Split
+from atelier.engine.spec.kinds import ObjectiveSpec
+from atelier.engine.spec.objective.attention import Attention
 
 LAYER, PROJECTION = "auxiliary", "projection"
 

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.model.attention import Cache
-from engine.model.gpt import Decoder, Shared, make_blocks, make_norm, run_blocks
-from engine.model.output import Output, Relations
-from engine.model.split import Split
-from engine.spec.error import ConfigError
-from engine.spec.model.ernie import NETS
-from engine.spec.model.ernie import Ernie as Spec
-from engine.spec.model.gpt import GPT
+from atelier.engine.model.attention import Cache
+from atelier.engine.model.gpt import Decoder, Shared, make_blocks, make_norm, run_blocks
+from atelier.engine.model.output import Output, Relations
+from atelier.engine.model.split import Split
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.model.ernie import NETS
+from atelier.engine.spec.model.ernie import Ernie as Spec
+from atelier.engine.spec.model.gpt import GPT
 
 
 class Net(nn.Module):
@@ -156,5 +156,5 @@ def _reached(x: Tensor, weights: list[nn.Parameter]) -> Tensor:
 
 
 def build(spec: Spec) -> Ernie:
-    """The network on the default device; `engine.model.load.initialise` sets its weights."""
+    """The network on the default device; `atelier.engine.model.load.initialise` sets its weights."""
     return Ernie(spec)

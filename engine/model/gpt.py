@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.model.attention import Attend, Cache, Seen, additive, attention_mask, rope_angles, rotate
-from engine.model.dropout import dropout, layer_keys
-from engine.model.moe import MoE
-from engine.model.output import Output, Relations
-from engine.model.precision import compute_dtype, rounded
-from engine.model.split import Split
-from engine.spec.error import ConfigError
-from engine.spec.model.gpt import GPT
+from atelier.engine.model.attention import Attend, Cache, Seen, additive, attention_mask, rope_angles, rotate
+from atelier.engine.model.dropout import dropout, layer_keys
+from atelier.engine.model.moe import MoE
+from atelier.engine.model.output import Output, Relations
+from atelier.engine.model.precision import compute_dtype, rounded
+from atelier.engine.model.split import Split
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.model.gpt import GPT
 
 
 class Shared(NamedTuple):
@@ -292,5 +292,5 @@ class Decoder(nn.Module):
 
 
 def build(spec: GPT) -> Decoder:
-    """The network on the default device; `engine.model.load.initialise` sets its weights."""
+    """The network on the default device; `atelier.engine.model.load.initialise` sets its weights."""
     return Decoder(spec)

@@ -11,12 +11,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from engine.artifact import Input
-from engine.model.blank import blank
-from engine.spec.base import Spec, canonical, parse
-from engine.spec.error import DataError
-from engine.spec.registry import spec_class
-from engine.spec.seed import seed_of
+from atelier.engine.artifact import Input
+from atelier.engine.model.blank import blank
+from atelier.engine.spec.base import Spec, canonical, parse
+from atelier.engine.spec.error import DataError
+from atelier.engine.spec.registry import spec_class
+from atelier.engine.spec.seed import seed_of
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 COMPILED = "_orig_mod."  # what torch.compile(module) puts into the names below it
@@ -24,7 +24,7 @@ COMPILED = "_orig_mod."  # what torch.compile(module) puts into the names below 
 
 def build(spec: Spec) -> nn.Module:
     """The network of `spec` on the current default device; its weights are not yet set."""
-    return importlib.import_module(f"engine.model.{spec.kind}").build(spec)  # type: ignore[attr-defined]
+    return importlib.import_module(f"atelier.engine.model.{spec.kind}").build(spec)  # type: ignore[attr-defined]
 
 
 def initialise(model: nn.Module, *, seed: int, name: str) -> None:

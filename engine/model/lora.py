@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.artifact import Input
-from engine.model.blank import blank
-from engine.model.load import draw
-from engine.spec.base import nearest, parse
-from engine.spec.error import ConfigError, DataError
-from engine.spec.role import Trainable
-from engine.spec.seed import seed_of
+from atelier.engine.artifact import Input
+from atelier.engine.model.blank import blank
+from atelier.engine.model.load import draw
+from atelier.engine.spec.base import nearest, parse
+from atelier.engine.spec.error import ConfigError, DataError
+from atelier.engine.spec.role import Trainable
+from atelier.engine.spec.seed import seed_of
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."  # peft's name for the model that it wraps

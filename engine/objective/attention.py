@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.model.output import Relations
-from engine.objective.vocabulary import summed
-from engine.spec.objective.attention import Attention
+from atelier.engine.model.output import Relations
+from atelier.engine.objective.vocabulary import summed
+from atelier.engine.spec.objective.attention import Attention
 
 ROWS = 256  # queries a step: the scores of a whole long row are never there at once
 

@@ -1,5 +1,5 @@
 """Controllable language modelling: the cross-entropy of the text behind what is asked for."""
 
-from engine.objective.lm import token_gradient, token_loss
+from atelier.engine.objective.lm import token_gradient, token_loss
 
 __all__ = ["token_gradient", "token_loss"]

@@ -1,5 +1,5 @@
 """Document language modelling: the cross-entropy of the tokens behind a row's memory."""
 
-from engine.objective.lm import token_gradient, token_loss
+from atelier.engine.objective.lm import token_gradient, token_loss
 
 __all__ = ["token_gradient", "token_loss"]

@@ -7,8 +7,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.objective.vocabulary import summed
-from engine.spec.objective.hidden import Hidden
+from atelier.engine.objective.vocabulary import summed
+from atelier.engine.spec.objective.hidden import Hidden
 
 
 def state_sum(

@@ -3,9 +3,9 @@
 import importlib
 from typing import Any
 
-from engine.spec.base import nearest
-from engine.spec.error import ConfigError
-from engine.spec.registry import kinds
+from atelier.engine.spec.base import nearest
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.registry import kinds
 
 
 def terms_of(kind: str) -> Any:
@@ -15,4 +15,4 @@ def terms_of(kind: str) -> Any:
         near = nearest(kind, known)
         hint = f"did you mean {near}? " if near else ""
         raise ConfigError("objective.kind", f"no objective {kind!r}", f"{hint}there are: {', '.join(known)}")
-    return importlib.import_module(f"engine.objective.{kind}")
+    return importlib.import_module(f"atelier.engine.objective.{kind}")

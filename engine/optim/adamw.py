@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.placement import by_mesh
-from engine.spec.optim.adamw import AdamW
+from atelier.engine.placement import by_mesh
+from atelier.engine.spec.optim.adamw import AdamW
 
 
 class PlainAdamW(torch.optim.AdamW):

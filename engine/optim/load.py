@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.spec.base import Spec
-from engine.spec.error import ConfigError
+from atelier.engine.spec.base import Spec
+from atelier.engine.spec.error import ConfigError
 
 
 def leave_compiler_out() -> None:
@@ -27,7 +27,7 @@ def build(spec: Spec, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.o
     if not parameters:
         raise ConfigError("trainable", "no weight is trainable", "trainable=full trains all of them")
     leave_compiler_out()
-    return importlib.import_module(f"engine.optim.{spec.kind}").build(spec, parameters)  # type: ignore[attr-defined]
+    return importlib.import_module(f"atelier.engine.optim.{spec.kind}").build(spec, parameters)  # type: ignore[attr-defined]
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from engine.half import has_half
-from engine.spec.parallel import Parallel, Recompute
+from atelier.engine.half import has_half
+from atelier.engine.spec.parallel import Parallel, Recompute
 
 Precision = Literal["bf16", "fp32", "fp64", "fp8"]
 HALF = ("bf16", "fp8")  # bf16 products and activations over fp32 weights

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from engine.model.output import Relations
-from engine.parallel.collective import gather_rows
-from engine.parallel.grid import Grid
+from atelier.engine.model.output import Relations
+from atelier.engine.parallel.collective import gather_rows
+from atelier.engine.parallel.grid import Grid
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 PER_TOKEN = (

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from engine.model.moe import Experts, experts_mlp
-from engine.parallel.collective import all_parts, enter_split, exchange, leave_split
-from engine.parallel.grid import Grid
-from engine.placement import local
+from atelier.engine.model.moe import Experts, experts_mlp
+from atelier.engine.parallel.collective import all_parts, enter_split, exchange, leave_split
+from atelier.engine.parallel.grid import Grid
+from atelier.engine.placement import local
 
 INNER_DIM = {"gate": 1, "up": 1, "down": 2}  # of [X, F, D] and [X, D, F]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from engine.spec.error import ConfigError
+from atelier.engine.spec.error import ConfigError
 
 OLDEST = (8, 9)  # compute capability of the first GPUs that have float8 products
 MULTIPLE = 16  # of both sides of a matrix, for the kernels

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from engine.parallel.compute import HALF, Precision
-from engine.parallel.expert import mixtures
-from engine.parallel.grid import Grid
+from atelier.engine.parallel.compute import HALF, Precision
+from atelier.engine.parallel.expert import mixtures
+from atelier.engine.parallel.grid import Grid
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -18,8 +18,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from engine.model import auxiliary
-from engine.parallel.grid import Grid
+from atelier.engine.model import auxiliary
+from atelier.engine.parallel.grid import Grid
 
 TOKENS = 1  # the dim of [B, T, ...] that sequence parallelism splits
 BETWEEN = ("noise_BT", "memory_BT", "prompts_BT")  # of a batch, what is read where tokens are split

@@ -1,5 +1,5 @@
-"""`python -m engine.plan --row row.json --json`: the estimate of one bare row {"model", "parallel", "train",
-"pool"}.
+"""`python -m atelier.engine.plan --row row.json --json`: the estimate of one bare row
+{"model", "parallel", "train", "pool"}.
 """
 
 import argparse
@@ -7,17 +7,17 @@ import json
 import sys
 from pathlib import Path
 
-from engine.plan.estimate import estimate
-from engine.spec.base import parse
-from engine.spec.error import ConfigError
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from engine.spec.role import Role
-from engine.spec.train import Train
+from atelier.engine.plan.estimate import estimate
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m engine.plan", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m atelier.engine.plan", description=__doc__)
     parser.add_argument(
         "--row",
         required=True,

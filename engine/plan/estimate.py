@@ -7,18 +7,18 @@ Memory is put together in engine/plan/memory.py, time in engine/plan/steps.py; F
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from engine.plan.goodput import Faults, faults_of
-from engine.plan.memory import Memory, peak_memory
-from engine.plan.net import Net, net_of
-from engine.plan.stack import STACKS
-from engine.plan.steps import Seconds, step_time
-from engine.plan.wires import Wires
-from engine.plan.work import Machine
-from engine.spec.device import Device
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from engine.spec.role import Role
-from engine.spec.train import Train
+from atelier.engine.plan.goodput import Faults, faults_of
+from atelier.engine.plan.memory import Memory, peak_memory
+from atelier.engine.plan.net import Net, net_of
+from atelier.engine.plan.stack import STACKS
+from atelier.engine.plan.steps import Seconds, step_time
+from atelier.engine.plan.wires import Wires
+from atelier.engine.plan.work import Machine
+from atelier.engine.spec.device import Device
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
 
 WIDTHS = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 

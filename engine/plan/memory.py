@@ -12,12 +12,12 @@ activations are gone and gradients are there; of several, gradients are there fr
 
 from dataclasses import dataclass
 
-from engine.plan.net import Net
-from engine.plan.parts import Parts
-from engine.plan.steps import blocks_of_stages, micro_batch
-from engine.plan.work import Machine
-from engine.spec.parallel import Parallel
-from engine.spec.train import Train
+from atelier.engine.plan.net import Net
+from atelier.engine.plan.parts import Parts
+from atelier.engine.plan.steps import blocks_of_stages, micro_batch
+from atelier.engine.plan.work import Machine
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.train import Train
 
 KEPT_KEYS = 4  # bytes of keys and values, per number of the hidden state, of each piece of the queries
 SPLIT_LOGIT = 8  # bytes more of a logit of a shared vocabulary: shifted by the largest, and exp of that

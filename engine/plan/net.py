@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from engine.spec.blocks import Blocks
+from atelier.engine.spec.blocks import Blocks
 
 
 @dataclass(frozen=True, kw_only=True)

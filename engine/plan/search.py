@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.plan.estimate import Estimate, Setting
-from engine.spec.divisors import divisors
-from engine.spec.error import ConfigError
-from engine.spec.layout import check_layout
-from engine.spec.parallel import Parallel, Recompute
-from engine.spec.pool import Pool
-from engine.spec.role import Role
-from engine.spec.train import Train
+from atelier.engine.plan.estimate import Estimate, Setting
+from atelier.engine.spec.divisors import divisors
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.layout import check_layout
+from atelier.engine.spec.parallel import Parallel, Recompute
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
 
 MICRO = (1, 2, 4, 8, 16)
 INTERLEAVED = (2, 3, 4, 5, 6, 7, 8)

@@ -5,7 +5,7 @@ partition of ERNIE 3.0 Titan, 2112.12731, section 4.2). Torch-free.
 from collections.abc import Sequence
 from itertools import accumulate
 
-from engine.spec.error import ConfigError
+from atelier.engine.spec.error import ConfigError
 
 
 def partition(

@@ -13,13 +13,13 @@ from functools import cache, reduce
 from itertools import accumulate, pairwise
 from operator import add
 
-from engine.plan.net import Net
-from engine.plan.parts import Parts
-from engine.plan.stages import partition
-from engine.plan.wires import Wires, strides
-from engine.plan.work import BlockTime, Machine, block_time
-from engine.spec.parallel import Parallel
-from engine.spec.train import Train
+from atelier.engine.plan.net import Net
+from atelier.engine.plan.parts import Parts
+from atelier.engine.plan.stages import partition
+from atelier.engine.plan.wires import Wires, strides
+from atelier.engine.plan.work import BlockTime, Machine, block_time
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.train import Train
 
 SPLIT_BUBBLE = 1 / 3  # of 1f1b's, what is left when the weights' gradients fill the gaps (2401.10241, ZB-H1)
 EMBEDDING_BYTES = 12  # read and written a hidden number, both passes

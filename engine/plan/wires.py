@@ -7,7 +7,7 @@ context, expert, shard, replicate, pipeline.
 
 from dataclasses import dataclass
 
-from engine.spec.parallel import Parallel
+from atelier.engine.spec.parallel import Parallel
 
 REACHED = 0.78  # of a link's bandwidth; what NCCL's ring reaches on large messages
 

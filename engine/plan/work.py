@@ -6,9 +6,9 @@ M tokens of a rank, D hidden, F ffn, H query heads, S tokens of a row, T ranks o
 
 from dataclasses import dataclass
 
-from engine.plan.net import Net
-from engine.plan.stack import Stack
-from engine.spec.parallel import Axes
+from atelier.engine.plan.net import Net
+from atelier.engine.plan.stack import Stack
+from atelier.engine.spec.parallel import Axes
 
 FUSED_FORWARD = 0.75  # of what products reach: one causal kernel (FlashAttention-2, 2307.08691, figure 5)
 FUSED_BACKWARD = 0.65

@@ -2,7 +2,7 @@
 
 from pydantic import Field, model_validator
 
-from engine.spec.base import Spec
+from atelier.engine.spec.base import Spec
 
 
 class Ahead(Spec):

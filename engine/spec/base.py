@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from engine.spec.error import ConfigError, nearest
+from atelier.engine.spec.error import ConfigError, nearest
 
 SpecType = TypeVar("SpecType", bound="Spec")
 Count = Annotated[
@@ -26,7 +26,7 @@ class Spec(BaseModel):
         """The fields that change the result: no layout, and no value equal to what the field's absence has
         always meant.
         """
-        from engine.spec.absent import (
+        from atelier.engine.spec.absent import (
             ABSENT,
         )  # here: absent.py is data about the classes that this module defines
 
@@ -113,7 +113,7 @@ def explain(error: ValidationError, kind: type[BaseModel], place: str, document:
 
     With the faulty `document` the names below a part whose kind chooses the spec are known too.
     """
-    from engine.spec.walk import Place  # here: walk.py is built on the specs of this module
+    from atelier.engine.spec.walk import Place  # here: walk.py is built on the specs of this module
 
     faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     fault = faults[0]

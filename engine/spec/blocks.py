@@ -9,10 +9,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from engine.spec.base import Count
-from engine.spec.divisors import divisors
-from engine.spec.error import ConfigError
-from engine.spec.kinds import ModelSpec
+from atelier.engine.spec.base import Count
+from atelier.engine.spec.divisors import divisors
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.kinds import ModelSpec
 
 Auto = Literal["auto"]
 

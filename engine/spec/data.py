@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from engine.spec.base import Count, Spec
-from engine.spec.registry import Optim
-from engine.spec.role import Trainable
+from atelier.engine.spec.base import Count, Spec
+from atelier.engine.spec.registry import Optim
+from atelier.engine.spec.role import Trainable
 
 END, PAD = "<|end|>", "<|pad|>"  # every learned tokenizer has these two
 MASK, CLS, SEP = "<|mask|>", "<|cls|>", "<|sep|>"  # what rows other than windows are made with

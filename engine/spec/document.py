@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from engine.spec.base import Spec, fingerprint
-from engine.spec.error import DamageError
+from atelier.engine.spec.base import Spec, fingerprint
+from atelier.engine.spec.error import DamageError
 
 MOST_BYTES = 64 << 20  # of one document; a checkpoint's manifest of 10,000 tensors in 100 chunks is smaller
 MOST_DEEP = 64  # lists and objects inside each other; a record has 10

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.config import JsonDict
 
-from engine.spec.base import Spec
+from atelier.engine.spec.base import Spec
 
 LAYOUT: JsonDict = {"layout": True}
 Bad = Literal["", "nan", "spike"]

@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
-from engine.spec.base import Kind
-from engine.spec.schedule import Schedule
+from atelier.engine.spec.base import Kind
+from atelier.engine.spec.schedule import Schedule
 
 Compared = Literal["logits", "hidden", "attention", "classes"]
 

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Mapping
 
-from engine.spec.divisors import divisors, largest_divisor
-from engine.spec.error import ConfigError
-from engine.spec.objective.attention import Attention
-from engine.spec.parallel import Parallel
-from engine.spec.role import Role
-from engine.spec.train import Train
+from atelier.engine.spec.divisors import divisors, largest_divisor
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.objective.attention import Attention
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
 
 
 def check_layout(

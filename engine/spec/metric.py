@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from engine.spec.base import Spec
-from engine.spec.document import check_as, parse_lines
-from engine.spec.error import DamageError
+from atelier.engine.spec.base import Spec
+from atelier.engine.spec.document import check_as, parse_lines
+from atelier.engine.spec.error import DamageError
 
 FOLDER = "metrics"
 SEGMENT = re.compile(r"metrics-\d{1,9}-\d{1,9}\.jsonl")

@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine.spec.error import ConfigError
-from engine.spec.kinds import ObjectiveSpec
-from engine.spec.role import Role
-from engine.spec.stream import Stream, in_order
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.kinds import ObjectiveSpec
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.stream import Stream, in_order
 
 WINDOWS, EXAMPLES = "windows", "examples"
 MIXTURE = 2  # version of how samples are drawn from several streams; with one there is nothing to draw

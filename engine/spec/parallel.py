@@ -9,9 +9,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from engine.spec.base import Count, Spec
-from engine.spec.divisors import largest_divisor
-from engine.spec.error import ConfigError
+from atelier.engine.spec.base import Count, Spec
+from atelier.engine.spec.divisors import largest_divisor
+from atelier.engine.spec.error import ConfigError
 
 Recompute = Literal["none", "selective", "full"]
 

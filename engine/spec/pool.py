@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.spec.base import Spec, nearest
-from engine.spec.device import ALIASES, CPU, DEVICES, Device, known
-from engine.spec.error import ConfigError
+from atelier.engine.spec.base import Spec, nearest
+from atelier.engine.spec.device import ALIASES, CPU, DEVICES, Device, known
+from atelier.engine.spec.error import ConfigError
 
 Fact = Annotated[float, Field(gt=0)] | Literal["auto"]
 MOST_SLOTS = 1 << 16  # a plan looks at every number of ranks that divides them

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from engine.spec.base import Spec
+from atelier.engine.spec.base import Spec
 
 TOKENS = 8  # a sequence has a multiple of so many
 EIGHTHS = 8  # a batch grows by eighths of the whole one

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
-from engine.spec.base import Spec, fingerprint
-from engine.spec.document import check_as, parse_object
-from engine.spec.error import DamageError
+from atelier.engine.spec.base import Spec, fingerprint
+from atelier.engine.spec.document import check_as, parse_object
+from atelier.engine.spec.error import DamageError
 
 SCHEMA = 1
 DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples", "imitations", "attributes")

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from engine.spec.base import Spec, nearest
-from engine.spec.kinds import ModelSpec, ObjectiveSpec, OptimSpec
+from atelier.engine.spec.base import Spec, nearest
+from atelier.engine.spec.kinds import ModelSpec, ObjectiveSpec, OptimSpec
 
 FOLDER = Path(__file__).parent
 
@@ -26,7 +26,7 @@ def spec_class(group: str, kind: str) -> type[Any]:
         near = nearest(kind, kinds(group))
         hint = f"did you mean {near}? " if near else ""
         raise ValueError(f"no {group} of kind {kind!r}; {hint}there are: {', '.join(kinds(group))}")
-    module = importlib.import_module(f"engine.spec.{group}.{kind}")
+    module = importlib.import_module(f"atelier.engine.spec.{group}.{kind}")
     found = [
         v
         for v in vars(module).values()

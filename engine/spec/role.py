@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from engine.spec.base import Spec
-from engine.spec.kinds import ObjectiveSpec
-from engine.spec.registry import Model, Objective, Optim
+from atelier.engine.spec.base import Spec
+from atelier.engine.spec.kinds import ObjectiveSpec
+from atelier.engine.spec.registry import Model, Objective, Optim
 
 
 class Trainable(Spec):

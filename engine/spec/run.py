@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from engine.spec.base import Spec
-from engine.spec.parallel import Parallel
-from engine.spec.role import Role
-from engine.spec.stream import Stream, in_order
-from engine.spec.train import Train
+from atelier.engine.spec.base import Spec
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.stream import Stream, in_order
+from atelier.engine.spec.train import Train
 
 
 class RunFile(Spec):

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from engine.spec.base import Spec
-from engine.spec.wishes import Wishes
+from atelier.engine.spec.base import Spec
+from atelier.engine.spec.wishes import Wishes
 
 
 class Sampling(Spec):
@@ -57,7 +57,7 @@ class Request(Sampling):
 
 
 class Generation(Sampling):
-    """What `python -m engine.generate` does: continue `prompts`, or answer requests from its input."""
+    """What `python -m atelier.engine.generate` does: continue `prompts`, or answer requests."""
 
     prompts: tuple[str, ...] = Field(default=(), description="texts to continue, each from the same seed")
     serve: bool = Field(default=False, description="answer a JSON request a line, until the input ends")

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from engine.spec.base import Kind
-from engine.spec.error import ConfigError
+from atelier.engine.spec.base import Kind
+from atelier.engine.spec.error import ConfigError
 
 
 class Schedule(Kind):

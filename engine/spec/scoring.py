@@ -1,9 +1,9 @@
-"""What `python -m engine.evaluate` is told. Torch-free."""
+"""What `python -m atelier.engine.evaluate` is told. Torch-free."""
 
 from pydantic import Field
 
-from engine.spec.base import Spec
-from engine.spec.data import Score
+from atelier.engine.spec.base import Spec
+from atelier.engine.spec.data import Score
 
 
 class Target(Spec):

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from engine.spec.base import Spec
+from atelier.engine.spec.base import Spec
 
 WORD = r"^[A-Za-z0-9_.,:=&|*/@%+\[\]()-]*$"  # of a batch system's options
 

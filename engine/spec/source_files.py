@@ -14,10 +14,10 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from engine import remote
-from engine.spec.base import nearest
-from engine.spec.data import Labels, Source
-from engine.spec.error import AtelierError, ConfigError, DataError, printable
+from atelier.engine import remote
+from atelier.engine.spec.base import nearest
+from atelier.engine.spec.data import Labels, Source
+from atelier.engine.spec.error import AtelierError, ConfigError, DataError, printable
 
 TEXT, LINES = (".txt", ".txt.gz"), (".jsonl", ".jsonl.gz")
 TOPICS = "pydoc_data/topics.py"

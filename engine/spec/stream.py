@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from engine.spec.base import Spec
-from engine.spec.registry import Objective
+from atelier.engine.spec.base import Spec
+from atelier.engine.spec.registry import Objective
 
 
 class Stream(Spec):

@@ -5,12 +5,12 @@ starts.
 from collections.abc import Mapping
 from math import gcd
 
-from engine.spec.divisors import largest_divisor
-from engine.spec.error import ConfigError
-from engine.spec.kinds import ObjectiveSpec
-from engine.spec.objective.attention import Attention
-from engine.spec.objective.control import Control
-from engine.spec.role import Role
+from atelier.engine.spec.divisors import largest_divisor
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.kinds import ObjectiveSpec
+from atelier.engine.spec.objective.attention import Attention
+from atelier.engine.spec.objective.control import Control
+from atelier.engine.spec.role import Role
 
 
 def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None:

@@ -5,10 +5,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic.config import JsonDict
 
-from engine.spec.base import Count, Spec
-from engine.spec.error import ConfigError
-from engine.spec.health import Health
-from engine.spec.progressive import Progressive
+from atelier.engine.spec.base import Count, Spec
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.health import Health
+from atelier.engine.spec.progressive import Progressive
 
 LAYOUT: JsonDict = {"layout": True}
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.spec.base import nearest
-from engine.spec.error import ConfigError
-from engine.spec.record import identify
-from engine.spec.role import Role
-from engine.spec.train import Train
+from atelier.engine.spec.base import nearest
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.record import identify
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
 
 VERSION = 1
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from engine.spec.base import Spec
-from engine.spec.registry import group_of, kinds, spec_class
+from atelier.engine.spec.base import Spec
+from atelier.engine.spec.registry import group_of, kinds, spec_class
 
 
 @dataclass(frozen=True)

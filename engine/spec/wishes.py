@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from engine.spec.base import Spec
+from atelier.engine.spec.base import Spec
 
 Sentiment = Literal["positive", "negative", "neutral"]
 GENRES = ("code", "test", "documentation", "line", "prose")  # each with soft prompts of its own

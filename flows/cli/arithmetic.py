@@ -1,10 +1,10 @@
 """In which arithmetic models were trained, or would be: 16 bits may be computed in float32."""
 
-from engine.spec.pool import Pool
-from engine.spec.record import Record
-from engine.spec.train import Train
-from infra.code_map import TRAINED
-from infra.dag import Node, Product
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.record import Record
+from atelier.engine.spec.train import Train
+from atelier.infra.code_map import TRAINED
+from atelier.infra.dag import Node, Product
 
 
 def computed(node: Node, product: Product, record: Record | None, pool: Pool) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import create_model
 
-from engine.spec.base import Spec
+from atelier.engine.spec.base import Spec
 
 # keys of shared sections, by the flow that has them and makes nothing of them; `*` stands for any name
 _OF_LABELS = ("score.max_examples", "score.shots")
@@ -36,7 +36,7 @@ def is_idle(flow: str, key: str) -> bool:
 @cache
 def body(name: str) -> Callable[..., Any]:
     """The plain function that is the DAG of flow `name`."""
-    return getattr(importlib.import_module(f"flows.{name}"), name)
+    return getattr(importlib.import_module(f"atelier.flows.{name}"), name)
 
 
 @cache

@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-PROJECT = Path(__file__).resolve().parent.parent.parent
+from atelier import PROJECT
+
 CONF = PROJECT / "conf"
 # libyaml where PyYAML has it: half of the time of a --help was the 84 files of a flow.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-SETTINGS = {"pool": ("engine.spec.pool", "Pool")}
+SETTINGS = {"pool": ("atelier.engine.spec.pool", "Pool")}
 BUILTIN = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict, "list": list}
 GROUP_WORD = re.compile(r"^\+{0,2}(?P<group>[\w/]+)(@(?P<package>[\w.]+))?=(?P<option>[^=]+)$")
 ENTRY = re.compile(r"^(?P<override>override )?(optional )?/?(?P<group>[\w/]+)(@(?P<package>[\w.]+))?$")
@@ -165,7 +165,11 @@ def parameters(flow: str) -> dict[str, Any]:
     tree = ast.parse((PROJECT / "flows" / f"{flow}.py").read_text())
     known: dict[str, Any] = dict(BUILTIN)
     for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("engine.spec."):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith("atelier.engine.spec.")
+        ):
             module = importlib.import_module(node.module)
             known |= {name.asname or name.name: getattr(module, name.name) for name in node.names}
     (body,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == flow]

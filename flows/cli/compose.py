@@ -7,25 +7,25 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.spec.base import Spec, nearest, parse
-from engine.spec.data import Score
-from engine.spec.error import ConfigError
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from engine.spec.role import Role
-from engine.spec.train import Train
-from engine.spec.trajectory import in_teaching_order, resolve_starts
-from flows.cli.bodies import is_idle, parameters
-from flows.cli.catalog import CONF, groups, options
-from flows.cli.interval import with_interval
-from flows.cli.layout import fastest_layout
-from flows.cli.overrides import check_overrides
-from flows.cli.warmup import check_warmups
-from infra.code_check import Resume
-from infra.learned import facts
-from infra.machine import num_cores
-from infra.store import default_root
-from infra.tracking.choice import TrackerSpec
+from atelier.engine.spec.base import Spec, nearest, parse
+from atelier.engine.spec.data import Score
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
+from atelier.engine.spec.trajectory import in_teaching_order, resolve_starts
+from atelier.flows.cli.bodies import is_idle, parameters
+from atelier.flows.cli.catalog import CONF, groups, options
+from atelier.flows.cli.interval import with_interval
+from atelier.flows.cli.layout import fastest_layout
+from atelier.flows.cli.overrides import check_overrides
+from atelier.flows.cli.warmup import check_warmups
+from atelier.infra.code_check import Resume
+from atelier.infra.learned import facts
+from atelier.infra.machine import num_cores
+from atelier.infra.store import default_root
+from atelier.infra.tracking.choice import TrackerSpec
 
 _lock = threading.Lock()  # Hydra's global state allows one composition at a time
 KEY = re.compile(r"^(?P<mark>\+{0,2}|~)(?P<key>[^=@~+]+)(?P<package>@[^=]+)?(?P<rest>=.*)?$", re.DOTALL)

@@ -14,29 +14,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engine.forkserver import is_possible
-from engine.spec.error import AtelierError, StoppedError, of_system, printable
-from engine.storage import is_local, local_path
-from flows.cli.bodies import body
-from flows.cli.compose import Frozen
-from flows.cli.lessons import take
-from flows.cli.page import show_plan, show_report
-from flows.cli.plan import Plan
-from flows.cli.pools import site_of
-from flows.cli.server import Server, is_own, own_server
-from flows.cli.work import mend, work
-from infra.dag import Node, Reference, scheduling, stop_scheduling
-from infra.existing import looking_in
-from infra.fork_servers import fork_server
-from infra.house import House, Listener
-from infra.lease import Holder
-from infra.manifests import described, write_manifest
-from infra.removal import wait_for_removals
-from infra.scratch import scratch_of
-from infra.slots import core_slots
-from infra.stack.stack import join_stack
-from infra.store import Store
-from infra.tracking.choice import TrackerSpec, open_tracker
+from atelier.engine.forkserver import is_possible
+from atelier.engine.spec.error import AtelierError, StoppedError, of_system, printable
+from atelier.engine.storage import is_local, local_path
+from atelier.flows.cli.bodies import body
+from atelier.flows.cli.compose import Frozen
+from atelier.flows.cli.lessons import take
+from atelier.flows.cli.page import show_plan, show_report
+from atelier.flows.cli.plan import Plan
+from atelier.flows.cli.pools import site_of
+from atelier.flows.cli.server import Server, is_own, own_server
+from atelier.flows.cli.work import mend, work
+from atelier.infra.dag import Node, Reference, scheduling, stop_scheduling
+from atelier.infra.existing import looking_in
+from atelier.infra.fork_servers import fork_server
+from atelier.infra.house import House, Listener
+from atelier.infra.lease import Holder
+from atelier.infra.manifests import described, write_manifest
+from atelier.infra.removal import wait_for_removals
+from atelier.infra.scratch import scratch_of
+from atelier.infra.slots import core_slots
+from atelier.infra.stack.stack import join_stack
+from atelier.infra.store import Store
+from atelier.infra.tracking.choice import TrackerSpec, open_tracker
 
 MOST_AT_ONCE = 16  # nodes; gangs wait for slots besides
 EMBEDDED = {

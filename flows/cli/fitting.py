@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.plan.search import Option, Out, mesh, search
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from engine.spec.role import Role
-from engine.spec.train import Train
-from infra.dag import Node
-from infra.machine import memory_gb
-from infra.slots import num_slots
+from atelier.engine.plan.search import Option, Out, mesh, search
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
+from atelier.infra.dag import Node
+from atelier.infra.machine import memory_gb
+from atelier.infra.slots import num_slots
 
 TRAINED = ("train", "finetune")
 MOST_DEVICES = 8192  # up to which a layout that would fit is looked for

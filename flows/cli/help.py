@@ -1,7 +1,7 @@
 """What `--help` prints, from the same tables and specs that the program runs by."""
 
-from flows.cli import catalog
-from flows.cli.syntax import COMMANDS, Command
+from atelier.flows.cli import catalog
+from atelier.flows.cli.syntax import COMMANDS, Command
 
 WIDTH = 22
 
@@ -10,7 +10,7 @@ def version() -> str:
     from importlib import metadata  # 0.03 s that only this needs
 
     try:
-        return f"atelier {metadata.version('atelier')}"
+        return f"atelier {metadata.version('atelier-lm')}"
     except metadata.PackageNotFoundError:  # run from a checkout
         return "atelier (not installed)"
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from engine.spec.walk import Place
-from flows.cli import catalog
-from flows.cli.help import row
+from atelier.engine.spec.walk import Place
+from atelier.flows.cli import catalog
+from atelier.flows.cli.help import row
 
 
 def of_flow(flow: str, words: tuple[str, ...] = ()) -> str:

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from engine.plan.estimate import estimate
-from engine.plan.goodput import steps_between
-from engine.spec.divisors import largest_divisor
-from engine.spec.error import ConfigError
-from engine.spec.layout import check_layout
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from engine.spec.train import Train
-from flows.cli.layout import trained, vocab_of
+from atelier.engine.plan.estimate import estimate
+from atelier.engine.plan.goodput import steps_between
+from atelier.engine.spec.divisors import largest_divisor
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.layout import check_layout
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.train import Train
+from atelier.flows.cli.layout import trained, vocab_of
 
 LOOKS = 16  # held-out losses of a run, where neither their steps nor those of checkpoints are given
 WITHOUT_MODEL = 100  # steps, where what is trained is known only later

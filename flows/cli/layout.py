@@ -5,15 +5,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine.plan.search import Option, search
-from engine.spec.divisors import divisors
-from engine.spec.error import ConfigError
-from engine.spec.layout import check_layout
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from engine.spec.role import Role
-from engine.spec.train import Train
-from flows.cli.fitting import limit_gb
+from atelier.engine.plan.search import Option, search
+from atelier.engine.spec.divisors import divisors
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.layout import check_layout
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
+from atelier.flows.cli.fitting import limit_gb
 
 AXES = ("replicate", "expert", "context", "tensor", "pipeline")
 

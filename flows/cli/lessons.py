@@ -3,12 +3,12 @@
 import time
 from typing import Any
 
-from flows.cli.plan import Plan
-from infra.dag import Node
-from infra.learned import Lesson, learn
-from infra.measured import measure
-from infra.store import Store
-from tasks.train import unpack
+from atelier.flows.cli.plan import Plan
+from atelier.infra.dag import Node
+from atelier.infra.learned import Lesson, learn
+from atelier.infra.measured import measure
+from atelier.infra.store import Store
+from atelier.tasks.train import unpack
 
 
 def measured(plan: Plan, store: Store) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 
-from engine.spec.error import AtelierError, ConfigError, DamageError, nearest, printable
-from flows.cli import catalog, help, hydra_flags, syntax
+from atelier.engine.spec.error import AtelierError, ConfigError, DamageError, nearest, printable
+from atelier.flows.cli import catalog, help, hydra_flags, syntax
 
 # numpy's products here are tiny: its threads would wait for each other, many times as long on a busy machine
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -56,7 +56,7 @@ def _dispatch(arguments: list[str]) -> int:
     elif first == "--version":
         print(help.version())
     elif first in ("--completion", "--complete"):
-        from flows.cli import complete  # here: only the Tab key needs it
+        from atelier.flows.cli import complete  # here: only the Tab key needs it
 
         print(complete.script(rest) if first == "--completion" else "\n".join(complete.candidates(*rest)))
     elif first == "--hydra-help":
@@ -67,10 +67,10 @@ def _dispatch(arguments: list[str]) -> int:
             print(help.of_command(command))
             return 0
         options = syntax.parse_words(command, rest)
-        return importlib.import_module(f"flows.cli.commands.{first}").run(options)
+        return importlib.import_module(f"atelier.flows.cli.commands.{first}").run(options)
     elif first in catalog.flow_names():
         if asks_help:
-            from flows.cli.help_flow import of_flow  # pydantic: 0.1 s that the other helps do without
+            from atelier.flows.cli.help_flow import of_flow  # pydantic: 0.1 s that the other helps do without
 
             print(of_flow(first, tuple(rest)))
             return 0
@@ -90,9 +90,9 @@ def _flow(flow: str, words: list[str], arguments: list[str]) -> int:
     ]
     if strange:
         raise syntax.unknown_option(f"atelier {flow}", strange[0], [*SWEEP, *RESUME, *hydra_flags.ASKING])
-    from flows.cli.overrides import resuming
-    from flows.cli.root import check_root  # pydantic and fsspec: 0.2 s that no help waits for
-    from flows.cli.run import run_command
+    from atelier.flows.cli.overrides import resuming
+    from atelier.flows.cli.root import check_root  # pydantic and fsspec: 0.2 s that no help waits for
+    from atelier.flows.cli.run import run_command
 
     words = resuming(words)
     check_root(will_write=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from reprlib import Repr
 from typing import Any
 
-from engine.spec.error import UNSEEN, ConfigError, nearest
-from flows.cli.catalog import CONF, options
+from atelier.engine.spec.error import UNSEEN, ConfigError, nearest
+from atelier.flows.cli.catalog import CONF, options
 
 SPECIAL = re.compile(r"(?<![\w-])_(?!here_|global_|group_|self_)[a-z]+_(?![\w-])")
 HYDRA = re.compile(r"^[\s+~/]*hydra(?=[\s./@=:]|$)|^[^=@]*@[^=]*(?<![\w-])hydra(?![\w-])")

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from engine.storage import join, read_bytes
-from flows.cli.plan import Plan, text_of
-from infra.dag import Node
-from infra.house import House
-from infra.store import Store
+from atelier.engine.storage import join, read_bytes
+from atelier.flows.cli.plan import Plan, text_of
+from atelier.infra.dag import Node
+from atelier.infra.house import House
+from atelier.infra.store import Store
 
 
 def show_plan(plan: Plan) -> None:
@@ -56,7 +56,7 @@ def _put(create: Callable[..., Any], **artifact: Any) -> None:
     """Put an artifact on the run's page, which is only for looking at: a server that is away keeps the run
     from nothing.
     """
-    from infra.stack.api import is_away  # with Prefect, as above
+    from atelier.infra.stack.api import is_away  # with Prefect, as above
 
     try:
         create(**artifact)

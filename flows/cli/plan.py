@@ -6,28 +6,28 @@ import contextvars
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.plan.estimate import estimate
-from engine.plan.goodput import steps_between
-from engine.spec.base import canonical, nearest
-from engine.spec.error import ConfigError
-from engine.spec.layout import check_layout
-from engine.spec.parallel import Parallel
-from engine.spec.role import Role
-from engine.spec.train import Train
-from flows.cli.arithmetic import computed, other_than_here
-from flows.cli.bodies import body
-from flows.cli.compose import Frozen
-from flows.cli.fitting import too_much
-from flows.cli.warmup import short_of
-from infra.code_check import Resume, made_by_other
-from infra.code_map import TRAINED, maps_of
-from infra.dag import Node, Product, Reference, scheduling
-from infra.existing import looking_in
-from infra.learned import factor
-from infra.manifests import comparable, nearest_run, parents_of, row_name
-from infra.store import Store
-from tasks import finetune as finetune_task
-from tasks import train as train_task
+from atelier.engine.plan.estimate import estimate
+from atelier.engine.plan.goodput import steps_between
+from atelier.engine.spec.base import canonical, nearest
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.layout import check_layout
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
+from atelier.flows.cli.arithmetic import computed, other_than_here
+from atelier.flows.cli.bodies import body
+from atelier.flows.cli.compose import Frozen
+from atelier.flows.cli.fitting import too_much
+from atelier.flows.cli.warmup import short_of
+from atelier.infra.code_check import Resume, made_by_other
+from atelier.infra.code_map import TRAINED, maps_of
+from atelier.infra.dag import Node, Product, Reference, scheduling
+from atelier.infra.existing import looking_in
+from atelier.infra.learned import factor
+from atelier.infra.manifests import comparable, nearest_run, parents_of, row_name
+from atelier.infra.store import Store
+from atelier.tasks import finetune as finetune_task
+from atelier.tasks import train as train_task
 
 MISSING = object()
 

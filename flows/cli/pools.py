@@ -2,14 +2,14 @@
 
 import yaml
 
-from engine.spec.base import parse
-from engine.spec.error import ConfigError
-from engine.spec.pool import Pool
-from engine.spec.site import Site
-from flows.cli.catalog import CONF, options
-from infra.batches import batch_of
-from infra.slots import num_slots
-from infra.stack.stack import LIGHT
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.site import Site
+from atelier.flows.cli.catalog import CONF, options
+from atelier.infra.batches import batch_of
+from atelier.infra.slots import num_slots
+from atelier.infra.stack.stack import LIGHT
 
 LIGHT_LIMIT = 50  # parent flows at once
 

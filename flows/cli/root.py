@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from engine.spec.error import ConfigError
-from engine.storage import is_local, local_path, reach
-from infra.exclusive import check_exclusive
-from infra.store import Store, default_root
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.storage import is_local, local_path, reach
+from atelier.infra.exclusive import check_exclusive
+from atelier.infra.store import Store, default_root
 
 WAY_OUT = "set ATELIER_ROOT to a folder that you may write to"
 

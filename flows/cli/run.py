@@ -7,17 +7,17 @@ import time
 
 from rich.console import Console
 
-from engine.spec.error import AtelierError, ConfigError, DamageError, StoppedError, printable
-from flows.cli.compose import Frozen, compose
-from flows.cli.execute import Outcome, is_configured, reuse_all, run_flow
-from flows.cli.overrides import FRESH
-from flows.cli.plan import Plan, draw
-from flows.cli.pools import check_launcher
-from flows.cli.screen import Screen
-from infra.dag import Node
-from infra.stack.stack import Stack, join_stack
-from infra.store import Store, default_root
-from tasks.register import is_owed
+from atelier.engine.spec.error import AtelierError, ConfigError, DamageError, StoppedError, printable
+from atelier.flows.cli.compose import Frozen, compose
+from atelier.flows.cli.execute import Outcome, is_configured, reuse_all, run_flow
+from atelier.flows.cli.overrides import FRESH
+from atelier.flows.cli.plan import Plan, draw
+from atelier.flows.cli.pools import check_launcher
+from atelier.flows.cli.screen import Screen
+from atelier.infra.dag import Node
+from atelier.infra.stack.stack import Stack, join_stack
+from atelier.infra.store import Store, default_root
+from atelier.tasks.register import is_owed
 
 LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports stand in the table above it
 BAD_INPUT = ConfigError.exit_code
@@ -37,7 +37,7 @@ def run_command(arguments: list[str], command: str) -> int:
         )
     if len(overrides) == len(arguments) - 1:
         return run_point(compose(flow, overrides), command)
-    from flows.sweep.command import run_sweep  # Hydra's sweepers: nothing that a single run waits for
+    from atelier.flows.sweep.command import run_sweep  # Hydra's sweepers: nothing that a single run waits for
 
     return run_sweep(flow, overrides, command)
 
@@ -93,7 +93,7 @@ def _on_pool(frozen: Frozen, plan: Plan, store: Store, screen: Screen) -> Outcom
     """Have a Prefect pool run it, and look on."""
     started = time.monotonic()
     join_stack(store.root)
-    from flows.served.submit import follow, submit  # Prefect: 1.5 s that no run here waits for
+    from atelier.flows.served.submit import follow, submit  # Prefect: 1.5 s that no run here waits for
 
     outcome = Outcome(run_id="", nodes=plan.nodes)
     missing = {node.name for node in plan.nodes if not is_made(node, store)}
@@ -139,9 +139,9 @@ def _ended(frozen: Frozen, outcome: Outcome, store: Store) -> int:
 
 def _show(report: Node, store: Store, frozen: Frozen) -> None:
     """The table, the lineage, where the report lies, and what to type next."""
-    from infra.card import gather  # draws on numbers that only a finished run has
-    from infra.lineage_draw import to_tree
-    from infra.report import terminal_table
+    from atelier.infra.card import gather  # draws on numbers that only a finished run has
+    from atelier.infra.lineage_draw import to_tree
+    from atelier.infra.report import terminal_table
 
     content = gather(report, store, "")
     console = Console(highlight=False)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from engine.spec.error import printable
+from atelier.engine.spec.error import printable
 
 EVERY_S = 5.0
 

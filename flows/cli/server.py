@@ -1,4 +1,4 @@
-"""The Prefect server of one run: `python -m flows.cli.server`, ended with the process that started it.
+"""The Prefect server of one run: `python -m atelier.flows.cli.server`, ended with who started it.
 
 Prefect's own temporary server shares the terminal's process group, so that Ctrl-C ends it before the flow has
 told it of its stop; and it stays behind when the flow is killed. This one leads a session of its own and ends
@@ -21,9 +21,9 @@ from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 
-from engine.spec.error import AtelierError
+from atelier import IMPORT_ROOT
+from atelier.engine.spec.error import AtelierError
 
-PROJECT = Path(__file__).resolve().parent.parent.parent
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 FAREWELL_S = 5.0  # for what is still to be written when the flow's process has ended
 PATIENCE_S = 240.0  # for its start: on a machine with ten times as much to do as cores it takes two minutes
@@ -63,14 +63,14 @@ class Server:
         descriptor = self._listener.fileno()
         with open(self.log, "ab" if self._restarts else "wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "flows.cli.server", str(descriptor), str(self.home)],
+                [sys.executable, "-m", "atelier.flows.cli.server", str(descriptor), str(self.home)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 env=os.environ | EPHEMERAL | {"PREFECT_HOME": str(self.home)},
                 pass_fds=(descriptor,),
                 start_new_session=True,
-                cwd=PROJECT,
+                cwd=IMPORT_ROOT,
             )
 
     def wait(self) -> None:
@@ -198,8 +198,8 @@ def main(descriptor: int, home: Path) -> None:
     import uvicorn  # with Prefect's server: seconds that only this process spends
     from prefect.server.api.server import create_app
 
-    from infra.stack.one_writer import one_writer
-    from infra.stack.tables import make_tables
+    from atelier.infra.stack.one_writer import one_writer
+    from atelier.infra.stack.tables import make_tables
 
     one_writer()
     server = uvicorn.Server(uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on"))

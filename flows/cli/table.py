@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engine.spec.error import printable
+from atelier.engine.spec.error import printable
 
 
 def print_table(

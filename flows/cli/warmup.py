@@ -5,13 +5,13 @@ is shorter than what the configuration was written for, its plan says so.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from engine.spec.data import Finetune
-from engine.spec.role import Role
-from engine.spec.schedule import Schedule
-from engine.spec.train import Train
-from flows.cli.fitting import TRAINED
-from flows.cli.layout import trained
-from infra.dag import Node
+from atelier.engine.spec.data import Finetune
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.schedule import Schedule
+from atelier.engine.spec.train import Train
+from atelier.flows.cli.fitting import TRAINED
+from atelier.flows.cli.layout import trained
+from atelier.infra.dag import Node
 
 
 def check_warmups(arguments: Any, overrides: Iterable[str]) -> None:

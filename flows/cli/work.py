@@ -7,9 +7,9 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-from engine.spec.error import AtelierError, StoppedError, of_system
-from infra.dag import Node
-from infra.house import House
+from atelier.engine.spec.error import AtelierError, StoppedError, of_system
+from atelier.infra.dag import Node
+from atelier.infra.house import House
 
 
 def work(node: Node, house: House, states: dict[str, str], errors: dict[str, Exception]) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def work(node: Node, house: House, states: dict[str, str], errors: dict[str, Exc
     is_reused = not house.missing(node)
     handle = house.tracker.start_task(node, is_reused)
     try:
-        task = importlib.import_module(f"tasks.{node.task}")
+        task = importlib.import_module(f"atelier.tasks.{node.task}")
         if is_reused:
             mend([node], house)
         if is_reused and hasattr(task, "reuse"):  # what it did beside its artifact
@@ -49,7 +49,7 @@ def work(node: Node, house: House, states: dict[str, str], errors: dict[str, Exc
 def mend(nodes: list[Node], house: House) -> None:
     """Write anew what is damaged beside the finished products of these nodes."""
     for node in nodes:
-        task = importlib.import_module(f"tasks.{node.task}")
+        task = importlib.import_module(f"atelier.tasks.{node.task}")
         if hasattr(task, "mend"):
             task.mend(node, house)
 

@@ -15,9 +15,9 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.context import hydrated_context, serialize_context
 
-from flows.cli.execute import Outcome
-from flows.served.live import forget_live, left_s, read_live
-from infra.house import House
+from atelier.flows.cli.execute import Outcome
+from atelier.flows.served.live import forget_live, left_s, read_live
+from atelier.infra.house import House
 
 EVERY_S = 5.0
 

@@ -8,22 +8,22 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
-from engine.spec.error import AtelierError, StoppedError
-from engine.spec.pool import Pool
-from flows.cli.execute import stopping
-from flows.cli.pools import site_of
-from flows.cli.work import work
-from flows.served.presence import present, watching_worker
-from flows.served.reporter import Reporter
-from infra.code_check import Resume
-from infra.dag import Node
-from infra.house import House
-from infra.launch import DiedError
-from infra.meeting import place_of
-from infra.scratch import scratch_of
-from infra.slots import core_slots
-from infra.store import Store, default_root
-from infra.tracking.choice import TrackerSpec, open_tracker
+from atelier.engine.spec.error import AtelierError, StoppedError
+from atelier.engine.spec.pool import Pool
+from atelier.flows.cli.execute import stopping
+from atelier.flows.cli.pools import site_of
+from atelier.flows.cli.work import work
+from atelier.flows.served.presence import present, watching_worker
+from atelier.flows.served.reporter import Reporter
+from atelier.infra.code_check import Resume
+from atelier.infra.dag import Node
+from atelier.infra.house import House
+from atelier.infra.launch import DiedError
+from atelier.infra.meeting import place_of
+from atelier.infra.scratch import scratch_of
+from atelier.infra.slots import core_slots
+from atelier.infra.store import Store, default_root
+from atelier.infra.tracking.choice import TrackerSpec, open_tracker
 
 
 def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
@@ -63,7 +63,7 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
         try:
             with stopping(house.stop), present(house.stop), watching_worker(house.stop, orphaned):
                 if house.place is not None and not house.place.is_first:
-                    house.follow(node, "engine.train", node.ranks, int(node.layout["threads"]))
+                    house.follow(node, "atelier.engine.train", node.ranks, int(node.layout["threads"]))
                     return Completed(message=f"node {house.place.index} of {house.place.size} is done")
                 work(node, house, {}, {})
             status = "finished"

@@ -1,5 +1,5 @@
 """Put every flow, with its form, and every pool of conf/ on the Prefect server. For one that `atelier up` did
-not start: `python -m flows.served.deploy`.
+not start: `python -m atelier.flows.served.deploy`.
 """
 
 import sys
@@ -7,14 +7,21 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.spec.error import AtelierError
-from engine.spec.pool import Pool
-from flows.cli.catalog import flow_names, flow_text
-from flows.cli.pools import LIGHT_LIMIT, gangs_at_once, served_pools
-from flows.served.forms import form
-from infra.stack import api
-from infra.stack.deploy import WORK, Deployed, put_deployment, put_pool, put_queues, put_zombie_automation
-from infra.stack.stack import LIGHT
+from atelier.engine.spec.error import AtelierError
+from atelier.engine.spec.pool import Pool
+from atelier.flows.cli.catalog import flow_names, flow_text
+from atelier.flows.cli.pools import LIGHT_LIMIT, gangs_at_once, served_pools
+from atelier.flows.served.forms import form
+from atelier.infra.stack import api
+from atelier.infra.stack.deploy import (
+    WORK,
+    Deployed,
+    put_deployment,
+    put_pool,
+    put_queues,
+    put_zombie_automation,
+)
+from atelier.infra.stack.stack import LIGHT
 
 WORKER_S = 60.0
 

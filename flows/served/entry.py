@@ -1,4 +1,5 @@
-"""What Prefect's deployments name: `flows.served.entry.<flow>` for every flow, and `flows.served.entry.work`.
+"""What Prefect's deployments name: `atelier.flows.served.entry.<flow>` for every flow, and
+`atelier.flows.served.entry.work`.
 
 A worker imports this file from the code that it was started with. A run brings its own code, frozen when it
 was submitted, so nothing else of the project stays imported until that is in its place.
@@ -15,7 +16,6 @@ from typing import Any
 import prefect
 from prefect.states import Failed
 
-OURS = ("flows", "tasks", "infra", "engine")
 WORK_PARAMETERS = ("node", "run", "code", "gang")
 
 
@@ -29,10 +29,10 @@ def __getattr__(name: str) -> Any:
 def _made(name: str) -> Any:
     """The Prefect flow called `name`: the form's fields are its parameters, all of them optional."""
     if name == "work":
-        return _flow("work", WORK_PARAMETERS, "flows.served.child")
-    from flows.served.forms import form  # the installed code's: the deployment was made with it
+        return _flow("work", WORK_PARAMETERS, "atelier.flows.served.child")
+    from atelier.flows.served.forms import form  # the installed code's: the deployment was made with it
 
-    return _flow(name, tuple(form(name)["properties"]), "flows.served.parent")
+    return _flow(name, tuple(form(name)["properties"]), "atelier.flows.served.parent")
 
 
 def _flow(name: str, parameters: tuple[str, ...], module: str) -> Any:
@@ -57,9 +57,9 @@ def use_code(digest: str) -> str:
     """
     if not digest:
         return ""
-    from engine.spec.error import AtelierError  # the installed code's, only to find the other
-    from infra.snapshot import installed, thaw  # as above
-    from infra.store import default_root  # as above
+    from atelier.engine.spec.error import AtelierError  # the installed code's, only to find the other
+    from atelier.infra.snapshot import installed, thaw  # as above
+    from atelier.infra.store import default_root  # as above
 
     if installed() == digest:
         return ""
@@ -67,7 +67,7 @@ def use_code(digest: str) -> str:
         folder = thaw(default_root(), digest, Path.home() / ".cache" / "atelier" / "code")
     except AtelierError as error:
         return str(error)
-    for module in [name for name in sys.modules if name.split(".")[0] in OURS and name != __name__]:
+    for module in [name for name in sys.modules if name.split(".")[0] == "atelier" and name != __name__]:
         del sys.modules[module]
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = str(folder)  # for gangs and their guards

@@ -14,15 +14,15 @@ from typing import Any
 
 from pydantic import create_model
 
-from engine.spec.error import ConfigError, nearest
-from engine.spec.pool import Pool
-from engine.spec.registry import spec_class
-from engine.spec.walk import Place
-from flows.cli.bodies import is_idle
-from flows.cli.bodies import parameters as parameters_of
-from flows.cli.catalog import Choice, Shape, flow_names, option_text, options, used_choices
-from flows.cli.overrides import MOST_LETTERS, SHOWN, UNSEEN, check_overrides, shown
-from flows.cli.pools import pool_of
+from atelier.engine.spec.error import ConfigError, nearest
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.registry import spec_class
+from atelier.engine.spec.walk import Place
+from atelier.flows.cli.bodies import is_idle
+from atelier.flows.cli.bodies import parameters as parameters_of
+from atelier.flows.cli.catalog import Choice, Shape, flow_names, option_text, options, used_choices
+from atelier.flows.cli.overrides import MOST_LETTERS, SHOWN, UNSEEN, check_overrides, shown
+from atelier.flows.cli.pools import pool_of
 
 POOL_WHEN_BLANK = "local"
 ALWAYS = ("experiment", "pool")

@@ -7,8 +7,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from engine.spec.error import DamageError
-from engine.storage import join, names, read_object, remove, write_bytes
+from atelier.engine.spec.error import DamageError
+from atelier.engine.storage import join, names, read_object, remove, write_bytes
 
 EVERY_S = 2.0
 

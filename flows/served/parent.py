@@ -15,20 +15,20 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
-from engine.spec.error import AtelierError, ConfigError
-from engine.spec.role import Role
-from flows.cli.compose import Frozen, compose
-from flows.cli.execute import Host, Outcome, run_flow
-from flows.cli.plan import Plan, draw
-from flows.served.board import Board
-from flows.served.forms import POOL_WHEN_BLANK, to_overrides
-from flows.served.presence import present
-from flows.served.remote import Remote
-from flows.sweep.ledger import Entry, Ledger
-from flows.sweep.point import with_companions
-from infra.snapshot import freeze
-from infra.stack.api import page
-from infra.store import Store, default_root
+from atelier.engine.spec.error import AtelierError, ConfigError
+from atelier.engine.spec.role import Role
+from atelier.flows.cli.compose import Frozen, compose
+from atelier.flows.cli.execute import Host, Outcome, run_flow
+from atelier.flows.cli.plan import Plan, draw
+from atelier.flows.served.board import Board
+from atelier.flows.served.forms import POOL_WHEN_BLANK, to_overrides
+from atelier.flows.served.presence import present
+from atelier.flows.served.remote import Remote
+from atelier.flows.sweep.ledger import Entry, Ledger
+from atelier.flows.sweep.point import with_companions
+from atelier.infra.snapshot import freeze
+from atelier.infra.stack.api import page
+from atelier.infra.store import Store, default_root
 
 LONGEST = 2000  # characters of an error: it may repeat what the user wrote
 

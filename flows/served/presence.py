@@ -17,8 +17,8 @@ from prefect.events import Event, Resource
 from prefect.runtime import flow_run
 from prefect.states import Running
 
-from infra.stack import api
-from infra.stack.deploy import DEAD_AFTER_S, HEARTBEAT, is_silence
+from atelier.infra.stack import api
+from atelier.infra.stack.deploy import DEAD_AFTER_S, HEARTBEAT, is_silence
 
 POLL_S = 5.0
 ORPHAN_POLL_S = 1.0

@@ -9,17 +9,17 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.deployments import run_deployment
 from prefect.runtime import flow_run
 
-from engine.spec.error import AtelierError, ConfigError, StoppedError
-from flows.cli.compose import Frozen
-from flows.cli.execute import Outcome
-from flows.cli.work import work
-from flows.served.board import Board
-from flows.served.presence import end_of
-from infra.dag import Node
-from infra.house import House
-from infra.meeting import Place, document_of
-from infra.stack import api
-from infra.stack.deploy import WORK
+from atelier.engine.spec.error import AtelierError, ConfigError, StoppedError
+from atelier.flows.cli.compose import Frozen
+from atelier.flows.cli.execute import Outcome
+from atelier.flows.cli.work import work
+from atelier.flows.served.board import Board
+from atelier.flows.served.presence import end_of
+from atelier.infra.dag import Node
+from atelier.infra.house import House
+from atelier.infra.meeting import Place, document_of
+from atelier.infra.stack import api
+from atelier.infra.stack.deploy import WORK
 
 SPREAD = ("train",)  # tasks whose gangs may hold several nodes
 RESTARTS = 3

@@ -16,10 +16,10 @@ from prefect.artifacts import (
 )
 from prefect.context import hydrated_context, serialize_context
 
-from flows.served.board import EVERY_S, log_message, losses, replace_artifact, time_text
-from flows.served.live import Live, left_s
-from flows.served.sketch import as_markdown, sketch
-from infra.dag import Node
+from atelier.flows.served.board import EVERY_S, log_message, losses, replace_artifact, time_text
+from atelier.flows.served.live import Live, left_s
+from atelier.flows.served.sketch import as_markdown, sketch
+from atelier.infra.dag import Node
 
 PICTURE_S = 15.0  # between two pictures
 

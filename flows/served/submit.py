@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 from prefect.client.schemas.objects import FlowRun
 
-from engine.spec.error import AtelierError, ConfigError, StoppedError
-from flows.cli.compose import Frozen
-from flows.cli.overrides import check_overrides
-from flows.served.board import time_text
-from flows.served.live import left_s, read_live
-from flows.served.presence import end_of
-from infra.snapshot import freeze
-from infra.stack import api
-from infra.stack.deploy import DEPLOYMENT
-from infra.stack.stack import LIGHT
-from infra.store import Store
+from atelier.engine.spec.error import AtelierError, ConfigError, StoppedError
+from atelier.flows.cli.compose import Frozen
+from atelier.flows.cli.overrides import check_overrides
+from atelier.flows.served.board import time_text
+from atelier.flows.served.live import left_s, read_live
+from atelier.flows.served.presence import end_of
+from atelier.infra.snapshot import freeze
+from atelier.infra.stack import api
+from atelier.infra.stack.deploy import DEPLOYMENT
+from atelier.infra.stack.stack import LIGHT
+from atelier.infra.store import Store
 
 POLL_S = 1.0
 EVERY_S = 5.0

@@ -6,18 +6,18 @@ page is written here, once all is made: nodes need no way to the tracker.
 
 import shlex
 
-from engine.spec.error import ConfigError, of_system
-from flows.cli.compose import Frozen
-from flows.cli.execute import new_run_id
-from flows.cli.plan import draw_nodes
-from flows.sweep.fleet import RESTARTS, Ask, Elsewhere, Ending, Fleet, Running, Tell
-from flows.sweep.ledger import FAILED, PRUNED, STOPPED
-from flows.sweep.looking import Look
-from infra.away import Away, Standing
-from infra.slots import num_slots
-from infra.slurm import SlurmBatch
-from infra.snapshot import freeze
-from infra.store import Store
+from atelier.engine.spec.error import ConfigError, of_system
+from atelier.flows.cli.compose import Frozen
+from atelier.flows.cli.execute import new_run_id
+from atelier.flows.cli.plan import draw_nodes
+from atelier.flows.sweep.fleet import RESTARTS, Ask, Elsewhere, Ending, Fleet, Running, Tell
+from atelier.flows.sweep.ledger import FAILED, PRUNED, STOPPED
+from atelier.flows.sweep.looking import Look
+from atelier.infra.away import Away, Standing
+from atelier.infra.slots import num_slots
+from atelier.infra.slurm import SlurmBatch
+from atelier.infra.snapshot import freeze
+from atelier.infra.store import Store
 
 FORGOTTEN = Standing("over", "Slurm knows it no more")
 
@@ -73,7 +73,7 @@ class InArray(Elsewhere):
             nodes=1,
             ranks=num_slots(frozen.pool),
             threads=1 if frozen.pool.is_cpu else max(threads),
-            module="flows.sweep.element",
+            module="atelier.flows.sweep.element",
             more=(freeze(store.root),),
             elements=tuple(one.point.number for one in fresh),
             at_once=self.at_once,

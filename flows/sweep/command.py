@@ -6,19 +6,19 @@ import tempfile
 import threading
 from typing import Any
 
-from engine.spec.error import ConfigError, StoppedError
-from engine.storage import is_local, join, local_path
-from flows.cli.catalog import CONF
-from flows.cli.compose import SETTINGS, explained, parameters, prepared
-from flows.cli.execute import Outcome
-from flows.cli.overrides import check_overrides
-from flows.cli.run import DRY, run_to_end
-from flows.cli.table import print_table
-from flows.sweep.ledger import FAILED, About, Entry, Ledger
-from flows.sweep.point import Point
-from flows.sweep.report import show
-from flows.sweep.session import Session
-from infra.store import Store, default_root
+from atelier.engine.spec.error import ConfigError, StoppedError
+from atelier.engine.storage import is_local, join, local_path
+from atelier.flows.cli.catalog import CONF
+from atelier.flows.cli.compose import SETTINGS, explained, parameters, prepared
+from atelier.flows.cli.execute import Outcome
+from atelier.flows.cli.overrides import check_overrides
+from atelier.flows.cli.run import DRY, run_to_end
+from atelier.flows.cli.table import print_table
+from atelier.flows.sweep.ledger import FAILED, About, Entry, Ledger
+from atelier.flows.sweep.point import Point
+from atelier.flows.sweep.report import show
+from atelier.flows.sweep.session import Session
+from atelier.infra.store import Store, default_root
 
 HYDRA = "hydra"
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
@@ -184,7 +184,7 @@ def _print(entries: list[Entry], session: Session) -> None:
 
 def _say_plan(session: Session) -> int:
     """What would run: per point and in all, every artifact counted once."""
-    from flows.cli.plan import draw
+    from atelier.flows.cli.plan import draw
 
     seen: set[str] = set()
     rows, run, reuse, hours = [], 0, 0, 0.0

@@ -1,4 +1,5 @@
-"""A point of a sweep as an element of a job array: `python -m flows.sweep.element <root> <sweep> <code>`.
+"""A point of a sweep as an element of a job array:
+`python -m atelier.flows.sweep.element <root> <sweep> <code>`.
 
 It makes what the point asks for on this node, and tells the sweep's ledger how it ended. SIGTERM ends it at a
 checkpoint; one that was preempted is started again.
@@ -13,18 +14,18 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from engine.spec.error import AtelierError, ConfigError, StoppedError, of_system
-from engine.spec.role import Role
-from flows.cli.compose import compose
-from flows.cli.execute import Outcome, run_flow
-from flows.cli.plan import draw
-from flows.cli.screen import Screen
-from flows.sweep.ledger import DONE, FAILED, STOPPED, Entry, Ledger
-from flows.sweep.point import with_companions
-from infra.slurm import requeue_this_job
-from infra.snapshot import go_on_frozen
-from infra.store import Store
-from infra.tracking.choice import TrackerSpec
+from atelier.engine.spec.error import AtelierError, ConfigError, StoppedError, of_system
+from atelier.engine.spec.role import Role
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.execute import Outcome, run_flow
+from atelier.flows.cli.plan import draw
+from atelier.flows.cli.screen import Screen
+from atelier.flows.sweep.ledger import DONE, FAILED, STOPPED, Entry, Ledger
+from atelier.flows.sweep.point import with_companions
+from atelier.infra.slurm import requeue_this_job
+from atelier.infra.snapshot import go_on_frozen
+from atelier.infra.store import Store
+from atelier.infra.tracking.choice import TrackerSpec
 
 NUMBER = "SLURM_ARRAY_TASK_ID"
 
@@ -45,7 +46,7 @@ def run(ledger: Ledger, entry: Entry, hear: Any, stop: threading.Event) -> Outco
 
 def main() -> int:
     root, sweep, code = sys.argv[1:]
-    go_on_frozen(root, code, "flows.sweep.element", root, sweep, code)
+    go_on_frozen(root, code, "atelier.flows.sweep.element", root, sweep, code)
     os.environ["ATELIER_ROOT"] = root
     stop, moved = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())  # until the run has a handler of its own

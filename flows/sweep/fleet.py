@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.spec.error import AtelierError, ConfigError, StoppedError
-from flows.sweep.ledger import DONE, FAILED, PRUNED, STOPPED, Entry, Ledger
-from flows.sweep.looking import Look, Looking, LookingThread
-from flows.sweep.point import Point
+from atelier.engine.spec.error import AtelierError, ConfigError, StoppedError
+from atelier.flows.sweep.ledger import DONE, FAILED, PRUNED, STOPPED, Entry, Ledger
+from atelier.flows.sweep.looking import Look, Looking, LookingThread
+from atelier.flows.sweep.point import Point
 
 RESTARTS = 3
 POLL_S = 1.0
@@ -148,8 +148,8 @@ class OnPool(Elsewhere):
             self._submit(one, adopt=True)
 
     def _submit(self, one: Running, *, adopt: bool) -> None:
-        from infra.stack import api  # Prefect: 1.5 s that no sweep here waits for
-        from infra.stack.deploy import DEPLOYMENT  # as above
+        from atelier.infra.stack import api  # Prefect: 1.5 s that no sweep here waits for
+        from atelier.infra.stack.deploy import DEPLOYMENT  # as above
 
         entry = one.entry = self.fleet.ledger.entry(one.point.number)
         if adopt and entry.runs:
@@ -171,15 +171,15 @@ class OnPool(Elsewhere):
         self.fleet.say(f"#{entry.number}: {shlex.join(one.point.words)}   {api.page(run_id)}")
 
     def cancel(self, one: Running) -> None:
-        from infra.stack import api  # as above
+        from atelier.infra.stack import api  # as above
 
         if not one.is_cancelled:
             one.is_cancelled = True
             api.cancel(one.entry.runs[-1])
 
     def watch(self) -> None:
-        from flows.served.presence import end_of  # as above
-        from infra.stack import api  # as above
+        from atelier.flows.served.presence import end_of  # as above
+        from atelier.infra.stack import api  # as above
 
         for one in list(self.running):
             run = api.read_run(one.entry.runs[-1])

@@ -13,13 +13,13 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 
-from engine.spec.error import ConfigError
-from engine.spec.train import Train
-from flows.sweep.fleet import Ending
-from flows.sweep.ledger import DONE, Entry
-from flows.sweep.point import Point
-from flows.sweep.session import Session
-from infra.heldout import WAY_OUT, differing
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.train import Train
+from atelier.flows.sweep.fleet import Ending
+from atelier.flows.sweep.ledger import DONE, Entry
+from atelier.flows.sweep.point import Point
+from atelier.flows.sweep.session import Session
+from atelier.infra.heldout import WAY_OUT, differing
 
 
 def sweep(

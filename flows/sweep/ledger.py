@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from engine.spec.base import fingerprint
-from engine.spec.error import ConfigError, DamageError
-from engine.storage import join, names, read_object, write_bytes
-from infra.exclusive import create_exclusive
-from infra.lease import Holder, Renewal, take
-from infra.store import Store
+from atelier.engine.spec.base import fingerprint
+from atelier.engine.spec.error import ConfigError, DamageError
+from atelier.engine.storage import join, names, read_object, write_bytes
+from atelier.infra.exclusive import create_exclusive
+from atelier.infra.lease import Holder, Renewal, take
+from atelier.infra.store import Store
 
 FOLDER = "sweeps"
 ID = re.compile(r"[0-9a-f]{12}")

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from engine.spec.run import Segment
-from flows.sweep.point import Point
-from infra.tracking.curve import Reader
-from infra.trajectory import segments
-from tasks import train
+from atelier.engine.spec.run import Segment
+from atelier.flows.sweep.point import Point
+from atelier.infra.tracking.curve import Reader
+from atelier.infra.trajectory import segments
+from atelier.tasks import train
 
 POLL_S = 0.5
 Look = Callable[[Point, int, float], bool]  # a step and its held-out loss; False = stop it

@@ -29,14 +29,14 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState
 
-from engine.spec.error import ConfigError
-from engine.storage import is_local, join, local_path
-from flows.sweep.fleet import Ending
-from flows.sweep.ledger import DONE, PRUNED, STOPPED, Entry
-from flows.sweep.point import Point
-from flows.sweep.session import DIRECTIONS, Session, listed
-from infra.heldout import WAY_OUT, differing
-from infra.manifests import measured
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.storage import is_local, join, local_path
+from atelier.flows.sweep.fleet import Ending
+from atelier.flows.sweep.ledger import DONE, PRUNED, STOPPED, Entry
+from atelier.flows.sweep.point import Point
+from atelier.flows.sweep.session import DIRECTIONS, Session, listed
+from atelier.infra.heldout import WAY_OUT, differing
+from atelier.infra.manifests import measured
 
 NUMBER = "atelier.number"  # a trial's point
 WORDS = "atelier.words"

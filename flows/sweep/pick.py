@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.spec.base import nearest
-from engine.spec.error import ConfigError
-from engine.spec.record import Record
-from engine.storage import join, names
-from flows.sweep.ledger import DONE, FOLDER, Entry, Ledger
-from infra.heldout import WAY_OUT, differing, held_out_of
-from infra.manifests import manifests, measured
-from infra.store import Store
+from atelier.engine.spec.base import nearest
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.record import Record
+from atelier.engine.storage import join, names
+from atelier.flows.sweep.ledger import DONE, FOLDER, Entry, Ledger
+from atelier.infra.heldout import WAY_OUT, differing, held_out_of
+from atelier.infra.manifests import manifests, measured
+from atelier.infra.store import Store
 
 FEWEST_DIGITS = 4
 RISING = ("accuracy", "auc", "f1", "exact_match")  # words of which more is better

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from engine.spec.base import canonical, fingerprint
-from engine.spec.error import AtelierError, ConfigError
-from engine.spec.heldout import held_out_name
-from engine.spec.role import Role
-from flows.cli.compose import Frozen, compose
-from infra.dag import Node
-from infra.manifests import described, measured
-from infra.store import Store
+from atelier.engine.spec.base import canonical, fingerprint
+from atelier.engine.spec.error import AtelierError, ConfigError
+from atelier.engine.spec.heldout import held_out_name
+from atelier.engine.spec.role import Role
+from atelier.flows.cli.compose import Frozen, compose
+from atelier.infra.dag import Node
+from atelier.infra.manifests import described, measured
+from atelier.infra.store import Store
 
 SEPARATOR = "~"
 FORCED = re.compile(r"^\+\+")  # what `prepared` puts before a key for Hydra

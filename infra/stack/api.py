@@ -16,7 +16,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
 from prefect.states import Cancelling
 
-from engine.spec.error import ConfigError
+from atelier.engine.spec.error import ConfigError
 
 SEEN_S = 90  # a worker that was not heard for longer is no worker
 AWAY = (httpx.TransportError, OSError)

@@ -1,5 +1,6 @@
-"""The servers of a cluster, each alone in its container: `python -m infra.stack.cluster prefect`, `services`
-or `mlflow`; `check` only looks whether the secrets are any. All that they need comes by the environment.
+"""The servers of a cluster, each alone in its container: `python -m atelier.infra.stack.cluster prefect`,
+`services` or `mlflow`; `check` only looks whether the secrets are any. All that they need is in their
+environment.
 """
 
 import os
@@ -9,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from engine.spec.error import AtelierError, ConfigError
-from infra.stack.settings import QUIET, Credentials, mlflow_users, own_origins
+from atelier.engine.spec.error import AtelierError, ConfigError
+from atelier.infra.stack.settings import QUIET, Credentials, mlflow_users, own_origins
 
 USER = "atelier"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000  # inside; what is published is the compose file's affair
@@ -108,10 +109,17 @@ def renew_login(database: str, login: Credentials) -> None:
 def command(part: str, given: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """What runs the part, and what is added to its environment."""
     if part == "prefect":
-        arguments = ["infra.stack.gate", str(PREFECT_PORT), EVERYWHERE, *own_urls(PREFECT_PORT, given)]
+        arguments = [
+            "atelier.infra.stack.gate",
+            str(PREFECT_PORT),
+            EVERYWHERE,
+            *own_urls(PREFECT_PORT, given),
+        ]
         return arguments, prefect(given) | {"PREFECT__SERVER_WEBSERVER_ONLY": "1"}
     if part == "services":
-        return ["infra.stack.services"], prefect(given) | {"PREFECT_API_DATABASE_MIGRATE_ON_START": "false"}
+        return ["atelier.infra.stack.services"], prefect(given) | {
+            "PREFECT_API_DATABASE_MIGRATE_ON_START": "false"
+        }
     urls = own_urls(MLFLOW_PORT, given)
     hosts = [urlsplit(url).netloc for url in urls]
     arguments = ["mlflow", "server", "--app-name", "basic-auth", "--workers", "1", "--host", EVERYWHERE]

@@ -21,11 +21,11 @@ DEPLOYMENT = "atelier"  # every flow's deployment: `titan/atelier`
 WORK = "work"
 TAG = "atelier"
 DEAD_AFTER_S = 60  # two heartbeats
-ENTRY = "flows.served.entry"
+ENTRY = "atelier.flows.served.entry"
 # A pool's jobs are this command in the worker's environment. Whoever may submit a run must not be able to
 # choose either: the template has no variables, and no `env`, into which a worker would merge the run's own.
 TEMPLATE: dict[str, Any] = {
-    "job_configuration": {"stream_output": True, "command": "python -m infra.stack.flow_process"},
+    "job_configuration": {"stream_output": True, "command": "python -m atelier.infra.stack.flow_process"},
     "variables": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 QUEUES = ("urgent", "default", "idle")

@@ -1,5 +1,5 @@
-"""The process of one flow run on a worker: `python -m infra.stack.flow_process`, Prefect's engine with
-settings of its own. A pool's template names it, a literal that no run can change.
+"""The process of one flow run on a worker: `python -m atelier.infra.stack.flow_process`, Prefect's engine
+with settings of its own. A pool's template names it, a literal that no run can change.
 """
 
 import logging

@@ -1,5 +1,5 @@
-"""Prefect's server behind a gate: `python -m infra.stack.gate <port>`, in a container
-`python -m infra.stack.gate <port> <address to listen on> <its own URLs>`.
+"""Prefect's server behind a gate: `python -m atelier.infra.stack.gate <port>`, in a container
+`python -m atelier.infra.stack.gate <port> <address to listen on> <its own URLs>`.
 
 Its own middleware asks for the password and takes any host name. The gate refuses, before that, what comes
 from a page of another site, or under a name that somebody has let point at this machine.
@@ -14,9 +14,9 @@ import uvicorn
 from prefect.server.api.server import create_app
 from prefect.settings import get_current_settings
 
-from infra.stack.one_writer import one_writer
-from infra.stack.settings import HOST, own_origins
-from infra.stack.tables import make_tables
+from atelier.infra.stack.one_writer import one_writer
+from atelier.infra.stack.settings import HOST, own_origins
+from atelier.infra.stack.tables import make_tables
 
 REFUSED = b"this server answers only to its own address and its own pages"
 

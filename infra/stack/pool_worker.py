@@ -1,5 +1,5 @@
-"""Prefect's worker, `python -m infra.stack.pool_worker worker start ...`, that does not die of a run which is
-started again while it still ends, and that can be ended wherever it was started.
+"""Prefect's worker, `python -m atelier.infra.stack.pool_worker worker start ...`, that does not die of a run
+which is started again while it still ends, and that can be ended wherever it was started.
 
 Prefect 3.8 takes a run's token of the worker's limit when it submits it, and raises where the run has one
 already: a cancelled run that is set to run again at once. Such a run is left for the next look, when its

@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.spec.error import AtelierError, ConfigError
-from infra.lease import Holder
+from atelier import IMPORT_ROOT
+from atelier.engine.spec.error import AtelierError, ConfigError
+from atelier.infra.lease import Holder
 
 PATIENCE_S = 90.0
 GRACE_S = 20.0
-PROJECT = Path(__file__).resolve().parent.parent.parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def start(service: Service, folder: Path) -> dict[str, Any]:
             env=service.environment,
             start_new_session=True,
             umask=service.umask,
-            cwd=PROJECT,
+            cwd=IMPORT_ROOT,
         )
     _children.append(process)
     return {"holder": asdict(Holder.of(process.pid, service.name)), "url": service.url, "log": str(log)}

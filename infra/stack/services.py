@@ -1,5 +1,5 @@
-"""Prefect's background services, `python -m infra.stack.services`: what `prefect server services start` runs,
-with a pulse. They answer no requests, so a file whose time goes on says that they live.
+"""Prefect's background services, `python -m atelier.infra.stack.services`: what `prefect server services
+start` runs, with a pulse. They answer no requests, so a file whose time goes on says that they live.
 """
 
 import asyncio

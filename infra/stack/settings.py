@@ -12,10 +12,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from engine.spec.error import ConfigError, DamageError
-from engine.storage import is_local, local_path, read_object
+from atelier import IMPORT_ROOT
+from atelier.engine.spec.error import ConfigError, DamageError
+from atelier.engine.storage import is_local, local_path, read_object
 
-PROJECT = str(Path(__file__).resolve().parent.parent.parent)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HOST = "127.0.0.1"
 QUIET = {
@@ -142,7 +142,7 @@ def worker(root: str, client: dict[str, str]) -> dict[str, str]:
         | {
             "ATELIER_ROOT": root,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-            "PYTHONPATH": PROJECT,  # the flows that it starts are this code's, wherever they run
+            "PYTHONPATH": str(IMPORT_ROOT),  # the flows that it starts are this code's, wherever they run
             "PREFECT_HOME": str(prefect_home(root).with_name("prefect-worker")),
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "PREFECT_WORKER_PREFETCH_SECONDS": "1",

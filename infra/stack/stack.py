@@ -8,11 +8,11 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from engine.spec.error import ConfigError
-from engine.storage import is_local, local_path
-from infra.stack import service, settings
-from infra.stack.service import Service
-from infra.stack.settings import HOST, Addresses, Credentials
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.storage import is_local, local_path
+from atelier.infra.stack import service, settings
+from atelier.infra.stack.service import Service
+from atelier.infra.stack.settings import HOST, Addresses, Credentials
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 PRIVATE = 0o077  # umask of the servers: their databases have users and runs; what workers make is the store's
@@ -82,7 +82,15 @@ class Stack:
     def worker(self, pool: str, limit: int, name: str = "") -> Service:
         """The worker of `pool`: its flows get the servers' credentials, their gangs do not."""
         client = self.client() or {k: os.environ[k] for k in CLIENT_KEYS if k in os.environ}
-        arguments = ("infra.stack.pool_worker", "worker", "start", "--pool", pool, "--type", "process")
+        arguments = (
+            "atelier.infra.stack.pool_worker",
+            "worker",
+            "start",
+            "--pool",
+            pool,
+            "--type",
+            "process",
+        )
         arguments += ("--name", name or f"{socket.gethostname()}-{pool}", "--limit", str(limit))
         if HEALTH_PORT in os.environ:
             client |= {HEALTH_PORT: os.environ[HEALTH_PORT]}
@@ -128,7 +136,7 @@ class Stack:
         )
         return Service(
             name="prefect",
-            arguments=("infra.stack.gate", str(port)),
+            arguments=("atelier.infra.stack.gate", str(port)),
             environment=environment,
             ready=f"{url}/api/health",
             url=url,

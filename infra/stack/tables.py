@@ -14,8 +14,8 @@ from prefect.server.database import provide_database_interface
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 from sqlalchemy.engine import make_url
 
-from engine.storage import create_exclusive, write_bytes
-from infra.cache import cache_folder
+from atelier.engine.storage import create_exclusive, write_bytes
+from atelier.infra.cache import cache_folder
 
 
 def make_tables() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra.tracking.address import without_secret
+from atelier.infra.tracking.address import without_secret
 
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from engine.spec.base import Spec
-from engine.spec.record import Record
-from infra.dag import Node
-from infra.store import Store
+from atelier.engine.spec.base import Spec
+from atelier.engine.spec.record import Record
+from atelier.infra.dag import Node
+from atelier.infra.store import Store
 
 
 class TrackerSpec(Spec):
@@ -70,6 +70,6 @@ def open_tracker(spec: TrackerSpec, store: Store, **about: Any) -> Any:
     """The tracker of one flow run; nothing of it runs on the training path."""
     if spec.kind == "none":
         return NoTracker()
-    from infra.tracking.flow import FlowTracker  # here: plans, help and trackerless runs do without
+    from atelier.infra.tracking.flow import FlowTracker  # here: plans, help and trackerless runs do without
 
     return FlowTracker(spec.uri, store, **about)

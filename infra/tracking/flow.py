@@ -4,17 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from engine.spec.base import flatten
-from engine.spec.error import StoppedError
-from engine.spec.record import Record
-from engine.spec.trajectory import Part
-from infra.dag import Node
-from infra.manifests import comparable
-from infra.store import Store
-from infra.tracking.address import tracking_address
-from infra.tracking.run import Followed, TaskHandle
-from infra.tracking.tracker import Tracker
-from infra.trajectory import segments
+from atelier.engine.spec.base import flatten
+from atelier.engine.spec.error import StoppedError
+from atelier.engine.spec.record import Record
+from atelier.engine.spec.trajectory import Part
+from atelier.infra.dag import Node
+from atelier.infra.manifests import comparable
+from atelier.infra.store import Store
+from atelier.infra.tracking.address import tracking_address
+from atelier.infra.tracking.run import Followed, TaskHandle
+from atelier.infra.tracking.tracker import Tracker
+from atelier.infra.trajectory import segments
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from infra.lease import Holder, Log
+from atelier.infra.lease import Holder, Log
 
 EVERY_S = 1.0
 PROC = Path("/proc")

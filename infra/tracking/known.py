@@ -7,10 +7,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from engine.spec.error import DamageError
-from engine.storage import is_local, join, local_path, read_object, read_text, write_bytes
-from infra.exclusive import create_exclusive
-from infra.store import SHORT, Store
+from atelier.engine.spec.error import DamageError
+from atelier.engine.storage import is_local, join, local_path, read_object, read_text, write_bytes
+from atelier.infra.exclusive import create_exclusive
+from atelier.infra.store import SHORT, Store
 
 
 class Known:

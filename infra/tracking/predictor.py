@@ -87,7 +87,7 @@ class Child:
         (folder / "run.json").write_text(json.dumps(run))
         self._errors = (folder / "errors.txt").open("w+b")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine.generate", str(folder / "run.json")],
+            [sys.executable, "-m", "atelier.engine.generate", str(folder / "run.json")],
             cwd=code,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

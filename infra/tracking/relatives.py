@@ -5,13 +5,13 @@ a version or a report has come.
 import hashlib
 from typing import Any
 
-from engine.spec.record import Record
-from infra.lineage import Index, graph_of, read_birth, trajectory_start
-from infra.lineage_picture import to_svg
-from infra.tracking.backend import NOTE, Backend
-from infra.tracking.page import data_page, linked, model_page, sources
-from infra.tracking.run import TaskHandle
-from infra.tracking.scribe import Scribe
+from atelier.engine.spec.record import Record
+from atelier.infra.lineage import Index, graph_of, read_birth, trajectory_start
+from atelier.infra.lineage_picture import to_svg
+from atelier.infra.tracking.backend import NOTE, Backend
+from atelier.infra.tracking.page import data_page, linked, model_page, sources
+from atelier.infra.tracking.run import TaskHandle
+from atelier.infra.tracking.scribe import Scribe
 
 WIDEST = 760  # pixels beside what else stands on MLflow's pages
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.spec.run import Segment
+from atelier.engine.spec.run import Segment
 
 
 @dataclass(frozen=True, kw_only=True)

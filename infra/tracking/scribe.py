@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.spec.metric import effective, time_spent
-from engine.spec.record import DATA_KINDS, Record
-from infra.lease import Holder
-from infra.lineage import read_birth
-from infra.store import Store
-from infra.tracking.backend import DIGEST, NOTE, Backend, Data, Point
-from infra.tracking.curve import Reader, is_kept, points, read_segments
-from infra.tracking.gauge import Gauge
-from infra.tracking.known import Known
-from infra.tracking.page import WHOLE, Links
-from infra.tracking.run import About, Followed, TaskHandle
+from atelier.engine.spec.metric import effective, time_spent
+from atelier.engine.spec.record import DATA_KINDS, Record
+from atelier.infra.lease import Holder
+from atelier.infra.lineage import read_birth
+from atelier.infra.store import Store
+from atelier.infra.tracking.backend import DIGEST, NOTE, Backend, Data, Point
+from atelier.infra.tracking.curve import Reader, is_kept, points, read_segments
+from atelier.infra.tracking.gauge import Gauge
+from atelier.infra.tracking.known import Known
+from atelier.infra.tracking.page import WHOLE, Links
+from atelier.infra.tracking.run import About, Followed, TaskHandle
 
 PARENT = "mlflow.parentRunId"
 STATUS = {

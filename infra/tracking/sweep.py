@@ -4,10 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from infra.store import Store
-from infra.tracking.address import tracking_address
-from infra.tracking.backend import NOTE, Backend, Point
-from infra.tracking.page import Links, linked
+from atelier.infra.store import Store
+from atelier.infra.tracking.address import tracking_address
+from atelier.infra.tracking.backend import NOTE, Backend, Point
+from atelier.infra.tracking.page import Links, linked
 
 
 def show_sweep(

@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.spec.error import AtelierError
-from engine.spec.record import Record
-from engine.storage import join
-from infra.store import Store
-from infra.tracking.address import without_secret
-from infra.tracking.gauge import Gauge
-from infra.tracking.page import Links
-from infra.tracking.run import About, Followed, TaskHandle
-from infra.tracking.worker import Job, Worker
+from atelier.engine.spec.error import AtelierError
+from atelier.engine.spec.record import Record
+from atelier.engine.storage import join
+from atelier.infra.store import Store
+from atelier.infra.tracking.address import without_secret
+from atelier.infra.tracking.gauge import Gauge
+from atelier.infra.tracking.page import Links
+from atelier.infra.tracking.run import About, Followed, TaskHandle
+from atelier.infra.tracking.worker import Job, Worker
 
 if TYPE_CHECKING:
-    from infra.tracking.models import Models
-    from infra.tracking.scribe import Curve, Scribe
+    from atelier.infra.tracking.models import Models
+    from atelier.infra.tracking.scribe import Curve, Scribe
 
 ADDRESS_S = 8.0
 CLOSE_S = 30.0
@@ -70,9 +70,9 @@ class Tracker:
 
     def _connect(self) -> Any:
         # here, on the thread: MLflow takes 2 s to import, and planning does without it
-        from infra.tracking.backend import Backend
-        from infra.tracking.models import Models  # as above
-        from infra.tracking.scribe import Scribe  # as above
+        from atelier.infra.tracking.backend import Backend
+        from atelier.infra.tracking.models import Models  # as above
+        from atelier.infra.tracking.scribe import Scribe  # as above
 
         backend = Backend(self.uri, join(self._store.root, "mlartifacts"))
         self._scribe = Scribe(backend, self._store, self._about)
@@ -216,7 +216,7 @@ class Following:
         tracker.regularly(self._label, lambda backend: self._poll())
 
     def _begin(self) -> None:
-        from infra.tracking.scribe import Curve  # here, on the thread: it imports MLflow
+        from atelier.infra.tracking.scribe import Curve  # here, on the thread: it imports MLflow
 
         if not self._curves:
             self._curves = [

@@ -18,14 +18,15 @@ with warnings.catch_warnings():
     from mlflow.pyfunc import save_model  # type: ignore[reportPrivateImportUsage]  # the documented name
     from mlflow.types import DataType, ParamSchema, ParamSpec
 
-    from infra.tracking.predictor import DEFAULTS
+    from atelier.infra.tracking.predictor import DEFAULTS
 
-from engine.artifact import Input
-from engine.spec.record import Record
-from engine.storage import is_local, local_path
-from infra.code import PROJECT, versions
-from infra.store import RECORD, Store
-from infra.tracking.backend import Backend
+from atelier import IMPORT_ROOT, PROJECT
+from atelier.engine.artifact import Input
+from atelier.engine.spec.record import Record
+from atelier.engine.storage import is_local, local_path
+from atelier.infra.code import versions
+from atelier.infra.store import RECORD, Store
+from atelier.infra.tracking.backend import Backend
 
 EXTERNAL = "mlflow.model.isExternal"
 VERSIONS = "mlflow.modelVersions"  # by this a logged model's page lists its versions
@@ -96,8 +97,9 @@ def save(record: Record, store: Store, folder: Path, model_id: str) -> Path:
             pip_requirements=[f"{lib}=={have[lib]}" if lib in have else lib for lib in NEEDED],
             mlflow_model=Model(model_id=model_id),
         )
-    code = saved / "artifacts" / "code" / "engine"  # after MLflow has copied what it takes
-    shutil.copytree(Path(PROJECT) / "engine", code, ignore=shutil.ignore_patterns("__pycache__"))
+    code = saved / "artifacts" / "code" / "atelier"  # after MLflow has copied what it takes
+    shutil.copytree(PROJECT / "engine", code / "engine", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(IMPORT_ROOT / "atelier" / "__init__.py", code)
     source = Input(url=store.address(record.kind, record.fingerprint), record=record)
     for entry in record.files:
         target = saved / "artifacts" / "model" / entry.path

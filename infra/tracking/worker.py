@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.spec.error import printable
-from infra.tracking.address import without_secret
+from atelier.engine.spec.error import printable
+from atelier.infra.tracking.address import without_secret
 
 POLL_S = 2.0
 WAIT_S = (0.25, 8.0)

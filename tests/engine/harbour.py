@@ -3,13 +3,13 @@
 import random
 from pathlib import Path
 
-from engine.spec.kinds import ObjectiveSpec
-from engine.spec.objective.distance import Distance
-from engine.spec.objective.document import DocumentLM
-from engine.spec.objective.knowledge import Knowledge
-from engine.spec.objective.mlm import MLM
-from engine.spec.objective.reorder import Reorder
-from engine.spec.wishes import TAGS
+from atelier.engine.spec.kinds import ObjectiveSpec
+from atelier.engine.spec.objective.distance import Distance
+from atelier.engine.spec.objective.document import DocumentLM
+from atelier.engine.spec.objective.knowledge import Knowledge
+from atelier.engine.spec.objective.mlm import MLM
+from atelier.engine.spec.objective.reorder import Reorder
+from atelier.engine.spec.wishes import TAGS
 from tests.engine.data.conftest import Workshop
 
 VOCAB = 400

@@ -12,22 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from engine.loop.stop import StopRequest
-from engine.parallel.gang import start_gang
-from engine.spec.metric import FOLDER, merge
-from engine.spec.mixture import row_specs, streams
-from engine.spec.model.gpt import GPT
-from engine.spec.objective.lm import LM
-from engine.spec.objective.logits import Logits
-from engine.spec.optim.adamw import AdamW
-from engine.spec.parallel import Parallel
-from engine.spec.record import FileEntry, Record, identify
-from engine.spec.role import Role
-from engine.spec.run import Member, RunFile, Segment, Training
-from engine.spec.schedule import Schedule
-from engine.spec.stream import Stream
-from engine.spec.train import Train
-from engine.train import train as train_run
+from atelier.engine.loop.stop import StopRequest
+from atelier.engine.parallel.gang import start_gang
+from atelier.engine.spec.metric import FOLDER, merge
+from atelier.engine.spec.mixture import row_specs, streams
+from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.spec.objective.lm import LM
+from atelier.engine.spec.objective.logits import Logits
+from atelier.engine.spec.optim.adamw import AdamW
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.record import FileEntry, Record, identify
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.run import Member, RunFile, Segment, Training
+from atelier.engine.spec.schedule import Schedule
+from atelier.engine.spec.stream import Stream
+from atelier.engine.spec.train import Train
+from atelier.engine.train import train as train_run
 from tests.forks import Rank, start
 
 VOCAB = 64
@@ -202,10 +202,10 @@ class House:
             for rank in range(world)
         ]
         if environment is None:
-            return [start("engine.train", [str(path)], env) for env in envs]
+            return [start("atelier.engine.train", [str(path)], env) for env in envs]
         return [
             subprocess.Popen(
-                [sys.executable, "-m", "engine.train", str(path)],
+                [sys.executable, "-m", "atelier.engine.train", str(path)],
                 cwd=ROOT, text=True, pass_fds=pass_fds, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 env=env,
             )

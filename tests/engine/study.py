@@ -5,16 +5,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.artifact import Input, Output, open_input
-from engine.data.encode import encode
-from engine.data.learn_tokenizer import learn_tokenizer
-from engine.data.progress import Progress
-from engine.data.vocabulary import Vocabulary
-from engine.model.load import build, initialise, model_files
-from engine.spec.data import Tokenizer
-from engine.spec.model.gpt import GPT
-from engine.spec.parallel import Parallel
-from engine.spec.run import RunFile
+from atelier.engine.artifact import Input, Output, open_input
+from atelier.engine.data.encode import encode
+from atelier.engine.data.learn_tokenizer import learn_tokenizer
+from atelier.engine.data.progress import Progress
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.model.load import build, initialise, model_files
+from atelier.engine.spec.data import Tokenizer
+from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.run import RunFile
 from tests.engine.house import artifact
 
 TEXTS = [

@@ -9,18 +9,18 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from engine.loop.build import House as Building
-from engine.loop.build import build_member
-from engine.loop.counts import count
-from engine.loop.feed import tensors_of
-from engine.loop.teach import side_for
-from engine.parallel.gang import start_gang
-from engine.spec.error import ConfigError
-from engine.spec.objective.attention import Attention
-from engine.spec.objective.hidden import Hidden
-from engine.spec.objective.lm import LM
-from engine.spec.objective.logits import Logits
-from engine.spec.role import Role
+from atelier.engine.loop.build import House as Building
+from atelier.engine.loop.build import build_member
+from atelier.engine.loop.counts import count
+from atelier.engine.loop.feed import tensors_of
+from atelier.engine.loop.teach import side_for
+from atelier.engine.parallel.gang import start_gang
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.objective.attention import Attention
+from atelier.engine.spec.objective.hidden import Hidden
+from atelier.engine.spec.objective.lm import LM
+from atelier.engine.spec.objective.logits import Logits
+from atelier.engine.spec.role import Role
 from tests.engine.house import ONE, House, model, role, train
 
 TEACHER = role(shape=model(32, num_layers=3, dropout=0.1))

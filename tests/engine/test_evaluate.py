@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.artifact import open_input
-from engine.data.examples import Examples
-from engine.data.windows import Windows
-from engine.evaluate import evaluate
-from engine.model.load import read_model
-from engine.scoring import choose, read_held_out, text_nats
-from engine.spec.error import ConfigError, DataError
+from atelier.engine.artifact import open_input
+from atelier.engine.data.examples import Examples
+from atelier.engine.data.windows import Windows
+from atelier.engine.evaluate import evaluate
+from atelier.engine.model.load import read_model
+from atelier.engine.scoring import choose, read_held_out, text_nats
+from atelier.engine.spec.error import ConfigError, DataError
+from tests.checkout import python_path
 from tests.engine.house import artifact
 from tests.engine.study import OPTIONS, PROMPTS, Study
 
@@ -286,8 +287,8 @@ def test_a_diverged_model_is_an_error_not_a_nan(study):
 def test_as_a_process_it_writes_the_same_as_here_and_tells_errors_as_json(study):
     here = scored(study, asked(study), study.model())["one"]
     run = study.run_file("score", asked(study), inputs_of(study, study.model()), "one")
-    command = [sys.executable, "-W", "error", "-m", "engine.evaluate"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "error", "-m", "atelier.engine.evaluate"]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     for name, expected in (("good", 0), ("bad", 2)):
         one = (
             run

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load, load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from engine.spec.error import ConfigError
-from engine.spec.role import Trainable
-from engine.spec.run import Training
-from engine.spec.stream import Stream
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.role import Trainable
+from atelier.engine.spec.run import Training
+from atelier.engine.spec.stream import Stream
 from tests.engine.house import VOCAB, House, artifact, model, role, train
 
 

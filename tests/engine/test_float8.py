@@ -6,15 +6,15 @@ import sys
 import pytest
 import torch
 
-from engine.parallel.float8 import check_float8
-from engine.spec.error import ConfigError
+from atelier.engine.parallel.float8 import check_float8
+from atelier.engine.spec.error import ConfigError
 from tests.engine.house import ROOT
 
 PROGRAM = """
 import torch
-from engine.model.load import build, initialise
-from engine.parallel.float8 import use_float8
-from engine.spec.model.gpt import GPT
+from atelier.engine.model.load import build, initialise
+from atelier.engine.parallel.float8 import use_float8
+from atelier.engine.spec.model.gpt import GPT
 
 spec = GPT(num_layers=2, hidden=32, num_heads=2, ffn=40, vocab=64)
 batch = {

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from engine import forkserver
-from engine.forkserver import Connection, Forked, ForkServer, Refused
+from atelier.engine import forkserver
+from atelier.engine.forkserver import Connection, Forked, ForkServer, Refused
+from tests.checkout import python_path
 
 ROOT = str(Path(__file__).parents[2])
 MODULE = "tests.engine.forked"
-ENV = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONPATH": ROOT}
+ENV = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
 
 
 @pytest.fixture(scope="module")

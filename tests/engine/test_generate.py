@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.generate import generate
-from engine.sampling import sample, whole_characters
-from engine.speaker import read_speaker
-from engine.spec.error import ConfigError, DataError
-from engine.spec.sampling import Sampling
+from atelier.engine.generate import generate
+from atelier.engine.sampling import sample, whole_characters
+from atelier.engine.speaker import read_speaker
+from atelier.engine.spec.error import ConfigError, DataError
+from atelier.engine.spec.sampling import Sampling
+from tests.checkout import python_path
 from tests.engine.study import Study
 
 ROOT = Path(__file__).parents[2]
@@ -204,8 +205,8 @@ def test_a_model_with_another_vocabulary_than_its_tokenizer_is_refused_with_both
 def test_as_a_process_it_serves_line_by_line_and_tells_errors_as_json(study):
     run = study.run_file("generate", {"serve": True}, {"model": study.model()})
     (study.folder / "run.json").write_text(run.model_dump_json(by_alias=True))
-    command = [sys.executable, "-W", "error", "-m", "engine.generate"]
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "error", "-m", "atelier.engine.generate"]
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONPATH": python_path()}
     with subprocess.Popen(
         [*command, str(study.folder / "run.json")], stdin=-1, stdout=-1, env=environment, cwd=study.folder
     ) as child:

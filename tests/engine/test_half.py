@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from engine.half import has_half
-from engine.optim import muon
-from engine.parallel import compute
-from engine.plan.estimate import Setting
-from engine.spec.base import parse
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from engine.spec.role import Role
-from engine.spec.train import Train
-from infra import machine
+from atelier.engine.half import has_half
+from atelier.engine.optim import muon
+from atelier.engine.parallel import compute
+from atelier.engine.plan.estimate import Setting
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
+from atelier.infra import machine
 
 CPU = torch.device("cpu")
 

@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.loop.copies import digest
-from engine.loop.health import Detector
-from engine.loop.member import Member
-from engine.loop.pace import Pace
-from engine.loop.resume import plan
-from engine.loop.step import Round
-from engine.loop.stop import StopRequest
-from engine.parallel.gang import Gang
-from engine.pulse import Pulse
-from engine.spec.error import AtelierError, StoppedError
-from engine.spec.health import Health
-from engine.spec.pulse import PULSE, pulse_file, unpack
-from engine.spec.run import Training
-from engine.spec.train import Train
+from atelier.engine.loop.copies import digest
+from atelier.engine.loop.health import Detector
+from atelier.engine.loop.member import Member
+from atelier.engine.loop.pace import Pace
+from atelier.engine.loop.resume import plan
+from atelier.engine.loop.step import Round
+from atelier.engine.loop.stop import StopRequest
+from atelier.engine.parallel.gang import Gang
+from atelier.engine.pulse import Pulse
+from atelier.engine.spec.error import AtelierError, StoppedError
+from atelier.engine.spec.health import Health
+from atelier.engine.spec.pulse import PULSE, pulse_file, unpack
+from atelier.engine.spec.run import Training
+from atelier.engine.spec.train import Train
 from tests.engine.house import House, model, role, student, train
 
 NAN, SPIKE = float("nan"), 3.0
@@ -199,7 +199,7 @@ def test_a_root_that_rolls_back_moves_no_bit_of_another_root(tmp_path: Path, mon
 def test_no_checkpoint_of_the_past_that_was_rolled_back_is_left(house: House, monkeypatch) -> None:
     plant(monkeypatch, {("model", 11): SPIKE})
     found = []
-    monkeypatch.setattr("engine.loop.resume.plan", _spy(found, house))
+    monkeypatch.setattr("atelier.engine.loop.resume.plan", _spy(found, house))
     house.train(house.training({"model": role()}, how(every=2, keep=9, spike="rollback")))
     assert found == [[], [2, 4, 6, 8]]
 
@@ -272,7 +272,7 @@ def test_a_rank_that_computes_longer_than_the_median_is_named_once() -> None:
 def test_a_pulse_allows_for_what_takes_long_and_for_long_steps(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv(PULSE, str(tmp_path))
     pulse, now = Pulse.of_rank(3), 0.0
-    monkeypatch.setattr("engine.pulse.time.monotonic", lambda: now + 1.0)
+    monkeypatch.setattr("atelier.engine.pulse.time.monotonic", lambda: now + 1.0)
 
     def stand() -> tuple[int, int, float, str]:
         found = unpack(pulse_file(tmp_path, 3).read_bytes())

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from engine.artifact import open_input
-from engine.data.rows.load import rows_of
-from engine.data.text import Text
-from engine.data.vocabulary import Vocabulary
-from engine.imitate import imitate
-from engine.sampling import continuation, continuations
-from engine.speaker import Speaker, read_speaker
-from engine.spec.error import ConfigError
-from engine.spec.model.ernie import Ernie, Net
-from engine.spec.objective.document import DocumentLM
-from engine.spec.objective.mlm import MLM
-from engine.spec.objective.natural import Natural
-from engine.spec.run import RunFile
-from engine.spec.sampling import Imitate, Sampling
+from atelier.engine.artifact import open_input
+from atelier.engine.data.rows.load import rows_of
+from atelier.engine.data.text import Text
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.imitate import imitate
+from atelier.engine.sampling import continuation, continuations
+from atelier.engine.speaker import Speaker, read_speaker
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.model.ernie import Ernie, Net
+from atelier.engine.spec.objective.document import DocumentLM
+from atelier.engine.spec.objective.mlm import MLM
+from atelier.engine.spec.objective.natural import Natural
+from atelier.engine.spec.run import RunFile
+from atelier.engine.spec.sampling import Imitate, Sampling
 from tests.engine.harbour import VOCAB, harbour
 from tests.engine.house import ONE, House, artifact, role, train
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.loop.stop import StopRequest
-from engine.spec.error import AtelierError, ConfigError, DamageError, StoppedError
-from engine.spec.progressive import Progressive
-from engine.spec.role import Role
-from engine.spec.run import Member, Segment, Training
-from engine.spec.schedule import Schedule
-from engine.spec.train import Train
+from atelier.engine.loop.stop import StopRequest
+from atelier.engine.spec.error import AtelierError, ConfigError, DamageError, StoppedError
+from atelier.engine.spec.progressive import Progressive
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.run import Member, Segment, Training
+from atelier.engine.spec.schedule import Schedule
+from atelier.engine.spec.train import Train
 from tests.engine.house import House, model, role, student, train
 
 WSD = Schedule(kind="wsd", warmup=2, decay=0.25)

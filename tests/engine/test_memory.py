@@ -7,8 +7,8 @@ import pytest
 
 SHAPES = """
 import resource
-from engine.parallel.gang import start_gang
-from engine.spec.parallel import Parallel
+from atelier.engine.parallel.gang import start_gang
+from atelier.engine.spec.parallel import Parallel
 start_gang(Parallel(shard=1, threads=1))
 import torch
 tokens, weight = torch.randn(1500, 256).bfloat16(), torch.randn(256, 256).bfloat16()

@@ -10,7 +10,7 @@ SCRIPT = """
 import resource
 
 import torch
-from engine.parallel.gang import keep_freed_memory, return_freed_memory
+from atelier.engine.parallel.gang import keep_freed_memory, return_freed_memory
 
 def resident() -> int:
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import engine.metric
-from engine.metric import Segments, next_attempt
-from engine.spec.metric import FOLDER, MetricLine, effective, merge, segment_name, time_spent
+from atelier.engine import metric
+from atelier.engine.metric import Segments, next_attempt
+from atelier.engine.spec.metric import FOLDER, MetricLine, effective, merge, segment_name, time_spent
 
 
 class Clock:
@@ -122,7 +122,7 @@ def test_training_does_not_wait_for_a_store_that_hangs_and_every_line_is_sealed_
     def writing(place: str) -> Iterator[File]:
         yield File(place)
 
-    monkeypatch.setattr(engine.metric, "writing", writing)
+    monkeypatch.setattr(metric, "writing", writing)
     segments = Segments("memory://store/hangs", 1, clock)
     for step in range(1, 41):
         segments.add(line(step))

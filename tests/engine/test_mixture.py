@@ -8,22 +8,22 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from engine.artifact import open_input
-from engine.loop import step
-from engine.loop.counts import count
-from engine.loop.samples import Samples
-from engine.spec.error import ConfigError
-from engine.spec.kinds import ObjectiveSpec
-from engine.spec.mixture import ROWS, identity_of, row_specs, streams
-from engine.spec.model.ernie import Ernie, Net
-from engine.spec.objective.attention import Attention
-from engine.spec.objective.document import DocumentLM
-from engine.spec.objective.logits import Logits
-from engine.spec.objective.mlm import MLM
-from engine.spec.objective.reorder import Reorder
-from engine.spec.role import Role, Trainable
-from engine.spec.run import Member, Training
-from engine.spec.teaching import check_teaching
+from atelier.engine.artifact import open_input
+from atelier.engine.loop import step
+from atelier.engine.loop.counts import count
+from atelier.engine.loop.samples import Samples
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.kinds import ObjectiveSpec
+from atelier.engine.spec.mixture import ROWS, identity_of, row_specs, streams
+from atelier.engine.spec.model.ernie import Ernie, Net
+from atelier.engine.spec.objective.attention import Attention
+from atelier.engine.spec.objective.document import DocumentLM
+from atelier.engine.spec.objective.logits import Logits
+from atelier.engine.spec.objective.mlm import MLM
+from atelier.engine.spec.objective.reorder import Reorder
+from atelier.engine.spec.role import Role, Trainable
+from atelier.engine.spec.run import Member, Training
+from atelier.engine.spec.teaching import check_teaching
 from tests.engine.harbour import VOCAB, every_objective, harbour
 from tests.engine.house import House, role, train
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from engine.loop.build import auto_micro_batch
-from engine.parallel.compute import WORTH_COMPILING, compile_mode
-from engine.parallel.gang import num_threads, start_gang
-from engine.spec.error import ConfigError
-from engine.spec.parallel import Parallel
-from engine.spec.run import Training
+from atelier.engine.loop.build import auto_micro_batch
+from atelier.engine.parallel.compute import WORTH_COMPILING, compile_mode
+from atelier.engine.parallel.gang import num_threads, start_gang
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.run import Training
 from tests.engine.house import ONE, House, role, student, train
 
 CPU = torch.device("cpu")

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.record import Record, identify
+from atelier.engine.spec.record import Record, identify
 
 
 class Desk:
-    """Runs `python -m engine.prepare` in a folder and publishes what it makes."""
+    """Runs `python -m atelier.engine.prepare` in a folder and publishes what it makes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,7 +25,7 @@ class Desk:
         }
         path.write_text(json.dumps(defaults | run))
         done = subprocess.run(
-            [sys.executable, "-m", "engine.prepare", str(path)], capture_output=True, text=True
+            [sys.executable, "-m", "atelier.engine.prepare", str(path)], capture_output=True, text=True
         )
         return done, [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -93,8 +93,8 @@ def test_every_verb_run_twice_gives_the_same_bytes(desk, texts):
 
 
 def test_the_standard_library_gives_the_same_corpus_in_two_processes(desk):
-    from engine.spec.data import Source
-    from engine.spec.source_files import content_id, files_of
+    from atelier.engine.spec.data import Source
+    from atelier.engine.spec.source_files import content_id, files_of
 
     files = [[path, content_id(path)] for path in files_of(Source())]
     config = {"source": {}, "held_out": 0.05, "files": files}
@@ -154,5 +154,5 @@ def test_a_damaged_input_is_named_and_nothing_is_published(desk, texts):
 
 
 def test_preparation_never_loads_torch():
-    code = "import sys, engine.prepare; print('torch' in sys.modules)"
+    code = "import sys, atelier.engine.prepare; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -8,10 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from engine.spec import source_files
-from engine.spec.data import Source
-from engine.spec.error import ConfigError
-from engine.spec.source_files import content_id, files_of
+from atelier.engine.spec import source_files
+from atelier.engine.spec.data import Source
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.source_files import content_id, files_of
 
 TEXT = gzip.compress(b"a text about ships\n" * 99)
 

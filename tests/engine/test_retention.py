@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.folder import address
-from engine.checkpoint.manifest import MANIFEST
-from engine.loop.resume import checkpoints
-from engine.loop.retention import Retention, held_out_loss
-from engine.loop.stop import StopRequest
-from engine.spec.error import StoppedError
-from engine.spec.run import Segment, Training
-from engine.spec.schedule import Schedule
-from engine.spec.train import Train
-from engine.storage import TEMPORARY
+from atelier.engine.checkpoint.folder import address
+from atelier.engine.checkpoint.manifest import MANIFEST
+from atelier.engine.loop.resume import checkpoints
+from atelier.engine.loop.retention import Retention, held_out_loss
+from atelier.engine.loop.stop import StopRequest
+from atelier.engine.spec.error import StoppedError
+from atelier.engine.spec.run import Segment, Training
+from atelier.engine.spec.schedule import Schedule
+from atelier.engine.spec.train import Train
+from atelier.engine.storage import TEMPORARY
 from tests.engine.house import House, role, student, train
 
 STEPS = 24

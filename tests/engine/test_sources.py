@@ -6,8 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from engine import sources
-from engine.spec.error import ConfigError
+from atelier.engine import sources
+from atelier.engine.spec.error import ConfigError
 
 
 @pytest.fixture
@@ -16,9 +16,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "engine" / "some.py"
     path.parent.mkdir()
     path.write_text("x = 1\n")
-    module = ModuleType("engine.some")
+    module = ModuleType("atelier.engine.some")
     module.__file__ = str(path)
-    monkeypatch.setitem(sys.modules, "engine.some", module)
+    monkeypatch.setitem(sys.modules, "atelier.engine.some", module)
     monkeypatch.setattr(sources, "PROJECT", tmp_path)
     monkeypatch.setattr(sources, "_loaded", {})
     monkeypatch.setenv(sources.SUPERVISED, "3")

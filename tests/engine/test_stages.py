@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.plan.stages import partition
-from engine.spec.error import ConfigError
+from atelier.engine.plan.stages import partition
+from atelier.engine.spec.error import ConfigError
 
 
 def test_equal_blocks_and_devices_get_equal_stages() -> None:

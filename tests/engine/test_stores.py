@@ -14,14 +14,14 @@ from typing import IO, Any
 
 import pytest
 
-from engine import storage
-from engine.checkpoint import commit, tensorfile
-from engine.checkpoint.folder import steps
-from engine.loop.stop import StopRequest
-from engine.spec.error import AtelierError, ConfigError, StoppedError
-from engine.spec.role import Role
-from engine.spec.run import Segment
-from engine.storage import TEMPORARY, join
+from atelier.engine import storage
+from atelier.engine.checkpoint import commit, tensorfile
+from atelier.engine.checkpoint.folder import steps
+from atelier.engine.loop.stop import StopRequest
+from atelier.engine.spec.error import AtelierError, ConfigError, StoppedError
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.run import Segment
+from atelier.engine.storage import TEMPORARY, join
 from tests.engine.checkpoint.ftp import serving
 from tests.engine.house import ONE, House, model, role, student, train
 from tests.forks import Rank

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.loop.gate import BETA, Gate
-from engine.spec.error import ConfigError
-from engine.spec.objective.logits import Logits
+from atelier.engine.loop.gate import BETA, Gate
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.objective.logits import Logits
 from tests.engine.house import House, model, role, student, train
 
 TEACHER = role(shape=model(32, dropout=0.1))

@@ -1,4 +1,4 @@
-"""python -m engine.train as a process: what it needs, what it says, how it stops."""
+"""python -m atelier.engine.train as a process: what it needs, what it says, how it stops."""
 
 import json
 import os
@@ -34,7 +34,9 @@ def until_running(process: Rank) -> None:
 
 def test_nothing_of_the_control_plane_is_imported() -> None:
     forbidden = ("prefect", "mlflow", "hydra", "omegaconf", "flows", "tasks", "infra")
-    code = f"import sys, engine.train; print([n for n in sys.modules if n.split('.')[0] in {forbidden}])"
+    code = (
+        f"import sys, atelier.engine.train; print([n for n in sys.modules if n.split('.')[0] in {forbidden}])"
+    )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

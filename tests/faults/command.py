@@ -13,8 +13,8 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.spec.metric import merge
-from flows.cli.main import run
+from atelier.engine.spec.metric import merge
+from atelier.flows.cli.main import run
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 STEPS, EVERY = 240, 20
@@ -119,7 +119,7 @@ class Command:
         environment = {key: value for key, value in environment.items() if value}
         with open(self.said, "wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows", *arguments],
+                [sys.executable, "-m", "atelier", *arguments],
                 cwd=PROJECT,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from engine.loop.member import Member
-from engine.placement import local
-from engine.process import leave
-from engine.train import main
+from atelier.engine.loop.member import Member
+from atelier.engine.placement import local
+from atelier.engine.process import leave
+from atelier.engine.train import main
 
 
 def stop(member: Member) -> None:

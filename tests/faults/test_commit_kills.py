@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoint.accord import Alone
-from engine.checkpoint.folder import address, newest_good, steps
-from engine.checkpoint.reader import load
-from engine.checkpoint.writer import save_async
-from engine.storage import TEMPORARY
-from infra.lease import Holder, Log, take
-from infra.store import Store
+from atelier.engine.checkpoint.accord import Alone
+from atelier.engine.checkpoint.folder import address, newest_good, steps
+from atelier.engine.checkpoint.reader import load
+from atelier.engine.checkpoint.writer import save_async
+from atelier.engine.storage import TEMPORARY
+from atelier.infra.lease import Holder, Log, take
+from atelier.infra.store import Store
 from tests.faults.command import PROJECT
 from tests.faults.commits import REFUSED, SCENARIOS, TRAJECTORY, draft, state
 

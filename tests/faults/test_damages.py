@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.manifest import MANIFEST
-from engine.loop.resume import plan
+from atelier.engine.checkpoint.manifest import MANIFEST
+from atelier.engine.loop.resume import plan
 from tests.engine.house import ONE, House, role, student, train
 
 NUM = 500

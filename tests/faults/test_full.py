@@ -32,7 +32,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_loudly_and_the_last_good_one_
 ) -> None:
     command = start()
     command.until_training()
-    [rank] = house.processes("engine.train")
+    [rank] = house.processes("atelier.engine.train")
     resource.prlimit(
         rank, resource.RLIMIT_FSIZE, (100_000, 100_000)
     )  # a checkpoint has 0.5 MB, a metric segment 5 kB

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from engine.spec.error import AtelierError
-from engine.spec.health import Health
-from engine.spec.record import Record, identify
-from engine.spec.run import Segment
-from infra.launch import Orders, start_gang
-from infra.lease import Holder, take
-from infra.store import Store
+from atelier.engine.spec.error import AtelierError
+from atelier.engine.spec.health import Health
+from atelier.engine.spec.record import Record, identify
+from atelier.engine.spec.run import Segment
+from atelier.infra.launch import Orders, start_gang
+from atelier.infra.lease import Holder, take
+from atelier.infra.store import Store
 from tests.engine.house import ONE, House, role, train
 
 STEPS, EVERY = 12, 4

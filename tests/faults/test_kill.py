@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.manifest import MANIFEST
-from engine.storage import TEMPORARY
+from atelier.engine.checkpoint.manifest import MANIFEST
+from atelier.engine.storage import TEMPORARY
 from tests.engine.house import ONE, House, model, role, student, train
 from tests.forks import Rank
 

@@ -19,11 +19,11 @@ SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randran
 KILLS = int(os.environ.get("ATELIER_KILLS", "6"))
 # what a list of processes shows of each
 VICTIMS = {
-    "rank": "-m engine.train",
-    "supervisor": "-m infra.guard",
-    "fork server": "-m engine.forkserver",
-    "Prefect's server": "-m flows.cli.server",
-    "command": "-m flows pretrain",
+    "rank": "-m atelier.engine.train",
+    "supervisor": "-m atelier.infra.guard",
+    "fork server": "-m atelier.engine.forkserver",
+    "Prefect's server": "-m atelier.flows.cli.server",
+    "command": "-m atelier pretrain",
 }
 MOST_RUNS = 3
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from flows.cli import execute, page, server
-from flows.cli.main import run
-from infra.manifests import manifests
-from infra.store import Store
+from atelier.flows.cli import execute, page, server
+from atelier.flows.cli.main import run
+from atelier.infra.manifests import manifests
+from atelier.infra.store import Store
 
 WORDS = "corpus tracker=none data.source={texts} tokenizer=bpe512 tokenizer.vocab=300"
 PATIENCE_S = 100.0  # of a busy machine, its first start included; left to Prefect it was 155 s on a quiet one

@@ -26,7 +26,7 @@ def goes_on(house: House, expected: Curve) -> None:
 
 def is_held_under_way(house: House, task: str) -> bool:
     """Stop the task's process; True, and it stays stopped, when it has begun and is not done."""
-    for rank in house.processes("engine.prepare"):
+    for rank in house.processes("atelier.engine.prepare"):
         with suppress(ProcessLookupError):
             os.kill(rank, signal.SIGSTOP)
             if is_under_way(house, task):
@@ -80,7 +80,7 @@ def test_ctrl_c_twice_leaves_at_once_and_the_gang_still_ends_at_a_checkpoint(
 ) -> None:
     command = start(env=OWN_SERVER)
     command.until_training()
-    [rank] = house.processes("engine.train")
+    [rank] = house.processes("atelier.engine.train")
     os.kill(rank, signal.SIGSTOP)  # a rank that cannot answer: the first request alone would wait for it
     command.interrupt()
     command.until(lambda: "again to leave at once" in command.text, "answer")
@@ -109,7 +109,7 @@ def test_a_killed_guard_leaves_no_orphan_and_its_lease_is_taken_over(
 ) -> None:
     command = start()
     command.until_training()
-    command.kill("infra.guard")
+    command.kill("atelier.infra.guard")
     assert command.wait(30.0) == 1
     assert "its guard was ended by SIGKILL" in command.text and "Traceback" not in command.text
     again = start()  # at once: it waits for the ranks that are left, no longer
@@ -124,7 +124,7 @@ def test_a_killed_rank_is_started_again_from_the_last_checkpoint_on_the_same_tra
 ) -> None:
     command = start()
     command.until_training()
-    command.kill("engine.train")
+    command.kill("atelier.engine.train")
     assert command.wait() == 0, command.text
     assert "rank 0 was ended by SIGKILL; the gang starts again from step" in command.text
     assert house.curve() == expected
@@ -138,7 +138,7 @@ def test_ctrl_c_in_preparation_leaves_nothing_half_written_to_be_seen(house: Hou
         command = start()
         task = {"tokens": "encode", "tokenizer": "learn_tokenizer", "corpus": "curate"}[kind]
         command.until(lambda task=task: is_held_under_way(house, task), f"progress of {task}")
-        [rank] = house.processes("engine.prepare")
+        [rank] = house.processes("atelier.engine.prepare")
         command.interrupt()
         os.kill(rank, signal.SIGCONT)
         assert command.wait(30.0) == 1, command.text

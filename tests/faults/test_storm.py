@@ -145,8 +145,8 @@ class Storm:
         flows = sorted(flow_processes(self.stack.root).values())
         gangs = self.stack.ranks()
         return {
-            "rank": [pid for pid in gangs if "infra.guard" not in there.get(pid, ())],
-            "guard": [pid for pid in gangs if "infra.guard" in there.get(pid, ())],
+            "rank": [pid for pid in gangs if "atelier.infra.guard" not in there.get(pid, ())],
+            "guard": [pid for pid in gangs if "atelier.infra.guard" in there.get(pid, ())],
             "child flow": [pid for pid in flows if is_child(pid, workers.get("local"))],
             "parent flow": [pid for pid in flows if is_child(pid, workers.get("light"))],
             "worker": sorted(workers.values()),

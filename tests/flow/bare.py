@@ -4,13 +4,13 @@
 
 import sys
 
-from engine.spec.error import AtelierError, ConfigError
-from flows.cli.compose import compose
-from flows.cli.execute import new_run_id, open_house
-from flows.cli.overrides import resuming
-from flows.cli.plan import draw
-from flows.cli.work import work
-from infra.store import Store, default_root
+from atelier.engine.spec.error import AtelierError, ConfigError
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.execute import new_run_id, open_house
+from atelier.flows.cli.overrides import resuming
+from atelier.flows.cli.plan import draw
+from atelier.flows.cli.work import work
+from atelier.infra.store import Store, default_root
 
 
 def main(flow: str, words: list[str]) -> int:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.compose import compose
-from flows.cli.main import run
-from flows.cli.plan import Plan, draw
-from infra.store import Store
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.main import run
+from atelier.flows.cli.plan import Plan, draw
+from atelier.infra.store import Store
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.checkout import python_path
+
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -31,7 +33,8 @@ class Served:
     @property
     def environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
-        return kept | self._more | {"ATELIER_ROOT": str(self.root)}
+        own = {"ATELIER_ROOT": str(self.root), "PYTHONPATH": python_path(self.project)}
+        return kept | self._more | own
 
     @property
     def password(self) -> str:
@@ -39,7 +42,7 @@ class Served:
 
     def atelier(self, *words: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Run the command line to its end."""
-        command = [sys.executable, "-m", "flows", *words]
+        command = [sys.executable, "-m", "atelier", *words]
         return subprocess.run(
             command, env=self.environment, cwd=self.project, capture_output=True, text=True, timeout=timeout_s
         )
@@ -47,7 +50,7 @@ class Served:
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start the command line and leave it running."""
         return subprocess.Popen(
-            [sys.executable, "-m", "flows", *words],
+            [sys.executable, "-m", "atelier", *words],
             env=self.environment,
             cwd=self.project,
             stdout=subprocess.PIPE,
@@ -76,7 +79,7 @@ class Served:
             "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
             "os.execv(sys.argv[1], sys.argv[1:])"
         )
-        command = [sys.executable, "-c", deaf, sys.executable, "-m", "flows", "worker", pool]
+        command = [sys.executable, "-c", deaf, sys.executable, "-m", "atelier", "worker", pool]
         with open(self.root / f"{pool}.log", "ab") as log:
             worker = subprocess.Popen(command, env=self.environment, cwd=self.project, stdout=log, stderr=log)
         self.workers.append(worker)
@@ -157,7 +160,7 @@ def _answer(request: urllib.request.Request) -> bytes:
 
 def is_of(words: list[str], root: str) -> bool:
     text = " ".join(words)
-    return root in text and ("infra.guard" in text or "-m engine." in text)
+    return root in text and ("atelier.infra.guard" in text or "-m atelier.engine." in text)
 
 
 def descendants(pid: int) -> list[int]:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from infra.code import PROJECT
-from infra.snapshot import FOLDERS
+from tests.checkout import copied, python_path
 
 WORDS = (
     "experiment=tiny",
@@ -44,14 +43,14 @@ class Copy:
         return subprocess.run(
             [sys.executable, "-m", module, *words],
             cwd=self.folder, capture_output=True, text=True, timeout=300,
-            env=os.environ | {"PYTHONPATH": str(self.folder), "ATELIER_ROOT": str(self.store)},
+            env=os.environ | {"PYTHONPATH": python_path(self.folder), "ATELIER_ROOT": str(self.store)},
         )  # fmt: skip
 
     def train(self, steps: int, *words: str) -> subprocess.CompletedProcess[str]:
         return self.run("tests.flow.bare", "pretrain", *WORDS, f"train.steps={steps}", *words)
 
     def plan(self, steps: int, *words: str) -> tuple[dict[str, Any], str]:
-        done = self.run("flows", "plan", "pretrain", *WORDS, f"train.steps={steps}", "--json", *words)
+        done = self.run("atelier", "plan", "pretrain", *WORDS, f"train.steps={steps}", "--json", *words)
         document = json.loads(done.stdout)
         assert done.returncode == (2 if document["refused"] else 0), done.stderr
         return document, "; ".join(document["refused"])
@@ -66,8 +65,7 @@ class Copy:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """The project, and a training of three steps by it."""
     base = tmp_path_factory.mktemp("code")
-    for name in (*FOLDERS, "hydra_plugins"):
-        shutil.copytree(PROJECT / name, base / "project" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    copied(base / "project")
     (base / "project" / "tests" / "flow").mkdir(parents=True)
     (base / "project" / "tests" / "__init__.py").touch()
     (base / "project" / "tests" / "flow" / "__init__.py").touch()
@@ -97,7 +95,7 @@ def test_other_code_is_named_refused_accepted_or_begun_again(copy: Copy) -> None
     assert any(GPT in note and "train" in note for note in document["notes"])
     _, refused = copy.plan(4)
     assert f"step 3 of other code (changed since: {GPT} (" in refused and "--accept-code" in refused
-    asked = copy.run("flows", "pretrain", *WORDS, "train.steps=4")
+    asked = copy.run("atelier", "pretrain", *WORDS, "train.steps=4")
     assert asked.returncode == 2 and "Traceback" not in asked.stderr and refused in asked.stderr
 
     accepted = copy.train(4, "--accept-code")
@@ -116,5 +114,5 @@ def test_other_code_is_named_refused_accepted_or_begun_again(copy: Copy) -> None
 
 
 def test_a_task_that_is_not_there_cannot_begin_again(copy: Copy) -> None:
-    asked = copy.run("flows", "pretrain", *WORDS, "train.steps=9", "--fresh", "trian")
+    asked = copy.run("atelier", "pretrain", *WORDS, "train.steps=9", "--fresh", "trian")
     assert asked.returncode == 2 and "no training task is called trian; did you mean train?" in asked.stderr

@@ -11,7 +11,7 @@ import pytest
 from house import Atelier
 from served import wait_for
 
-from infra.store import Store
+from atelier.infra.store import Store
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 TINY = ("experiment=tiny", "tracker=none", "score.baselines=false", "score.max_tokens=2000")
@@ -203,7 +203,7 @@ def test_halving_trains_the_better_half_on_and_keeps_the_best(atelier: Atelier, 
 @pytest.mark.slow
 def test_the_same_sweep_twice_at_once_is_refused_and_killed_goes_on(atelier: Atelier, root: Path) -> None:
     words = ["pretrain", *TINY, "train.steps=400", "train.checkpoint_every=20", "-m", "train.seed=11,12"]
-    command, env = [sys.executable, "-m", "flows", *words], os.environ | {"ATELIER_ROOT": str(root)}
+    command, env = [sys.executable, "-m", "atelier", *words], os.environ | {"ATELIER_ROOT": str(root)}
     first = subprocess.Popen(command, cwd=PROJECT, env=env, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: atelier.gangs()[-1:] == ["train"], 60, "the first training")

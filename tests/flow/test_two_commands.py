@@ -12,30 +12,30 @@ from typing import Any
 
 import pytest
 
-from engine.spec.error import AtelierError, ConfigError
-from engine.spec.pool import Pool
-from engine.spec.record import FileEntry, Record
-from engine.storage import join, write_bytes
-from flows.cli.compose import compose
-from flows.cli.execute import open_house
-from flows.cli.plan import draw_nodes
-from infra.dag import Node
-from infra.house import House
-from infra.lease import Holder, take
-from infra.slots import CoreSlots
-from infra.store import Store
-from tasks import train
+from atelier.engine.spec.error import AtelierError, ConfigError
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.record import FileEntry, Record
+from atelier.engine.storage import join, write_bytes
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.execute import open_house
+from atelier.flows.cli.plan import draw_nodes
+from atelier.infra.dag import Node
+from atelier.infra.house import House
+from atelier.infra.lease import Holder, take
+from atelier.infra.slots import CoreSlots
+from atelier.infra.store import Store
+from atelier.tasks import train
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 WORDS = ("experiment=tiny", "tracker=none")
 HOLDER = """
 import sys, threading, time
-from flows.cli.compose import compose
-from flows.cli.execute import open_house
-from flows.cli.plan import draw_nodes
-from infra.lease import Holder
-from infra.manifests import write_manifest
-from infra.store import Store
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.execute import open_house
+from atelier.flows.cli.plan import draw_nodes
+from atelier.infra.lease import Holder
+from atelier.infra.manifests import write_manifest
+from atelier.infra.store import Store
 store = Store(sys.argv[1])
 house = open_house(compose("pretrain", sys.argv[3:]), store, "one", sys.argv[2], lambda node, message: None)
 write_manifest(store, {"id": sys.argv[2], "started": time.time(), "holder": vars(Holder.me("one"))})
@@ -74,7 +74,9 @@ def test_a_second_command_over_a_store_waits_for_its_cores_and_names_the_run_tha
         house.listener = hear
 
         def claim() -> None:
-            with house._claim(Node(name="encode", task="encode", products={}), "engine.prepare", 1, 1):
+            with house._claim(
+                Node(name="encode", task="encode", products={}), "atelier.engine.prepare", 1, 1
+            ):
                 got.set()
                 moved.set()
 
@@ -101,7 +103,7 @@ def test_parallel_nodes_of_a_run_run_side_by_side(tmp_path: Path) -> None:
     together = threading.Barrier(2, timeout=60)
 
     def node(name: str) -> None:
-        with house._claim(Node(name=name, task="train", products={}), "engine.train", 1, 1):
+        with house._claim(Node(name=name, task="train", products={}), "atelier.engine.train", 1, 1):
             together.wait()
 
     threads = [threading.Thread(target=node, args=(name,)) for name in ("assistant", "teacher")]
@@ -129,7 +131,7 @@ def test_a_student_whose_teacher_went_on_during_the_wait_is_refused_as_it_would_
     heard: list[dict[str, Any]] = []
     house = house_of(tmp_path / "store", "run-two", heard)
     started: list[Any] = []
-    monkeypatch.setattr("infra.house.start_gang", lambda orders, *more: started.append(orders))
+    monkeypatch.setattr("atelier.infra.house.start_gang", lambda orders, *more: started.append(orders))
     monkeypatch.setattr(House, "vocab", lambda self, node: 512)
     ended: list[BaseException | None] = []
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from house import Atelier
 
-from infra.manifests import manifests
-from infra.store import Store
-from infra.trajectory import read_birth
+from atelier.infra.manifests import manifests
+from atelier.infra.store import Store
+from atelier.infra.trajectory import read_birth
 
 TINY = ("experiment=tiny", "tracker=none", "score.baselines=false")
 WALK = (*TINY, "train.steps=16", "train.checkpoint_every=4", "roles.student_a.start=8")

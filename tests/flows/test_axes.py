@@ -2,12 +2,12 @@
 
 import pytest
 
-from engine.spec.error import ConfigError
-from engine.spec.parallel import Parallel
-from flows.cli.compose import compose
-from flows.cli.plan import draw, draw_nodes
-from infra.dag import Node, Product, declare
-from infra.store import Store
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.parallel import Parallel
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.plan import draw, draw_nodes
+from atelier.infra.dag import Node, Product, declare
+from atelier.infra.store import Store
 
 AXES = ("replicate", "shard", "context", "tensor", "pipeline")
 ALL = ("pipeline=2", "tensor=2", "context=2", "replicate=2")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.main import run
-from flows.cli.overrides import calls_resolver, check_overrides
-from infra.store import Store
+from atelier.flows.cli.main import run
+from atelier.flows.cli.overrides import calls_resolver, check_overrides
+from atelier.infra.store import Store
 from tests.infra.house_of_records import Shelf
 
 PROJECT = Path(__file__).parents[2]
@@ -242,7 +242,7 @@ def test_unusable_text_is_named_by_file_and_line(
 
 
 def test_as_a_process_the_line_is_on_stderr_alone_and_the_exit_code_is_2(root: Path) -> None:
-    command = [sys.executable, "-m", "flows", "pretrain", "experiment=tiny", "train.steps=-5"]
+    command = [sys.executable, "-m", "atelier", "pretrain", "experiment=tiny", "train.steps=-5"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, env=dict(os.environ))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("train.steps: input should be greater than or equal to 0 (given: -5); ")
@@ -250,6 +250,6 @@ def test_as_a_process_the_line_is_on_stderr_alone_and_the_exit_code_is_2(root: P
 
 
 def test_a_reader_that_went_away_is_no_traceback(root: Path) -> None:
-    command = f"{sys.executable} -m flows list flows | true"
+    command = f"{sys.executable} -m atelier list flows | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=PROJECT)
     assert done.stderr == ""

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from engine.plan.fit import planned
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from flows.cli.main import run
-from infra.calibrate import probe, random_tokens, run_probes
-from infra.learned import facts
+from atelier.engine.plan.fit import planned
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.flows.cli.main import run
+from atelier.infra.calibrate import probe, random_tokens, run_probes
+from atelier.infra.learned import facts
 
 pytestmark = pytest.mark.slow
 WORDS = ["plan", "pretrain", "model=gpt_nano", "train.steps=10"]

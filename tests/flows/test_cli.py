@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-from engine.artifact import open_input
-from engine.spec.registry import kinds
-from flows.cli import catalog, syntax
-from flows.cli.main import run
-from infra.lease import Holder
-from infra.manifests import write_manifest
-from infra.store import Store
+from atelier.engine.artifact import open_input
+from atelier.engine.spec.registry import kinds
+from atelier.flows.cli import catalog, syntax
+from atelier.flows.cli.main import run
+from atelier.infra.lease import Holder
+from atelier.infra.manifests import write_manifest
+from atelier.infra.store import Store
 from tests.infra.house_of_records import Shelf
 
 PROJECT = Path(__file__).parents[2]
 HEAVY = ("torch", "prefect", "mlflow", "hydra", "omegaconf", "matplotlib")
 PROBE = """
 import sys
-from flows.cli.main import run
+from atelier.flows.cli.main import run
 code = run(sys.argv[1:])
 print("LOADED", *[name for name in {names} if name in sys.modules], file=sys.stderr)
 sys.exit(code)
@@ -349,7 +349,7 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def generating(root: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "flows", "generate", "parrot", *words],
+        [sys.executable, "-m", "atelier", "generate", "parrot", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -388,7 +388,7 @@ def test_two_gcs_at_once_remove_each_thing_once(root: Path) -> None:
         Shelf(store).publish("corpus", f"c{number}", run="gone", number=number)
     start: list[subprocess.Popen[Any]] = [
         subprocess.Popen(
-            [sys.executable, "-m", "flows", "gc", "--yes"],
+            [sys.executable, "-m", "atelier", "gc", "--yes"],
             cwd=PROJECT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

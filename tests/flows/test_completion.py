@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.complete import candidates
-from flows.cli.main import run
-from infra.manifests import write_manifest
-from infra.store import Store
+from atelier.flows.cli.complete import candidates
+from atelier.flows.cli.main import run
+from atelier.infra.manifests import write_manifest
+from atelier.infra.store import Store
 from tests.infra.house_of_records import Shelf
 
 PROJECT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def test_completion_knows_the_models_and_runs_of_the_store(root: Path) -> None:
 def test_bash_completes_behind_an_at_sign_and_an_equals_sign(root: Path, tmp_path: Path) -> None:
     command = tmp_path / "bin" / "atelier"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/bash\ncd {PROJECT} && exec {sys.executable} -m flows "$@"\n')
+    command.write_text(f'#!/bin/bash\ncd {PROJECT} && exec {sys.executable} -m atelier "$@"\n')
     command.chmod(0o755)
     line = "atelier titan model@roles.student_a.model=gpt_m"
     script = f"""

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.spec.error import AtelierError, ConfigError
-from engine.spec.walk import Place
-from flows.cli.bodies import is_idle, parameters
-from flows.cli.compose import compose
+from atelier.engine.spec.error import AtelierError, ConfigError
+from atelier.engine.spec.walk import Place
+from atelier.flows.cli.bodies import is_idle, parameters
+from atelier.flows.cli.compose import compose
 from tests.flows.test_order import nodes, parent
 
 __all__ = ["parent"]

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from engine.spec.error import ConfigError
-from engine.spec.heldout import held_out_name, scored_name
-from engine.spec.record import Record
-from flows.cli.main import run
-from flows.sweep.ledger import DONE, About, Entry, Ledger
-from flows.sweep.pick import choose
-from flows.sweep.session import Session
-from infra.heldout import UNKNOWN, differing, held_out_of
-from infra.manifests import write_manifest
-from infra.store import Store
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.heldout import held_out_name, scored_name
+from atelier.engine.spec.record import Record
+from atelier.flows.cli.main import run
+from atelier.flows.sweep.ledger import DONE, About, Entry, Ledger
+from atelier.flows.sweep.pick import choose
+from atelier.flows.sweep.session import Session
+from atelier.infra.heldout import UNKNOWN, differing, held_out_of
+from atelier.infra.manifests import write_manifest
+from atelier.infra.store import Store
 from tests.infra.house_of_records import Shelf
 
 TOKENS = {"tokens.main": "ab" * 32}

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.base import flatten
-from engine.spec.error import UNSEEN
-from engine.spec.pool import Pool
-from flows.cli.compose import compose
-from flows.cli.main import run
+from atelier.engine.spec.base import flatten
+from atelier.engine.spec.error import UNSEEN
+from atelier.engine.spec.pool import Pool
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.main import run
 
 TINY = ("experiment=tiny", "tracker=none")
 FLOWS = ("pretrain", "distill", "titan", "finetune", "corpus")

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from engine.artifact import Output
-from engine.spec.record import Record
-from engine.spec.run import Segment
-from flows.cli.compose import compose
-from flows.cli.main import run
-from flows.cli.plan import draw_nodes
-from infra import removal
-from infra.alias import give_alias
-from infra.lease import Holder, take
-from infra.manifests import write_manifest
-from infra.store import Store, read_body
-from infra.trajectory import give_birth
-from tasks import train
+from atelier.engine.artifact import Output
+from atelier.engine.spec.record import Record
+from atelier.engine.spec.run import Segment
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.main import run
+from atelier.flows.cli.plan import draw_nodes
+from atelier.infra import removal
+from atelier.infra.alias import give_alias
+from atelier.infra.lease import Holder, take
+from atelier.infra.manifests import write_manifest
+from atelier.infra.store import Store, read_body
+from atelier.infra.trajectory import give_birth
+from atelier.tasks import train
 from tests.infra import hostile
 from tests.infra.house_of_records import Family, family
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from flows.cli import compose as composing
-from flows.cli.compose import compose
-from flows.cli.main import run
+from atelier.flows.cli import compose as composing
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.main import run
 
 BIG = ["pool=h100", "pool.gpus=16", "model.num_layers=24", "model.hidden=2048", "model.num_heads=16"]
 BATCH = ["train.global_batch=256", "train.sequence=2048"]

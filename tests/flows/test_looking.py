@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.spec.run import Segment
-from flows.sweep import looking
-from flows.sweep.looking import Looking
+from atelier.engine.spec.run import Segment
+from atelier.flows.sweep import looking
+from atelier.flows.sweep.looking import Looking
 
 
 @pytest.mark.parametrize(("verdict_at", "is_hopeless"), [(40, True), (80, True), (120, False)])

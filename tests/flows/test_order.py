@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from engine.spec.base import fingerprint, parse
-from engine.spec.mixture import row_specs, streams
-from engine.spec.pool import Pool
-from engine.spec.role import Role
-from engine.spec.run import Member, Training
-from engine.spec.train import Train
-from flows.cli.bodies import body, parameters
-from flows.cli.compose import compose, resolved
-from flows.cli.plan import Drawing
-from infra.dag import Node, Reference, scheduling
-from infra.existing import Existing
+from atelier.engine.spec.base import fingerprint, parse
+from atelier.engine.spec.mixture import row_specs, streams
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.run import Member, Training
+from atelier.engine.spec.train import Train
+from atelier.flows.cli.bodies import body, parameters
+from atelier.flows.cli.compose import compose, resolved
+from atelier.flows.cli.plan import Drawing
+from atelier.infra.dag import Node, Reference, scheduling
+from atelier.infra.existing import Existing
 
 BLEND = ("data.blend.a.source=stdlib:csv", "data.blend.z.source=stdlib:xml", "data.blend.a.weight=0.3")
 FLOWS = {
@@ -93,9 +93,9 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: reference("model", role.init) for name, role in roles.items() if role.init}
 
     for flow in ("finetune", "score"):
-        monkeypatch.setattr(f"flows.{flow}.existing_model", found)
+        monkeypatch.setattr(f"atelier.flows.{flow}.existing_model", found)
     for flow in ("distill", "titan"):
-        monkeypatch.setattr(f"flows.{flow}.beginnings", begun)
+        monkeypatch.setattr(f"atelier.flows.{flow}.beginnings", begun)
 
 
 @pytest.mark.usefixtures("parent")

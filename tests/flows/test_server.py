@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.execute import EMBEDDED
-from flows.cli.server import Server
+from atelier.flows.cli.execute import EMBEDDED
+from atelier.flows.cli.server import Server
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from engine.artifact import Output
+from atelier.engine.artifact import Output
 
 
 def main(arguments: list[str]) -> int:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.artifact import Output
-from engine.spec.document import with_digest
-from engine.spec.metric import segment_name
-from engine.spec.record import Record, identify
-from engine.spec.run import Segment
-from engine.spec.trajectory import Part
-from engine.storage import join, write_bytes
-from infra.lease import Holder
-from infra.store import Store, read_body
-from infra.trajectory import give_birth
+from atelier.engine.artifact import Output
+from atelier.engine.spec.document import with_digest
+from atelier.engine.spec.metric import segment_name
+from atelier.engine.spec.record import Record, identify
+from atelier.engine.spec.run import Segment
+from atelier.engine.spec.trajectory import Part
+from atelier.engine.storage import join, write_bytes
+from atelier.infra.lease import Holder
+from atelier.infra.store import Store, read_body
+from atelier.infra.trajectory import give_birth
 
 ENDED = 1_790_000_000.0
 

@@ -7,10 +7,10 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, Run
 
-from engine.spec.run import Segment
-from infra.store import Store
-from infra.tracking.run import Followed
-from infra.tracking.tracker import Tracker
+from atelier.engine.spec.run import Segment
+from atelier.infra.store import Store
+from atelier.infra.tracking.run import Followed
+from atelier.infra.tracking.tracker import Tracker
 from tests.infra.house_of_records import Family
 
 DATA = {"tokens.main": "a" * 64}

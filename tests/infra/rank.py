@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from engine.artifact import Output
-from engine.spec.pulse import PULSE, Stand, pulse_file
+from atelier.engine.artifact import Output
+from atelier.engine.spec.pulse import PULSE, Stand, pulse_file
 
 
 def stand_still(rank: int) -> None:

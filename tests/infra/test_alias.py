@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.error import AtelierError, ConfigError
-from infra.alias import aliases, give_alias
-from infra.garbage import Collector
-from infra.store import Store
+from atelier.engine.spec.error import AtelierError, ConfigError
+from atelier.infra.alias import aliases, give_alias
+from atelier.infra.garbage import Collector
+from atelier.infra.store import Store
 from tests.infra.house_of_records import Shelf
 
 

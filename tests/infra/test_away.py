@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from engine.spec.error import AtelierError, ConfigError, StoppedError
-from engine.spec.record import Record, identify
-from infra import away
-from infra.away import Away, Standing
-from infra.launch import Orders
-from infra.lease import Holder, take
-from infra.mail import Mail
-from infra.store import Store
+from atelier.engine.spec.error import AtelierError, ConfigError, StoppedError
+from atelier.engine.spec.record import Record, identify
+from atelier.infra import away
+from atelier.infra.away import Away, Standing
+from atelier.infra.launch import Orders
+from atelier.infra.lease import Holder, take
+from atelier.infra.mail import Mail
+from atelier.infra.store import Store
 
 FINGERPRINT = identify("model", 1, {"x": 1}, {})
 
@@ -48,7 +48,7 @@ class Processes:
         assert gang is not None
         return [
             subprocess.Popen(
-                [sys.executable, "-m", "infra.node", gang.root, gang.id],
+                [sys.executable, "-m", "atelier.infra.node", gang.root, gang.id],
                 env=os.environ | {"SLURM_NODEID": str(index), "SLURM_RESTART_COUNT": str(life)},
             )
             for index in range(gang.nodes)

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.base import parse
-from engine.spec.role import Role
-from infra import code_map
-from infra.code_map import ROOTS, Map, changed, digest_of, files_of, sources_of, training_map
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.role import Role
+from atelier.infra import code_map
+from atelier.infra.code_map import ROOTS, Map, changed, digest_of, files_of, sources_of, training_map
 
 LOOP = '''"""Words."""
 
 import os
-from engine.model.load import build
-from engine.parallel.grid import Grid
-from engine.objective.lm import LM
+from atelier.engine.model.load import build
+from atelier.engine.parallel.grid import Grid
+from atelier.engine.objective.lm import LM
 
 LIMIT = 3  # a number
 
@@ -39,10 +39,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = {
         code_map.LOOP: LOOP,
         "engine/model/load.py": "def build(): ...\n",
-        "engine/model/gpt.py": "from engine.model.layers import Norm\n\nclass GPT: ...\n",
+        "engine/model/gpt.py": "from atelier.engine.model.layers import Norm\n\nclass GPT: ...\n",
         "engine/model/layers.py": "class Norm: ...\n",
         "engine/model/ernie.py": "class Ernie: ...\n",
-        "engine/parallel/grid.py": "from engine.only_by_grid import x\n\nclass Grid: ...\n",
+        "engine/parallel/grid.py": "from atelier.engine.only_by_grid import x\n\nclass Grid: ...\n",
         "engine/only_by_grid.py": "x = 1\n",
         "engine/objective/lm.py": "class LM: ...\n",
         "engine/objective/logits.py": "class Logits: ...\n",
@@ -101,8 +101,8 @@ def test_it_holds_what_the_loop_and_the_kinds_reach(project: Path) -> None:
         ("  # a number", ""),
         ("return step + LIMIT", "return (step\n            + LIMIT)"),
         (
-            "import os\nfrom engine.model.load import build\n",
-            "from engine.model.load import build\nimport os\n",
+            "import os\nfrom atelier.engine.model.load import build\n",
+            "from atelier.engine.model.load import build\nimport os\n",
         ),
     ],
 )
@@ -117,7 +117,11 @@ def test_what_only_reads_otherwise_is_the_same_code(project: Path, old: str, new
         ("return helped(self.step)", "return helped(1)", " (Loop.run)"),
         ("step: int = 0", "step: int = 1", " (Loop)"),
         ("LIMIT = 3", "LIMIT = 4", ""),
-        ("from engine.model.load import build", "from engine.model.load import other as build", ""),
+        (
+            "from atelier.engine.model.load import build",
+            "from atelier.engine.model.load import other as build",
+            "",
+        ),
     ],
 )
 def test_what_means_something_else_is_named(project: Path, old: str, new: str, named: str) -> None:
@@ -133,7 +137,7 @@ def test_what_the_training_does_not_depend_on_is_not_in_it(project: Path, file: 
 
 
 def test_files_that_come_and_go_are_named(project: Path) -> None:
-    assert edit(project, "engine/model/gpt.py", "from engine.model.layers import Norm\n", "") == [
+    assert edit(project, "engine/model/gpt.py", "from atelier.engine.model.layers import Norm\n", "") == [
         "engine/model/gpt.py", "engine/model/layers.py (gone)",
     ]  # fmt: skip
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from engine.spec.error import ConfigError
-from infra.stack.cluster import SECRETS, check_secrets, command, own_urls
+from atelier.engine.spec.error import ConfigError
+from atelier.infra.stack.cluster import SECRETS, check_secrets, command, own_urls
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 FILES = PROJECT / "infra" / "docker"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from infra import contents
-from infra.contents import contents_of
+from atelier.infra import contents
+from atelier.infra.contents import contents_of
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.error import ConfigError
-from engine.storage import exists, join, read_bytes, remove, write_bytes
-from infra import exclusive
-from infra.exclusive import LEASES, Register, check_exclusive, create_exclusive, unlist
-from infra.lease import Holder, Log, take
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.storage import exists, join, read_bytes, remove, write_bytes
+from atelier.infra import exclusive
+from atelier.infra.exclusive import LEASES, Register, check_exclusive, create_exclusive, unlist
+from atelier.infra.lease import Holder, Log, take
 from tests.engine.checkpoint.ftp import serving
 
 # fsspec's FTP client leaves its connections to the garbage collector
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 RACER = """
 import sys
-from infra.exclusive import create_exclusive
+from atelier.infra.exclusive import create_exclusive
 for number in range(int(sys.argv[2])):
     print(int(create_exclusive(f"{sys.argv[1]}/{number}", sys.argv[3].encode())), flush=True)
 """
@@ -76,7 +76,7 @@ def test_a_lease_is_taken_released_and_taken_again_and_a_late_list_of_entries_hi
     first = take(address, Holder.me("first"))
     assert first is not None and first.fence == 1 and first.is_mine()
     first.release()
-    monkeypatch.setattr("infra.lease.names", lambda folder: [])  # as an object store's list may be
+    monkeypatch.setattr("atelier.infra.lease.names", lambda folder: [])  # as an object store's list may be
     second = take(address, Holder.me("second"))
     assert second is not None and second.fence == 3
     assert Log(address).numbers() == [1, 2, 3] and not first.is_mine()

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from engine.artifact import Output
-from engine.spec.document import with_digest
-from engine.spec.error import DamageError
-from engine.spec.record import Record, identify
-from engine.spec.trajectory import Part
-from engine.storage import join, remove, write_bytes
-from infra import removal
-from infra.garbage import ATTEMPT_S, LETTERS_S, UNKNOWN_S, Collector
-from infra.lease import Holder, take
-from infra.mail import Mail
-from infra.manifests import write_manifest
-from infra.removal import discard
-from infra.store import Store, read_body
-from infra.trajectory import checkpoint_steps, give_birth
+from atelier.engine.artifact import Output
+from atelier.engine.spec.document import with_digest
+from atelier.engine.spec.error import DamageError
+from atelier.engine.spec.record import Record, identify
+from atelier.engine.spec.trajectory import Part
+from atelier.engine.storage import join, remove, write_bytes
+from atelier.infra import removal
+from atelier.infra.garbage import ATTEMPT_S, LETTERS_S, UNKNOWN_S, Collector
+from atelier.infra.lease import Holder, take
+from atelier.infra.mail import Mail
+from atelier.infra.manifests import write_manifest
+from atelier.infra.removal import discard
+from atelier.infra.store import Store, read_body
+from atelier.infra.trajectory import checkpoint_steps, give_birth
 
 LATER = time.time() + 2 * UNKNOWN_S  # the collector's now: all is old by then, however long the tests take
 

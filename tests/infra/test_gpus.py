@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.error import ConfigError
-from engine.spec.pool import Pool
-from infra.gpus import visible
-from infra.slots import GpuSlots
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.pool import Pool
+from atelier.infra.gpus import visible
+from atelier.infra.slots import GpuSlots
 from tests.infra.gpu_machine import machine, uuid
 
 ONE, TWO, THREE = (uuid(number) for number in (1, 2, 3))
 PATIENCE_S = 60.0
 BUSY = """
 import json, os, random, sys, threading
-from engine.spec.pool import Pool
-from infra.slots import GpuSlots
+from atelier.engine.spec.pool import Pool
+from atelier.infra.slots import GpuSlots
 seed, total, log = int(sys.argv[1]), int(sys.argv[2]), os.open(sys.argv[3], os.O_WRONLY | os.O_APPEND)
 dice, stop = random.Random(seed), threading.Event()
 for number in range(12):
@@ -40,11 +40,11 @@ for number in range(12):
 COMMAND = """
 import sys
 from pathlib import Path
-from engine.spec.pool import Pool
-from infra.dag import Node, Product
-from infra.house import House
-from infra.slots import CoreSlots
-from infra.store import Store
+from atelier.engine.spec.pool import Pool
+from atelier.infra.dag import Node, Product
+from atelier.infra.house import House
+from atelier.infra.slots import CoreSlots
+from atelier.infra.store import Store
 root, run, ranks, log, go = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5]
 pool = Pool(gpu="h100", gpus=2)
 house = House(

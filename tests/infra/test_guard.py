@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from engine.artifact import Output
-from engine.forkserver import ForkServer
-from engine.spec.error import AtelierError, StoppedError
-from engine.spec.record import Record, identify
-from infra.guard import RESTARTS, Guard, rank_env
-from infra.launch import PROJECT, Orders, start_gang
-from infra.lease import Holder, LeaseLost, take
-from infra.store import Store
+from atelier.engine.artifact import Output
+from atelier.engine.forkserver import ForkServer
+from atelier.engine.spec.error import AtelierError, StoppedError
+from atelier.engine.spec.record import Record, identify
+from atelier.infra.guard import RESTARTS, Guard, rank_env
+from atelier.infra.launch import Orders, start_gang
+from atelier.infra.lease import Holder, LeaseLost, take
+from atelier.infra.store import Store
+from tests.checkout import TOP
 
 
 @dataclass
@@ -104,7 +105,7 @@ class Gang:
 
 @pytest.fixture(scope="module")
 def forkserver() -> Iterator[ForkServer]:
-    server = ForkServer(["tests.infra.rank"], rank_env("", 1), PROJECT)
+    server = ForkServer(["tests.infra.rank"], rank_env("", 1), str(TOP))
     yield server
     server.close()
     assert server.process.poll() == 0

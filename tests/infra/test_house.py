@@ -3,10 +3,10 @@
 import threading
 from pathlib import Path
 
-from infra.dag import Node, Product
-from infra.house import House
-from infra.slots import Slots
-from infra.store import Store
+from atelier.infra.dag import Node, Product
+from atelier.infra.house import House
+from atelier.infra.slots import Slots
+from atelier.infra.store import Store
 
 RANK = {"who": 0, "gains": False, "deaths": 0, "hangs": False, "code": 0}
 

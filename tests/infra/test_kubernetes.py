@@ -7,10 +7,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from engine.spec.site import Kubernetes
-from flows.cli.pools import pool_of, site_of
-from infra.away import Away
-from infra.kubernetes import KubernetesBatch
+from atelier.engine.spec.site import Kubernetes
+from atelier.flows.cli.pools import pool_of, site_of
+from atelier.infra.away import Away
+from atelier.infra.kubernetes import KubernetesBatch
 
 VERSION = "1.37"
 PROJECT = Path(__file__).resolve().parents[2]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.error import AtelierError
-from infra.lineage import Graph, Index, lineage, trajectory_segments
-from infra.lineage_draw import to_html, to_json, to_mermaid, to_svg, to_text
-from infra.store import Store
+from atelier.engine.spec.error import AtelierError
+from atelier.infra.lineage import Graph, Index, lineage, trajectory_segments
+from atelier.infra.lineage_draw import to_html, to_json, to_mermaid, to_svg, to_text
+from atelier.infra.store import Store
 from tests.infra.house_of_records import Shelf, family
 
 DATA = {"tokens.main": "a" * 64}

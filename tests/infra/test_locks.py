@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.error import ConfigError
-from infra import locks
-from infra.locks import FOR_ALL, holder, shared_folder, try_lock
+from atelier.engine.spec.error import ConfigError
+from atelier.infra import locks
+from atelier.infra.locks import FOR_ALL, holder, shared_folder, try_lock
 
 STRANGER, OTHER = 12345, 12346
 PROJECT = Path(__file__).resolve().parent.parent.parent
@@ -21,7 +21,7 @@ AS_USER = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from infra.locks import FOR_ALL, try_lock
+from atelier.infra.locks import FOR_ALL, try_lock
 os.setgid(int(sys.argv[3])), os.setuid(int(sys.argv[3]))
 os.umask(0o077)
 print(try_lock(Path(sys.argv[2]), FOR_ALL) is not None, flush=True)
@@ -30,7 +30,7 @@ sys.stdin.read()
 
 
 def as_user(uid: int, place: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", AS_USER, str(PROJECT), str(place), str(uid)]
+    command = [sys.executable, "-c", AS_USER, str(PROJECT / "src"), str(place), str(uid)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

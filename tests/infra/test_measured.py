@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.measured import measure
+from atelier.infra.measured import measure
 
 
 def written(folder: Path, text: str) -> str:

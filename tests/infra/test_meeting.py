@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine.spec.error import AtelierError, StoppedError
-from infra import meeting
-from infra.meeting import Meeting, Place, document_of, place_of
+from atelier.engine.spec.error import AtelierError, StoppedError
+from atelier.infra import meeting
+from atelier.infra.meeting import Meeting, Place, document_of, place_of
 
 RUN = {"config": {"x": 1}}
 

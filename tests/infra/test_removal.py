@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.record import Record
-from engine.storage import join, write_bytes
-from flows.cli.main import run
-from infra.garbage import Collector
-from infra.lease import Holder, Log
-from infra.manifests import read_manifests, write_manifest
-from infra.removal import discard, removing, wait_for_removals
-from infra.store import Store
+from atelier.engine.spec.record import Record
+from atelier.engine.storage import join, write_bytes
+from atelier.flows.cli.main import run
+from atelier.infra.garbage import Collector
+from atelier.infra.lease import Holder, Log
+from atelier.infra.manifests import read_manifests, write_manifest
+from atelier.infra.removal import discard, removing, wait_for_removals
+from atelier.infra.store import Store
 from tests.infra.house_of_records import Shelf
 
 LATER = 4e9  # seconds since 1970: all is old by then

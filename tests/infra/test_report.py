@@ -11,9 +11,9 @@ from typing import Any
 from PIL import Image
 from rich.console import Console
 
-from infra.lineage import lineage
-from infra.report import ReportContent, interval, size, terminal_table, write_report
-from infra.report_plot import colours_of, smooth
+from atelier.infra.lineage import lineage
+from atelier.infra.report import ReportContent, interval, size, terminal_table, write_report
+from atelier.infra.report_plot import colours_of, smooth
 from tests.infra.house_of_records import family
 
 ROWS: list[dict[str, Any]] = [

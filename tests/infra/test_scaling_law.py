@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from infra.scaling_law import Trained, laws, lowest
+from atelier.infra.scaling_law import Trained, laws, lowest
 
 LENGTHS = [2**k * 100_000 for k in range(6)]
 SIZES = [50_000, 200_000, 800_000, 3_200_000]

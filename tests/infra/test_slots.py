@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.error import StoppedError
-from engine.spec.pool import Pool
-from infra.slots import Slots, num_slots
+from atelier.engine.spec.error import StoppedError
+from atelier.engine.spec.pool import Pool
+from atelier.infra.slots import Slots, num_slots
 
 HOLDER = """
 import sys, threading
 from pathlib import Path
-from infra.slots import Slots
+from atelier.infra.slots import Slots
 total, folder, count = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 with Slots(total, folder).claim(count, threading.Event()):
     print("held", flush=True)
@@ -27,7 +27,7 @@ with Slots(total, folder).claim(count, threading.Event()):
 BUSY = """
 import os, random, sys, threading
 from pathlib import Path
-from infra.slots import Slots
+from atelier.infra.slots import Slots
 total, folder, seed = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 slots, dice = Slots(total, folder), random.Random(seed)
 log = os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -222,7 +222,7 @@ def test_more_ranks_than_slots_take_all_of_them(tmp_path: Path) -> None:
 def test_a_pool_has_as_many_slots_as_it_says_or_as_its_machine_has_devices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("infra.slots.num_cores", lambda: 6)
+    monkeypatch.setattr("atelier.infra.slots.num_cores", lambda: 6)
     assert num_slots(Pool()) == 6
     assert num_slots(Pool(slots=3)) == 3
     assert num_slots(Pool(gpu="h200", gpus=16, gpus_per_node=8)) == 8

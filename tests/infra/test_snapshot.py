@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.error import ConfigError, DamageError
-from infra import snapshot
-from infra.code import NOTE
-from infra.snapshot import freeze, thaw
+from atelier.engine.spec.error import ConfigError, DamageError
+from atelier.infra import snapshot
+from atelier.infra.code import NOTE
+from atelier.infra.snapshot import freeze, thaw
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def put(root: str, packed: bytes) -> str:
     return digest
 
 
-def packed_of(*members: tarfile.TarInfo, note: bool = True) -> bytes:
+def packed_of(*members: tarfile.TarInfo, note: str = f"atelier/{NOTE}") -> bytes:
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
-        for member in (*([tarfile.TarInfo(NOTE)] if note else []), *members):
+        for member in (*([tarfile.TarInfo(note)] if note else []), *members):
             archive.addfile(member, io.BytesIO(b"x" * member.size))
     return gzip.compress(raw.getvalue(), mtime=0)
 
@@ -88,7 +88,9 @@ def test_every_byte_and_every_name_of_the_code_is_in_the_digest(project: Path, r
 def test_frozen_code_comes_back_byte_for_byte_once(project: Path, root: str, tmp_path: Path) -> None:
     digest = freeze(root)
     folder = thaw(root, digest, tmp_path / "cache")
-    assert {name: content for name, content in files_of(folder).items() if name != NOTE} == files_of(project)
+    code = {name.removeprefix("atelier/"): content for name, content in files_of(folder).items()}
+    assert {name: code[name] for name in files_of(project)} == files_of(project)
+    assert code.keys() - files_of(project).keys() == {NOTE, "__init__.py", "__main__.py"}
     (Path(root) / "code" / f"{digest}.tar.gz").unlink()
     assert thaw(root, digest, tmp_path / "cache") == folder  # unpacked already
     assert folder.stat().st_mode & 0o077 == 0 and [path.name for path in folder.parent.iterdir()] == [digest]
@@ -116,9 +118,10 @@ def test_secrets_and_data_of_the_project_stay_at_home(project: Path, root: str, 
 
 def test_the_projects_own_code_is_frozen_without_anything_else(root: str, tmp_path: Path) -> None:
     files = files_of(thaw(root, freeze(root), tmp_path / "cache"))
-    assert "engine/train.py" in files and "conf/base.yaml" in files
-    assert {name.split("/")[0] for name in files} == {*snapshot.FOLDERS, NOTE}
-    assert {Path(name).suffix for name in files if name != NOTE} == set(snapshot.SUFFIXES)
+    assert "atelier/engine/train.py" in files and "atelier/conf/base.yaml" in files
+    own = {NOTE, "__init__.py", "__main__.py"}
+    assert {name.split("/")[1] for name in files} == {*snapshot.FOLDERS, *own}
+    assert {Path(name).suffix for name in files if not name.endswith(NOTE)} == set(snapshot.SUFFIXES)
 
 
 def test_more_than_code_is_refused_before_it_is_stored(
@@ -180,11 +183,20 @@ def test_an_absolute_name_stays_inside(root: str, tmp_path: Path) -> None:
     assert not (tmp_path / "escaped.py").exists() and list(folder.rglob("escaped.py"))
 
 
+def test_code_frozen_before_the_modules_had_one_package_is_refused_with_the_way_out(
+    root: str, tmp_path: Path
+) -> None:
+    digest = put(root, packed_of(member("engine/train.py"), note=NOTE))
+    with pytest.raises(ConfigError, match="modules had other names; submit it again") as caught:
+        thaw(root, digest, tmp_path / "cache")
+    assert "\n" not in str(caught.value) and list((tmp_path / "cache").iterdir()) == []
+
+
 NO_ARCHIVES = {  # named: an id made of the bytes would hold the moment of packing
     "nothing": b"",
     "text": b"no archive",
     "text-packed": gzip.compress(b"no archive"),
-    "no-note": packed_of(note=False),
+    "no-note": packed_of(note=""),
 }
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.artifact import Output, open_input
-from engine.spec.error import DamageError
-from engine.spec.record import FileEntry, Record, identify
-from engine.storage import write_bytes
-from infra.lease import EXPIRY_S, Holder, LeaseLost, Log, take
-from infra.store import RECORD, Store, read_body
+from atelier.engine.artifact import Output, open_input
+from atelier.engine.spec.error import DamageError
+from atelier.engine.spec.record import FileEntry, Record, identify
+from atelier.engine.storage import write_bytes
+from atelier.infra.lease import EXPIRY_S, Holder, LeaseLost, Log, take
+from atelier.infra.store import RECORD, Store, read_body
 
 
 def draft(name: str = "a", files: tuple[FileEntry, ...] = (), **identity: object) -> Record:
@@ -170,7 +170,7 @@ def test_who_holds_and_says_nothing_for_a_minute_is_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("infra.lease.time", clock)
+    monkeypatch.setattr("atelier.infra.lease.time", clock)
     log = Log(str(tmp_path / "t"))
     assert log.append(1, "take", replace(Holder.me(), host="elsewhere"))
     lease = take(log.address, Holder.me())
@@ -188,7 +188,7 @@ def test_a_lease_whose_newest_entry_cannot_be_read_is_taken_after_the_silence_of
     odd += [b"", b"[]", b"{}", b'{"act":"take"}', b"[" * 10**5, b"\xff"]
     for number, content in enumerate(odd):
         clock, waits = Clock(), list[str]()
-        monkeypatch.setattr("infra.lease.time", clock)
+        monkeypatch.setattr("atelier.infra.lease.time", clock)
         log = Log(str(tmp_path / str(number)))
         write_bytes(log.place(1), content)
         write_bytes(f"{log.folder}/beat-000001", b"\xff 1 2:3:4 x:y")
@@ -200,8 +200,8 @@ def test_a_lease_whose_newest_entry_cannot_be_read_is_taken_after_the_silence_of
 def test_a_renewed_lease_is_not_judged_silent(tmp_path: Path) -> None:
     import threading
 
-    from engine.spec.error import StoppedError
-    from infra.lease import Renewal
+    from atelier.engine.spec.error import StoppedError
+    from atelier.infra.lease import Renewal
 
     address = str(tmp_path / "t")
     lease = take(address, Holder.me())

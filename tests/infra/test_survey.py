@@ -6,15 +6,15 @@ from typing import Any, cast
 
 import pytest
 
-from engine.spec.error import ConfigError
-from engine.storage import join, write_bytes
-from flows.cli.compose import compose
-from flows.cli.main import run
-from flows.cli.plan import draw_nodes
-from infra.code_check import Resume
-from infra.dag import Node
-from infra.store import Store
-from tasks import train
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.storage import join, write_bytes
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.main import run
+from atelier.flows.cli.plan import draw_nodes
+from atelier.infra.code_check import Resume
+from atelier.infra.dag import Node
+from atelier.infra.store import Store
+from atelier.tasks import train
 
 ACCEPTED = Resume(accept_code=True)  # the checkpoints here are empty: they do not say by which code
 WORDS = ("experiment=tiny", "tracker=none")

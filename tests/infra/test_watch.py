@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.pulse import Stand, pulse_file
-from infra.watch import Watch, last_error
+from atelier.engine.spec.pulse import Stand, pulse_file
+from atelier.infra.watch import Watch, last_error
 
 
 class Clock:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent.parent
-PARTS = ("conf", "engine", "flows", "hydra_plugins", "infra", "tasks", "tests", "pyproject.toml")
+PARTS = ("conf", "engine", "flows", "infra", "src", "tasks", "tests", "pyproject.toml")
 TIMEOUT_S = 300
 PASSED, FAILED, NOTHING_RAN = 0, 1, 5  # pytest's exit codes
 
@@ -45,7 +45,10 @@ class Copy:
                 shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(source, folder / part)
-        self.env = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.env = os.environ | {
+            "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -60,7 +63,13 @@ class Copy:
 
     def check_imports(self) -> None:
         """End here when an installed package would be tested instead of the copy."""
-        names = ("engine.storage", "infra.lease", "tasks.train", "flows.cli.main", "tests.faults.commits")
+        names = (
+            "atelier.engine.storage",
+            "atelier.infra.lease",
+            "atelier.tasks.train",
+            "atelier.flows.cli.main",
+            "tests.faults.commits",
+        )
         script = (
             f"import importlib; print(*[importlib.import_module(n).__file__ for n in {names}], sep='\\n')"
         )

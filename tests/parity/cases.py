@@ -11,16 +11,16 @@ from typing import Any
 
 from safetensors.torch import load
 
-from engine.spec.model.ernie import Ernie, Net
-from engine.spec.model.gpt import GPT
-from engine.spec.objective.attention import Attention
-from engine.spec.objective.hidden import Hidden
-from engine.spec.objective.lm import LM
-from engine.spec.objective.logits import Logits
-from engine.spec.optim.muon import Muon
-from engine.spec.parallel import Parallel
-from engine.spec.role import Role, Trainable
-from engine.spec.run import Training
+from atelier.engine.spec.model.ernie import Ernie, Net
+from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.spec.objective.attention import Attention
+from atelier.engine.spec.objective.hidden import Hidden
+from atelier.engine.spec.objective.lm import LM
+from atelier.engine.spec.objective.logits import Logits
+from atelier.engine.spec.optim.muon import Muon
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.role import Role, Trainable
+from atelier.engine.spec.run import Training
 from tests.engine.harbour import VOCAB, every_objective, harbour
 from tests.engine.house import House, role, student, train
 from tests.forks import start_into

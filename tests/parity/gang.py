@@ -6,12 +6,12 @@ import json
 import sys
 from pathlib import Path
 
-from engine.loop.stop import StopRequest
-from engine.parallel.gang import start_gang
-from engine.process import leave
-from engine.spec.base import parse
-from engine.spec.run import RunFile
-from engine.train import train
+from atelier.engine.loop.stop import StopRequest
+from atelier.engine.parallel.gang import start_gang
+from atelier.engine.process import leave
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.run import RunFile
+from atelier.engine.train import train
 
 
 def main(paths: list[str]) -> int:

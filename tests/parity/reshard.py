@@ -7,17 +7,17 @@ import shutil
 import sys
 from pathlib import Path
 
-from engine.checkpoint.folder import address
-from engine.checkpoint.reader import load
-from engine.checkpoint.writer import save_async
-from engine.loop.build import House, build_member
-from engine.loop.resume import checkpoints
-from engine.loop.stop import StopRequest
-from engine.parallel.gang import Gang, start_gang
-from engine.process import leave
-from engine.spec.base import parse
-from engine.spec.run import RunFile, Trainings
-from engine.train import train
+from atelier.engine.checkpoint.folder import address
+from atelier.engine.checkpoint.reader import load
+from atelier.engine.checkpoint.writer import save_async
+from atelier.engine.loop.build import House, build_member
+from atelier.engine.loop.resume import checkpoints
+from atelier.engine.loop.stop import StopRequest
+from atelier.engine.parallel.gang import Gang, start_gang
+from atelier.engine.process import leave
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.run import RunFile, Trainings
+from atelier.engine.train import train
 
 
 def save_again(run: RunFile, gang: Gang, step: int, folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.parallel import Axes, Parallel
+from atelier.engine.spec.parallel import Axes, Parallel
 from tests.engine.house import House, train
 from tests.parity.cases import HOW, PAIRED, ROWS, STEPS, Parity, apart, layout, lessons, readers
 from tests.parity.drawn import drawn

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from engine.spec.parallel import Parallel
-from engine.spec.run import Training
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.run import Training
 from tests.engine.house import ONE, House, model, role, student, train
 
 STEPS = 10

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoint.folder import address
-from engine.checkpoint.reader import load_full
-from engine.spec.run import RunFile
+from atelier.engine.checkpoint.folder import address
+from atelier.engine.checkpoint.reader import load_full
+from atelier.engine.spec.run import RunFile
 from tests.engine.house import House
 from tests.parity.cases import layout, start_gang, taught
 

@@ -37,7 +37,7 @@ def slurm(slurm_of_module: Cluster) -> Iterator[Cluster]:
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store in which the tokens are made already."""
     root = tmp_path_factory.mktemp("tokens") / "store"
-    command = [sys.executable, "-m", "flows", "corpus", "experiment=tiny", "tracker=none"]
+    command = [sys.executable, "-m", "atelier", "corpus", "experiment=tiny", "tracker=none"]
     subprocess.run(command, env=os.environ | {"ATELIER_ROOT": str(root)}, cwd=PROJECT, check=True)
     return root
 

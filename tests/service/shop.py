@@ -9,7 +9,7 @@ from pathlib import Path
 
 from served import PROJECT, wait_for
 
-from infra.trajectory import checkpoint_steps
+from atelier.infra.trajectory import checkpoint_steps
 from tests.service.slurm_cluster import Cluster
 
 WORDS = (
@@ -31,7 +31,7 @@ class Shop:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """`atelier pretrain` with these words besides."""
-        command = [sys.executable, "-m", "flows", "pretrain", *WORDS, *words]
+        command = [sys.executable, "-m", "atelier", "pretrain", *WORDS, *words]
         process = subprocess.Popen(
             command,
             env=self.environment,

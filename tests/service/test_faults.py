@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from served import Served, wait_for
 
-from infra.stack.deploy import SILENCE
-from infra.tracking.curve import is_kept
+from atelier.infra.stack.deploy import SILENCE
+from atelier.infra.tracking.curve import is_kept
 from tests.service.training import (
     ENDS,
     EVERY,

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from served import PROJECT, wait_for
 
-from engine.spec.error import ConfigError
-from engine.storage import join, read_bytes
-from infra import exclusive
-from infra.exclusive import LEASES, check_exclusive
-from infra.lease import Holder, take
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.storage import join, read_bytes
+from atelier.infra import exclusive
+from atelier.infra.exclusive import LEASES, check_exclusive
+from atelier.infra.lease import Holder, take
 from tests.engine.checkpoint.ftp import serving
 from tests.infra.test_exclusive import RACER
 from tests.service.postgres import PASSWORD, Postgres, missing, postgres

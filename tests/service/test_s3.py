@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from served import PROJECT, descendants, wait_for
 
-from engine import remote
-from engine.storage import (
+from atelier.engine import remote
+from atelier.engine.storage import (
     exists,
     fetch,
     join,
@@ -26,11 +26,11 @@ from engine.storage import (
     write_bytes,
     writing,
 )
-from infra import exclusive
-from infra.exclusive import LEASES, check_exclusive
-from infra.garbage import size_of
-from infra.store import Store
-from infra.trajectory import checkpoint_steps
+from atelier.infra import exclusive
+from atelier.infra.exclusive import LEASES, check_exclusive
+from atelier.infra.garbage import size_of
+from atelier.infra.store import Store
+from atelier.infra.trajectory import checkpoint_steps
 from tests.service.swift import Swift, missing, swift
 
 pytestmark = [
@@ -100,7 +100,7 @@ def test_a_file_appears_whole_when_its_block_ends_well_and_not_at_all_on_an_erro
 
 def test_what_another_process_wrote_is_seen_at_once(url: str) -> None:
     assert names(url) == [] and not exists(join(url, "a"))
-    command = f"from engine.storage import write_bytes; write_bytes({join(url, 'a')!r}, b'1')"
+    command = f"from atelier.engine.storage import write_bytes; write_bytes({join(url, 'a')!r}, b'1')"
     for _ in range(2):
         subprocess.run([sys.executable, "-c", command], cwd=PROJECT, check=True)
         assert names(url) == ["a"] and read_bytes(join(url, "a")) == b"1" and size(join(url, "a")) == 1
@@ -124,7 +124,7 @@ def test_this_server_has_no_conditional_put_and_leases_need_a_database(
 ) -> None:
     check_exclusive(url)
     monkeypatch.delenv(LEASES)
-    from engine.spec.error import ConfigError
+    from atelier.engine.spec.error import ConfigError
 
     with pytest.raises(ConfigError, match="no conditional put") as caught:
         check_exclusive(url)
@@ -179,7 +179,7 @@ class Shop:
         self.url, self.environment = url, os.environ | {"ATELIER_ROOT": url, "HOME": str(folder)}
 
     def start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "flows", "pretrain", *self.words]
+        command = [sys.executable, "-m", "atelier", "pretrain", *self.words]
         return subprocess.Popen(
             command, env=self.environment, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, start_new_session=True,
@@ -200,7 +200,7 @@ class Shop:
 
 def here(root: Path, steps: int) -> str:
     """The weights of a run in a folder."""
-    command = [sys.executable, "-m", "flows", "pretrain", *WORDS, f"train.steps={steps}"]
+    command = [sys.executable, "-m", "atelier", "pretrain", *WORDS, f"train.steps={steps}"]
     subprocess.run(command, env=os.environ | {"ATELIER_ROOT": str(root)}, cwd=PROJECT, check=True)
     [record] = [json.loads(path.read_text()) for path in root.glob("model/*/record.json")]
     return next(file["sha256"] for file in record["files"] if file["path"].endswith("model.safetensors"))

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from served import Served, processes
 
-from infra.guard import PASSED
-from infra.stack.settings import Credentials
+from atelier.infra.guard import PASSED
+from atelier.infra.stack.settings import Credentials
 
 pytestmark = pytest.mark.service
 
@@ -84,7 +84,7 @@ class Trained:
 
     def _look(self, pid: int) -> None:
         words = processes().get(pid, [])
-        modules = [word for word in words if word == "infra.guard" or word.startswith("engine.")]
+        modules = [word for word in words if word == "atelier.infra.guard" or word.startswith("engine.")]
         try:
             pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
         except OSError:
@@ -107,7 +107,7 @@ def found_in(content: bytes, secrets: list[bytes]) -> list[bytes]:
 
 
 def test_ranks_see_an_allow_list_of_the_environment(trained: Trained) -> None:
-    assert trained.of("engine.train") and trained.of("engine.evaluate")
+    assert trained.of("atelier.engine.train") and trained.of("atelier.engine.evaluate")
     for pid, role in trained.roles.items():
         if role.startswith("engine."):
             strange = trained.environments[pid].keys() - set(PASSED) - OWN
@@ -115,7 +115,7 @@ def test_ranks_see_an_allow_list_of_the_environment(trained: Trained) -> None:
 
 
 def test_ranks_and_their_guards_see_no_credential(trained: Trained, secrets: list[bytes]) -> None:
-    assert trained.of("infra.guard")
+    assert trained.of("atelier.infra.guard")
     for pid, role in trained.roles.items():
         content = json.dumps(trained.environments[pid]).encode()
         assert not found_in(content, secrets), role

@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin, Subprotocol
 
-from infra.snapshot import freeze
+from atelier.infra.snapshot import freeze
 
 pytestmark = pytest.mark.service
 
@@ -276,7 +276,7 @@ def test_a_pool_that_nobody_serves_and_a_wrong_password_are_one_line_each(served
     line = "pool: no worker serves the pool 'local_b'; start one: atelier worker local_b\n"
     refused = served.atelier("pretrain", "experiment=tiny", "pool=local_b")
     assert (refused.returncode, refused.stderr) == (2, line)
-    command = [sys.executable, "-m", "flows", "pretrain", "experiment=tiny", "pool=local"]
+    command = [sys.executable, "-m", "atelier", "pretrain", "experiment=tiny", "pool=local"]
     locked = served.environment | {"PREFECT_API_AUTH_STRING": "atelier:wrong"}
     done = subprocess.run(command, env=locked, cwd=PROJECT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

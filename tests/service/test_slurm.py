@@ -39,7 +39,8 @@ def test_a_gang_of_two_nodes_makes_the_bits_of_one_machine_and_sees_no_credentia
     ranks = [
         path.read_bytes()
         for path in Path("/proc").glob("[0-9]*/environ")
-        if b"engine.train" in _read(path.with_name("cmdline")) and str(shop.root).encode() in _read(path)
+        if b"atelier.engine.train" in _read(path.with_name("cmdline"))
+        and str(shop.root).encode() in _read(path)
     ]
     assert ranks and all(b"open sesame" not in environ for environ in ranks)
     said = ended(training)
@@ -104,9 +105,9 @@ def test_a_gang_that_loses_a_node_goes_on_on_another(shop: Shop, expected: str) 
 def test_what_slurm_would_refuse_is_said_before_anything_is_planned(
     slurm: Cluster, tmp_path: Path, key: str, value: str, reason: str
 ) -> None:
-    from engine.spec.error import ConfigError
-    from engine.spec.site import Slurm
-    from infra.slurm import SlurmBatch
+    from atelier.engine.spec.error import ConfigError
+    from atelier.engine.spec.site import Slurm
+    from atelier.infra.slurm import SlurmBatch
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])

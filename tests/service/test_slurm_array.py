@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from served import wait_for
 
-from infra.manifests import manifests
-from infra.store import Store
+from atelier.infra.manifests import manifests
+from atelier.infra.store import Store
 from tests.service.shop import PATIENCE_S, Shop, ended
 from tests.service.slurm_cluster import Cluster, what_is_missing
 

@@ -2,15 +2,14 @@
 them.
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import PROJECT, Served, running, wait_for
+from served import Served, running, wait_for
 
-from infra.snapshot import FOLDERS
-from infra.trajectory import checkpoint_steps
+from atelier.infra.trajectory import checkpoint_steps
+from tests.checkout import copied
 from tests.service.shop import PATIENCE_S, WORDS
 from tests.service.slurm_cluster import Cluster, what_is_missing
 
@@ -26,9 +25,7 @@ RUN = [*WORDS, "train.steps=300", "parallel.shard=2", "pool=slurm", "pool.slots=
 @pytest.fixture
 def served(slurm: Cluster, tmp_path: Path) -> Iterator[Served]:
     """A stack of a project whose pool of Slurm has a name, and a worker that serves it."""
-    project = tmp_path / "project"
-    for folder in (*FOLDERS, "hydra_plugins"):
-        shutil.copytree(PROJECT / folder, project / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    project = copied(tmp_path / "project")
     pool = project / "conf" / "pool" / "slurm.yaml"
     pool.write_text(pool.read_text() + "\nname: slurm\n")
     with running(tmp_path / "store", project, {"SLURM_CONF": slurm.environment["SLURM_CONF"]}) as stack:

@@ -14,8 +14,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from served import Served, processes, wait_for
 
-from engine.spec.metric import merge
-from flows.sweep.optuna import JOURNAL
+from atelier.engine.spec.metric import merge
+from atelier.flows.sweep.optuna import JOURNAL
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 EVERY = 20  # steps between checkpoints

@@ -16,8 +16,8 @@ from typing import Any
 
 from served import PROJECT, Served, basic, processes, wait_for
 
-from engine.spec.metric import merge
-from infra.stack.deploy import SILENCE
+from atelier.engine.spec.metric import merge
+from atelier.infra.stack.deploy import SILENCE
 
 STEPS, EVERY = 600, 20
 WORDS = (
@@ -81,7 +81,7 @@ class Training:
 def run_here(root: Path, *words: str) -> None:
     """`atelier <words>` in its own process, without any server, to its end."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
-    command = [sys.executable, "-m", "flows", *words]
+    command = [sys.executable, "-m", "atelier", *words]
     done = subprocess.run(
         command, env=kept | {"ATELIER_ROOT": str(root)}, cwd=PROJECT, capture_output=True, text=True
     )
@@ -199,7 +199,7 @@ def guards(root: Path) -> list[int]:
     return sorted(
         pid
         for pid, words in processes().items()
-        if "infra.guard" in words and any(text in word and "-train/" in word for word in words)
+        if "atelier.infra.guard" in words and any(text in word and "-train/" in word for word in words)
     )
 
 
@@ -211,7 +211,7 @@ def flow_processes(root: Path) -> dict[str, int]:
     """Prefect run -> process id of every flow process of this store."""
     found = {}
     for pid, words in processes().items():
-        if "infra.stack.flow_process" in words:
+        if "atelier.infra.stack.flow_process" in words:
             with suppress(OSError):
                 said = (Path("/proc") / str(pid) / "environ").read_text().split("\0")
                 about = dict(line.split("=", 1) for line in said if "=" in line)

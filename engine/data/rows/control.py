@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from engine.artifact import Input
-from engine.data.asking import Prefix, prefix_of
-from engine.data.attributes import ATTRIBUTES
-from engine.data.chance import Chance, Numbers, below, numbered, uniform
-from engine.data.vocabulary import Vocabulary
-from engine.data.windows import NOT_SCORED, PADDING
-from engine.spec.error import DataError
-from engine.spec.objective.control import Control
-from engine.spec.wishes import GENRES, Wishes
+from atelier.engine.artifact import Input
+from atelier.engine.data.asking import Prefix, prefix_of
+from atelier.engine.data.attributes import ATTRIBUTES
+from atelier.engine.data.chance import Chance, Numbers, below, numbered, uniform
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.windows import NOT_SCORED, PADDING
+from atelier.engine.spec.error import DataError
+from atelier.engine.spec.objective.control import Control
+from atelier.engine.spec.wishes import GENRES, Wishes
 
 _ASKED, _KEPT, _COUNT, _CUT, _END = 1, 2, 3, 4, 5  # lanes
 LEAST = 8  # tokens of text that a row has room for

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.artifact import Input
-from engine.data.chance import Chance, Numbers, below, numbered
-from engine.data.packing import packed
-from engine.data.sentences import Sentences
-from engine.data.text import Text
-from engine.data.vocabulary import Vocabulary
-from engine.spec.data import CLS, SEP
-from engine.spec.error import DataError
-from engine.spec.objective.distance import Distance
+from atelier.engine.artifact import Input
+from atelier.engine.data.chance import Chance, Numbers, below, numbered
+from atelier.engine.data.packing import packed
+from atelier.engine.data.sentences import Sentences
+from atelier.engine.data.text import Text
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.spec.data import CLS, SEP
+from atelier.engine.spec.error import DataError
+from atelier.engine.spec.objective.distance import Distance
 
 SHORTEST = 8  # tokens of a fragment, about
 CELLS = 4  # a document has so many or more: each has one that does not touch it

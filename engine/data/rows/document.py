@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.artifact import Input
-from engine.data.chance import Numbers
-from engine.data.text import Text
-from engine.data.vocabulary import Vocabulary
-from engine.data.windows import NOT_SCORED, PADDING
-from engine.spec.error import ConfigError, DataError
-from engine.spec.objective.document import DocumentLM
+from atelier.engine.artifact import Input
+from atelier.engine.data.chance import Numbers
+from atelier.engine.data.text import Text
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.windows import NOT_SCORED, PADDING
+from atelier.engine.spec.error import ConfigError, DataError
+from atelier.engine.spec.objective.document import DocumentLM
 
 
 class Pieces:

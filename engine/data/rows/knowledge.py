@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.artifact import Input
-from engine.data.chance import Chance, Numbers, numbered
-from engine.data.masking import hide
-from engine.data.packing import packed
-from engine.data.vocabulary import Vocabulary
-from engine.data.words import Spelling, find_words
-from engine.spec.data import CLS, MASK, SEP
-from engine.spec.error import DataError
-from engine.spec.objective.knowledge import Knowledge
+from atelier.engine.artifact import Input
+from atelier.engine.data.chance import Chance, Numbers, numbered
+from atelier.engine.data.masking import hide
+from atelier.engine.data.packing import packed
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.words import Spelling, find_words
+from atelier.engine.spec.data import CLS, MASK, SEP
+from atelier.engine.spec.error import DataError
+from atelier.engine.spec.objective.knowledge import Knowledge
 
 TRIPLES = "triples.jsonl"
 FIELDS = ("head", "relation", "tail", "text")

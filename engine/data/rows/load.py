@@ -4,8 +4,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from engine.spec.base import nearest
-from engine.spec.error import ConfigError
+from atelier.engine.spec.base import nearest
+from atelier.engine.spec.error import ConfigError
 
 
 def kinds() -> list[str]:
@@ -23,4 +23,4 @@ def rows_of(kind: str) -> Any:
         near = nearest(kind, kinds())
         hint = f"did you mean {near}? " if near else ""
         raise ConfigError("rows.kind", f"no rows {kind!r}", f"{hint}there are: {', '.join(kinds())}")
-    return importlib.import_module(f"engine.data.rows.{kind}")
+    return importlib.import_module(f"atelier.engine.data.rows.{kind}")

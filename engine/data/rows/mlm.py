@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.artifact import Input
-from engine.data.chance import Chance, Numbers, numbered
-from engine.data.masking import hide
-from engine.data.phrases import find_phrases
-from engine.data.split import TRAIN
-from engine.data.text import Text
-from engine.data.vocabulary import Vocabulary
-from engine.data.windows import NOT_SCORED, PADDING
-from engine.data.words import Spelling, find_words
-from engine.spec.data import CLS, MASK
-from engine.spec.error import DataError
-from engine.spec.objective.mlm import MLM
+from atelier.engine.artifact import Input
+from atelier.engine.data.chance import Chance, Numbers, numbered
+from atelier.engine.data.masking import hide
+from atelier.engine.data.phrases import find_phrases
+from atelier.engine.data.split import TRAIN
+from atelier.engine.data.text import Text
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.windows import NOT_SCORED, PADDING
+from atelier.engine.data.words import Spelling, find_words
+from atelier.engine.spec.data import CLS, MASK
+from atelier.engine.spec.error import DataError
+from atelier.engine.spec.objective.mlm import MLM
 
 EDGE = 2  # tokens looked at on either side of a row, to know which units it cuts
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.artifact import Input
-from engine.data.chance import Numbers
-from engine.data.packing import packed
-from engine.data.vocabulary import Vocabulary
-from engine.spec.data import CLS
-from engine.spec.error import DataError
-from engine.spec.objective.natural import Natural
+from atelier.engine.artifact import Input
+from atelier.engine.data.chance import Numbers
+from atelier.engine.data.packing import packed
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.spec.data import CLS
+from atelier.engine.spec.error import DataError
+from atelier.engine.spec.objective.natural import Natural
 
 IMITATIONS = "imitations.jsonl"
 SIDES = ("generated", "original")  # a row's class is its place here

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.artifact import Input
-from engine.data.chance import Chance, Numbers, numbered, uniform
-from engine.data.packing import packed
-from engine.data.sentences import Sentences
-from engine.data.text import Text
-from engine.data.vocabulary import Vocabulary
-from engine.spec.data import CLS, SEP
-from engine.spec.error import DataError
-from engine.spec.objective.reorder import Reorder
+from atelier.engine.artifact import Input
+from atelier.engine.data.chance import Chance, Numbers, numbered, uniform
+from atelier.engine.data.packing import packed
+from atelier.engine.data.sentences import Sentences
+from atelier.engine.data.text import Text
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.spec.data import CLS, SEP
+from atelier.engine.spec.error import DataError
+from atelier.engine.spec.objective.reorder import Reorder
 
 SHORTEST = 16  # tokens of a paragraph
 

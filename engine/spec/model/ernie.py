@@ -9,10 +9,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from engine.spec.base import Count, Spec
-from engine.spec.blocks import Auto, Blocks, check_heads
-from engine.spec.kinds import Limit
-from engine.spec.model.gpt import GPT
+from atelier.engine.spec.base import Count, Spec
+from atelier.engine.spec.blocks import Auto, Blocks, check_heads
+from atelier.engine.spec.kinds import Limit
+from atelier.engine.spec.model.gpt import GPT
 
 NETS = ("nlu", "nlg")
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]

@@ -9,8 +9,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from engine.spec.blocks import Blocks
-from engine.spec.kinds import Limit
+from atelier.engine.spec.blocks import Blocks
+from atelier.engine.spec.kinds import Limit
 
 
 class GPT(Blocks):

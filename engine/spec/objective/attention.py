@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.spec.base import Count
-from engine.spec.kinds import Compared, ObjectiveSpec
+from atelier.engine.spec.base import Count
+from atelier.engine.spec.kinds import Compared, ObjectiveSpec
 
 
 class Attention(ObjectiveSpec):

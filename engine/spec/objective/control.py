@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.spec.kinds import ObjectiveSpec
-from engine.spec.wishes import GENRES
+from atelier.engine.spec.kinds import ObjectiveSpec
+from atelier.engine.spec.wishes import GENRES
 
 
 class Control(ObjectiveSpec):

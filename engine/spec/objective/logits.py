@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.spec.kinds import ObjectiveSpec
+from atelier.engine.spec.kinds import ObjectiveSpec
 
 
 class Logits(ObjectiveSpec):

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.spec.kinds import Compared, ObjectiveSpec
+from atelier.engine.spec.kinds import Compared, ObjectiveSpec
 
 
 class Natural(ObjectiveSpec):

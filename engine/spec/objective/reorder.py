@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.spec.kinds import Compared, ObjectiveSpec
+from atelier.engine.spec.kinds import Compared, ObjectiveSpec
 
 
 class Reorder(ObjectiveSpec):

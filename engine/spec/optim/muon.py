@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from engine.spec.kinds import OptimSpec
-from engine.spec.schedule import Schedule
+from atelier.engine.spec.kinds import OptimSpec
+from atelier.engine.spec.schedule import Schedule
 
 
 class Muon(OptimSpec):

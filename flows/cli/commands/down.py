@@ -2,8 +2,8 @@
 
 import argparse
 
-from flows.cli.root import open_store
-from infra.stack.stack import Stack
+from atelier.flows.cli.root import open_store
+from atelier.infra.stack.stack import Stack
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,14 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.spec.base import parse
-from engine.spec.error import AtelierError, ConfigError, printable
-from engine.spec.parallel import Parallel
-from engine.spec.sampling import Generation
-from flows.cli.catalog import PROJECT
-from flows.cli.root import open_store
-from infra.guard import rank_env
-from infra.machine import num_cores
+from atelier import IMPORT_ROOT
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.error import AtelierError, ConfigError, printable
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.sampling import Generation
+from atelier.flows.cli.root import open_store
+from atelier.infra.guard import rank_env
+from atelier.infra.machine import num_cores
 
 GRACE_S = 5.0
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -58,12 +58,12 @@ def _speak(place: Path, prompts: tuple[str, ...], env: dict[str, str]) -> int:
     """Start the engine and print what it says. It leads its own session: Ctrl-C reaches only us."""
     with open(place.with_name("err"), "wb") as err:
         child = subprocess.Popen(
-            [sys.executable, "-m", "engine.generate", str(place)],
+            [sys.executable, "-m", "atelier.engine.generate", str(place)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=err,
             env=env,
-            cwd=PROJECT,
+            cwd=IMPORT_ROOT,
             start_new_session=True,
         )
     try:

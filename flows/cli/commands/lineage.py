@@ -3,10 +3,10 @@
 from argparse import Namespace
 from pathlib import Path
 
-from engine.spec.error import ConfigError
-from flows.cli.root import open_store
-from infra.lineage import lineage
-from infra.lineage_draw import dumps, to_html, to_text
+from atelier.engine.spec.error import ConfigError
+from atelier.flows.cli.root import open_store
+from atelier.infra.lineage import lineage
+from atelier.infra.lineage_draw import dumps, to_html, to_text
 
 
 def run(options: Namespace) -> int:

@@ -3,9 +3,9 @@
 import json
 from argparse import Namespace
 
-from engine.spec.error import ConfigError, nearest
-from flows.cli import catalog
-from flows.cli.table import print_table
+from atelier.engine.spec.error import ConfigError, nearest
+from atelier.flows.cli import catalog
+from atelier.flows.cli.table import print_table
 
 
 def run(options: Namespace) -> int:

@@ -5,9 +5,9 @@ import time
 from argparse import Namespace
 from typing import Any
 
-from engine.spec.record import Record
-from flows.cli.root import open_store
-from flows.cli.table import amount, print_table
+from atelier.engine.spec.record import Record
+from atelier.flows.cli.root import open_store
+from atelier.flows.cli.table import amount, print_table
 
 
 def run(options: Namespace) -> int:

@@ -7,19 +7,19 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from engine.spec.base import nearest
-from engine.spec.error import ConfigError
-from engine.spec.parallel import Parallel
-from flows.cli.catalog import flow_names
-from flows.cli.compose import Frozen, compose
-from flows.cli.fitting import TRAINED, layouts, words
-from flows.cli.lessons import measured, rows_of
-from flows.cli.overrides import resume_overrides
-from flows.cli.plan import Plan, draw, text_of, vocab_of
-from flows.cli.root import open_store
-from flows.cli.table import amount, duration, print_table
-from infra.machine import num_cores
-from infra.store import Store
+from atelier.engine.spec.base import nearest
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.parallel import Parallel
+from atelier.flows.cli.catalog import flow_names
+from atelier.flows.cli.compose import Frozen, compose
+from atelier.flows.cli.fitting import TRAINED, layouts, words
+from atelier.flows.cli.lessons import measured, rows_of
+from atelier.flows.cli.overrides import resume_overrides
+from atelier.flows.cli.plan import Plan, draw, text_of, vocab_of
+from atelier.flows.cli.root import open_store
+from atelier.flows.cli.table import amount, duration, print_table
+from atelier.infra.machine import num_cores
+from atelier.infra.store import Store
 
 MOST_REASONS = 4
 MANY_DEVICES = 16
@@ -62,7 +62,7 @@ def _calibrate(frozen: Frozen, store: Store) -> None:
             f"measures the CPUs of this machine, and the pool's devices are {frozen.pool.gpu}",
             "plans learn from trainings on it",
         )
-    from infra.calibrate import calibrate  # numpy: plans do without
+    from atelier.infra.calibrate import calibrate  # numpy: plans do without
 
     with tempfile.TemporaryDirectory(prefix="atelier-") as scratch:
         pool = calibrate(store.root, frozen.pool, num_cores(), Path(scratch), say)

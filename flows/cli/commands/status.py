@@ -4,11 +4,11 @@ import argparse
 import json
 import shlex
 
-from engine.spec.error import ConfigError, printable
-from flows.cli.commands.runs import described
-from flows.cli.root import open_store
-from infra.manifests import manifests
-from infra.stack.stack import Stack
+from atelier.engine.spec.error import ConfigError, printable
+from atelier.flows.cli.commands.runs import described
+from atelier.flows.cli.root import open_store
+from atelier.infra.manifests import manifests
+from atelier.infra.stack.stack import Stack
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,11 +4,11 @@ import argparse
 import os
 import time
 
-from engine.spec.error import ConfigError
-from flows.cli.root import check_root
-from infra.stack.settings import check_binding
-from infra.stack.stack import LIGHT, MLFLOW_PORT, PREFECT_PORT, Stack
-from infra.store import Store, default_root
+from atelier.engine.spec.error import ConfigError
+from atelier.flows.cli.root import check_root
+from atelier.infra.stack.settings import check_binding
+from atelier.infra.stack.stack import LIGHT, MLFLOW_PORT, PREFECT_PORT, Stack
+from atelier.infra.store import Store, default_root
 
 POOL = "local"
 
@@ -27,8 +27,10 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--mlflow-port", f"{ports['mlflow-port']} is Prefect's", "choose another")
     stack.up(ports["prefect-port"], ports["mlflow-port"], print)
     os.environ |= stack.client()
-    from flows.served.deploy import deploy  # here: Prefect's client takes a second, errors above do without
-    from infra.slots import num_slots  # as above
+    from atelier.flows.served.deploy import (
+        deploy,  # here: Prefect's client takes a second, errors above do without
+    )
+    from atelier.infra.slots import num_slots  # as above
 
     deployed = deploy()
     pool = deployed.pools[POOL]

@@ -5,17 +5,17 @@ import os
 import signal
 import subprocess
 
-from engine.spec.base import nearest
-from engine.spec.error import ConfigError
-from engine.spec.pool import Pool
-from flows.cli.catalog import options as catalog
-from flows.cli.pools import check_launcher, gangs_at_once, pool_of, served_pools, site_of
-from flows.cli.root import check_root
-from infra.away import Away
-from infra.batches import batch_of
-from infra.slots import num_slots
-from infra.stack.stack import LIGHT, Stack, join_stack
-from infra.store import Store, default_root
+from atelier.engine.spec.base import nearest
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.pool import Pool
+from atelier.flows.cli.catalog import options as catalog
+from atelier.flows.cli.pools import check_launcher, gangs_at_once, pool_of, served_pools, site_of
+from atelier.flows.cli.root import check_root
+from atelier.infra.away import Away
+from atelier.infra.batches import batch_of
+from atelier.infra.slots import num_slots
+from atelier.infra.stack.stack import LIGHT, Stack, join_stack
+from atelier.infra.store import Store, default_root
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,8 +29,8 @@ def run(options: argparse.Namespace) -> int:
     root = Store(default_root()).root
     check_launcher(pool, root)
     join_stack(root)
-    from infra.stack import api  # now: Prefect reads its settings when it is imported
-    from infra.stack.deploy import knock  # as above
+    from atelier.infra.stack import api  # now: Prefect reads its settings when it is imported
+    from atelier.infra.stack.deploy import knock  # as above
 
     with api.server() as client:
         api.check_pool_exists(client, options.pool)

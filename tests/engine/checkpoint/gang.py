@@ -17,11 +17,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from engine.checkpoint import writer
-from engine.checkpoint.folder import address, steps, verify
-from engine.checkpoint.reader import load, load_full
-from engine.checkpoint.writer import save_async
-from engine.spec.error import AtelierError
+from atelier.engine.checkpoint import writer
+from atelier.engine.checkpoint.folder import address, steps, verify
+from atelier.engine.checkpoint.reader import load, load_full
+from atelier.engine.checkpoint.writer import save_async
+from atelier.engine.spec.error import AtelierError
 
 WORLDS = (1, 2, 4)
 TRAJECTORY = "t" * 64

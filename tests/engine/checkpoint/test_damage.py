@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.checkpoint import writer
-from engine.checkpoint.accord import Alone
-from engine.checkpoint.folder import address, newest_good, verify
-from engine.checkpoint.manifest import MANIFEST
-from engine.checkpoint.reader import load
-from engine.checkpoint.writer import save_async
-from engine.spec.error import AtelierError, DamageError
+from atelier.engine.checkpoint import writer
+from atelier.engine.checkpoint.accord import Alone
+from atelier.engine.checkpoint.folder import address, newest_good, verify
+from atelier.engine.checkpoint.manifest import MANIFEST
+from atelier.engine.checkpoint.reader import load
+from atelier.engine.checkpoint.writer import save_async
+from atelier.engine.spec.error import AtelierError, DamageError
 
 TRAJECTORY = "a" * 64
 

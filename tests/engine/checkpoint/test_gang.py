@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.checkout import python_path
+
 ROOT = Path(__file__).parents[3]
 WORLD = 4
 
@@ -21,7 +23,7 @@ def seen() -> Iterator[list[dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(__file__).with_name("gang.py")
         environment = os.environ | {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": python_path(),
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "error",
         }

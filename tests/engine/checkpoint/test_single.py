@@ -15,14 +15,15 @@ import pytest
 import safetensors
 import torch
 
-from engine import storage
-from engine.checkpoint import commit, tensorfile, writer
-from engine.checkpoint.accord import Alone
-from engine.checkpoint.folder import address, newest_good, retain, steps, verify
-from engine.checkpoint.manifest import MANIFEST, read_manifest
-from engine.checkpoint.reader import load, load_full
-from engine.checkpoint.writer import Pending, save_async
-from engine.spec.error import ConfigError, DamageError
+from atelier.engine import storage
+from atelier.engine.checkpoint import commit, tensorfile, writer
+from atelier.engine.checkpoint.accord import Alone
+from atelier.engine.checkpoint.folder import address, newest_good, retain, steps, verify
+from atelier.engine.checkpoint.manifest import MANIFEST, read_manifest
+from atelier.engine.checkpoint.reader import load, load_full
+from atelier.engine.checkpoint.writer import Pending, save_async
+from atelier.engine.spec.error import ConfigError, DamageError
+from tests.checkout import python_path
 
 TRAJECTORY = "a" * 64
 
@@ -234,14 +235,14 @@ def test_a_full_file_system_fails_the_save_and_leaves_no_file_of_it(tmp_path: Pa
 def test_what_a_killed_save_left_is_cleared_by_the_next(tmp_path: Path) -> None:
     script = (
         "import os, sys, torch; from types import SimpleNamespace as S\n"
-        "from engine.checkpoint import writer\n"
+        "from atelier.engine.checkpoint import writer\n"
         "write = writer.write_tensors\n"
         "writer.write_tensors = lambda *a: (write(*a), os._exit(9))\n"
         "gang = S(rank=0, world=1, group=None)\n"
         "url = sys.argv[1] + '/step-00000001'\n"
         "writer.save_async(url, {'w': torch.ones(9)}, step=1, trajectory='a', gang=gang).wait()\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = os.environ | {"PYTHONPATH": python_path()}
     assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment).returncode == 9
     left = names_in(tmp_path)
     assert len(left) == 1 and left[0].startswith(".tmp-step-") and steps(str(tmp_path)) == []

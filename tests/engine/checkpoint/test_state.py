@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.checkpoint.state import decode, encode, merged, nested, owner, tensors_of, values_of
-from engine.spec.error import ConfigError
+from atelier.engine.checkpoint.state import decode, encode, merged, nested, owner, tensors_of, values_of
+from atelier.engine.spec.error import ConfigError
 
 
 def through_json(value: Any) -> Any:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.artifact import Input, open_input
-from engine.prepare import prepare
-from engine.spec.data import Labels, Source, Tokenizer
-from engine.spec.record import Record, identify
-from engine.spec.run import RunFile
-from engine.spec.source_files import content_id, files_of
+from atelier.engine.artifact import Input, open_input
+from atelier.engine.prepare import prepare
+from atelier.engine.spec.data import Labels, Source, Tokenizer
+from atelier.engine.spec.record import Record, identify
+from atelier.engine.spec.run import RunFile
+from atelier.engine.spec.source_files import content_id, files_of
 
 
 class Workshop:

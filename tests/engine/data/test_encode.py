@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.data.text import token_dtype
-from engine.data.vocabulary import Vocabulary
+from atelier.engine.data.text import token_dtype
+from atelier.engine.data.vocabulary import Vocabulary
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
@@ -40,7 +40,7 @@ def test_batches_of_documents_do_not_change_the_files(workshop, poems, monkeypat
     corpus = workshop.corpus(poems)
     tokenizer = workshop.tokenizer(corpus)
     whole = workshop.tokens(corpus, tokenizer)
-    monkeypatch.setattr("engine.data.encode.BATCH_BYTES", 100)
+    monkeypatch.setattr("atelier.engine.data.encode.BATCH_BYTES", 100)
     assert workshop.tokens(corpus, tokenizer).record.files == whole.record.files
 
 

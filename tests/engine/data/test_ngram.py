@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from engine.data.ngram import _Counts, _fit, _mixed, gzip_bits, trigram_bits, xz_bits
+from atelier.engine.data.ngram import _Counts, _fit, _mixed, gzip_bits, trigram_bits, xz_bits
 
 V = 12
 

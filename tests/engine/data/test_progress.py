@@ -1,7 +1,7 @@
 import io
 import json
 
-from engine.data.progress import Progress
+from atelier.engine.data.progress import Progress
 
 
 def test_progress_speaks_at_most_twice_a_second_and_says_the_rate():

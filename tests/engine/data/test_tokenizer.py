@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer as Encoder
 from tokenizers import models, pre_tokenizers
 
-from engine.data.vocabulary import Vocabulary
-from engine.spec.base import parse
-from engine.spec.data import Tokenizer
-from engine.spec.error import ConfigError, DataError
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.data import Tokenizer
+from atelier.engine.spec.error import ConfigError, DataError
 
 
 def test_the_vocabulary_has_the_size_asked_for_and_the_end_token_is_id_0_and_padding_1(workshop, poems):
@@ -88,7 +88,7 @@ def test_the_held_out_split_teaches_the_tokenizer_nothing(workshop, poems):
 
 
 def _reseal(workshop, target):
-    from engine.storage import digest_of
+    from atelier.engine.storage import digest_of
 
     body = json.loads((target / "body.json").read_text())
     body["files"] = [digest_of(str(target / "documents.jsonl")).model_dump()]
@@ -107,7 +107,7 @@ def test_learning_gives_the_same_bytes_whatever_the_threads(workshop, poems, tmp
         (tmp_path / "run.json").write_text(json.dumps(run))
         environment = dict(os.environ, RAYON_NUM_THREADS=threads, PYTHONHASHSEED=str(n))
         subprocess.run(
-            [sys.executable, "-m", "engine.prepare", str(tmp_path / "run.json")],
+            [sys.executable, "-m", "atelier.engine.prepare", str(tmp_path / "run.json")],
             check=True,
             env=environment,
             stdout=subprocess.DEVNULL,

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.data.windows import Windows
-from engine.spec.error import DataError
+from atelier.engine.data.windows import Windows
+from atelier.engine.spec.error import DataError
 
 T = 16
 

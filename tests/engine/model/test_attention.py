@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.model import attention
+from atelier.engine.model import attention
 
 
 def test_products_in_slices_of_rows_equal_torch_attention() -> None:

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model import ernie
-from engine.model.load import build, initialise
-from engine.model.lora import apply
-from engine.sampling import continuation, continuations
-from engine.spec.error import ConfigError
-from engine.spec.model.ernie import Ernie
-from engine.spec.model.gpt import GPT
-from engine.spec.role import Trainable
-from engine.spec.sampling import Sampling
+from atelier.engine.model import ernie
+from atelier.engine.model.load import build, initialise
+from atelier.engine.model.lora import apply
+from atelier.engine.sampling import continuation, continuations
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.model.ernie import Ernie
+from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.spec.role import Trainable
+from atelier.engine.spec.sampling import Sampling
 
 V, T = 61, 12
 NETS: dict[str, Any] = {

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model import gpt
-from engine.model.dropout import dropout, noise_keys
-from engine.model.load import build, initialise
-from engine.spec.error import ConfigError
-from engine.spec.model.gpt import GPT
+from atelier.engine.model import gpt
+from atelier.engine.model.dropout import dropout, noise_keys
+from atelier.engine.model.load import build, initialise
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.model.gpt import GPT
 
 V = 61
 LLAMA: dict[str, Any] = {

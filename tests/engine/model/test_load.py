@@ -10,10 +10,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from engine.artifact import open_input
-from engine.model.load import build, initialise, model_files, read_model
-from engine.spec.error import ConfigError, DamageError, DataError
-from engine.spec.model.gpt import GPT
+from atelier.engine.artifact import open_input
+from atelier.engine.model.load import build, initialise, model_files, read_model
+from atelier.engine.spec.error import ConfigError, DamageError, DataError
+from atelier.engine.spec.model.gpt import GPT
 from tests.engine.house import artifact
 
 SPEC = GPT(num_layers=2, hidden=32, num_heads=4, num_kv_heads=2, vocab=50, norm="layer", tied=False)

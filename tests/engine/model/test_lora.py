@@ -9,12 +9,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from engine.artifact import open_input
-from engine.model import lora
-from engine.model.load import build, initialise
-from engine.spec.error import ConfigError, DataError
-from engine.spec.model.gpt import GPT
-from engine.spec.role import Trainable
+from atelier.engine.artifact import open_input
+from atelier.engine.model import lora
+from atelier.engine.model.load import build, initialise
+from atelier.engine.spec.error import ConfigError, DataError
+from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.spec.role import Trainable
 from tests.engine.house import artifact
 
 TARGETS = ("query", "value", "down")

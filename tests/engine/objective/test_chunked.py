@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.objective import chunked
-from engine.objective.chunked import Mix, Said, TeacherSide, objective_sums
-from engine.objective.load import terms_of
-from engine.objective.vocabulary import Odds
-from engine.spec.base import Spec
-from engine.spec.error import ConfigError
-from engine.spec.objective.lm import LM
-from engine.spec.objective.logits import Logits
+from atelier.engine.objective import chunked
+from atelier.engine.objective.chunked import Mix, Said, TeacherSide, objective_sums
+from atelier.engine.objective.load import terms_of
+from atelier.engine.objective.vocabulary import Odds
+from atelier.engine.spec.base import Spec
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.objective.lm import LM
+from atelier.engine.spec.objective.logits import Logits
 
 B, T, D, V = 3, 17, 12, 41
 ONLY_LM: Mix = {"lm": (LM(), 1.0)}

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from engine.plan.estimate import Estimate, estimate
-from engine.plan.wires import Wires
-from engine.spec.base import parse
-from engine.spec.error import ConfigError
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from engine.spec.role import Role
-from engine.spec.train import Train
+from atelier.engine.plan.estimate import Estimate, estimate
+from atelier.engine.plan.wires import Wires
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
 
 MEGATRON = {"kind": "gpt", "mlp": "gelu", "norm": "layer", "positions": "learned", "vocab": 51200}
 SMALL = MEGATRON | {"num_layers": 48, "hidden": 6144, "num_heads": 64}  # 22 B

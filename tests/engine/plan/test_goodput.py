@@ -1,9 +1,9 @@
 """Effective training time: the formula against failures drawn at random."""
 
 import pytest
-
 from benchmarks.goodput import GPUS, MTBF_HOURS, SETTINGS, drawn, measure
-from engine.plan.goodput import Faults, between_failures
+
+from atelier.engine.plan.goodput import Faults, between_failures
 
 
 def test_the_formula_is_within_a_point_of_failures_drawn_at_random() -> None:

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model.attention import additive, rope_angles
-from engine.model.gpt import Block
-from engine.plan.estimate import Setting, machine_of
-from engine.plan.memory import Memory, peak_memory
-from engine.spec.base import parse
-from engine.spec.model.gpt import GPT
-from engine.spec.parallel import Parallel
-from engine.spec.pool import Pool
-from engine.spec.role import Role
-from engine.spec.train import Train
+from atelier.engine.model.attention import additive, rope_angles
+from atelier.engine.model.gpt import Block
+from atelier.engine.plan.estimate import Setting, machine_of
+from atelier.engine.plan.memory import Memory, peak_memory
+from atelier.engine.spec.base import parse
+from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.pool import Pool
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
 
 ROWS = 3  # so that no activation has the shape of a weight
 

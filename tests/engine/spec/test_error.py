@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.spec.error import UNSEEN, ConfigError, printable
+from atelier.engine.spec.error import UNSEEN, ConfigError, printable
 
 NASTY = "\n\r\t\x1b\x00\x9b\u202e\u2066\ufeff\udcff\x7f ab\u00e9\u6f22"
 

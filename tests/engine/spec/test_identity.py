@@ -4,28 +4,28 @@ from typing import Any
 
 import pytest
 
-from engine.spec.absent import ABSENT
-from engine.spec.base import canonical, fingerprint, parse
-from engine.spec.data import Tokenizer
-from engine.spec.error import ConfigError
-from engine.spec.health import Health
-from engine.spec.model.ernie import Ernie, Net
-from engine.spec.model.gpt import GPT
-from engine.spec.objective.attention import Attention
-from engine.spec.objective.distance import Distance
-from engine.spec.objective.document import DocumentLM
-from engine.spec.objective.hidden import Hidden
-from engine.spec.objective.knowledge import Knowledge
-from engine.spec.objective.lm import LM
-from engine.spec.objective.logits import Logits
-from engine.spec.objective.mlm import MLM
-from engine.spec.objective.reorder import Reorder
-from engine.spec.optim.adamw import AdamW
-from engine.spec.optim.muon import Muon
-from engine.spec.role import Role
-from engine.spec.schedule import Schedule
-from engine.spec.train import Train
-from engine.spec.trajectory import Feed, in_teaching_order, parts_of, resolve_starts
+from atelier.engine.spec.absent import ABSENT
+from atelier.engine.spec.base import canonical, fingerprint, parse
+from atelier.engine.spec.data import Tokenizer
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.health import Health
+from atelier.engine.spec.model.ernie import Ernie, Net
+from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.spec.objective.attention import Attention
+from atelier.engine.spec.objective.distance import Distance
+from atelier.engine.spec.objective.document import DocumentLM
+from atelier.engine.spec.objective.hidden import Hidden
+from atelier.engine.spec.objective.knowledge import Knowledge
+from atelier.engine.spec.objective.lm import LM
+from atelier.engine.spec.objective.logits import Logits
+from atelier.engine.spec.objective.mlm import MLM
+from atelier.engine.spec.objective.reorder import Reorder
+from atelier.engine.spec.optim.adamw import AdamW
+from atelier.engine.spec.optim.muon import Muon
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.schedule import Schedule
+from atelier.engine.spec.train import Train
+from atelier.engine.spec.trajectory import Feed, in_teaching_order, parts_of, resolve_starts
 
 MODEL = {"kind": "gpt", "num_layers": 2, "hidden": 64, "num_heads": 4}
 FEED = Feed(parents={"tokens.main": "a" * 64, "tokenizer": "b" * 64}, identity={})

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from engine.spec.error import ConfigError
-from engine.spec.kinds import ModelSpec
-from engine.spec.layout import check_layout, micro_batches
-from engine.spec.model.gpt import GPT
-from engine.spec.objective.lm import LM
-from engine.spec.objective.logits import Logits
-from engine.spec.optim.adamw import AdamW
-from engine.spec.parallel import Parallel
-from engine.spec.role import Role
-from engine.spec.train import Train
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.kinds import ModelSpec
+from atelier.engine.spec.layout import check_layout, micro_batches
+from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.spec.objective.lm import LM
+from atelier.engine.spec.objective.logits import Logits
+from atelier.engine.spec.optim.adamw import AdamW
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.role import Role
+from atelier.engine.spec.train import Train
 
 
 def net(**more: Any) -> GPT:

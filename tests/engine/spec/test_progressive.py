@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.spec.error import ConfigError
-from engine.spec.layout import at_step, check_layout
-from engine.spec.parallel import Parallel
-from engine.spec.progressive import Progressive
-from engine.spec.train import Train
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.layout import at_step, check_layout
+from atelier.engine.spec.parallel import Parallel
+from atelier.engine.spec.progressive import Progressive
+from atelier.engine.spec.train import Train
 from tests.engine.house import role
 
 GROWING = Progressive(steps=10, stages=4, sequence=0.25, batch=0.25, dropout=0.5)

@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
-from engine.spec.error import ConfigError
-from engine.spec.schedule import Schedule
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.schedule import Schedule
 
 Falling = Literal["linear", "cosine", "wsd"]
 FALLING: tuple[Falling, ...] = ("linear", "cosine", "wsd")

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from engine.spec.data import Labels, Source
-from engine.spec.error import ConfigError, DataError
-from engine.spec.source_files import TOPICS, content_id, files_of, short_names, stdlib_folder
+from atelier.engine.spec.data import Labels, Source
+from atelier.engine.spec.error import ConfigError, DataError
+from atelier.engine.spec.source_files import TOPICS, content_id, files_of, short_names, stdlib_folder
 
 
 def test_stdlib_lists_source_and_topics_but_no_tests_no_installed_packages_and_nothing_of_this_machine():
@@ -106,5 +106,5 @@ def test_short_names_leave_out_the_folders_that_all_share():
 
 def test_listing_needs_neither_torch_nor_numpy_nor_tokenizers():
     heavy = "[m for m in ('torch', 'numpy', 'tokenizers') if m in sys.modules]"
-    code = f"import sys, engine.spec.source_files; print({heavy})"
+    code = f"import sys, atelier.engine.spec.source_files; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -10,9 +10,9 @@ from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.cli.execute import EMBEDDED
-from flows.cli.server import Server
-from infra.stack.deploy import Deployed, put_deployment, put_pool, put_queues
+from atelier.flows.cli.execute import EMBEDDED
+from atelier.flows.cli.server import Server
+from atelier.infra.stack.deploy import Deployed, put_deployment, put_pool, put_queues
 
 FORM: dict[str, Any] = {"type": "object", "properties": {"steps": {"type": "integer"}}}
 POOL = "light"

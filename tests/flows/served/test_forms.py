@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from jsonschema import Draft202012Validator
 
-from engine.spec.error import ConfigError
-from flows.cli.catalog import CONF, flow_names, options
-from flows.cli.compose import compose
-from flows.cli.overrides import UNSEEN, check_overrides
-from flows.cli.plan import draw_nodes
-from flows.served.forms import form, to_overrides
-from infra.store import Store
+from atelier.engine.spec.error import ConfigError
+from atelier.flows.cli.catalog import CONF, flow_names, options
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.overrides import UNSEEN, check_overrides
+from atelier.flows.cli.plan import draw_nodes
+from atelier.flows.served.forms import form, to_overrides
+from atelier.infra.store import Store
 
 FLOWS = flow_names()
 NEEDED = {"init": "student_a", "models": ["teacher"]}

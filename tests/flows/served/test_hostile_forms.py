@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from engine.spec.error import ConfigError
-from flows.cli.compose import compose
-from flows.cli.overrides import UNSEEN
-from flows.served.forms import form, to_overrides
+from atelier.engine.spec.error import ConfigError
+from atelier.flows.cli.compose import compose
+from atelier.flows.cli.overrides import UNSEEN
+from atelier.flows.served.forms import form, to_overrides
 
 SECRET = "planted-a7f3c9"
 FREE = ("data_source", "data_field")  # fields that take any text

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from served import free_port
 
-from infra.stack.stack import Stack
+from atelier.infra.stack.stack import Stack
 
 PROJECT = Path(__file__).resolve().parent.parent.parent.parent
 SECRET = "atelier:planted-c0ffee"
@@ -24,7 +24,7 @@ def refused(root: Path, *words: str, **environment: str) -> str:
     """The one line that `atelier <words>` says on stderr, as a process of its own."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
     done = subprocess.run(
-        [sys.executable, "-m", "flows", *words],
+        [sys.executable, "-m", "atelier", *words],
         env=kept | {"ATELIER_ROOT": str(root), "PREFECT_CLIENT_MAX_RETRIES": "0", **environment},
         cwd=PROJECT,
         capture_output=True,

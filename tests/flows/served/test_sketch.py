@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from flows.served.sketch import MOST, sketch, thinned
+from atelier.flows.served.sketch import MOST, sketch, thinned
 
 
 def test_every_role_has_its_curve_and_its_last_value() -> None:

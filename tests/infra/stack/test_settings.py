@@ -10,12 +10,12 @@ import pytest
 from prefect.workers.process import ProcessJobConfiguration
 from served import wait_for
 
-from engine.spec.error import ConfigError
-from infra.stack import service, settings
-from infra.stack.deploy import TEMPLATE
-from infra.stack.gate import Gate
-from infra.stack.service import Service
-from infra.stack.settings import (
+from atelier.engine.spec.error import ConfigError
+from atelier.infra.stack import service, settings
+from atelier.infra.stack.deploy import TEMPLATE
+from atelier.infra.stack.gate import Gate
+from atelier.infra.stack.service import Service
+from atelier.infra.stack.settings import (
     Addresses,
     Credentials,
     check_binding,
@@ -127,7 +127,7 @@ def test_a_job_takes_nothing_from_whoever_starts_it() -> None:
     made = asyncio.run(make(TEMPLATE, wish, client=nobody))
     assert made == asyncio.run(make(TEMPLATE, {}, client=nobody))
     assert (
-        made.command == "python -m infra.stack.flow_process"
+        made.command == "python -m atelier.infra.stack.flow_process"
         and made.env == {}
         and made.working_dir is None
         and made.stream_output

@@ -11,12 +11,12 @@ from pathlib import Path
 import prefect
 import pytest
 
-from infra.stack.settings import PROJECT
+from atelier import IMPORT_ROOT
 
 MAKE = """
 import json
 from prefect.server.database.interface import PrefectDBInterface
-from infra.stack.tables import make_tables
+from atelier.infra.stack.tables import make_tables
 ran = []
 migrate = PrefectDBInterface.run_migrations_upgrade
 async def count(self):
@@ -36,7 +36,7 @@ def make(home: Path, cache: Path) -> int:
     done = subprocess.run(
         [sys.executable, "-c", MAKE],
         env=clean | settings,
-        cwd=PROJECT,
+        cwd=IMPORT_ROOT,
         capture_output=True,
         text=True,
         check=True,

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from infra.lease import Holder
-from infra.stack.settings import write_private
-from infra.stack.stack import Stack, join_stack
-from infra.store import Store
-from infra.tracking import address
-from infra.tracking.address import is_same_server, tracking_address, without_secret
-from infra.tracking.choice import TrackerSpec, open_tracker
-from infra.tracking.worker import first_line
+from atelier.infra.lease import Holder
+from atelier.infra.stack.settings import write_private
+from atelier.infra.stack.stack import Stack, join_stack
+from atelier.infra.store import Store
+from atelier.infra.tracking import address
+from atelier.infra.tracking.address import is_same_server, tracking_address, without_secret
+from atelier.infra.tracking.choice import TrackerSpec, open_tracker
+from atelier.infra.tracking.worker import first_line
 
 PASSWORD = "planted-password"
 SERVERS = ("MLFLOW_TRACKING", "PREFECT_API")

@@ -11,14 +11,14 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from engine.spec.trajectory import Part
-from infra.dag import Node, Product
-from infra.lease import Holder, Log
-from infra.store import Store
-from infra.tracking import gauge
-from infra.tracking.flow import FlowTracker
-from infra.tracking.gauge import Gauge
-from infra.tracking.tracker import Tracker
+from atelier.engine.spec.trajectory import Part
+from atelier.infra.dag import Node, Product
+from atelier.infra.lease import Holder, Log
+from atelier.infra.store import Store
+from atelier.infra.tracking import gauge
+from atelier.infra.tracking.flow import FlowTracker
+from atelier.infra.tracking.gauge import Gauge
+from atelier.infra.tracking.tracker import Tracker
 from tests.infra.house_of_records import Family, Shelf, family
 from tests.infra.house_of_runs import client, follow_once, models, publish_all, runs, steps, tracker, uri
 

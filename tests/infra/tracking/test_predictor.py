@@ -13,9 +13,10 @@ import pytest
 from safetensors.numpy import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from engine.spec.model.gpt import GPT
-from infra.tracking.predictor import Child, requests_of
-from infra.tracking.tracker import Tracker
+from atelier import IMPORT_ROOT
+from atelier.engine.spec.model.gpt import GPT
+from atelier.infra.tracking.predictor import Child, requests_of
+from atelier.infra.tracking.tracker import Tracker
 from tests.infra.house_of_records import Shelf, Store
 
 
@@ -89,7 +90,7 @@ def test_a_registered_model_answers_when_its_store_is_gone(
 
 
 def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
-    child = Child(str(tmp_path / "no-model"), str(Path(__file__).parents[3]))
+    child = Child(str(tmp_path / "no-model"), str(IMPORT_ROOT))
     with pytest.raises(ValueError, match="no-model"):
         child.ask({"prompt": "x"})
     child.close()

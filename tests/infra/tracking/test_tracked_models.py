@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.error import AtelierError
-from flows.cli.plan import Drawing
-from flows.cli.work import work
-from infra.dag import Reference, scheduling, stop_scheduling
-from infra.house import House
-from infra.slots import Slots
-from infra.store import Store
-from infra.tracking.choice import TrackerSpec, open_tracker
-from infra.tracking.tracker import Tracker
-from tasks.register import register
+from atelier.engine.spec.error import AtelierError
+from atelier.flows.cli.plan import Drawing
+from atelier.flows.cli.work import work
+from atelier.infra.dag import Reference, scheduling, stop_scheduling
+from atelier.infra.house import House
+from atelier.infra.slots import Slots
+from atelier.infra.store import Store
+from atelier.infra.tracking.choice import TrackerSpec, open_tracker
+from atelier.infra.tracking.tracker import Tracker
+from atelier.tasks.register import register
 from tests.infra.house_of_records import Shelf, family
 from tests.infra.house_of_runs import (
     DATA,
@@ -197,7 +197,7 @@ def test_a_version_stands_alone_and_its_page_names_the_students(
     done = subprocess.run([sys.executable, "-c", script], cwd=elsewhere, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     folder, code, has_torch = json.loads(done.stdout.splitlines()[-1])
-    assert not has_torch and (Path(code) / "engine" / "generate.py").exists()
+    assert not has_torch and (Path(code) / "atelier" / "engine" / "generate.py").exists()
     entry = next(e for e in made["teacher"].files if e.path.endswith("model.safetensors"))
     assert (Path(folder) / entry.path).read_bytes() == b"weights of teacher"
     assert not list(root.rglob("*.pkl")) and not list(root.rglob(".tmp-version*"))

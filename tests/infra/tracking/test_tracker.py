@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from mlflow.entities import Run
 
-from infra.lease import Holder
-from infra.store import Store
-from infra.tracking.backend import Backend
-from infra.tracking.curve import is_kept
-from infra.tracking.run import Followed
-from infra.tracking.tracker import Tracker
-from infra.tracking.worker import Worker
+from atelier.infra.lease import Holder
+from atelier.infra.store import Store
+from atelier.infra.tracking.backend import Backend
+from atelier.infra.tracking.curve import is_kept
+from atelier.infra.tracking.run import Followed
+from atelier.infra.tracking.tracker import Tracker
+from atelier.infra.tracking.worker import Worker
 from tests.infra.house_of_records import Shelf
 from tests.infra.house_of_runs import DATA, client, follow_once, runs, steps, tracker, uri
 
@@ -254,7 +254,13 @@ def test_who_did_not_see_the_other_s_run_leaves_its_own(root: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "module", ["infra.tracking.tracker", "infra.lineage", "infra.lineage_draw", "infra.report"]
+    "module",
+    [
+        "atelier.infra.tracking.tracker",
+        "atelier.infra.lineage",
+        "atelier.infra.lineage_draw",
+        "atelier.infra.report",
+    ],
 )
 def test_importing_loads_neither_mlflow_nor_torch_nor_matplotlib(module: str) -> None:
     heavy = ("mlflow", "torch", "matplotlib", "prefect", "pandas")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.tracking.run import Followed
-from infra.tracking.tracker import Tracker
+from atelier.infra.tracking.run import Followed
+from atelier.infra.tracking.tracker import Tracker
 from tests.infra.house_of_records import family
 from tests.infra.house_of_runs import client, runs, steps, uri
 

@@ -4,10 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.artifact import Input
-from engine.data.rows.load import rows_of
-from engine.data.text import Text
-from engine.data.vocabulary import Vocabulary
+from atelier.engine.artifact import Input
+from atelier.engine.data.rows.load import rows_of
+from atelier.engine.data.text import Text
+from atelier.engine.data.vocabulary import Vocabulary
 from tests.engine.data.conftest import Workshop
 from tests.engine.harbour import SPECIALS, VOCAB, story
 

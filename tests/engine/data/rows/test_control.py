@@ -6,13 +6,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from engine.artifact import Input
-from engine.data.asking import about, prefix_of
-from engine.data.attributes import genre_of, paragraphs, sentiment_of, topic_of
-from engine.data.rows.control import Asked
-from engine.data.vocabulary import Vocabulary
-from engine.spec.objective.control import Control
-from engine.spec.wishes import GENRES, TAGS, Wishes
+from atelier.engine.artifact import Input
+from atelier.engine.data.asking import about, prefix_of
+from atelier.engine.data.attributes import genre_of, paragraphs, sentiment_of, topic_of
+from atelier.engine.data.rows.control import Asked
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.spec.objective.control import Control
+from atelier.engine.spec.wishes import GENRES, TAGS, Wishes
 from tests.engine.data.conftest import Workshop
 from tests.engine.data.rows.conftest import whole
 from tests.engine.harbour import SPECIALS, story

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from engine.data.rows.distance import ADJACENT, APART, OTHER
-from engine.spec.error import DataError
-from engine.spec.objective.distance import Distance
+from atelier.engine.data.rows.distance import ADJACENT, APART, OTHER
+from atelier.engine.spec.error import DataError
+from atelier.engine.spec.objective.distance import Distance
 from tests.engine.data.rows.conftest import whole
 
 

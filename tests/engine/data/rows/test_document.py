@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from engine.spec.error import ConfigError
-from engine.spec.objective.document import DocumentLM
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.objective.document import DocumentLM
 from tests.engine.data.rows.conftest import whole
 
 

@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from engine.artifact import open_input
-from engine.spec.error import DataError
-from engine.spec.objective.knowledge import Knowledge
+from atelier.engine.artifact import open_input
+from atelier.engine.spec.error import DataError
+from atelier.engine.spec.objective.knowledge import Knowledge
 from tests.engine.data.rows.conftest import whole
 from tests.engine.house import artifact
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.data.phrases import find_phrases
-from engine.data.vocabulary import Vocabulary
-from engine.data.words import Spelling, find_words
-from engine.spec.objective.mlm import MLM
+from atelier.engine.data.phrases import find_phrases
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.words import Spelling, find_words
+from atelier.engine.spec.objective.mlm import MLM
 from tests.engine.data.rows.conftest import whole
 
 NO_PHRASES = np.zeros(0, dtype=np.uint64)

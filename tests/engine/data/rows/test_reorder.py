@@ -4,10 +4,10 @@ import math
 import numpy as np
 import pytest
 
-from engine.data.rows.reorder import orders
-from engine.data.sentences import Sentences
-from engine.spec.error import DataError
-from engine.spec.objective.reorder import Reorder
+from atelier.engine.data.rows.reorder import orders
+from atelier.engine.data.sentences import Sentences
+from atelier.engine.spec.error import DataError
+from atelier.engine.spec.objective.reorder import Reorder
 from tests.engine.data.rows.conftest import whole
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.artifact import open_input
-from engine.data.blend import FILL, Blend
-from engine.data.rows.load import kinds, rows_of
-from engine.data.vocabulary import Vocabulary
-from engine.data.windows import Windows
-from engine.spec.error import ConfigError
-from engine.spec.registry import kinds as objective_kinds
-from engine.spec.registry import spec_class
+from atelier.engine.artifact import open_input
+from atelier.engine.data.blend import FILL, Blend
+from atelier.engine.data.rows.load import kinds, rows_of
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.windows import Windows
+from atelier.engine.spec.error import ConfigError
+from atelier.engine.spec.registry import kinds as objective_kinds
+from atelier.engine.spec.registry import spec_class
 from tests.engine.data.rows.conftest import whole
 from tests.engine.house import artifact
 

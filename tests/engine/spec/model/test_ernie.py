@@ -7,8 +7,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from engine.spec.model.ernie import Ernie
-from engine.spec.model.gpt import GPT
+from atelier.engine.spec.model.ernie import Ernie
+from atelier.engine.spec.model.gpt import GPT
 
 TITAN = Path(__file__).parents[4] / "conf/model/ernie_titan_260b.yaml"
 PUBLISHED = 260.92e9

@@ -54,7 +54,7 @@ class GridSweeper(BasicSweeper):
 
 
 class _Chooser(Sweeper):
-    """A sweeper that chooses points by what came of earlier ones: `flows.sweep.<kind>` does it."""
+    """A sweeper that chooses points by what came of earlier ones: `atelier.flows.sweep.<kind>` does it."""
 
     kind = ""
 

@@ -1,11 +1,11 @@
-"""`atelier`: run, plan and look at flows. `atelier --help` tells more."""
+"""`python -m atelier`: the command line. `atelier --help` tells more."""
 
 import sys
 
 
 def main() -> int:
     """Entry point: help, completion and typo answers import nothing heavy."""
-    from flows.cli.main import run  # here, so that `python -m flows` and the script start alike
+    from atelier.flows.cli.main import run  # here, so that the script and `python -m` start alike
 
     return run(sys.argv[1:])
 

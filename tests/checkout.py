@@ -1,0 +1,20 @@
+"""This checkout: where it lies, what a process needs to import it and its tests, and copies of it."""
+
+import os
+import shutil
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parent.parent
+PARTS = ("src", "engine", "infra", "tasks", "flows", "conf")
+
+
+def python_path(top: Path = TOP) -> str:
+    """PYTHONPATH with which `atelier` and `tests` are those of the checkout at `top`."""
+    return f"{top / 'src'}{os.pathsep}{top}"
+
+
+def copied(target: Path) -> Path:
+    """The code of this checkout once more, at `target`."""
+    for part in PARTS:
+        shutil.copytree(TOP / part, target / part, ignore=shutil.ignore_patterns("__pycache__"))
+    return target

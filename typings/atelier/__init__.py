@@ -1,0 +1,1 @@
+../../src/atelier/__init__.py

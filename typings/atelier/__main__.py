@@ -1,0 +1,1 @@
+../../src/atelier/__main__.py
