@@ -28,7 +28,7 @@ check: setup  ## format, lint, types, import rule (2 minutes)
 	$(BIN)/ruff check .
 	PYTHONPATH=typings $(BIN)/lint-imports
 	$(BIN)/pyright
-	$(BIN)/python -m pytest tests/engine/spec tests/infra/test_store.py -x
+	$(BIN)/python -m pytest tests/engine/config tests/infra/store/test_store.py -x
 
 verify: setup  ## what make test leaves out: root, services, a browser, patience (about 70 minutes on 2 cores)
 	JOBS=$(JOBS) bash tests/verify.sh

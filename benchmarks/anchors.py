@@ -19,15 +19,15 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent), str(HERE)]
 
 from machine import keep
 
+from atelier.engine.config.base import parse
+from atelier.engine.config.model.ernie import Ernie
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 from atelier.engine.plan.estimate import Estimate, estimate
 from atelier.engine.plan.search import Option, fastest, search
-from atelier.engine.spec.base import parse
-from atelier.engine.spec.model.ernie import Ernie
-from atelier.engine.spec.model.gpt import GPT
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.pool import Pool
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.train import Train
 
 A100 = Pool(gpu="a100-80g")
 VOCAB, SEQUENCE = 51200, 2048

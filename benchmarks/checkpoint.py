@@ -23,8 +23,8 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import keep
 
-from atelier.engine.spec.model.gpt import GPT
-from tests.engine.house import VOCAB, tokens
+from atelier.engine.config.model.gpt import GPT
+from tests.engine.trainings import VOCAB, tokens
 
 EVERY = 20
 NEVER = 10**6
@@ -95,7 +95,7 @@ def write_speed(folder: Path) -> dict[str, float]:
     """MB/s of one save of as much state by itself, and of dd."""
     script = (
         "import sys, time, torch\n"
-        "from atelier.engine.checkpoint.accord import Alone\n"
+        "from atelier.engine.checkpoint.collective_call import Alone\n"
         "from atelier.engine.checkpoint.writer import save_async\n"
         "torch.manual_seed(0)\n"
         "state = {str(i): torch.randn(int(sys.argv[2]) // 48) for i in range(12)}\n"

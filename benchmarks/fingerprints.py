@@ -12,11 +12,11 @@ from pathlib import Path
 
 from machine import about
 
-from atelier.flows.cli.compose import compose
-from atelier.flows.cli.plan import draw_nodes
-from atelier.infra.code import code_provenance
-from atelier.infra.manifests import row_name
-from atelier.infra.store import Store
+from atelier.flows.run.compose import compose
+from atelier.flows.run.plan import draw_nodes
+from atelier.infra.code.provenance import code_provenance
+from atelier.infra.store.run_manifest import row_name
+from atelier.infra.store.store import Store
 
 FLOWS = ("corpus", "pretrain", "distill", "titan")
 KEPT = Path(__file__).parent / "results" / "fingerprints.json"

@@ -18,9 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests/
 from machine import keep
 
-from atelier.engine.forkserver import Connection, ForkServer, Process
-from atelier.engine.spec.parallel import Parallel
-from tests.engine.house import ROOT, House, role, student, train
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.io.fork_server import Connection, ForkServer, Process
+from tests.engine.trainings import ROOT, House, role, student, train
 
 LIBRARIES = ("/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
 DEBUG = "libc_malloc_debug.so.0"

@@ -21,9 +21,9 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 import torch
 from machine import keep
 
-from atelier.engine.spec.model.gpt import GPT
-from atelier.engine.spec.parallel import Parallel
-from tests.engine.house import House, role, tokens, train
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.parallel import Parallel
+from tests.engine.trainings import House, role, tokens, train
 
 VOCAB = 32768
 MODELS: dict[str, tuple[GPT, dict[str, int]]] = {

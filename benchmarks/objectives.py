@@ -33,17 +33,16 @@ from intervals import auc, mean_of, resampled
 from machine import keep
 from study import Batch, Study, batches
 
-from atelier.engine.data.asking import prefix_of
-from atelier.engine.data.rows.natural import IMITATIONS
-from atelier.engine.data.windows import NOT_SCORED, PADDING
-from atelier.engine.sampling import continuation
-from atelier.engine.spec.data import SEP
-from atelier.engine.spec.objective.control import Control
-from atelier.engine.spec.objective.distance import Distance
-from atelier.engine.spec.objective.document import DocumentLM
-from atelier.engine.spec.objective.reorder import Reorder
-from atelier.engine.spec.sampling import Sampling
-from atelier.engine.spec.wishes import Wishes
+from atelier.engine.config.data import SEP
+from atelier.engine.config.generation import Sampling, Wishes
+from atelier.engine.config.objective.control import Control
+from atelier.engine.config.objective.distance import Distance
+from atelier.engine.config.objective.document import DocumentLM
+from atelier.engine.config.objective.reorder import Reorder
+from atelier.engine.data.control_prompt import prefix_of
+from atelier.engine.data.datasets.natural import IMITATIONS
+from atelier.engine.data.tokens import NOT_SCORED, PADDING
+from atelier.engine.inference.sampling import continuation
 
 LENGTHS = (16, 32, 64, 96, 128)  # that are asked for; rows of the control stage have room for all
 TEMPERATURES = (0.8, 0.5)  # of samples that are ranked: as natural text is, and where models loop

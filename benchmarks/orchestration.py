@@ -18,18 +18,18 @@ from datetime import datetime
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent), str(HERE), str(HERE.parent / "tests" / "flow")]
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent), str(HERE)]
 
-import served
 from machine import keep
 
 from tests.checkout import copied
+from tests.flow import served
 
 TASK = '''"""noop: nothing, as an artifact."""
 
-from atelier.engine.artifact import Output
+from atelier.engine.io.artifact import Output
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.house import House
+from atelier.infra.run.context import House
 
 
 def noop(name: str, salt: int, after: list[Reference]) -> Reference:

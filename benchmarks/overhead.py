@@ -18,14 +18,14 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "src"), str(Path(__
 
 from machine import keep
 
-from atelier.engine.artifact import Output
-from atelier.flows.cli.execute import Submitting, embed
-from atelier.flows.cli.work import work
+from atelier.engine.io.artifact import Output
+from atelier.flows.run.execute import Submitting, embed
+from atelier.flows.run.work import work
 from atelier.infra.dag import Node, Product, Reference, declare, scheduling, stop_scheduling
-from atelier.infra.house import House
-from atelier.infra.slots import Slots
-from atelier.infra.store import Store
-from atelier.infra.tracking.choice import NoTracker
+from atelier.infra.launch.slots import Slots
+from atelier.infra.run.context import House
+from atelier.infra.store.store import Store
+from atelier.infra.tracking.factory import NoTracker
 
 
 def noop_task() -> types.ModuleType:

@@ -18,9 +18,9 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import RESULTS, about
 
-from atelier.engine.spec.metric import FOLDER, merge
-from atelier.engine.spec.model.gpt import GPT
-from tests.engine.house import artifact
+from atelier.engine.config.metric import FOLDER, merge
+from atelier.engine.config.model.gpt import GPT
+from tests.engine.trainings import artifact
 
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's t, two-sided 95 %, by number of seeds
 

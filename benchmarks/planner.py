@@ -22,12 +22,12 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent), str(HERE)]
 
 from machine import keep
 
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.fit import Probe
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.pool import Pool
-from atelier.infra.calibrate import VOCAB, calibrate, probe, random_tokens, run_probes
-from atelier.infra.machine import num_cores
+from atelier.infra.calibration.calibrate import VOCAB, calibrate, probe, random_tokens, run_probes
+from atelier.infra.launch.machine import num_cores
 
 ONE = Parallel(shard=1, threads=1, compile="none")
 TWO = {"threads": 1, "compile": "none"}

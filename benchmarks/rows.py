@@ -18,16 +18,16 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "src"), str(Path(__
 import numpy as np
 from machine import keep
 
-from atelier.engine.artifact import Input, open_input
-from atelier.engine.data.rows.load import kinds, rows_of
+from atelier.engine.config.data import CLS, MASK, SEP, Source, Tokenizer
+from atelier.engine.config.record import Record, identify
+from atelier.engine.config.registry import spec_class
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.data.datasets.load import kinds, rows_of
+from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.data.windows import Windows
+from atelier.engine.io.artifact import Input, open_input
+from atelier.engine.io.source_files import content_id, files_of
 from atelier.engine.prepare import prepare
-from atelier.engine.spec.data import CLS, MASK, SEP, Source, Tokenizer
-from atelier.engine.spec.record import Record, identify
-from atelier.engine.spec.registry import spec_class
-from atelier.engine.spec.run import RunFile
-from atelier.engine.spec.source_files import content_id, files_of
 
 NUM_ROWS = 2048
 

@@ -19,7 +19,7 @@ import numpy as np
 from machine import keep
 from parts import Parts, interval, kept_seeds, options, student_model
 
-from tests.engine.house import artifact
+from tests.engine.trainings import artifact
 
 TOKENS = 60_000
 

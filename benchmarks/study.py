@@ -17,13 +17,13 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from aims import AIMS
 
-from atelier.engine.artifact import Input, open_input
-from atelier.engine.data.rows.load import rows_of
-from atelier.engine.data.windows import NOT_SCORED
+from atelier.engine.data.datasets.load import rows_of
+from atelier.engine.data.tokens import NOT_SCORED
+from atelier.engine.inference.generator import Speaker, read_speaker
+from atelier.engine.inference.scoring import label_nats
+from atelier.engine.io.artifact import Input, open_input
 from atelier.engine.model.load import read_weights
-from atelier.engine.scoring import label_nats
-from atelier.engine.speaker import Speaker, read_speaker
-from tests.engine.house import artifact
+from tests.engine.trainings import artifact
 
 Batch = dict[str, np.ndarray]
 

@@ -19,13 +19,13 @@ from datetime import datetime
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent), str(HERE), str(HERE.parent / "tests" / "flow")]
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent), str(HERE)]
 
-import served
 from machine import keep
 from orchestration import deploy_bare, project
 
 from atelier.infra.stack.stack import LIGHT
+from tests.flow import served
 
 AT_ONCE = 2
 PATIENCE_S = 1800

@@ -23,7 +23,7 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from machine import keep
 
-from atelier.engine.spec.metric import merge
+from atelier.engine.config.metric import merge
 
 RATES = "1e-4,3e-4,1e-3,3e-3,1e-2,3e-2,1e-1,3e-1"
 FIXED = ("experiment=tiny", "tracker=none", "score.baselines=false", "score.max_tokens=2000")

@@ -1,7 +1,8 @@
 """Score models on held-out text and labelled examples: python -m atelier.engine.evaluate run.json
 
-run.json: task "score"; config is a Scoring (engine/spec/scoring.py); inputs `model.<key>` of every target,
-`tokens`, `tokenizer` and, where a target asks for them, `labels`; outputs `<key>`, and `baselines` if wanted.
+run.json: task "score"; config is a Scoring (engine/config/evaluation.py); inputs `model.<key>` of every
+target, `tokens`, `tokenizer` and, where a target asks for them, `labels`; outputs `<key>`, and `baselines` if
+wanted.
 
 Each output is a scores.json. For a model:
   loss           nats a token over the first score.max_tokens held-out tokens, whole documents, in windows of
@@ -29,17 +30,20 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from atelier.engine.artifact import Input
+from atelier.engine.config.base import parse
+from atelier.engine.config.data import Score
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.evaluation import Scoring, Target, scored_name
+from atelier.engine.config.generation import Sampling
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.ngram import gzip_bits, trigram_bits, xz_bits
-from atelier.engine.data.progress import Progress, say
-from atelier.engine.data.text import token_dtype
+from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.model.load import read_model
-from atelier.engine.parallel.gang import start_gang
-from atelier.engine.process import input_of, leave, output_of, run_verb
-from atelier.engine.sampling import num_positions
-from atelier.engine.scoring import (
+from atelier.engine.inference.generator import TOKENIZER, Speaker, check_vocabulary
+from atelier.engine.inference.sampling import num_positions
+from atelier.engine.inference.scoring import (
     HeldOutText,
     choose,
     majority,
@@ -48,15 +52,10 @@ from atelier.engine.scoring import (
     row_lengths,
     text_nats,
 )
-from atelier.engine.speaker import TOKENIZER, Speaker, check_vocabulary
-from atelier.engine.spec.base import parse
-from atelier.engine.spec.data import Score
-from atelier.engine.spec.error import ConfigError, DataError
-from atelier.engine.spec.heldout import scored_name
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.run import RunFile
-from atelier.engine.spec.sampling import Sampling
-from atelier.engine.spec.scoring import Scoring, Target
+from atelier.engine.io.artifact import Input
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.model.load import read_model
+from atelier.engine.parallel.gang import start_gang
 
 SCORES, BASELINES = "scores.json", "baselines"
 SAMPLE = Sampling(max_tokens=120, temperature=0.8, top_p=1.0, seed=0)

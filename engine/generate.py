@@ -1,9 +1,9 @@
 """Continue prompts with a trained model, or answer requests: python -m atelier.engine.generate run.json
 
-run.json: config is a Generation (engine/spec/sampling.py), inputs {"model": a model artifact}, no outputs.
-Prompts stream as {"prompt": number, "text": piece}, in the end {"done": {"tokens", "tokens_per_s"}}. With
-`serve` every line of the input is a Request as JSON and gets one line: {"text": the whole continuation} or
-{"error": why not}. Each prompt is continued alone and from its own seed: no answer depends on another.
+run.json: config is a Generation (engine/config/generation.py), inputs {"model": a model artifact}, no
+outputs. Prompts stream as {"prompt": number, "text": piece}, in the end {"done": {"tokens", "tokens_per_s"}}.
+With `serve` every line of the input is a Request as JSON and gets one line: {"text": the whole continuation}
+or {"error": why not}. Each prompt is continued alone and from its own seed: no answer depends on another.
 """
 
 import json
@@ -15,15 +15,14 @@ from typing import TextIO
 
 import torch
 
-from atelier.engine.data.progress import say
+from atelier.engine.config.base import parse
+from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.generation import Generation, Request, Sampling
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.inference.generator import Speaker, read_speaker
+from atelier.engine.io.process import input_of, run_verb, say
 from atelier.engine.parallel.gang import start_gang
-from atelier.engine.process import input_of, run_verb
-from atelier.engine.speaker import Speaker, read_speaker
-from atelier.engine.spec.base import parse
-from atelier.engine.spec.error import AtelierError, ConfigError
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.run import RunFile
-from atelier.engine.spec.sampling import Generation, Request, Sampling
 
 # parameters below which one thread is as fast as several, and no token waits for a thread that has no core
 SMALL = 30_000_000

@@ -1,6 +1,6 @@
 """Have a model continue the beginnings of natural paragraphs: python -m atelier.engine.imitate run.json
 
-run.json: config is an Imitate (engine/spec/sampling.py), inputs {"model", "tokens", "tokenizer"}, output
+run.json: config is an Imitate (engine/config/generation.py), inputs {"model", "tokens", "tokenizer"}, output
 "imitations": imitations.jsonl, a line {"split", "prefix", "temperature", "original", "generated"}, the last
 two token ids that begin with the same `prefix` tokens and end with a sentence.
 
@@ -16,23 +16,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from atelier.engine.artifact import Input
-from atelier.engine.data.chance import Chance, below, uniform
-from atelier.engine.data.progress import Progress, say
-from atelier.engine.data.rows.natural import IMITATIONS
-from atelier.engine.data.sentences import Sentences
-from atelier.engine.data.split import HELD_OUT, TRAIN
-from atelier.engine.data.text import Text
+from atelier.engine.config.base import canonical, parse
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.generation import Imitate
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.data.corpus import HELD_OUT, TRAIN
+from atelier.engine.data.counter_rng import Chance, below, uniform
+from atelier.engine.data.datasets.natural import IMITATIONS
+from atelier.engine.data.tokens import Text
 from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.words import Sentences
+from atelier.engine.inference.generator import TOKENIZER, read_speaker
+from atelier.engine.inference.sampling import continuations
+from atelier.engine.io.artifact import Input
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
 from atelier.engine.parallel.gang import start_gang
-from atelier.engine.process import input_of, leave, output_of, run_verb
-from atelier.engine.sampling import continuations
-from atelier.engine.speaker import TOKENIZER, read_speaker
-from atelier.engine.spec.base import canonical, parse
-from atelier.engine.spec.error import ConfigError, DataError
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.run import RunFile
-from atelier.engine.spec.sampling import Imitate
 
 ROWS = 64  # continued at once
 TRIES = 20  # places that are looked at for each paragraph

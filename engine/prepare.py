@@ -10,20 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from atelier.engine.artifact import Input, Output, open_input
+from atelier.engine.config.base import Spec, parse
+from atelier.engine.config.data import Labels, Source, Tokenizer
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.attributes import describe
 from atelier.engine.data.curate import curate
 from atelier.engine.data.encode import encode
 from atelier.engine.data.label import label
 from atelier.engine.data.learn_tokenizer import TOKENIZER, learn_tokenizer
-from atelier.engine.data.progress import Progress, say
 from atelier.engine.data.triples import extract
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.process import run_verb
-from atelier.engine.spec.base import Spec, nearest, parse
-from atelier.engine.spec.data import Labels, Source, Tokenizer
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.run import RunFile
+from atelier.engine.io.artifact import Input, Output, open_input
+from atelier.engine.io.process import Progress, run_verb, say
 
 
 class Curate(Spec):

@@ -11,18 +11,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from atelier.engine import sources
-from atelier.engine.artifact import open_input
+from atelier.engine.config.base import parse
+from atelier.engine.config.error import AtelierError, StoppedError, of_system, to_line
+from atelier.engine.config.run_file import RunFile, Trainings
+from atelier.engine.io import source_check
+from atelier.engine.io.artifact import open_input
+from atelier.engine.io.process import began, leave
 from atelier.engine.loop.build import House
 from atelier.engine.loop.report import Report
 from atelier.engine.loop.save import forget
 from atelier.engine.loop.stop import STOPPED, StopRequest
 from atelier.engine.loop.training import Surroundings, run_training
 from atelier.engine.parallel.gang import Gang, start_gang
-from atelier.engine.process import began, leave
-from atelier.engine.spec.base import parse
-from atelier.engine.spec.error import AtelierError, StoppedError, of_system, to_line
-from atelier.engine.spec.run import RunFile, Trainings
 
 
 def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     (path,) = arguments
     try:
         run = parse(RunFile, json.loads(Path(path).read_bytes()), path)
-        sources.check(run.sources)
+        source_check.check(run.sources)
         stop = StopRequest(Path(run.scratch))
         stop.watch_guard()
         gang = start_gang(run.layout)

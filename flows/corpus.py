@@ -6,9 +6,9 @@ atelier corpus data.source='texts/*.jsonl' data.field=text
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from atelier.engine.spec.data import Data, Tokenizer
-from atelier.engine.spec.mixture import sources
-from atelier.engine.spec.role import Role
+from atelier.engine.config.data import Data, Tokenizer
+from atelier.engine.config.mixture import sources
+from atelier.engine.config.role import Role
 from atelier.infra.dag import Reference
 from atelier.tasks.curate import curate
 from atelier.tasks.describe import describe

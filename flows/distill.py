@@ -4,12 +4,12 @@ registered.
 atelier distill experiment=tiny roles.student_a.start=0.25
 """
 
-from atelier.engine.spec.data import Data, Score, Tokenizer
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.train import Train
+from atelier.engine.config.data import Data, Score, Tokenizer
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 from atelier.flows.corpus import corpus, extras
-from atelier.infra.existing import beginnings
+from atelier.infra.store.existing_model import beginnings
 from atelier.tasks.register import register
 from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models

@@ -4,10 +4,10 @@ weights.
 atelier finetune init=student_a finetune.num_labels=256
 """
 
-from atelier.engine.spec.data import Finetune, Score
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.train import Train
-from atelier.infra.existing import Existing, existing_model
+from atelier.engine.config.data import Finetune, Score
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.train import Train
+from atelier.infra.store.existing_model import Existing, existing_model
 from atelier.tasks.finetune import finetune as finetune_model
 from atelier.tasks.label import label
 from atelier.tasks.register import register

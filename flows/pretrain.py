@@ -7,12 +7,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atelier.engine.spec.base import parse
-from atelier.engine.spec.data import Data, Score, Tokenizer
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.registry import Model, Objective, Optim
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.train import Train
+from atelier.engine.config.base import parse
+from atelier.engine.config.data import Data, Score, Tokenizer
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import Model, Objective, Optim
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 from atelier.flows.corpus import corpus, extras
 from atelier.tasks.register import register
 from atelier.tasks.report import report

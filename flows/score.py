@@ -3,9 +3,9 @@
 atelier score models=[teacher,student_a] score.max_tokens=100000
 """
 
-from atelier.engine.spec.data import Score
-from atelier.engine.spec.error import ConfigError
-from atelier.infra.existing import existing_model
+from atelier.engine.config.data import Score
+from atelier.engine.config.error import ConfigError
+from atelier.infra.store.existing_model import existing_model
 from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 

@@ -5,19 +5,17 @@ same-seed controls (ERNIE 3.0 Titan, 2112.12731).
 atelier titan experiment=laptop
 """
 
-from atelier.engine.spec.ahead import Ahead
-from atelier.engine.spec.base import nearest
-from atelier.engine.spec.data import Data, Finetune, Score, Tokenizer
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.mixture import sources
-from atelier.engine.spec.objective.lm import LM
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.sampling import Imitate
-from atelier.engine.spec.train import Train
+from atelier.engine.config.data import Data, Finetune, Score, Tokenizer
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.generation import Imitate
+from atelier.engine.config.mixture import sources
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Ahead, Train
 from atelier.flows.corpus import corpus, extras
 from atelier.infra.dag import Reference
-from atelier.infra.existing import beginnings
+from atelier.infra.store.existing_model import beginnings
 from atelier.tasks.finetune import finetune as finetune_model
 from atelier.tasks.imitate import imitate as imitate_text
 from atelier.tasks.label import label

@@ -9,10 +9,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from atelier.engine.spec.base import Spec
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.record import identify
+from atelier.engine.config.base import Spec
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.record import identify
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-NOTE = ".code.json"  # as in infra/code.py
+NOTE = ".code.json"  # as in infra/code/provenance.py
 
 
 class CommitStamp(BuildHookInterface):

@@ -3,11 +3,11 @@
 import sys
 from typing import Any
 
-from atelier.engine.spec.data import Data, Source
-from atelier.engine.spec.source_files import files_of, is_stdlib
-from atelier.infra.contents import contents_of, identity_of
+from atelier.engine.config.data import Data, Source
+from atelier.engine.io.source_files import files_of, is_stdlib
 from atelier.infra.dag import Node, Product, Reference, declare
-from atelier.infra.house import House
+from atelier.infra.run.context import House
+from atelier.infra.store.source_contents import contents_of, identity_of
 
 VERSION = 1
 

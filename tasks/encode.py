@@ -3,7 +3,7 @@ own.
 """
 
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.house import House
+from atelier.infra.run.context import House
 
 VERSION = 1
 

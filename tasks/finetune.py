@@ -5,23 +5,21 @@ weights on the same draws.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from atelier.engine.spec.data import Finetune
-from atelier.engine.spec.kinds import ModelSpec
-from atelier.engine.spec.mixture import EXAMPLES, identity_of
-from atelier.engine.spec.objective.lm import LM
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.run import Training
-from atelier.engine.spec.stream import Stream
-from atelier.engine.spec.train import Train
-from atelier.engine.spec.trajectory import Feed, Part, parts_of
-from atelier.infra.code_check import Resume
-from atelier.infra.code_map import maps_of
+from atelier.engine.config.data import Finetune
+from atelier.engine.config.mixture import EXAMPLES, Stream, identity_of
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.role import Role
+from atelier.engine.config.run_file import Training
+from atelier.engine.config.train import Train
+from atelier.engine.config.trajectory import Feed, Part, parts_of
+from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.house import House
-from atelier.infra.store import Store
-from atelier.infra.survey import Survey, check, lease_addresses, members, survey
-from atelier.infra.trajectory import give_birth, mend_birth
+from atelier.infra.run.context import House
+from atelier.infra.run.resume_plan import Resume, Survey, check, lease_addresses, members, survey
+from atelier.infra.store.store import Store
+from atelier.infra.store.trajectory import give_birth, mend_birth
 from atelier.tasks.train import model_product
 
 VERSION = 1

@@ -2,11 +2,11 @@
 objective tells apart.
 """
 
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.sampling import Imitate
+from atelier.engine.config.generation import Imitate
+from atelier.engine.config.parallel import Parallel
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.house import House
-from atelier.infra.machine import num_cores
+from atelier.infra.launch.machine import num_cores
+from atelier.infra.run.context import House
 
 VERSION = 1
 

@@ -4,11 +4,11 @@ tokenizer.json.
 
 from typing import Any
 
-from atelier.engine.spec.data import Tokenizer
-from atelier.engine.spec.source_files import check_no_password
-from atelier.infra.contents import contents_of
+from atelier.engine.config.data import Tokenizer
+from atelier.engine.io.source_files import check_no_password
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.house import House
+from atelier.infra.run.context import House
+from atelier.infra.store.source_contents import contents_of
 
 VERSION = 1
 MOST_BYTES = 1 << 30  # of a tokenizer.json that is loaded; those of today have 30 MB at most

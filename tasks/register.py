@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from atelier.engine.artifact import Output
-from atelier.engine.storage import join, read_object
+from atelier.engine.io.artifact import Output
+from atelier.engine.io.storage import join, read_object
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.house import House
-from atelier.infra.store import Store
+from atelier.infra.run.context import House
+from atelier.infra.store.store import Store
 
 VERSION = 1
 VERSIONS = "versions.json"

@@ -4,9 +4,9 @@ artifact.
 
 from collections.abc import Mapping
 
-from atelier.infra.card import card_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.house import House
+from atelier.infra.report.collect import card_of
+from atelier.infra.run.context import House
 
 VERSION = 1
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from atelier.engine.spec.data import Score
-from atelier.engine.spec.scoring import Target
+from atelier.engine.config.data import Score
+from atelier.engine.config.evaluation import Target
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.house import House
+from atelier.infra.run.context import House
 
 VERSION = 1
 

@@ -5,22 +5,20 @@ pass.
 from collections.abc import Mapping
 from typing import Any
 
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.layout import check_layout
-from atelier.engine.spec.mixture import identity_of, row_specs, sources, streams
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.run import Member, Training
-from atelier.engine.spec.teaching import check_teaching
-from atelier.engine.spec.train import Train
-from atelier.engine.spec.trajectory import Feed, Part, origins, parts_of
-from atelier.infra.code_check import Resume
-from atelier.infra.code_map import maps_of
+from atelier.engine.config.checks import check_layout, check_teaching
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.mixture import identity_of, row_specs, sources, streams
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.role import Role
+from atelier.engine.config.run_file import Member, Training
+from atelier.engine.config.train import Train
+from atelier.engine.config.trajectory import Feed, Part, origins, parts_of
+from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.house import House
-from atelier.infra.store import Store
-from atelier.infra.survey import Survey, check, lease_addresses, members, survey
-from atelier.infra.trajectory import give_birth, mend_birth
+from atelier.infra.run.context import House
+from atelier.infra.run.resume_plan import Resume, Survey, check, lease_addresses, members, survey
+from atelier.infra.store.store import Store
+from atelier.infra.store.trajectory import give_birth, mend_birth
 
 VERSION = 1
 

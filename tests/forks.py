@@ -7,12 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import IO
 
-from atelier.engine.forkserver import Connection, ForkServer, Process, is_possible
+from atelier.engine.io.fork_server import Connection, ForkServer, Process, is_possible
+from tests.checkout import TOP
 
-ROOT = Path(__file__).resolve().parent.parent
 MODULES = ("atelier.engine.train", "tests.parity.gang", "tests.parity.reshard", "tests.parity.rows")
 
 _connections: list[Connection] = []
@@ -68,13 +67,13 @@ def start_into(module: str, arguments: list[str], env: Mapping[str, str], out: i
     """
     if not is_possible():
         command = [sys.executable, "-m", module, *arguments]
-        return subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=err)
+        return subprocess.Popen(command, cwd=TOP, env=env, stdout=out, stderr=err)
     if not _connections:
-        server = ForkServer(MODULES, env, str(ROOT))
+        server = ForkServer(MODULES, env, str(TOP))
         atexit.register(server.close)
         _connections.append(Connection(server.connect()))
         atexit.register(_connections[0].close)
-    return _connections[0].start(module, arguments, env=env, cwd=str(ROOT), out=out, err=err, inherited={})
+    return _connections[0].start(module, arguments, env=env, cwd=str(TOP), out=out, err=err, inherited={})
 
 
 def start(module: str, arguments: list[str], env: Mapping[str, str]) -> Rank:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from atelier.engine.checkpoint.folder import GONE, remove_strays, verify
 from atelier.engine.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from atelier.engine.spec.error import DamageError
-from atelier.engine.storage import (
+from atelier.engine.config.error import DamageError
+from atelier.engine.io.storage import (
     TEMPORARY,
     exists,
     is_local,

@@ -5,9 +5,9 @@ import shutil
 from contextlib import suppress
 
 from atelier.engine.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from atelier.engine.spec.error import ConfigError, DamageError
-from atelier.engine.storage import TEMPORARY, is_local, join, local_path, names, remove, size, sync_folder
-from atelier.engine.storage import verify as verify_file
+from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.io.storage import TEMPORARY, is_local, join, local_path, names, remove, size, sync_folder
+from atelier.engine.io.storage import verify as verify_file
 
 _STEP = re.compile(r"step-(\d{8,})")
 GONE = TEMPORARY + "gone-"

@@ -16,11 +16,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from atelier.engine.spec.base import Spec, canonical
-from atelier.engine.spec.document import parse_as, with_digest, without_digest
-from atelier.engine.spec.error import DamageError
-from atelier.engine.spec.record import FileEntry
-from atelier.engine.storage import join, read_bytes
+from atelier.engine.config.base import Spec, canonical
+from atelier.engine.config.document import parse_as, with_digest, without_digest
+from atelier.engine.config.error import DamageError
+from atelier.engine.config.record import FileEntry
+from atelier.engine.io.storage import join, read_bytes
 
 MANIFEST = "manifest.json"
 SCHEMA = 1

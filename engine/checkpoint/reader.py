@@ -10,15 +10,14 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 
-from atelier.engine.checkpoint.accord import Gang, check_gang, nothing, settle
+from atelier.engine.checkpoint.collective_call import Gang, check_gang, nothing, settle
 from atelier.engine.checkpoint.folder import step_of
 from atelier.engine.checkpoint.manifest import MANIFEST, Chunk, Manifest, key, read_manifest
 from atelier.engine.checkpoint.state import nested, tensors_of
 from atelier.engine.checkpoint.tensorfile import read_tensors
 from atelier.engine.checkpoint.writer import drain
-from atelier.engine.spec.base import nearest
-from atelier.engine.spec.error import ConfigError, DamageError
-from atelier.engine.storage import join
+from atelier.engine.config.error import ConfigError, DamageError, nearest
+from atelier.engine.io.storage import join
 
 
 def load(url: str, state: dict[str, Any], *, step: int, trajectory: str, gang: Gang) -> dict[Any, Any]:

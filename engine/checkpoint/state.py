@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from atelier.engine.spec.error import ConfigError
+from atelier.engine.config.error import ConfigError
 
 Keys = tuple[str | int, ...]
 Value = tuple[Keys, Any]

@@ -13,9 +13,9 @@ import safetensors.torch
 import torch
 
 from atelier.engine.checkpoint.manifest import read_file
-from atelier.engine.spec.error import ConfigError, DamageError
-from atelier.engine.spec.record import FileEntry
-from atelier.engine.storage import BLOCK, join, writing
+from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.config.record import FileEntry
+from atelier.engine.io.storage import BLOCK, join, writing
 
 _ALIGN = 8
 _NAMES = {

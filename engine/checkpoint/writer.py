@@ -19,14 +19,14 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from atelier.engine.checkpoint.accord import Gang, check_gang, settle
+from atelier.engine.checkpoint.collective_call import Gang, check_gang, settle
 from atelier.engine.checkpoint.commit import Commit
 from atelier.engine.checkpoint.folder import step_of
 from atelier.engine.checkpoint.manifest import Chunk, Manifest, Stored, key
 from atelier.engine.checkpoint.state import Value, merged, tensors_of, values_of
 from atelier.engine.checkpoint.tensorfile import check_dtype, write_tensors
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.record import FileEntry
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.record import FileEntry
 
 # A file is verified and parsed in memory, so this bounds what a load needs beside the state.
 FILE_BYTES = 256 << 20

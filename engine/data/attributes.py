@@ -12,11 +12,10 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from atelier.engine.artifact import Input, Output
-from atelier.engine.data.corpus import corpus_lines
-from atelier.engine.data.progress import Progress
-from atelier.engine.data.split import fraction
-from atelier.engine.spec.error import DataError
+from atelier.engine.config.error import DataError
+from atelier.engine.data.corpus import corpus_lines, fraction
+from atelier.engine.io.artifact import Input, Output
+from atelier.engine.io.process import Progress
 
 ATTRIBUTES = "attributes.jsonl"
 SHORTEST, LONGEST = 60, 2000  # characters of a paragraph

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from atelier.engine.data.permute import Permutation
-from atelier.engine.data.windows import NOT_SCORED, PADDING
-from atelier.engine.spec.error import ConfigError
+from atelier.engine.config.error import ConfigError
+from atelier.engine.data.counter_rng import Permutation
+from atelier.engine.data.tokens import NOT_SCORED, PADDING
 
 BLOCK = 4096
 

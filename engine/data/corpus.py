@@ -1,11 +1,15 @@
-"""Read the documents of finished corpora."""
+"""Documents of finished corpora, and their split: whether a group of documents is trained on or held out
+depends on nothing but its hash, the share, and, in tiny sets, the other groups.
+"""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from atelier.engine.artifact import Input
-from atelier.engine.spec.document import parse_object
+from atelier.engine.config.document import parse_object
+from atelier.engine.config.error import DataError
+from atelier.engine.io.artifact import Input
 
 DOCUMENTS = "documents.jsonl"
 
@@ -16,3 +20,28 @@ def corpus_lines(corpus: Input, scratch: Path) -> Iterator[dict[str, Any]]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             yield parse_object(line, f"{path}, line {number}")
+
+
+TRAIN, HELD_OUT = "train", "held_out"
+
+
+def fraction(group: str) -> float:
+    """sha256 of the group as a number in [0, 1)."""
+    return int.from_bytes(hashlib.sha256(group.encode()).digest()[:6], "big") / 2.0**48
+
+
+def split_of(groups: Iterable[str], held_out: float, place: str) -> dict[str, str]:
+    """Which split each group goes to: held out where its fraction is below `held_out`.
+
+    At least one goes to each side: when the hashes leave a side empty, the group of smallest hash is held
+    out, or the one of largest trains. Raises DataError for fewer than two groups.
+    """
+    order = sorted(set(groups), key=lambda group: (fraction(group), group))
+    if len(order) < 2:
+        raise DataError(
+            f"{place}: {len(order)} distinct text(s), at least two are needed, one to train on and one held"
+            " out; add files, or give one document a line as .jsonl"
+        )
+    splits = {group: HELD_OUT if fraction(group) < held_out else TRAIN for group in order}
+    splits[order[0]], splits[order[-1]] = HELD_OUT, TRAIN
+    return splits

@@ -6,13 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from atelier.engine.artifact import Output
-from atelier.engine.data.corpus import DOCUMENTS
-from atelier.engine.data.progress import Progress
+from atelier.engine.config.data import Source
+from atelier.engine.config.error import DataError
+from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, split_of
 from atelier.engine.data.source import Document, Files, Reader, documents, total_bytes
-from atelier.engine.data.split import HELD_OUT, TRAIN, split_of
-from atelier.engine.spec.data import Source
-from atelier.engine.spec.error import DataError
+from atelier.engine.io.artifact import Output
+from atelier.engine.io.process import Progress
 
 
 def curate(

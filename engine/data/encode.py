@@ -13,12 +13,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from atelier.engine.artifact import Input, Output
-from atelier.engine.data.corpus import corpus_lines
-from atelier.engine.data.progress import Progress
-from atelier.engine.data.split import HELD_OUT, TRAIN
-from atelier.engine.data.text import token_dtype
+from atelier.engine.data.corpus import HELD_OUT, TRAIN, corpus_lines
+from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.io.artifact import Input, Output
+from atelier.engine.io.process import Progress
 
 BATCH_BYTES = 1 << 21
 

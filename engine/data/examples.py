@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from atelier.engine.artifact import Input
-from atelier.engine.data.permute import Permutation
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.data.counter_rng import Permutation
+from atelier.engine.data.tokens import NOT_SCORED, PADDING
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.data.windows import NOT_SCORED, PADDING
-from atelier.engine.spec.error import ConfigError, DataError
+from atelier.engine.io.artifact import Input
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from atelier.engine.artifact import Output
+from atelier.engine.config.data import Labels
+from atelier.engine.config.error import DataError
 from atelier.engine.data import standard_library
-from atelier.engine.data.progress import Progress
+from atelier.engine.data.corpus import HELD_OUT, TRAIN, fraction, split_of
 from atelier.engine.data.source import (
     Files,
     Reader,
@@ -26,10 +27,9 @@ from atelier.engine.data.source import (
     text_problem,
     total_bytes,
 )
-from atelier.engine.data.split import HELD_OUT, TRAIN, fraction, split_of
-from atelier.engine.spec.data import Labels
-from atelier.engine.spec.error import DataError
-from atelier.engine.spec.source_files import TOPICS, is_stdlib
+from atelier.engine.io.artifact import Output
+from atelier.engine.io.process import Progress
+from atelier.engine.io.source_files import TOPICS, is_stdlib
 
 PACKAGES = 10
 MASK = "***"

@@ -10,14 +10,13 @@ import fsspec
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from atelier.engine.artifact import Input, Output
-from atelier.engine.data.corpus import corpus_lines
-from atelier.engine.data.progress import Progress
+from atelier.engine.config.data import END, PAD, Tokenizer
+from atelier.engine.config.error import ConfigError
+from atelier.engine.data.corpus import TRAIN, corpus_lines
 from atelier.engine.data.source import Files, Reader
-from atelier.engine.data.split import TRAIN
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.spec.data import END, PAD, Tokenizer
-from atelier.engine.spec.error import ConfigError
+from atelier.engine.io.artifact import Input, Output
+from atelier.engine.io.process import Progress
 
 TOKENIZER = "tokenizer.json"
 MEASURED = 1 << 20  # bytes of held-out text by which bytes_per_token is measured

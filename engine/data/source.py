@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from atelier.engine.config.data import Source
+from atelier.engine.config.error import DataError
 from atelier.engine.data import standard_library
-from atelier.engine.data.progress import Progress
-from atelier.engine.remote import open_system
-from atelier.engine.spec.data import Source
-from atelier.engine.spec.error import DataError
-from atelier.engine.spec.source_files import (
+from atelier.engine.io.process import Progress
+from atelier.engine.io.remote import open_system
+from atelier.engine.io.source_files import (
     BLOCK,
     TEXT,
     TOPICS,

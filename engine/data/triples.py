@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atelier.engine.artifact import Input, Output
-from atelier.engine.data.corpus import corpus_lines
-from atelier.engine.data.progress import Progress
-from atelier.engine.data.rows.knowledge import TRIPLES
-from atelier.engine.data.split import HELD_OUT, TRAIN
-from atelier.engine.spec.error import DataError
+from atelier.engine.config.error import DataError
+from atelier.engine.data.corpus import HELD_OUT, TRAIN, corpus_lines
+from atelier.engine.data.datasets.knowledge import TRIPLES
+from atelier.engine.io.artifact import Input, Output
+from atelier.engine.io.process import Progress
 
 DEFINED, METHOD, SUBCLASS, RAISES, IS = "defined in", "method of", "subclass of", "raises", "is a"
 MAX_CHARS = 400  # of a sentence

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
-from atelier.engine.spec.data import END, PAD
-from atelier.engine.spec.error import ConfigError
+from atelier.engine.config.data import END, PAD
+from atelier.engine.config.error import ConfigError
 
 ENDS = (END, "<|endoftext|>", "</s>")
 

@@ -1,8 +1,5 @@
-"""Which tokens of a row belong together: whole words, identifiers, capitalised names, known phrases.
-
-Told from the bytes of the vocabulary alone, for whole batches at once; no text is decoded.
-
-Shape letters: B rows, T tokens of a row, V vocabulary, W words of all rows together.
+"""Which tokens belong together: whole words, identifiers, capitalised names, sentences, and collocations
+(pairs of words that occur together far more often than by chance).
 """
 
 from collections.abc import Callable
@@ -10,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atelier.engine.data.permute import mixed
+from atelier.engine.data.counter_rng import mixed
+from atelier.engine.data.tokens import Text
 from atelier.engine.data.vocabulary import Vocabulary
 
 LONGEST = 16  # tokens of a word; longer runs (scripts without spaces, base64) are cut
@@ -131,3 +129,69 @@ def _since(starts_BT: np.ndarray) -> np.ndarray:
     """How many places each is behind the last start of its row."""
     places_T = np.arange(starts_BT.shape[1])
     return places_T - np.maximum.accumulate(np.where(starts_BT, places_T, 0), axis=1)
+
+
+_CLOSING = b"\"')]}`"
+_WIDE = tuple(mark.encode() for mark in "。！？")
+
+
+class Sentences:
+    """What the tokens of a vocabulary say of sentences, [V] bool each."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        tokens = [vocabulary.bytes_of([n]) for n in range(vocabulary.size)]
+        self._is_stop_V = np.array([t.rstrip(_CLOSING).endswith((b".", b"!", b"?")) for t in tokens])
+        self._is_wide_V = np.array([t.endswith(_WIDE) for t in tokens])
+        self._is_line_V = np.array([b"\n" in t for t in tokens])
+        self._is_spaced_V = np.array([t[:1] == b" " for t in tokens])
+        self._is_blank_V = np.array([bool(t) and t.isspace() for t in tokens])
+
+    def ends(self, tokens_N: np.ndarray) -> np.ndarray:
+        """The places 1 .. N - 1 before which a sentence ends; white space goes with what stands before it."""
+        is_blank = self._is_blank_V[tokens_N]
+        places = np.arange(len(tokens_N))
+        # the last token before each place that is not white space alone, and the ends of lines from there on
+        last = np.maximum.accumulate(np.where(is_blank, 0, places))[:-1]
+        lines = np.cumsum(self._is_line_V[tokens_N])
+        num_lines = lines[:-1] - np.where(last > 0, lines[last - 1], 0)
+        before, after = tokens_N[last], tokens_N[1:]
+        is_spaced = (last < places[:-1]) | self._is_spaced_V[after]
+        ends = (self._is_stop_V[before] & is_spaced) | self._is_wide_V[before] | (num_lines > 0)
+        return np.flatnonzero(ends & ~is_blank[1:]) + 1
+
+    def whole(self, ids: list[int], prefix: int) -> list[int]:
+        """Ids that were cut somewhere, without their last, unfinished sentence, unless that would be most of
+        what stands behind the first `prefix` ids.
+        """
+        least = prefix + (len(ids) - prefix) // 2
+        cuts = [cut for cut in self.ends(np.array(ids)).tolist() if cut >= least]
+        return ids[: cuts[-1]] if cuts else ids
+
+
+STRETCHES, STRETCH = 64, 1 << 16  # at most 4M tokens are looked at, in stretches spread over the text
+
+
+def find_phrases(text: Text, spelling: Spelling, *, count: int, pmi: float) -> np.ndarray:
+    """Hashes (sorted uint64) of the pairs of words, a space apart, seen `count` times or more, whose
+    pointwise mutual information log2 p(a b) / (p(a) p(b)) is `pmi` bits or more (Church and Hanks 1990).
+    """
+    places_N = _places(len(text))
+    if len(places_N) < 2:
+        return np.zeros(0, dtype=np.uint64)
+    flat_N = text.tokens_N[places_N].astype(np.int64)
+    first_W = np.flatnonzero(word_starts(flat_N[None], spelling)[0])
+    hashes_W = word_hashes(flat_N, first_W)
+    pairs = np.flatnonzero(is_spaced(flat_N, first_W, spelling))
+    if not len(pairs):
+        return np.zeros(0, dtype=np.uint64)
+    _, word_W, counts = np.unique(hashes_W, return_inverse=True, return_counts=True)
+    found_P, at_P, counts_P = np.unique(pair_hashes(hashes_W)[pairs], return_index=True, return_counts=True)
+    expected_P = counts[word_W[pairs[at_P] - 1]] * (counts[word_W[pairs[at_P]]] / len(hashes_W))
+    return found_P[(counts_P >= count) & (counts_P >= 2.0**pmi * expected_P)]
+
+
+def _places(size: int) -> np.ndarray:
+    if size <= STRETCHES * STRETCH:
+        return np.arange(size)
+    begins = np.arange(STRETCHES) * (size - STRETCH) // (STRETCHES - 1)
+    return (begins[:, None] + np.arange(STRETCH)).reshape(-1)

@@ -10,36 +10,40 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.artifact import Input
-from atelier.engine.loop.body import Body
-from atelier.engine.loop.health import Detector
-from atelier.engine.loop.learner import Learner
-from atelier.engine.loop.member import Member, end_of
+from atelier.engine.config.checks import micro_batches
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.role import Trainable
+from atelier.engine.config.run_file import Member as MemberSpec
+from atelier.engine.config.run_file import Training
+from atelier.engine.config.train import Train
+from atelier.engine.io.artifact import Input
+from atelier.engine.loop.decisions import Detector
+from atelier.engine.loop.role_state import Member, end_of
+from atelier.engine.loop.stage import Body, Learner
 from atelier.engine.model import auxiliary
-from atelier.engine.model.blank import blank
-from atelier.engine.model.load import build, first_values, read_weights
+from atelier.engine.model.load import blank, build, first_values, read_weights
 from atelier.engine.model.lora import addition_values, is_addition
 from atelier.engine.model.lora import apply as apply_lora
+from atelier.engine.model.placement import fill
 from atelier.engine.optim.load import build as build_optimizer
-from atelier.engine.parallel.compute import HALF, compile_blocks, compile_mode, recompute_blocks, weight_dtype
+from atelier.engine.parallel.compute import (
+    HALF,
+    check_float8,
+    compile_blocks,
+    compile_mode,
+    recompute_blocks,
+    use_float8,
+    weight_dtype,
+)
 from atelier.engine.parallel.context import gather_keys
 from atelier.engine.parallel.expert import mixtures, split_experts
-from atelier.engine.parallel.float8 import check_float8, use_float8
 from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.pipeline import keep_stage, stage_numbers, tied_names
 from atelier.engine.parallel.shard import blocks_of, shard
 from atelier.engine.parallel.tensor import split_matrices
-from atelier.engine.placement import fill
-from atelier.engine.plan.stages import partition
-from atelier.engine.spec.base import nearest
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.layout import micro_batches
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.role import Trainable
-from atelier.engine.spec.run import Member as MemberSpec
-from atelier.engine.spec.run import Training
-from atelier.engine.spec.train import Train
+from atelier.engine.plan.partition import partition
 
 Values = Callable[[str, torch.Size], Tensor]
 

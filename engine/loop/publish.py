@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from atelier.engine.artifact import Input, Output
-from atelier.engine.loop.member import Member
+from atelier.engine.config.error import AtelierError
+from atelier.engine.io.artifact import Input, Output
+from atelier.engine.loop.role_state import Member
 from atelier.engine.model.auxiliary import is_auxiliary
 from atelier.engine.model.load import WEIGHTS, model_files
 from atelier.engine.model.lora import adapter_files, merged_state
-from atelier.engine.placement import whole
-from atelier.engine.spec.error import AtelierError
+from atelier.engine.model.placement import whole
 
 TOKENIZER = "tokenizer.json"
 

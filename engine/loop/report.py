@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from atelier.engine.metric import Segments
-from atelier.engine.spec.metric import MetricLine
-from atelier.engine.spec.run import Segment
+from atelier.engine.config.metric import MetricLine
+from atelier.engine.config.run_file import Segment
+from atelier.engine.io.metric_writer import Segments
 
 PROGRESS_EVERY = 0.5  # seconds
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from atelier.engine.checkpoint.accord import Gang, settle
+from atelier.engine.checkpoint.collective_call import Gang, settle
 from atelier.engine.checkpoint.folder import newest_good
-from atelier.engine.spec.error import ConfigError, DamageError
-from atelier.engine.spec.run import Member, Segment
-from atelier.engine.storage import join, reach
+from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.config.run_file import Member, Segment
+from atelier.engine.io.storage import join, reach
 
 CHECKPOINTS = "checkpoints"
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atelier.engine.checkpoint.folder import address, drop, steps
-from atelier.engine.loop.member import Member
+from atelier.engine.config.error import AtelierError
 from atelier.engine.loop.report import Report
 from atelier.engine.loop.resume import checkpoints
+from atelier.engine.loop.role_state import Member
 from atelier.engine.loop.step import Circle, Outcome
 from atelier.engine.parallel.gang import Gang
-from atelier.engine.spec.error import AtelierError
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from atelier.engine.artifact import Input
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.mixture import Stream
+from atelier.engine.config.run_file import Training
 from atelier.engine.data.blend import Blend, Dataset
+from atelier.engine.data.corpus import HELD_OUT, TRAIN
+from atelier.engine.data.datasets.load import rows_of
 from atelier.engine.data.examples import Examples
-from atelier.engine.data.rows.load import rows_of
-from atelier.engine.data.split import HELD_OUT, TRAIN
+from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.data.windows import Windows
-from atelier.engine.loop.look import Streams
+from atelier.engine.io.artifact import Input
+from atelier.engine.loop.evaluation import Streams
 from atelier.engine.loop.publish import TOKENIZER
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.run import Training
-from atelier.engine.spec.stream import Stream
 
 
 class Samples:

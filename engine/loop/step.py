@@ -15,12 +15,12 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from atelier.engine.config.train import Bad
 from atelier.engine.loop.counts import Counts
-from atelier.engine.loop.learner import RIGHT, Work
-from atelier.engine.loop.member import Member, is_finite
-from atelier.engine.loop.teach import own_rows, side_for
+from atelier.engine.loop.role_state import Member, is_finite
+from atelier.engine.loop.stage import RIGHT, Work
+from atelier.engine.loop.teacher_outputs import own_rows, side_for
 from atelier.engine.parallel.gang import Gang
-from atelier.engine.spec.health import Bad
 
 
 @dataclass(frozen=True)

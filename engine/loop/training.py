@@ -11,27 +11,25 @@ from typing import Any, NoReturn
 
 import torch
 
+from atelier.engine.config.checks import at_step, check_layout, check_teaching
+from atelier.engine.config.error import AtelierError, DataError, StoppedError
+from atelier.engine.config.metric import MetricLine
+from atelier.engine.config.run_file import Training
 from atelier.engine.loop.build import House, auto_micro_batch, build_member
-from atelier.engine.loop.copies import check_copies
 from atelier.engine.loop.counts import Counts
-from atelier.engine.loop.feed import Feed, StepData
-from atelier.engine.loop.look import HeldOut
-from atelier.engine.loop.member import Member
-from atelier.engine.loop.pace import Pace
+from atelier.engine.loop.evaluation import HeldOut
+from atelier.engine.loop.prefetch import Feed, StepData
 from atelier.engine.loop.publish import check_digest, publish
+from atelier.engine.loop.replica_check import check_copies
 from atelier.engine.loop.report import Curve, Report
 from atelier.engine.loop.resume import Plan, plan_together, protected_steps, students_first
-from atelier.engine.loop.retention import Retention
+from atelier.engine.loop.role_state import Member
 from atelier.engine.loop.rollback import History, RolledBack, act, drop_later, part, pass_over, remember
 from atelier.engine.loop.samples import Samples
-from atelier.engine.loop.save import Saver
+from atelier.engine.loop.save import Retention, Saver
 from atelier.engine.loop.step import Circle, Outcome, circle_at, take_step
 from atelier.engine.loop.stop import StopRequest
-from atelier.engine.spec.error import AtelierError, DataError, StoppedError
-from atelier.engine.spec.layout import at_step, check_layout
-from atelier.engine.spec.metric import MetricLine
-from atelier.engine.spec.run import Training
-from atelier.engine.spec.teaching import check_teaching
+from atelier.engine.loop.straggler import Pace
 
 
 @dataclass(frozen=True)

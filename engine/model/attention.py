@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atelier.engine.spec.error import ConfigError
+from atelier.engine.config.error import ConfigError
 
 ROWS = 256  # queries a step of attention with an additive mask
 

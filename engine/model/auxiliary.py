@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.model.gpt import make_norm, rotate
-from atelier.engine.model.output import Relations
-from atelier.engine.model.split import Split
-from atelier.engine.spec.kinds import ObjectiveSpec
-from atelier.engine.spec.objective.attention import Attention
+from atelier.engine.config.objective.attention import Attention
+from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.model.attention import rotate
+from atelier.engine.model.contract import Relations, Split
+from atelier.engine.model.transformer import make_norm
 
 LAYER, PROJECTION = "auxiliary", "projection"
 

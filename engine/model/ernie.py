@@ -1,4 +1,4 @@
-"""The model of engine/spec/model/ernie.py as plain modules that know nothing of parallelism: a universal
+"""The model of engine/config/model/ernie.py as plain modules that know nothing of parallelism: a universal
 decoder, and behind it a net for bidirectional rows and one for causal ones.
 
 A batch may have `bidirectional_B` (1 = a row whose tokens see their whole document), `memory_BT` (1 = seen,
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.model.ernie import NETS
+from atelier.engine.config.model.ernie import Ernie as Spec
+from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache
-from atelier.engine.model.gpt import Decoder, Shared, make_blocks, make_norm, run_blocks
-from atelier.engine.model.output import Output, Relations
-from atelier.engine.model.split import Split
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.model.ernie import NETS
-from atelier.engine.spec.model.ernie import Ernie as Spec
-from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.model.contract import Output, Relations, Split
+from atelier.engine.model.gpt import Decoder
+from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks
 
 
 class Net(nn.Module):

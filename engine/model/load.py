@@ -1,8 +1,11 @@
-"""Models by kind: build, initialise by name, read from an artifact, and the files of one."""
+"""Models by kind: built as shapes on the meta device, initialised by name, read from an artifact; and the
+files of one.
+"""
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,13 +13,34 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from atelier.engine.artifact import Input
-from atelier.engine.model.blank import blank
-from atelier.engine.spec.base import Spec, canonical, parse
-from atelier.engine.spec.error import DataError
-from atelier.engine.spec.registry import spec_class
-from atelier.engine.spec.seed import seed_of
+from atelier.engine.config.base import Spec, canonical, parse
+from atelier.engine.config.error import DataError
+from atelier.engine.config.registry import spec_class
+from atelier.engine.config.seed import seed_of
+from atelier.engine.io.artifact import Input
+
+
+class _Unfilled(TorchFunctionMode):
+    """torch.nn.init's functions leave their tensor as it is."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def blank() -> Iterator[None]:
+    """Modules made in here have weights without memory (device meta), and draw none: to draw for a meta
+    tensor torch would import its compiler, two seconds.
+    """
+    with torch.device("meta"), _Unfilled():
+        yield
+
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 COMPILED = "_orig_mod."  # what torch.compile(module) puts into the names below it

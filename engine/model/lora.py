@@ -15,13 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atelier.engine.artifact import Input
-from atelier.engine.model.blank import blank
-from atelier.engine.model.load import draw
-from atelier.engine.spec.base import nearest, parse
-from atelier.engine.spec.error import ConfigError, DataError
-from atelier.engine.spec.role import Trainable
-from atelier.engine.spec.seed import seed_of
+from atelier.engine.config.base import parse
+from atelier.engine.config.error import ConfigError, DataError, nearest
+from atelier.engine.config.role import Trainable
+from atelier.engine.config.seed import seed_of
+from atelier.engine.io.artifact import Input
+from atelier.engine.model.load import blank, draw
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."  # peft's name for the model that it wraps

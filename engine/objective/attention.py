@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from atelier.engine.model.output import Relations
-from atelier.engine.objective.vocabulary import summed
-from atelier.engine.spec.objective.attention import Attention
+from atelier.engine.config.objective.attention import Attention
+from atelier.engine.model.contract import Relations
+from atelier.engine.objective.vocab_slice import summed
 
 ROWS = 256  # queries a step: the scores of a whole long row are never there at once
 

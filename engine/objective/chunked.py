@@ -12,15 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atelier.engine.model.output import Relations
-from atelier.engine.model.precision import compute_dtype
+from atelier.engine.config.base import Spec
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.model.contract import Relations, compute_dtype
 from atelier.engine.objective.lm import token_loss
 from atelier.engine.objective.load import terms_of
-from atelier.engine.objective.vocabulary import Odds, Slice
-from atelier.engine.spec.base import Spec
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.kinds import ObjectiveSpec
-from atelier.engine.spec.objective.lm import LM
+from atelier.engine.objective.vocab_slice import Odds, Slice
 
 UNSCORED = -100
 MIN_CHUNK = 256  # below it the additions to the head's gradient, V x D a chunk, cost more than the chunk

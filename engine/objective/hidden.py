@@ -7,8 +7,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from atelier.engine.objective.vocabulary import summed
-from atelier.engine.spec.objective.hidden import Hidden
+from atelier.engine.config.objective.hidden import Hidden
+from atelier.engine.objective.vocab_slice import summed
 
 
 def state_sum(

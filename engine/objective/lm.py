@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from atelier.engine.objective.vocabulary import Odds, Slice, at_labels, minus_one_at_labels
-from atelier.engine.spec.objective.lm import LM
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.objective.vocab_slice import Odds, Slice, at_labels, minus_one_at_labels
 
 
 def token_loss(spec: LM, logits_NV: Tensor, labels_N: Tensor, teacher_log_p_NV: Tensor | None) -> Tensor:

@@ -3,9 +3,8 @@
 import importlib
 from typing import Any
 
-from atelier.engine.spec.base import nearest
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.registry import kinds
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.registry import kinds
 
 
 def terms_of(kind: str) -> Any:

@@ -5,9 +5,9 @@ N scored tokens, V vocabulary; p is the teacher's distribution at temperature T,
 
 from torch import Tensor
 
-from atelier.engine.objective.vocabulary import Odds, Slice, total
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.objective.logits import Logits
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.objective.logits import Logits
+from atelier.engine.objective.vocab_slice import Odds, Slice, total
 
 
 def token_loss(spec: Logits, logits_NV: Tensor, labels_N: Tensor, teacher_log_p_NV: Tensor | None) -> Tensor:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atelier.engine.placement import by_mesh
-from atelier.engine.spec.optim.adamw import AdamW
+from atelier.engine.config.optim.adamw import AdamW
+from atelier.engine.model.placement import by_mesh
 
 
 class PlainAdamW(torch.optim.AdamW):

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from atelier.engine.spec.base import Spec
-from atelier.engine.spec.error import ConfigError
+from atelier.engine.config.base import Spec
+from atelier.engine.config.error import ConfigError
 
 
 def leave_compiler_out() -> None:

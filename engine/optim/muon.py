@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from atelier.engine.half import has_half
-from atelier.engine.placement import by_mesh, like, whole
-from atelier.engine.spec.optim.muon import Muon
+from atelier.engine.config.optim.muon import Muon
+from atelier.engine.model.placement import by_mesh, has_half, like, whole
 
 # Quintic coefficients of K. Jordan's Muon: steep at zero, singular values end between about 0.7 and 1.2.
 A, B, C = 3.4445, -4.7750, 2.0315

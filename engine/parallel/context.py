@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from atelier.engine.model.output import Relations
+from atelier.engine.model.contract import Relations
 from atelier.engine.parallel.collective import gather_rows
 from atelier.engine.parallel.grid import Grid
 

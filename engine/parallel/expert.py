@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from atelier.engine.model.moe import Experts, experts_mlp
+from atelier.engine.model.placement import local
 from atelier.engine.parallel.collective import all_parts, enter_split, exchange, leave_split
 from atelier.engine.parallel.grid import Grid
-from atelier.engine.placement import local
 
 INNER_DIM = {"gate": 1, "up": 1, "down": 2}  # of [X, F, D] and [X, D, F]
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from atelier.engine.pulse import Pulse
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.parallel import Parallel
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.io.heartbeat import Pulse
 
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
 KERNEL_CACHES, KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), 64

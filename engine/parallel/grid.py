@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from atelier.engine.config.parallel import Axes
 from atelier.engine.parallel.gang import Gang
-from atelier.engine.spec.parallel import Axes
 
 INNER = ("replicate", "shard", "expert", "context", "tensor")
 # who shares dense weights, an expert's; who makes up a stage

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from atelier.engine.config.parallel import Parallel
 from atelier.engine.parallel.grid import Grid
-from atelier.engine.spec.parallel import Parallel
 
 
 def stage_numbers(grid: Grid, layout: Parallel) -> list[int]:

@@ -7,13 +7,13 @@ import json
 import sys
 from pathlib import Path
 
+from atelier.engine.config.base import parse
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 from atelier.engine.plan.estimate import estimate
-from atelier.engine.spec.base import parse
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.pool import Pool
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.train import Train
 
 
 def main() -> int:

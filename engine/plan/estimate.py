@@ -1,24 +1,24 @@
 """What a training costs: parameters, FLOPs, memory of the fullest rank, time of a step. Torch-free.
 
-Memory is put together in engine/plan/memory.py, time in engine/plan/steps.py; FLOPs per token as PaLM
+Memory is put together in engine/plan/memory.py, time in engine/plan/step_time.py; FLOPs per token as PaLM
 (2204.02311, appendix B).
 """
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from atelier.engine.config.device import Device
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
+from atelier.engine.plan.cost_table import STACKS
 from atelier.engine.plan.goodput import Faults, faults_of
+from atelier.engine.plan.interconnect import Wires
 from atelier.engine.plan.memory import Memory, peak_memory
-from atelier.engine.plan.net import Net, net_of
-from atelier.engine.plan.stack import STACKS
-from atelier.engine.plan.steps import Seconds, step_time
-from atelier.engine.plan.wires import Wires
-from atelier.engine.plan.work import Machine
-from atelier.engine.spec.device import Device
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.pool import Pool
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.train import Train
+from atelier.engine.plan.model_shape import Net, net_of
+from atelier.engine.plan.roofline import Machine
+from atelier.engine.plan.step_time import Seconds, step_time
 
 WIDTHS = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 from atelier.engine.plan.estimate import estimate
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.pool import Pool
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.train import Train
 
 FACTS = ("peak_tflops", "memory_gbps", "launch_us")  # of one core, from gangs of one rank
 CROWD = ("crowded",)  # from gangs of one rank and one thread, several at once

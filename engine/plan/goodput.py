@@ -14,7 +14,7 @@ order that is 1 - w / (I + w) - (d + r + p + (I + w) / 2) / M, greatest near I =
 import math
 from dataclasses import dataclass
 
-from atelier.engine.spec.device import Device
+from atelier.engine.config.device import Device
 
 HOUR = 3600.0
 STALL_S = 0.02

@@ -1,8 +1,8 @@
 """What the fullest rank of a gang holds at the peak of a step, part by part. Torch-free.
 
-States: a weight with its gradient and moments, shared over `shard`, `expert` and `context` (ZeRO,
-1910.02054, section 5). Activations: what each block keeps for the backward pass (engine/plan/stack.py), of
-which what lies between its products is split over `tensor` only with sequence parallelism; for selective
+States: a weight with its gradient and moments, shared over `shard`, `expert` and `context` (ZeRO, 1910.02054,
+section 5). Activations: what each block keeps for the backward pass (engine/plan/cost_table.py), of which
+what lies between its products is split over `tensor` only with sequence parallelism; for selective
 recomputation all but the scores, for full recomputation the block's input (Korthikanti et al., 2205.05198,
 equations 1 to 6). A pipeline rank keeps as many micro-batches as there are ranks from it on (section 4.2.3).
 
@@ -12,12 +12,12 @@ activations are gone and gradients are there; of several, gradients are there fr
 
 from dataclasses import dataclass
 
-from atelier.engine.plan.net import Net
-from atelier.engine.plan.parts import Parts
-from atelier.engine.plan.steps import blocks_of_stages, micro_batch
-from atelier.engine.plan.work import Machine
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.train import Train
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.train import Train
+from atelier.engine.plan.cost_table import Parts
+from atelier.engine.plan.model_shape import Net
+from atelier.engine.plan.roofline import Machine
+from atelier.engine.plan.step_time import blocks_of_stages, micro_batch
 
 KEPT_KEYS = 4  # bytes of keys and values, per number of the hidden state, of each piece of the queries
 SPLIT_LOGIT = 8  # bytes more of a logit of a shared vocabulary: shifted by the largest, and exp of that

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from atelier.engine.config.checks import check_layout
+from atelier.engine.config.divisors import divisors
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.parallel import Parallel, Recompute
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 from atelier.engine.plan.estimate import Estimate, Setting
-from atelier.engine.spec.divisors import divisors
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.layout import check_layout
-from atelier.engine.spec.parallel import Parallel, Recompute
-from atelier.engine.spec.pool import Pool
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.train import Train
 
 MICRO = (1, 2, 4, 8, 16)
 INTERLEAVED = (2, 3, 4, 5, 6, 7, 8)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atelier.engine.spec.error import ConfigError
-from atelier.flows.cli import catalog
+from atelier.engine.config.error import ConfigError
 from atelier.flows.cli.syntax import COMMANDS, Command
+from atelier.flows.run import catalog
 
 if TYPE_CHECKING:
-    from atelier.engine.spec.walk import Place
+    from atelier.engine.config.registry import Place
 
 BASH = """\
 _atelier() {
@@ -130,7 +130,7 @@ def _override_words(flow: str, before: tuple[str, ...], current: str) -> Iterato
 
 
 def _keys(shape: catalog.Shape, current: str) -> Iterator[str]:
-    from atelier.engine.spec.walk import Place  # pydantic: only keys need it
+    from atelier.engine.config.registry import Place  # pydantic: only keys need it
 
     parents, dot, _ = current.rpartition(".")
     if not dot:
@@ -155,7 +155,7 @@ def _values(shape: catalog.Shape, key: str, roles: list[str]) -> Iterator[str]:
 
 
 def _at(shape: catalog.Shape, key: str) -> "Place | None":
-    from atelier.engine.spec.walk import Place  # pydantic: only keys need it
+    from atelier.engine.config.registry import Place  # pydantic: only keys need it
 
     first, *rest = key.split(".")
     annotation = catalog.parameters(shape.flow).get(first)

@@ -1,7 +1,12 @@
-"""What `--help` prints, from the same tables and specs that the program runs by."""
+"""What `--help` prints, from the same tables and specs that the program runs by. A flow's: its groups and
+keys with type, meaning and the value they have now.
+"""
 
-from atelier.flows.cli import catalog
+from typing import Any
+
+from atelier.engine.config.registry import Place
 from atelier.flows.cli.syntax import COMMANDS, Command
+from atelier.flows.run import catalog
 
 WIDTH = 22
 
@@ -54,3 +59,69 @@ def of_command(command: Command) -> str:
 
 def row(name: str, about: str, width: int = WIDTH) -> str:
     return f"  {name:<{width}} {about}".rstrip()
+
+
+def of_flow(flow: str, words: tuple[str, ...] = ()) -> str:
+    """The flow's groups and keys; with groups chosen in `words`, what stands there then."""
+    about, example = catalog.flow_text(flow)
+    shape = catalog.Shape(flow, tuple(word for word in words if not word.startswith("-")))
+    return "\n".join([
+        f"{flow}: {about}", "", f"usage:   atelier {flow} [group=option] [key=value] ...",
+        f"example: {example}", "", "groups (now)", *_group_lines(shape), "",
+        "keys: type, meaning [value]", *_key_lines(shape), "", "options",
+        row("-m, --multirun", "a sweep: every combination of  key=1,2  group=a,b  is a run (docs/sweeps.md)"),
+        row("--dry-run", "with -m: say what would run and what it costs"),
+        row("--accept-code", "go on with trainings that other code has begun"),
+        row("--fresh <task>", "begin the unfinished training of a task again"),
+        row("--cfg job", "print the composed configuration and stop"), row("--info", "how Hydra composed it"),
+    ])  # fmt: skip
+
+
+def _group_lines(shape: catalog.Shape) -> list[str]:
+    choices = list(catalog.used_choices(shape))
+    width = max(len(choice.key) for choice in choices) + 1
+    lines = []
+    for choice in choices:
+        others = [f"({name})" if name == choice.option else name for name in catalog.options(choice.group)]
+        lines.append(row(choice.key, " ".join(others), width))
+    if isinstance(shape.document.get("roles"), dict):
+        lines.append(row("+role@roles.<name>", "adds a role: " + " ".join(catalog.options("role")), width))
+    return lines
+
+
+def _key_lines(shape: catalog.Shape) -> list[str]:
+    lines: list[str] = []
+    for name, annotation in catalog.parameters(shape.flow).items():
+        lines += _places(Place(name, annotation, shape.document.get(name)), name)
+    return lines
+
+
+def _places(place: Place, name: str) -> list[str]:
+    """One line a key. Of a mapping with several alike (roles) the last stands for all, as `<name>`."""
+    below = list(place.below())
+    if len(below) > 1 and place.spec() is None and len({one.spec() for one in below}) == 1:
+        names = ", ".join(one.name.rsplit(".", 1)[-1] for one in below)
+        return [row(f"{name}.<name>", f"one of: {names}"), *_places(below[-1], f"{name}.<name>")]
+    if below or place.spec() is not None:
+        return [line for one in below for line in _places(one, f"{name}.{one.name.rsplit('.', 1)[-1]}")]
+    one = place.down("<name>")
+    if one is not None and one.spec() is not None:
+        return _places(one, one.name)
+    has_choice = place.choices() != [place.type_text()]  # a kind may be the only one
+    return [_line(place, name)] if has_choice else []
+
+
+def _line(place: Place, name: str) -> str:
+    value: Any = place.value
+    if value is None and place.field is not None and not place.field.is_required():
+        value = place.field.default
+    now = "" if value in (None, "", {}, ()) else f" [{'required' if value == '???' else _written(value)}]"
+    return row(name, f"{place.type_text():<14} {place.about}{now}", 42)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -2,8 +2,8 @@
 
 import sys
 
-from atelier.engine.spec.error import ConfigError
-from atelier.flows.cli.catalog import CONF
+from atelier.engine.config.error import ConfigError
+from atelier.flows.run.catalog import CONF
 
 ASKING = ("--cfg", "-c", "--info", "-i", "--hydra-help")
 BESIDE = (
@@ -42,8 +42,8 @@ def answer(flow: str, words: list[str]) -> int:
     """Hand the words to hydra.main over the flow's configuration; overrides as forgiving as in a run."""
     import hydra  # 0.15 s: help and completion do without
 
-    from atelier.flows.cli.compose import parameters
-    from atelier.flows.cli.compose import prepared as prepared
+    from atelier.flows.run.compose import prepared as prepared
+    from atelier.flows.run.registry import parameters
 
     known = [*parameters(flow).model_fields, "pool", "tracker"]
     ready = [

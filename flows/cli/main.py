@@ -8,8 +8,9 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 
-from atelier.engine.spec.error import AtelierError, ConfigError, DamageError, nearest, printable
-from atelier.flows.cli import catalog, help, hydra_flags, syntax
+from atelier.engine.config.error import AtelierError, ConfigError, DamageError, nearest, printable
+from atelier.flows.cli import help, hydra_flags, syntax
+from atelier.flows.run import catalog
 
 # numpy's products here are tiny: its threads would wait for each other, many times as long on a busy machine
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -70,7 +71,7 @@ def _dispatch(arguments: list[str]) -> int:
         return importlib.import_module(f"atelier.flows.cli.commands.{first}").run(options)
     elif first in catalog.flow_names():
         if asks_help:
-            from atelier.flows.cli.help_flow import of_flow  # pydantic: 0.1 s that the other helps do without
+            from atelier.flows.cli.help import of_flow  # pydantic: 0.1 s that the other helps do without
 
             print(of_flow(first, tuple(rest)))
             return 0
@@ -90,9 +91,9 @@ def _flow(flow: str, words: list[str], arguments: list[str]) -> int:
     ]
     if strange:
         raise syntax.unknown_option(f"atelier {flow}", strange[0], [*SWEEP, *RESUME, *hydra_flags.ASKING])
-    from atelier.flows.cli.overrides import resuming
-    from atelier.flows.cli.root import check_root  # pydantic and fsspec: 0.2 s that no help waits for
-    from atelier.flows.cli.run import run_command
+    from atelier.flows.cli.flow_command import run_command
+    from atelier.flows.run.overrides import resuming
+    from atelier.flows.run.store_check import check_root  # pydantic and fsspec: 0.2 s that no help waits for
 
     words = resuming(words)
     check_root(will_write=True)

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from atelier.engine.spec.error import ConfigError, nearest
+from atelier.engine.config.error import ConfigError, nearest
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,20 @@ import tempfile
 import threading
 from typing import Any
 
-from atelier.engine.spec.error import ConfigError, StoppedError
-from atelier.engine.storage import is_local, join, local_path
-from atelier.flows.cli.catalog import CONF
-from atelier.flows.cli.compose import SETTINGS, explained, parameters, prepared
-from atelier.flows.cli.execute import Outcome
-from atelier.flows.cli.overrides import check_overrides
-from atelier.flows.cli.run import DRY, run_to_end
-from atelier.flows.cli.table import print_table
-from atelier.flows.sweep.ledger import FAILED, About, Entry, Ledger
-from atelier.flows.sweep.point import Point
+from atelier.engine.config.error import ConfigError, StoppedError
+from atelier.engine.io.storage import is_local, join, local_path
+from atelier.flows.deployments.start import run_to_end
+from atelier.flows.run.catalog import CONF
+from atelier.flows.run.compose import SETTINGS, explained, prepared
+from atelier.flows.run.execute import Outcome
+from atelier.flows.run.overrides import DRY, check_overrides
+from atelier.flows.run.registry import parameters
+from atelier.flows.run.sweep_ledger import FAILED, About, Entry, Ledger
+from atelier.flows.run.sweep_point import Point
+from atelier.flows.run.table import print_table
 from atelier.flows.sweep.report import show
 from atelier.flows.sweep.session import Session
-from atelier.infra.store import Store, default_root
+from atelier.infra.store.store import Store, default_root
 
 HYDRA = "hydra"
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
@@ -184,7 +185,7 @@ def _print(entries: list[Entry], session: Session) -> None:
 
 def _say_plan(session: Session) -> int:
     """What would run: per point and in all, every artifact counted once."""
-    from atelier.flows.cli.plan import draw
+    from atelier.flows.run.plan import draw
 
     seen: set[str] = set()
     rows, run, reuse, hours = [], 0, 0, 0.0

@@ -13,13 +13,13 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.train import Train
-from atelier.flows.sweep.fleet import Ending
-from atelier.flows.sweep.ledger import DONE, Entry
-from atelier.flows.sweep.point import Point
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.train import Train
+from atelier.flows.run.sweep_ledger import DONE, Entry
+from atelier.flows.run.sweep_point import Point
+from atelier.flows.sweep.executor import Ending
 from atelier.flows.sweep.session import Session
-from atelier.infra.heldout import WAY_OUT, differing
+from atelier.infra.report.held_out import WAY_OUT, differing
 
 
 def sweep(

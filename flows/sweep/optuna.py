@@ -29,14 +29,14 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState
 
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.storage import is_local, join, local_path
-from atelier.flows.sweep.fleet import Ending
-from atelier.flows.sweep.ledger import DONE, PRUNED, STOPPED, Entry
-from atelier.flows.sweep.point import Point
+from atelier.engine.config.error import ConfigError
+from atelier.engine.io.storage import is_local, join, local_path
+from atelier.flows.run.sweep_ledger import DONE, PRUNED, STOPPED, Entry
+from atelier.flows.run.sweep_point import Point
+from atelier.flows.sweep.executor import Ending
 from atelier.flows.sweep.session import DIRECTIONS, Session, listed
-from atelier.infra.heldout import WAY_OUT, differing
-from atelier.infra.manifests import measured
+from atelier.infra.report.held_out import WAY_OUT, differing
+from atelier.infra.store.run_manifest import measured
 
 NUMBER = "atelier.number"  # a trial's point
 WORDS = "atelier.words"

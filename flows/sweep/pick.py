@@ -5,14 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atelier.engine.spec.base import nearest
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.record import Record
-from atelier.engine.storage import join, names
-from atelier.flows.sweep.ledger import DONE, FOLDER, Entry, Ledger
-from atelier.infra.heldout import WAY_OUT, differing, held_out_of
-from atelier.infra.manifests import manifests, measured
-from atelier.infra.store import Store
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.record import Record
+from atelier.engine.io.storage import join, names
+from atelier.flows.run.sweep_ledger import DONE, FOLDER, Entry, Ledger
+from atelier.infra.report.held_out import WAY_OUT, differing, held_out_of
+from atelier.infra.store.run_manifest import manifests, measured
+from atelier.infra.store.store import Store
 
 FEWEST_DIGITS = 4
 RISING = ("accuracy", "auc", "f1", "exact_match")  # words of which more is better

@@ -7,11 +7,17 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
-from atelier.engine.storage import is_local, join, local_path
+from atelier.engine.io.storage import is_local, join, local_path
 from atelier.flows.sweep.session import Session
-from atelier.infra.manifests import measured
-from atelier.infra.scaling_law import Trained, laws, lowest
-from atelier.infra.sweep_report import SweepContent, SweepRow, importances, to_markdown, write_sweep_report
+from atelier.infra.report.scaling_law import Trained, laws, lowest
+from atelier.infra.report.sweep_report import (
+    SweepContent,
+    SweepRow,
+    importances,
+    to_markdown,
+    write_sweep_report,
+)
+from atelier.infra.store.run_manifest import measured
 
 FOLDER = "report"
 
@@ -65,7 +71,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
     tracker, pool = some.frozen.tracker, some.frozen.pool
     text = to_markdown(content)
     if tracker.kind == "mlflow":
-        from atelier.infra.tracking.sweep import show_sweep  # MLflow: two seconds
+        from atelier.infra.tracking.direct import show_sweep  # MLflow: two seconds
 
         with suppress(Exception):  # as every page: only for looking at
             page = show_sweep(
@@ -81,7 +87,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
             )
             places += [page] if page else []
     if pool.is_served:
-        from atelier.infra.stack.api import put_markdown  # Prefect
+        from atelier.infra.stack.prefect_api import put_markdown  # Prefect
 
         for picture in paths:
             if picture.suffix == ".png":

@@ -14,15 +14,13 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
 
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.role import Role
-from atelier.flows.cli.compose import Frozen
-from atelier.flows.cli.plan import draw_nodes
-from atelier.flows.cli.pools import check_launcher, gangs_at_once, site_of
-from atelier.flows.sweep.fleet import Ask, Ending, Fleet, OnPool, RunHere, Tell
-from atelier.flows.sweep.ledger import DONE, FAILED, OPEN, STOPPED, Entry, Ledger
-from atelier.flows.sweep.looking import Look
-from atelier.flows.sweep.point import (
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.role import Role
+from atelier.flows.run.compose import Frozen
+from atelier.flows.run.plan import draw_nodes
+from atelier.flows.run.pools import check_launcher, gangs_at_once, site_of
+from atelier.flows.run.sweep_ledger import DONE, FAILED, OPEN, STOPPED, Entry, Ledger
+from atelier.flows.run.sweep_point import (
     Point,
     companions_of,
     composed,
@@ -30,11 +28,13 @@ from atelier.flows.sweep.point import (
     with_companions,
     words_of,
 )
-from atelier.infra.heldout import WAY_OUT, differing, held_out_of
-from atelier.infra.manifests import measured
-from atelier.infra.slurm import SlurmBatch
+from atelier.flows.sweep.executor import Ask, Ending, Fleet, OnPool, RunHere, Tell
+from atelier.flows.sweep.pruning import Look
+from atelier.infra.launch.slurm import SlurmBatch
+from atelier.infra.report.held_out import WAY_OUT, differing, held_out_of
 from atelier.infra.stack.stack import join_stack
-from atelier.infra.store import Store
+from atelier.infra.store.run_manifest import measured
+from atelier.infra.store.store import Store
 
 DIRECTIONS = ("minimize", "maximize")
 FACTS = ("params", "tokens")
@@ -118,7 +118,7 @@ class Session:
             wanted = [(*words, blank) for words in wanted]
             frozen = composed(self.flow, wanted)
         if self.launcher == ARRAY:
-            from atelier.flows.sweep.array import check_fits  # here: no other sweep has a batch system
+            from atelier.flows.sweep.job_array import check_fits  # here: no other sweep has a batch system
 
             for one in frozen:
                 check_fits(one, self.store)
@@ -200,7 +200,7 @@ class Session:
 
         fleet = Fleet(self.ledger, self.say, self.run_here, curve=self.model_of(first))
         if self.launcher == ARRAY:
-            from atelier.flows.sweep.array import InArray  # here: no other sweep has a batch system
+            from atelier.flows.sweep.job_array import InArray  # here: no other sweep has a batch system
 
             check_launcher(pool, self.store.root)
             fleet.width = most or width or gangs_at_once(pool)
@@ -208,7 +208,7 @@ class Session:
             InArray(fleet, give, tell, look, batch, width if most else 0).run()
         elif pool.is_served:
             join_stack(self.store.root)
-            from atelier.flows.served.submit import ready  # Prefect: 1.5 s that no sweep here waits for
+            from atelier.flows.deployments.submit import ready  # Prefect: 1.5 s that no sweep here waits for
 
             fleet.code = ready(first.frozen, self.store)
             fleet.width = width or gangs_at_once(pool)

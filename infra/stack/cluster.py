@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from atelier.engine.spec.error import AtelierError, ConfigError
+from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.infra.stack.settings import QUIET, Credentials, mlflow_users, own_origins
 
 USER = "atelier"
@@ -110,14 +110,14 @@ def command(part: str, given: Mapping[str, str]) -> tuple[list[str], dict[str, s
     """What runs the part, and what is added to its environment."""
     if part == "prefect":
         arguments = [
-            "atelier.infra.stack.gate",
+            "atelier.infra.stack.prefect_server",
             str(PREFECT_PORT),
             EVERYWHERE,
             *own_urls(PREFECT_PORT, given),
         ]
         return arguments, prefect(given) | {"PREFECT__SERVER_WEBSERVER_ONLY": "1"}
     if part == "services":
-        return ["atelier.infra.stack.services"], prefect(given) | {
+        return ["atelier.infra.stack.prefect_services"], prefect(given) | {
             "PREFECT_API_DATABASE_MIGRATE_ON_START": "false"
         }
     urls = own_urls(MLFLOW_PORT, given)

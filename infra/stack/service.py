@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from atelier import IMPORT_ROOT
-from atelier.engine.spec.error import AtelierError, ConfigError
-from atelier.infra.lease import Holder
+from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.infra.store.lease import Holder
 
 PATIENCE_S = 90.0
 GRACE_S = 20.0

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from atelier import IMPORT_ROOT
-from atelier.engine.spec.error import ConfigError, DamageError
-from atelier.engine.storage import is_local, local_path, read_object
+from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.io.storage import is_local, local_path, read_object
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HOST = "127.0.0.1"

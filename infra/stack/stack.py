@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.storage import is_local, local_path
+from atelier.engine.config.error import ConfigError
+from atelier.engine.io.storage import is_local, local_path
 from atelier.infra.stack import service, settings
 from atelier.infra.stack.service import Service
 from atelier.infra.stack.settings import HOST, Addresses, Credentials
@@ -136,7 +136,7 @@ class Stack:
         )
         return Service(
             name="prefect",
-            arguments=("atelier.infra.stack.gate", str(port)),
+            arguments=("atelier.infra.stack.prefect_server", str(port)),
             environment=environment,
             ready=f"{url}/api/health",
             url=url,

@@ -8,10 +8,10 @@ import os
 import re
 from urllib.parse import urlsplit
 
-from atelier.engine.storage import join
+from atelier.engine.io.storage import join
 from atelier.infra.stack.settings import LOOPBACK
 from atelier.infra.stack.stack import Stack
-from atelier.infra.store import Store
+from atelier.infra.store.store import Store
 
 URI = "MLFLOW_TRACKING_URI"
 CREDENTIALS = (

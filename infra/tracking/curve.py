@@ -5,9 +5,9 @@ thin later.
 from collections.abc import Iterable
 from typing import Any
 
-from atelier.engine.spec.metric import FOLDER, is_segment, merge
-from atelier.engine.spec.run import Segment
-from atelier.engine.storage import join, names, read_text
+from atelier.engine.config.metric import FOLDER, is_segment, merge
+from atelier.engine.config.run_file import Segment
+from atelier.engine.io.storage import join, names, read_text
 
 DENSE = 200
 PER_OCTAVE = 100

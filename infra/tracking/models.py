@@ -5,17 +5,17 @@ teacher, versions.
 import time
 from typing import Any
 
-from atelier.engine.spec.error import AtelierError
-from atelier.engine.spec.record import DATA_KINDS, Record
-from atelier.engine.storage import join
-from atelier.infra.lineage import Index, read_birth, teacher_label, trajectory_segments
-from atelier.infra.store import Store
+from atelier.engine.config.error import AtelierError
+from atelier.engine.config.record import DATA_KINDS, Record
+from atelier.engine.io.storage import join
+from atelier.infra.report.lineage import Index, read_birth, teacher_label, trajectory_segments
+from atelier.infra.store.store import Store
+from atelier.infra.store.trajectory import checkpoint_steps
+from atelier.infra.tracking.about import Followed, TaskHandle
 from atelier.infra.tracking.backend import NOTE, Backend, Data, Point
+from atelier.infra.tracking.model_pages import Relatives
 from atelier.infra.tracking.page import Links
-from atelier.infra.tracking.relatives import Relatives
-from atelier.infra.tracking.run import Followed, TaskHandle
-from atelier.infra.tracking.scribe import Curve, Scribe, flat, is_number
-from atelier.infra.trajectory import checkpoint_steps
+from atelier.infra.tracking.run_writer import Curve, Scribe, flat, is_number
 
 EXTERNAL = "mlflow.model.isExternal"
 FRESH_S = 5.0
@@ -270,7 +270,7 @@ class Models:
             raise AtelierError(f"{record.kind} {record.name} cannot be registered: only models can")
         known = self.model(record)
         # here: mlflow.pyfunc takes another second, and not every run registers
-        from atelier.infra.tracking.version import new_version
+        from atelier.infra.tracking.registered_version import new_version
 
         name = chosen.replace("/", "-").replace(":", "-")  # what MLflow refuses
         if known.get("name") != name:

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from atelier.engine.spec.record import DATA_KINDS, Record
-from atelier.infra.lineage import Index, teacher_label
-from atelier.infra.store import Store
+from atelier.engine.config.record import DATA_KINDS, Record
+from atelier.infra.report.lineage import Index, teacher_label
+from atelier.infra.store.store import Store
 
 MODE = "?workflowType=machine_learning"  # MLflow opens in another mode without it
 WHOLE = "atelier.whole"  # tag of the curves to compare: a role's whole way, not only its trunk

@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atelier.engine.spec.error import AtelierError
-from atelier.engine.spec.record import Record
-from atelier.engine.storage import join
-from atelier.infra.store import Store
+from atelier.engine.config.error import AtelierError
+from atelier.engine.config.record import Record
+from atelier.engine.io.storage import join
+from atelier.infra.store.store import Store
+from atelier.infra.tracking.about import About, Followed, TaskHandle
 from atelier.infra.tracking.address import without_secret
-from atelier.infra.tracking.gauge import Gauge
 from atelier.infra.tracking.page import Links
-from atelier.infra.tracking.run import About, Followed, TaskHandle
-from atelier.infra.tracking.worker import Job, Worker
+from atelier.infra.tracking.process_stats import Gauge
+from atelier.infra.tracking.retry_worker import Job, Worker
 
 if TYPE_CHECKING:
     from atelier.infra.tracking.models import Models
-    from atelier.infra.tracking.scribe import Curve, Scribe
+    from atelier.infra.tracking.run_writer import Curve, Scribe
 
 ADDRESS_S = 8.0
 CLOSE_S = 30.0
@@ -72,7 +72,7 @@ class Tracker:
         # here, on the thread: MLflow takes 2 s to import, and planning does without it
         from atelier.infra.tracking.backend import Backend
         from atelier.infra.tracking.models import Models  # as above
-        from atelier.infra.tracking.scribe import Scribe  # as above
+        from atelier.infra.tracking.run_writer import Scribe  # as above
 
         backend = Backend(self.uri, join(self._store.root, "mlartifacts"))
         self._scribe = Scribe(backend, self._store, self._about)
@@ -216,7 +216,7 @@ class Following:
         tracker.regularly(self._label, lambda backend: self._poll())
 
     def _begin(self) -> None:
-        from atelier.infra.tracking.scribe import Curve  # here, on the thread: it imports MLflow
+        from atelier.infra.tracking.run_writer import Curve  # here, on the thread: it imports MLflow
 
         if not self._curves:
             self._curves = [

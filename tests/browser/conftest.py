@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, running
+
+from tests.flow.served import Served, running
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""

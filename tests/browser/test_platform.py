@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from served import wait_for
+
+from tests.flow.served import wait_for
 
 pytestmark = pytest.mark.browser
 SOON_S = 15

@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from atelier.engine.artifact import open_input
+from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.data.examples import Examples
-from atelier.engine.data.windows import Windows
+from atelier.engine.data.tokens import Windows
 from atelier.engine.evaluate import evaluate
+from atelier.engine.inference.scoring import choose, read_held_out, text_nats
+from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import read_model
-from atelier.engine.scoring import choose, read_held_out, text_nats
-from atelier.engine.spec.error import ConfigError, DataError
 from tests.checkout import python_path
-from tests.engine.house import artifact
-from tests.engine.study import OPTIONS, PROMPTS, Study
-
-ROOT = Path(__file__).parents[2]
+from tests.engine.scored_models import OPTIONS, PROMPTS, Study
+from tests.engine.trainings import artifact
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load, load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.role import Trainable
-from atelier.engine.spec.run import Training
-from atelier.engine.spec.stream import Stream
-from tests.engine.house import VOCAB, House, artifact, model, role, train
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.mixture import Stream
+from atelier.engine.config.role import Trainable
+from atelier.engine.config.run_file import Training
+from tests.engine.trainings import VOCAB, House, artifact, model, role, train
 
 
 @pytest.fixture

@@ -3,20 +3,18 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.generation import Sampling
 from atelier.engine.generate import generate
-from atelier.engine.sampling import sample, whole_characters
-from atelier.engine.speaker import read_speaker
-from atelier.engine.spec.error import ConfigError, DataError
-from atelier.engine.spec.sampling import Sampling
+from atelier.engine.inference.generator import read_speaker
+from atelier.engine.inference.sampling import sample, whole_characters
 from tests.checkout import python_path
-from tests.engine.study import Study
+from tests.engine.scored_models import Study
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from atelier.engine.artifact import open_input
-from atelier.engine.data.rows.load import rows_of
-from atelier.engine.data.text import Text
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.generation import Imitate, Sampling
+from atelier.engine.config.model.ernie import Ernie, Net
+from atelier.engine.config.objective.document import DocumentLM
+from atelier.engine.config.objective.mlm import MLM
+from atelier.engine.config.objective.natural import Natural
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.data.datasets.load import rows_of
+from atelier.engine.data.tokens import Text
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.imitate import imitate
-from atelier.engine.sampling import continuation, continuations
-from atelier.engine.speaker import Speaker, read_speaker
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.model.ernie import Ernie, Net
-from atelier.engine.spec.objective.document import DocumentLM
-from atelier.engine.spec.objective.mlm import MLM
-from atelier.engine.spec.objective.natural import Natural
-from atelier.engine.spec.run import RunFile
-from atelier.engine.spec.sampling import Imitate, Sampling
-from tests.engine.harbour import VOCAB, harbour
-from tests.engine.house import ONE, House, artifact, role, train
+from atelier.engine.inference.generator import Speaker, read_speaker
+from atelier.engine.inference.sampling import continuation, continuations
+from atelier.engine.io.artifact import open_input
+from tests.engine.row_inputs import VOCAB, harbour
+from tests.engine.trainings import ONE, House, artifact, role, train
 
 ASKED = Imitate(paragraphs=60, tokens=48, seed=3)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atelier.engine.spec.record import Record, identify
+from atelier.engine.config.record import Record, identify
 
 
 class Desk:
@@ -93,8 +93,8 @@ def test_every_verb_run_twice_gives_the_same_bytes(desk, texts):
 
 
 def test_the_standard_library_gives_the_same_corpus_in_two_processes(desk):
-    from atelier.engine.spec.data import Source
-    from atelier.engine.spec.source_files import content_id, files_of
+    from atelier.engine.config.data import Source
+    from atelier.engine.io.source_files import content_id, files_of
 
     files = [[path, content_id(path)] for path in files_of(Source())]
     config = {"source": {}, "held_out": 0.05, "files": files}

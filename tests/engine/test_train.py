@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.house import ROOT, House, role, train
+from tests.engine.trainings import ROOT, House, role, train
 from tests.forks import Rank
 
 

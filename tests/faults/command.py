@@ -13,10 +13,10 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from atelier.engine.spec.metric import merge
+from atelier.engine.config.metric import merge
 from atelier.flows.cli.main import run
+from tests.checkout import TOP
 
-PROJECT = Path(__file__).resolve().parent.parent.parent
 STEPS, EVERY = 240, 20
 TRAIN = (
     "pretrain", "experiment=tiny", "tracker=none", "tokenizer=bpe512",
@@ -120,7 +120,7 @@ class Command:
         with open(self.said, "wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "atelier", *arguments],
-                cwd=PROJECT,
+                cwd=TOP,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

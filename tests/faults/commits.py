@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from atelier.engine.artifact import Output
-from atelier.engine.checkpoint.accord import Alone
+from atelier.engine.checkpoint.collective_call import Alone
 from atelier.engine.checkpoint.folder import address
 from atelier.engine.checkpoint.writer import save_async
-from atelier.engine.spec.record import Record, identify
-from atelier.infra.lease import Holder, take
-from atelier.infra.store import Store, read_body
+from atelier.engine.config.record import Record, identify
+from atelier.engine.io.artifact import Output
+from atelier.infra.store.lease import Holder, take
+from atelier.infra.store.store import Store, read_body
 
 TRAJECTORY = "a" * 64
 REFUSED = 3  # exit code of a commit that raised OSError

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from atelier.engine.loop.member import Member
-from atelier.engine.placement import local
-from atelier.engine.process import leave
+from atelier.engine.io.process import leave
+from atelier.engine.loop.role_state import Member
+from atelier.engine.model.placement import local
 from atelier.engine.train import main
 
 

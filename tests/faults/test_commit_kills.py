@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from atelier.engine.checkpoint.accord import Alone
+from atelier.engine.checkpoint.collective_call import Alone
 from atelier.engine.checkpoint.folder import address, newest_good, steps
 from atelier.engine.checkpoint.reader import load
 from atelier.engine.checkpoint.writer import save_async
-from atelier.engine.storage import TEMPORARY
-from atelier.infra.lease import Holder, Log, take
-from atelier.infra.store import Store
-from tests.faults.command import PROJECT
+from atelier.engine.io.storage import TEMPORARY
+from atelier.infra.store.lease import Holder, Log, take
+from atelier.infra.store.store import Store
+from tests.checkout import TOP
 from tests.faults.commits import REFUSED, SCENARIOS, TRAJECTORY, draft, state
 
 pytestmark = [
@@ -54,7 +54,7 @@ class Stage:
     def __init__(self) -> None:
         self.server = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.commits"],
-            cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=TOP, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def line(self) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from atelier.engine.checkpoint.manifest import MANIFEST
 from atelier.engine.loop.resume import plan
-from tests.engine.house import ONE, House, role, student, train
+from tests.engine.trainings import ONE, House, role, student, train
 
 NUM = 500
 SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from atelier.engine.spec.error import AtelierError
-from atelier.engine.spec.health import Health
-from atelier.engine.spec.record import Record, identify
-from atelier.engine.spec.run import Segment
-from atelier.infra.launch import Orders, start_gang
-from atelier.infra.lease import Holder, take
-from atelier.infra.store import Store
-from tests.engine.house import ONE, House, role, train
+from atelier.engine.config.error import AtelierError
+from atelier.engine.config.record import Record, identify
+from atelier.engine.config.run_file import Segment
+from atelier.engine.config.train import Health
+from atelier.infra.launch.gang import Orders, start_gang
+from atelier.infra.store.lease import Holder, take
+from atelier.infra.store.store import Store
+from tests.engine.trainings import ONE, House, role, train
 
 STEPS, EVERY = 12, 4
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.checkpoint.manifest import MANIFEST
-from atelier.engine.storage import TEMPORARY
-from tests.engine.house import ONE, House, model, role, student, train
+from atelier.engine.io.storage import TEMPORARY
+from tests.engine.trainings import ONE, House, model, role, student, train
 from tests.forks import Rank
 
 SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)

@@ -20,9 +20,9 @@ KILLS = int(os.environ.get("ATELIER_KILLS", "6"))
 # what a list of processes shows of each
 VICTIMS = {
     "rank": "-m atelier.engine.train",
-    "supervisor": "-m atelier.infra.guard",
-    "fork server": "-m atelier.engine.forkserver",
-    "Prefect's server": "-m atelier.flows.cli.server",
+    "supervisor": "-m atelier.infra.launch.supervisor",
+    "fork server": "-m atelier.engine.io.fork_server",
+    "Prefect's server": "-m atelier.flows.run.embedded_server",
     "command": "-m atelier pretrain",
 }
 MOST_RUNS = 3

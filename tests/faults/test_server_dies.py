@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from atelier.flows.cli import execute, page, server
 from atelier.flows.cli.main import run
-from atelier.infra.manifests import manifests
-from atelier.infra.store import Store
+from atelier.flows.run import embedded_server, execute, prefect_page
+from atelier.infra.store.run_manifest import manifests
+from atelier.infra.store.store import Store
 
 WORDS = "corpus tracker=none data.source={texts} tokenizer=bpe512 tokenizer.vocab=300"
 PATIENCE_S = 100.0  # of a busy machine, its first start included; left to Prefect it was 155 s on a quiet one
@@ -43,13 +43,13 @@ def command(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def hurt(number: signal.Signals) -> None:
     """The signal to the server that this process has started, and only that."""
-    os.kill(server._started[0].process.pid, number)
+    os.kill(embedded_server._started[0].process.pid, number)
 
 
 def at(point: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
     """Have `act` happen just before node `point` of the run begins; after its last one: before its report."""
     begun: list[Any] = []
-    work, show = execute.work, page.report_files
+    work, show = execute.work, prefect_page.report_files
 
     def begin(*given: Any) -> Any:
         begun.append(given)
@@ -63,7 +63,7 @@ def at(point: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
         return show(*given)
 
     patch.setattr(execute, "work", begin)
-    patch.setattr(page, "report_files", end)
+    patch.setattr(prefect_page, "report_files", end)
 
 
 def runs_to_its_end(command: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -85,7 +85,7 @@ def prefect_state() -> str:
     from prefect.client.schemas.sorting import FlowRunSort
 
     with get_client(sync_client=True) as client:
-        assert str(client.api_url).rstrip("/") == server._started[0].url, "not the one that was hurt"
+        assert str(client.api_url).rstrip("/") == embedded_server._started[0].url, "not the one that was hurt"
         [newest] = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
     return newest.state_name or ""
 
@@ -116,7 +116,7 @@ def test_however_often_and_whenever_the_server_dies_or_hangs_the_run_ends_well(
 def test_a_server_that_dies_too_often_is_left_and_the_run_ends_well_without_it(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "RESTARTS", 0)
+    monkeypatch.setattr(embedded_server, "RESTARTS", 0)
     at(1, lambda: hurt(signal.SIGKILL), monkeypatch)
     err = runs_to_its_end(command, capsys)
     assert "was ended by SIGKILL" in err and "goes on without its page" in err

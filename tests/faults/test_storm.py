@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from served import Served, processes, wait_for
 
+from tests.flow.served import Served, processes, wait_for
 from tests.service.training import (
     DATA,
     ENDS,
@@ -145,8 +145,8 @@ class Storm:
         flows = sorted(flow_processes(self.stack.root).values())
         gangs = self.stack.ranks()
         return {
-            "rank": [pid for pid in gangs if "atelier.infra.guard" not in there.get(pid, ())],
-            "guard": [pid for pid in gangs if "atelier.infra.guard" in there.get(pid, ())],
+            "rank": [pid for pid in gangs if "atelier.infra.launch.supervisor" not in there.get(pid, ())],
+            "guard": [pid for pid in gangs if "atelier.infra.launch.supervisor" in there.get(pid, ())],
             "child flow": [pid for pid in flows if is_child(pid, workers.get("local"))],
             "parent flow": [pid for pid in flows if is_child(pid, workers.get("light"))],
             "worker": sorted(workers.values()),

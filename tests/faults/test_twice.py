@@ -47,7 +47,7 @@ def test_a_run_beside_a_training_names_the_writer_waits_and_reuses(
 ) -> None:
     first = start()
     first.until_training()
-    [guard] = house.processes("atelier.infra.guard")
+    [guard] = house.processes("atelier.infra.launch.supervisor")
     second = start()
     second.until(lambda: f"is being written by process {guard} on" in second.text, "word of the writer")
     assert first.wait() == 0, first.text

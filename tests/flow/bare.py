@@ -4,13 +4,13 @@
 
 import sys
 
-from atelier.engine.spec.error import AtelierError, ConfigError
-from atelier.flows.cli.compose import compose
-from atelier.flows.cli.execute import new_run_id, open_house
-from atelier.flows.cli.overrides import resuming
-from atelier.flows.cli.plan import draw
-from atelier.flows.cli.work import work
-from atelier.infra.store import Store, default_root
+from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.flows.run.compose import compose
+from atelier.flows.run.execute import new_run_id, open_house
+from atelier.flows.run.overrides import resuming
+from atelier.flows.run.plan import draw
+from atelier.flows.run.work import work
+from atelier.infra.store.store import Store, default_root
 
 
 def main(flow: str, words: list[str]) -> int:

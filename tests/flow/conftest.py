@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from house import Atelier
+
+from tests.flow.command import Atelier
 
 
 @pytest.fixture

@@ -15,15 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.checkout import python_path
-
-PROJECT = Path(__file__).resolve().parent.parent.parent
+from tests.checkout import TOP, python_path
 
 
 class Served:
     """`atelier up` for the store at `root`, on free ports: of `project`, with more environment."""
 
-    def __init__(self, root: Path, project: Path = PROJECT, more: dict[str, str] | None = None) -> None:
+    def __init__(self, root: Path, project: Path = TOP, more: dict[str, str] | None = None) -> None:
         self.root, self.project, self._more = root, project, more or {}
         self.prefect_port, self.mlflow_port = free_port(), free_port()
         self.prefect = f"http://127.0.0.1:{self.prefect_port}"
@@ -136,7 +134,7 @@ class Served:
 
 
 @contextmanager
-def running(root: Path, project: Path = PROJECT, more: dict[str, str] | None = None) -> Iterator[Served]:
+def running(root: Path, project: Path = TOP, more: dict[str, str] | None = None) -> Iterator[Served]:
     """A stack of `root` that is up, and down afterwards."""
     stack = Served(root, project, more)
     stack.up()
@@ -160,7 +158,7 @@ def _answer(request: urllib.request.Request) -> bytes:
 
 def is_of(words: list[str], root: str) -> bool:
     text = " ".join(words)
-    return root in text and ("atelier.infra.guard" in text or "-m atelier.engine." in text)
+    return root in text and ("atelier.infra.launch.supervisor" in text or "-m atelier.engine." in text)
 
 
 def descendants(pid: int) -> list[int]:

@@ -79,7 +79,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 def test_edits_that_mean_nothing_change_nothing(copy: Copy) -> None:
     copy.edit(GPT, '"""', '"""Other words. ')  # a docstring
     copy.append("engine/parallel/grid.py", "SIZE = 1")  # moves no meaning
-    copy.append("engine/spec/error.py", "SIZE = 1")
+    copy.append("engine/config/error.py", "SIZE = 1")
     copy.append("engine/model/ernie.py", "SIZE = 1")  # a kind that it does not use
     document, refused = copy.plan(4)
     assert not refused and not document["notes"]

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from house import Atelier
-from served import wait_for
 
-from atelier.infra.store import Store
+from atelier.infra.store.store import Store
+from tests.checkout import TOP
+from tests.flow.command import Atelier
+from tests.flow.served import wait_for
 
-PROJECT = Path(__file__).resolve().parent.parent.parent
 TINY = ("experiment=tiny", "tracker=none", "score.baselines=false", "score.max_tokens=2000")
 SHORT = (*TINY, "train.steps=8")
 ONLY_IF = "hydra/sweeper=optuna train.seed=1,2 hydra.sweeper.only_if"
@@ -128,7 +128,7 @@ def test_what_differs_only_in_its_student_trains_in_one_gang(atelier: Atelier) -
 def test_a_failing_point_does_not_keep_the_others_from_running(atelier: Atelier, root: Path) -> None:
     (root / "broken.jsonl").write_text("{no json\n")
     (root / "texts").mkdir()
-    for path in (PROJECT / "docs").glob("*.md"):
+    for path in (TOP / "docs").glob("*.md"):
         (root / "texts" / f"{path.stem}.txt").write_text(path.read_text())
     sources = f"data.source={root}/broken.jsonl,{root}/texts/*.txt"
     said = atelier("pretrain", *SHORT, "-m", sources)
@@ -204,7 +204,7 @@ def test_halving_trains_the_better_half_on_and_keeps_the_best(atelier: Atelier, 
 def test_the_same_sweep_twice_at_once_is_refused_and_killed_goes_on(atelier: Atelier, root: Path) -> None:
     words = ["pretrain", *TINY, "train.steps=400", "train.checkpoint_every=20", "-m", "train.seed=11,12"]
     command, env = [sys.executable, "-m", "atelier", *words], os.environ | {"ATELIER_ROOT": str(root)}
-    first = subprocess.Popen(command, cwd=PROJECT, env=env, stdout=subprocess.DEVNULL)
+    first = subprocess.Popen(command, cwd=TOP, env=env, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: atelier.gangs()[-1:] == ["train"], 60, "the first training")
         said = atelier(*words)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from house import Atelier
 from mlflow import MlflowClient
+
+from tests.flow.command import Atelier
 
 ARGUMENTS = ("titan", "experiment=tiny")
 

@@ -12,30 +12,30 @@ from typing import Any
 
 import pytest
 
-from atelier.engine.spec.error import AtelierError, ConfigError
-from atelier.engine.spec.pool import Pool
-from atelier.engine.spec.record import FileEntry, Record
-from atelier.engine.storage import join, write_bytes
-from atelier.flows.cli.compose import compose
-from atelier.flows.cli.execute import open_house
-from atelier.flows.cli.plan import draw_nodes
+from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.record import FileEntry, Record
+from atelier.engine.io.storage import join, write_bytes
+from atelier.flows.run.compose import compose
+from atelier.flows.run.execute import open_house
+from atelier.flows.run.plan import draw_nodes
 from atelier.infra.dag import Node
-from atelier.infra.house import House
-from atelier.infra.lease import Holder, take
-from atelier.infra.slots import CoreSlots
-from atelier.infra.store import Store
+from atelier.infra.launch.slots import CoreSlots
+from atelier.infra.run.context import House
+from atelier.infra.store.lease import Holder, take
+from atelier.infra.store.store import Store
 from atelier.tasks import train
+from tests.checkout import TOP
 
-PROJECT = Path(__file__).resolve().parent.parent.parent
 WORDS = ("experiment=tiny", "tracker=none")
 HOLDER = """
 import sys, threading, time
-from atelier.flows.cli.compose import compose
-from atelier.flows.cli.execute import open_house
-from atelier.flows.cli.plan import draw_nodes
-from atelier.infra.lease import Holder
-from atelier.infra.manifests import write_manifest
-from atelier.infra.store import Store
+from atelier.flows.run.compose import compose
+from atelier.flows.run.execute import open_house
+from atelier.flows.run.plan import draw_nodes
+from atelier.infra.store.lease import Holder
+from atelier.infra.store.run_manifest import write_manifest
+from atelier.infra.store.store import Store
 store = Store(sys.argv[1])
 house = open_house(compose("pretrain", sys.argv[3:]), store, "one", sys.argv[2], lambda node, message: None)
 write_manifest(store, {"id": sys.argv[2], "started": time.time(), "holder": vars(Holder.me("one"))})
@@ -57,7 +57,7 @@ def test_a_second_command_over_a_store_waits_for_its_cores_and_names_the_run_tha
 ) -> None:
     first = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path / "store"), "run-one", *WORDS],
-        cwd=PROJECT,
+        cwd=TOP,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -131,7 +131,7 @@ def test_a_student_whose_teacher_went_on_during_the_wait_is_refused_as_it_would_
     heard: list[dict[str, Any]] = []
     house = house_of(tmp_path / "store", "run-two", heard)
     started: list[Any] = []
-    monkeypatch.setattr("atelier.infra.house.start_gang", lambda orders, *more: started.append(orders))
+    monkeypatch.setattr("atelier.infra.run.context.start_gang", lambda orders, *more: started.append(orders))
     monkeypatch.setattr(House, "vocab", lambda self, node: 512)
     ended: list[BaseException | None] = []
 

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from house import Atelier
 
-from atelier.infra.manifests import manifests
-from atelier.infra.store import Store
-from atelier.infra.trajectory import read_birth
+from atelier.infra.store.run_manifest import manifests
+from atelier.infra.store.store import Store
+from atelier.infra.store.trajectory import read_birth
+from tests.flow.command import Atelier
 
 TINY = ("experiment=tiny", "tracker=none", "score.baselines=false")
 WALK = (*TINY, "train.steps=16", "train.checkpoint_every=4", "roles.student_a.start=8")

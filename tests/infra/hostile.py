@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atelier.engine.spec.base import fingerprint
-from atelier.engine.spec.document import DIGEST, sealed
-from atelier.engine.spec.record import identify
+from atelier.engine.config.base import fingerprint
+from atelier.engine.config.document import DIGEST, sealed
+from atelier.engine.config.record import identify
 
 ESCAPE = "\x1b[2J\x07\x00\u202e\x9b\r"
 ODD: tuple[Any, ...] = (

@@ -64,8 +64,8 @@ class Copy:
     def check_imports(self) -> None:
         """End here when an installed package would be tested instead of the copy."""
         names = (
-            "atelier.engine.storage",
-            "atelier.infra.lease",
+            "atelier.engine.io.storage",
+            "atelier.infra.store.lease",
             "atelier.tasks.train",
             "atelier.flows.cli.main",
             "tests.faults.commits",

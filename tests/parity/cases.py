@@ -11,18 +11,18 @@ from typing import Any
 
 from safetensors.torch import load
 
-from atelier.engine.spec.model.ernie import Ernie, Net
-from atelier.engine.spec.model.gpt import GPT
-from atelier.engine.spec.objective.attention import Attention
-from atelier.engine.spec.objective.hidden import Hidden
-from atelier.engine.spec.objective.lm import LM
-from atelier.engine.spec.objective.logits import Logits
-from atelier.engine.spec.optim.muon import Muon
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.role import Role, Trainable
-from atelier.engine.spec.run import Training
-from tests.engine.harbour import VOCAB, every_objective, harbour
-from tests.engine.house import House, role, student, train
+from atelier.engine.config.model.ernie import Ernie, Net
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.objective.attention import Attention
+from atelier.engine.config.objective.hidden import Hidden
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.objective.logits import Logits
+from atelier.engine.config.optim.muon import Muon
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.role import Role, Trainable
+from atelier.engine.config.run_file import Training
+from tests.engine.row_inputs import VOCAB, every_objective, harbour
+from tests.engine.trainings import House, role, student, train
 from tests.forks import start_into
 
 STEPS = 10

@@ -5,11 +5,11 @@ through.
 import random
 from collections.abc import Iterator, Mapping
 
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.layout import check_layout
-from atelier.engine.spec.parallel import Axes, Parallel
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.train import Train
+from atelier.engine.config.checks import check_layout
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.parallel import Axes, Parallel
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 from tests.parity.cases import layout
 
 TRIES = 5000

@@ -6,11 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+from atelier.engine.config.base import parse
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.io.process import leave
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.parallel.gang import start_gang
-from atelier.engine.process import leave
-from atelier.engine.spec.base import parse
-from atelier.engine.spec.run import RunFile
 from atelier.engine.train import train
 
 

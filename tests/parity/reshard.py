@@ -10,13 +10,13 @@ from pathlib import Path
 from atelier.engine.checkpoint.folder import address
 from atelier.engine.checkpoint.reader import load
 from atelier.engine.checkpoint.writer import save_async
+from atelier.engine.config.base import parse
+from atelier.engine.config.run_file import RunFile, Trainings
+from atelier.engine.io.process import leave
 from atelier.engine.loop.build import House, build_member
 from atelier.engine.loop.resume import checkpoints
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.parallel.gang import Gang, start_gang
-from atelier.engine.process import leave
-from atelier.engine.spec.base import parse
-from atelier.engine.spec.run import RunFile, Trainings
 from atelier.engine.train import train
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.config.model.ernie import Ernie, Net
+from atelier.engine.config.parallel import Axes
+from atelier.engine.io.process import leave
 from atelier.engine.model.load import build, initialise
+from atelier.engine.model.placement import settle_gradient, whole
 from atelier.engine.parallel.context import gather_keys, own_tokens
 from atelier.engine.parallel.gang import Gang, start_gang
 from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.shard import blocks_of, shard
 from atelier.engine.parallel.tensor import gathered, own_between, split_matrices
-from atelier.engine.placement import settle_gradient, whole
-from atelier.engine.process import leave
-from atelier.engine.spec.model.ernie import Ernie, Net
-from atelier.engine.spec.parallel import Axes
 from tests.parity.cases import layout
 
 SPEC = Ernie(

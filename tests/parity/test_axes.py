@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from atelier.engine.spec.parallel import Axes, Parallel
-from tests.engine.house import House, train
+from atelier.engine.config.parallel import Axes, Parallel
+from tests.engine.trainings import House, train
 from tests.parity.cases import HOW, PAIRED, ROWS, STEPS, Parity, apart, layout, lessons, readers
 from tests.parity.drawn import drawn
 

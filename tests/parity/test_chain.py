@@ -4,7 +4,7 @@ learns, comes and leaves, the others keep their bits.
 
 import pytest
 
-from tests.engine.house import House
+from tests.engine.trainings import House
 from tests.parity.cases import CHAIN_STEPS, Parity, layout
 
 pytestmark = pytest.mark.slow

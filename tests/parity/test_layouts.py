@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.run import Training
-from tests.engine.house import ONE, House, model, role, student, train
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.run_file import Training
+from tests.engine.trainings import ONE, House, model, role, student, train
 
 STEPS = 10
 TEACHER = role(32, lr=1e-2)

@@ -9,8 +9,8 @@ import torch
 
 from atelier.engine.checkpoint.folder import address
 from atelier.engine.checkpoint.reader import load_full
-from atelier.engine.spec.run import RunFile
-from tests.engine.house import House
+from atelier.engine.config.run_file import RunFile
+from tests.engine.trainings import House
 from tests.parity.cases import layout, start_gang, taught
 
 STEP = 4

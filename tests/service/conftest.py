@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import PROJECT, Served, running
 
+from tests.checkout import TOP
+from tests.flow.served import Served, running
 from tests.service.shop import Shop
 from tests.service.slurm_cluster import Cluster, cluster
 
@@ -38,7 +39,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store in which the tokens are made already."""
     root = tmp_path_factory.mktemp("tokens") / "store"
     command = [sys.executable, "-m", "atelier", "corpus", "experiment=tiny", "tracker=none"]
-    subprocess.run(command, env=os.environ | {"ATELIER_ROOT": str(root)}, cwd=PROJECT, check=True)
+    subprocess.run(command, env=os.environ | {"ATELIER_ROOT": str(root)}, cwd=TOP, check=True)
     return root
 
 

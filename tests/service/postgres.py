@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from served import free_port, wait_for
+from tests.flow.served import free_port, wait_for
 
 PASSWORD = "of the tests alone"
 USER = "nobody"  # the server refuses root

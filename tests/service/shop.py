@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from served import PROJECT, wait_for
-
-from atelier.infra.trajectory import checkpoint_steps
+from atelier.infra.store.trajectory import checkpoint_steps
+from tests.checkout import TOP
+from tests.flow.served import wait_for
 from tests.service.slurm_cluster import Cluster
 
 WORDS = (
@@ -35,7 +35,7 @@ class Shop:
         process = subprocess.Popen(
             command,
             env=self.environment,
-            cwd=PROJECT,
+            cwd=TOP,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

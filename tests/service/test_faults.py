@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Served, wait_for
 
-from atelier.infra.stack.deploy import SILENCE
+from atelier.infra.stack.deployments import SILENCE
 from atelier.infra.tracking.curve import is_kept
+from tests.flow.served import Served, wait_for
 from tests.service.training import (
     ENDS,
     EVERY,

@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import PROJECT, wait_for
 
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.storage import join, read_bytes
-from atelier.infra import exclusive
-from atelier.infra.exclusive import LEASES, check_exclusive
-from atelier.infra.lease import Holder, take
+from atelier.engine.config.error import ConfigError
+from atelier.engine.io.storage import join, read_bytes
+from atelier.infra.store.conditional_create import LEASES, check_exclusive
+from atelier.infra.store.lease import Holder, take
+from atelier.infra.store.store import conditional_create
+from tests.checkout import TOP
 from tests.engine.checkpoint.ftp import serving
-from tests.infra.test_exclusive import RACER
+from tests.flow.served import wait_for
+from tests.infra.store.test_conditional_create import RACER
 from tests.service.postgres import PASSWORD, Postgres, missing, postgres
 
 pytestmark = [
@@ -38,7 +39,7 @@ def store(server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(LEASES, server.url)
     with serving(tmp_path / "ftp") as there:
         yield f"{there.url}/{tmp_path.name}"
-    exclusive._opened.cache_clear()
+    conditional_create._opened.cache_clear()
 
 
 def test_of_processes_that_race_one_wins_while_the_server_is_killed_and_started_again(
@@ -50,7 +51,7 @@ def test_of_processes_that_race_one_wins_while_the_server_is_killed_and_started_
     for number, place in enumerate(said):
         words = [sys.executable, "-W", "ignore", "-c", RACER, store, str(rounds), f"racer {number}"]
         with open(place, "w") as out:
-            processes.append(subprocess.Popen(words, cwd=PROJECT, stdout=out))
+            processes.append(subprocess.Popen(words, cwd=TOP, stdout=out))
 
     def rounds_done() -> int:
         return min(len(place.read_text().split()) for place in said)

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from served import PROJECT, descendants, wait_for
 
-from atelier.engine import remote
-from atelier.engine.storage import (
+from atelier.engine.io import remote
+from atelier.engine.io.storage import (
     exists,
     fetch,
     join,
@@ -26,11 +25,12 @@ from atelier.engine.storage import (
     write_bytes,
     writing,
 )
-from atelier.infra import exclusive
-from atelier.infra.exclusive import LEASES, check_exclusive
-from atelier.infra.garbage import size_of
-from atelier.infra.store import Store
-from atelier.infra.trajectory import checkpoint_steps
+from atelier.infra.store.conditional_create import LEASES, check_exclusive
+from atelier.infra.store.removal import size_of
+from atelier.infra.store.store import Store, conditional_create
+from atelier.infra.store.trajectory import checkpoint_steps
+from tests.checkout import TOP
+from tests.flow.served import descendants, wait_for
 from tests.service.swift import Swift, missing, swift
 
 pytestmark = [
@@ -62,8 +62,8 @@ def url(server: Swift, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     for name, value in environment(server, tmp_path).items():
         monkeypatch.setenv(name, value)
     yield f"{server.url}/{tmp_path.name}"
-    exclusive._opened.cache_clear()
-    exclusive._known.clear()
+    conditional_create._opened.cache_clear()
+    conditional_create._known.clear()
 
 
 def environment(server: Swift, folder: Path) -> dict[str, str]:
@@ -100,9 +100,9 @@ def test_a_file_appears_whole_when_its_block_ends_well_and_not_at_all_on_an_erro
 
 def test_what_another_process_wrote_is_seen_at_once(url: str) -> None:
     assert names(url) == [] and not exists(join(url, "a"))
-    command = f"from atelier.engine.storage import write_bytes; write_bytes({join(url, 'a')!r}, b'1')"
+    command = f"from atelier.engine.io.storage import write_bytes; write_bytes({join(url, 'a')!r}, b'1')"
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", command], cwd=PROJECT, check=True)
+        subprocess.run([sys.executable, "-c", command], cwd=TOP, check=True)
         assert names(url) == ["a"] and read_bytes(join(url, "a")) == b"1" and size(join(url, "a")) == 1
         remove(url)
         assert names(url) == [] and not exists(join(url, "a"))
@@ -124,7 +124,7 @@ def test_this_server_has_no_conditional_put_and_leases_need_a_database(
 ) -> None:
     check_exclusive(url)
     monkeypatch.delenv(LEASES)
-    from atelier.engine.spec.error import ConfigError
+    from atelier.engine.config.error import ConfigError
 
     with pytest.raises(ConfigError, match="no conditional put") as caught:
         check_exclusive(url)
@@ -181,7 +181,7 @@ class Shop:
     def start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "atelier", "pretrain", *self.words]
         return subprocess.Popen(
-            command, env=self.environment, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            command, env=self.environment, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, start_new_session=True,
         )  # fmt: skip
 
@@ -201,7 +201,7 @@ class Shop:
 def here(root: Path, steps: int) -> str:
     """The weights of a run in a folder."""
     command = [sys.executable, "-m", "atelier", "pretrain", *WORDS, f"train.steps={steps}"]
-    subprocess.run(command, env=os.environ | {"ATELIER_ROOT": str(root)}, cwd=PROJECT, check=True)
+    subprocess.run(command, env=os.environ | {"ATELIER_ROOT": str(root)}, cwd=TOP, check=True)
     [record] = [json.loads(path.read_text()) for path in root.glob("model/*/record.json")]
     return next(file["sha256"] for file in record["files"] if file["path"].endswith("model.safetensors"))
 

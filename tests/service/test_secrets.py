@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, processes
 
-from atelier.infra.guard import PASSED
+from atelier.infra.launch.supervisor import PASSED
 from atelier.infra.stack.settings import Credentials
+from tests.flow.served import Served, processes
 
 pytestmark = pytest.mark.service
 
@@ -84,7 +84,9 @@ class Trained:
 
     def _look(self, pid: int) -> None:
         words = processes().get(pid, [])
-        modules = [word for word in words if word == "atelier.infra.guard" or word.startswith("engine.")]
+        modules = [
+            word for word in words if word == "atelier.infra.launch.supervisor" or word.startswith("engine.")
+        ]
         try:
             pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
         except OSError:
@@ -115,7 +117,7 @@ def test_ranks_see_an_allow_list_of_the_environment(trained: Trained) -> None:
 
 
 def test_ranks_and_their_guards_see_no_credential(trained: Trained, secrets: list[bytes]) -> None:
-    assert trained.of("atelier.infra.guard")
+    assert trained.of("atelier.infra.launch.supervisor")
     for pid, role in trained.roles.items():
         content = json.dumps(trained.environments[pid]).encode()
         assert not found_in(content, secrets), role

@@ -15,12 +15,13 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-from served import PROJECT, Served, basic, processes, wait_for
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin, Subprotocol
 
-from atelier.infra.snapshot import freeze
+from atelier.infra.code.frozen import freeze
+from tests.checkout import TOP
+from tests.flow.served import Served, basic, processes, wait_for
 
 pytestmark = pytest.mark.service
 
@@ -278,7 +279,7 @@ def test_a_pool_that_nobody_serves_and_a_wrong_password_are_one_line_each(served
     assert (refused.returncode, refused.stderr) == (2, line)
     command = [sys.executable, "-m", "atelier", "pretrain", "experiment=tiny", "pool=local"]
     locked = served.environment | {"PREFECT_API_AUTH_STRING": "atelier:wrong"}
-    done = subprocess.run(command, env=locked, cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=locked, cwd=TOP, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert (
         f"{served.prefect}/api does not accept the user and password; `atelier status --env`" in done.stderr

@@ -105,9 +105,9 @@ def test_a_gang_that_loses_a_node_goes_on_on_another(shop: Shop, expected: str) 
 def test_what_slurm_would_refuse_is_said_before_anything_is_planned(
     slurm: Cluster, tmp_path: Path, key: str, value: str, reason: str
 ) -> None:
-    from atelier.engine.spec.error import ConfigError
-    from atelier.engine.spec.site import Slurm
-    from atelier.infra.slurm import SlurmBatch
+    from atelier.engine.config.error import ConfigError
+    from atelier.engine.config.site import Slurm
+    from atelier.infra.launch.slurm import SlurmBatch
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])

@@ -8,10 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from served import wait_for
 
-from atelier.infra.manifests import manifests
-from atelier.infra.store import Store
+from atelier.infra.store.run_manifest import manifests
+from atelier.infra.store.store import Store
+from tests.flow.served import wait_for
 from tests.service.shop import PATIENCE_S, Shop, ended
 from tests.service.slurm_cluster import Cluster, what_is_missing
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import wait_for
 
+from tests.flow.served import wait_for
 from tests.service.slurm_cluster import GRACE_S, KILL_WAIT_S, Cluster, cluster, what_is_missing
 
 pytestmark = [

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Served, running, wait_for
 
-from atelier.infra.trajectory import checkpoint_steps
+from atelier.infra.store.trajectory import checkpoint_steps
 from tests.checkout import copied
+from tests.flow.served import Served, running, wait_for
 from tests.service.shop import PATIENCE_S, WORDS
 from tests.service.slurm_cluster import Cluster, what_is_missing
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from served import Served, processes, wait_for
+
+from tests.flow.served import Served, processes, wait_for
 
 pytestmark = pytest.mark.service
 

@@ -12,10 +12,10 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
-from served import Served, processes, wait_for
 
-from atelier.engine.spec.metric import merge
+from atelier.engine.config.metric import merge
 from atelier.flows.sweep.optuna import JOURNAL
+from tests.flow.served import Served, processes, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 EVERY = 20  # steps between checkpoints

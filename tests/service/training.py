@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from served import PROJECT, Served, basic, processes, wait_for
-
-from atelier.engine.spec.metric import merge
-from atelier.infra.stack.deploy import SILENCE
+from atelier.engine.config.metric import merge
+from atelier.infra.stack.deployments import SILENCE
+from tests.checkout import TOP
+from tests.flow.served import Served, basic, processes, wait_for
 
 STEPS, EVERY = 600, 20
 WORDS = (
@@ -83,7 +83,7 @@ def run_here(root: Path, *words: str) -> None:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
     command = [sys.executable, "-m", "atelier", *words]
     done = subprocess.run(
-        command, env=kept | {"ATELIER_ROOT": str(root)}, cwd=PROJECT, capture_output=True, text=True
+        command, env=kept | {"ATELIER_ROOT": str(root)}, cwd=TOP, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -199,7 +199,8 @@ def guards(root: Path) -> list[int]:
     return sorted(
         pid
         for pid, words in processes().items()
-        if "atelier.infra.guard" in words and any(text in word and "-train/" in word for word in words)
+        if "atelier.infra.launch.supervisor" in words
+        and any(text in word and "-train/" in word for word in words)
     )
 
 

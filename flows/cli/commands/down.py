@@ -2,7 +2,7 @@
 
 import argparse
 
-from atelier.flows.cli.root import open_store
+from atelier.flows.run.store_check import open_store
 from atelier.infra.stack.stack import Stack
 
 

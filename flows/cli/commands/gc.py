@@ -3,11 +3,11 @@
 import sys
 from argparse import Namespace
 
-from atelier.engine.spec.error import ConfigError, nearest, printable
-from atelier.flows.cli.root import check_root, open_store
-from atelier.flows.cli.table import amount, print_table
-from atelier.infra.garbage import Collector, Finding
-from atelier.infra.removal import Waste, discard, removing
+from atelier.engine.config.error import ConfigError, nearest, printable
+from atelier.flows.run.store_check import check_root, open_store
+from atelier.flows.run.table import amount, print_table
+from atelier.infra.store.gc import Collector, Finding
+from atelier.infra.store.removal import Waste, discard, removing
 
 
 def run(options: Namespace) -> int:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from atelier import IMPORT_ROOT
-from atelier.engine.spec.base import parse
-from atelier.engine.spec.error import AtelierError, ConfigError, printable
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.sampling import Generation
-from atelier.flows.cli.root import open_store
-from atelier.infra.guard import rank_env
-from atelier.infra.machine import num_cores
+from atelier.engine.config.base import parse
+from atelier.engine.config.error import AtelierError, ConfigError, printable
+from atelier.engine.config.generation import Generation
+from atelier.engine.config.parallel import Parallel
+from atelier.flows.run.store_check import open_store
+from atelier.infra.launch.machine import num_cores
+from atelier.infra.launch.supervisor import rank_env
 
 GRACE_S = 5.0
 INTERRUPTED = 130  # what a shell reports after Ctrl-C

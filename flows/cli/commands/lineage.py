@@ -3,10 +3,10 @@
 from argparse import Namespace
 from pathlib import Path
 
-from atelier.engine.spec.error import ConfigError
-from atelier.flows.cli.root import open_store
-from atelier.infra.lineage import lineage
-from atelier.infra.lineage_draw import dumps, to_html, to_text
+from atelier.engine.config.error import ConfigError
+from atelier.flows.run.store_check import open_store
+from atelier.infra.report.lineage import lineage
+from atelier.infra.report.lineage_text import dumps, to_html, to_text
 
 
 def run(options: Namespace) -> int:

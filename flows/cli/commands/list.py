@@ -3,9 +3,9 @@
 import json
 from argparse import Namespace
 
-from atelier.engine.spec.error import ConfigError, nearest
-from atelier.flows.cli import catalog
-from atelier.flows.cli.table import print_table
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.flows.run import catalog
+from atelier.flows.run.table import print_table
 
 
 def run(options: Namespace) -> int:

@@ -5,9 +5,9 @@ import time
 from argparse import Namespace
 from typing import Any
 
-from atelier.engine.spec.record import Record
-from atelier.flows.cli.root import open_store
-from atelier.flows.cli.table import amount, print_table
+from atelier.engine.config.record import Record
+from atelier.flows.run.store_check import open_store
+from atelier.flows.run.table import amount, print_table
 
 
 def run(options: Namespace) -> int:

@@ -4,13 +4,13 @@ import json
 import sys
 from argparse import Namespace
 
-from atelier.engine.spec.error import ConfigError, printable
-from atelier.flows.cli.root import open_store
-from atelier.flows.cli.table import print_table
+from atelier.engine.config.error import ConfigError, printable
+from atelier.flows.run.store_check import open_store
+from atelier.flows.run.table import print_table
 from atelier.flows.sweep.pick import Choice, choose
-from atelier.infra.alias import Alias, check_alias, give_alias
 from atelier.infra.stack.stack import join_stack
-from atelier.infra.store import Store
+from atelier.infra.store.alias import Alias, check_alias, give_alias
+from atelier.infra.store.store import Store
 
 SHOWN = 20
 
@@ -49,9 +49,7 @@ def _alias(store: Store, choice: Choice, alias: str, words: list[str]) -> Alias 
         return None
     given = give_alias(store.root, model, alias, f"{choice.order} {choice.metric} of {' '.join(words)}")
     if any(True for _ in store.records("registration")):
-        from atelier.infra.tracking.alias import (
-            show_alias,  # with MLflow, which a store of its own may do without
-        )
+        from atelier.infra.tracking.direct import show_alias
 
         join_stack(store.root)
         try:

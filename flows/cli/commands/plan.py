@@ -7,19 +7,18 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from atelier.engine.spec.base import nearest
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.parallel import Parallel
-from atelier.flows.cli.catalog import flow_names
-from atelier.flows.cli.compose import Frozen, compose
-from atelier.flows.cli.fitting import TRAINED, layouts, words
-from atelier.flows.cli.lessons import measured, rows_of
-from atelier.flows.cli.overrides import resume_overrides
-from atelier.flows.cli.plan import Plan, draw, text_of, vocab_of
-from atelier.flows.cli.root import open_store
-from atelier.flows.cli.table import amount, duration, print_table
-from atelier.infra.machine import num_cores
-from atelier.infra.store import Store
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.parallel import Parallel
+from atelier.flows.run.catalog import flow_names
+from atelier.flows.run.compose import Frozen, compose
+from atelier.flows.run.measured import measured, rows_of
+from atelier.flows.run.memory_fit import TRAINED, layouts, words
+from atelier.flows.run.overrides import resume_overrides
+from atelier.flows.run.plan import Plan, draw, text_of, vocab_of
+from atelier.flows.run.store_check import open_store
+from atelier.flows.run.table import amount, duration, print_table
+from atelier.infra.launch.machine import num_cores
+from atelier.infra.store.store import Store
 
 MOST_REASONS = 4
 MANY_DEVICES = 16
@@ -62,7 +61,7 @@ def _calibrate(frozen: Frozen, store: Store) -> None:
             f"measures the CPUs of this machine, and the pool's devices are {frozen.pool.gpu}",
             "plans learn from trainings on it",
         )
-    from atelier.infra.calibrate import calibrate  # numpy: plans do without
+    from atelier.infra.calibration.calibrate import calibrate  # numpy: plans do without
 
     with tempfile.TemporaryDirectory(prefix="atelier-") as scratch:
         pool = calibrate(store.root, frozen.pool, num_cores(), Path(scratch), say)

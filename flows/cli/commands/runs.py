@@ -6,10 +6,10 @@ import time
 from argparse import Namespace
 from typing import Any
 
-from atelier.engine.spec.error import printable
-from atelier.flows.cli.root import open_store
-from atelier.flows.cli.table import duration, print_table
-from atelier.infra.manifests import is_alive, read_manifests
+from atelier.engine.config.error import printable
+from atelier.flows.run.store_check import open_store
+from atelier.flows.run.table import duration, print_table
+from atelier.infra.store.run_manifest import is_alive, read_manifests
 
 LAST = 20
 SHOWN = 4

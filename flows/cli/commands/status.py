@@ -4,11 +4,11 @@ import argparse
 import json
 import shlex
 
-from atelier.engine.spec.error import ConfigError, printable
+from atelier.engine.config.error import ConfigError, printable
 from atelier.flows.cli.commands.runs import described
-from atelier.flows.cli.root import open_store
-from atelier.infra.manifests import manifests
+from atelier.flows.run.store_check import open_store
 from atelier.infra.stack.stack import Stack
+from atelier.infra.store.run_manifest import manifests
 
 
 def run(options: argparse.Namespace) -> int:

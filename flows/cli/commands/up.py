@@ -4,11 +4,11 @@ import argparse
 import os
 import time
 
-from atelier.engine.spec.error import ConfigError
-from atelier.flows.cli.root import check_root
+from atelier.engine.config.error import ConfigError
+from atelier.flows.run.store_check import check_root
 from atelier.infra.stack.settings import check_binding
 from atelier.infra.stack.stack import LIGHT, MLFLOW_PORT, PREFECT_PORT, Stack
-from atelier.infra.store import Store, default_root
+from atelier.infra.store.store import Store, default_root
 
 POOL = "local"
 
@@ -27,10 +27,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--mlflow-port", f"{ports['mlflow-port']} is Prefect's", "choose another")
     stack.up(ports["prefect-port"], ports["mlflow-port"], print)
     os.environ |= stack.client()
-    from atelier.flows.served.deploy import (
-        deploy,  # here: Prefect's client takes a second, errors above do without
-    )
-    from atelier.infra.slots import num_slots  # as above
+    from atelier.flows.deployments.deploy import deploy
+    from atelier.infra.launch.slots import num_slots  # as above
 
     deployed = deploy()
     pool = deployed.pools[POOL]

@@ -5,17 +5,16 @@ import os
 import signal
 import subprocess
 
-from atelier.engine.spec.base import nearest
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.pool import Pool
-from atelier.flows.cli.catalog import options as catalog
-from atelier.flows.cli.pools import check_launcher, gangs_at_once, pool_of, served_pools, site_of
-from atelier.flows.cli.root import check_root
-from atelier.infra.away import Away
-from atelier.infra.batches import batch_of
-from atelier.infra.slots import num_slots
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.pool import Pool
+from atelier.flows.run.catalog import options as catalog
+from atelier.flows.run.pools import check_launcher, gangs_at_once, pool_of, served_pools, site_of
+from atelier.flows.run.store_check import check_root
+from atelier.infra.launch.batch_job import Away
+from atelier.infra.launch.batch_systems import batch_of
+from atelier.infra.launch.slots import num_slots
 from atelier.infra.stack.stack import LIGHT, Stack, join_stack
-from atelier.infra.store import Store, default_root
+from atelier.infra.store.store import Store, default_root
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,11 +28,11 @@ def run(options: argparse.Namespace) -> int:
     root = Store(default_root()).root
     check_launcher(pool, root)
     join_stack(root)
-    from atelier.infra.stack import api  # now: Prefect reads its settings when it is imported
-    from atelier.infra.stack.deploy import knock  # as above
+    from atelier.infra.stack import prefect_api  # now: Prefect reads its settings when it is imported
+    from atelier.infra.stack.deployments import knock  # as above
 
-    with api.server() as client:
-        api.check_pool_exists(client, options.pool)
+    with prefect_api.server() as client:
+        prefect_api.check_pool_exists(client, options.pool)
         knock(client)  # what ran on the worker before this one, perhaps, and died with it
     service = Stack(root).worker(options.pool, gangs_at_once(pool), options.name or "")
     process = subprocess.Popen(service.command, env=service.environment)

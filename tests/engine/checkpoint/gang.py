@@ -21,7 +21,7 @@ from atelier.engine.checkpoint import writer
 from atelier.engine.checkpoint.folder import address, steps, verify
 from atelier.engine.checkpoint.reader import load, load_full
 from atelier.engine.checkpoint.writer import save_async
-from atelier.engine.spec.error import AtelierError
+from atelier.engine.config.error import AtelierError
 
 WORLDS = (1, 2, 4)
 TRAJECTORY = "t" * 64

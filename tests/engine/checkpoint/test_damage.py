@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from atelier.engine.checkpoint import writer
-from atelier.engine.checkpoint.accord import Alone
+from atelier.engine.checkpoint.collective_call import Alone
 from atelier.engine.checkpoint.folder import address, newest_good, verify
 from atelier.engine.checkpoint.manifest import MANIFEST
 from atelier.engine.checkpoint.reader import load
 from atelier.engine.checkpoint.writer import save_async
-from atelier.engine.spec.error import AtelierError, DamageError
+from atelier.engine.config.error import AtelierError, DamageError
 
 TRAJECTORY = "a" * 64
 

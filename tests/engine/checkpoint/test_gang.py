@@ -13,7 +13,6 @@ import pytest
 
 from tests.checkout import python_path
 
-ROOT = Path(__file__).parents[3]
 WORLD = 4
 
 

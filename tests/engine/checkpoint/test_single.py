@@ -15,14 +15,14 @@ import pytest
 import safetensors
 import torch
 
-from atelier.engine import storage
 from atelier.engine.checkpoint import commit, tensorfile, writer
-from atelier.engine.checkpoint.accord import Alone
+from atelier.engine.checkpoint.collective_call import Alone
 from atelier.engine.checkpoint.folder import address, newest_good, retain, steps, verify
 from atelier.engine.checkpoint.manifest import MANIFEST, read_manifest
 from atelier.engine.checkpoint.reader import load, load_full
 from atelier.engine.checkpoint.writer import Pending, save_async
-from atelier.engine.spec.error import ConfigError, DamageError
+from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.io import storage
 from tests.checkout import python_path
 
 TRAJECTORY = "a" * 64

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from atelier.engine.checkpoint.state import decode, encode, merged, nested, owner, tensors_of, values_of
-from atelier.engine.spec.error import ConfigError
+from atelier.engine.config.error import ConfigError
 
 
 def through_json(value: Any) -> Any:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from atelier.engine.artifact import Input, open_input
+from atelier.engine.config.data import Labels, Source, Tokenizer
+from atelier.engine.config.record import Record, identify
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.io.artifact import Input, open_input
+from atelier.engine.io.source_files import content_id, files_of
 from atelier.engine.prepare import prepare
-from atelier.engine.spec.data import Labels, Source, Tokenizer
-from atelier.engine.spec.record import Record, identify
-from atelier.engine.spec.run import RunFile
-from atelier.engine.spec.source_files import content_id, files_of
 
 
 class Workshop:

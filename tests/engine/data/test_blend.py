@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atelier.engine.config.error import ConfigError
 from atelier.engine.data.blend import BLOCK, Blend, shares
-from atelier.engine.data.permute import Permutation
-from atelier.engine.spec.error import ConfigError
+from atelier.engine.data.counter_rng import Permutation
 
 
 class Numbers:

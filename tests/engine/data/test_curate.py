@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atelier.engine.data.split import HELD_OUT, TRAIN, fraction, split_of
-from atelier.engine.spec.data import Source
-from atelier.engine.spec.error import DataError
-from atelier.engine.spec.source_files import TOPICS, content_id, stdlib_folder
+from atelier.engine.config.data import Source
+from atelier.engine.config.error import DataError
+from atelier.engine.data.corpus import HELD_OUT, TRAIN, fraction, split_of
+from atelier.engine.io.source_files import TOPICS, content_id, stdlib_folder
 
 
 @given(st.sets(st.text(st.characters(codec="utf-8")), min_size=2, max_size=40), st.floats(0.01, 0.49))

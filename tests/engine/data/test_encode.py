@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atelier.engine.data.text import token_dtype
+from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atelier.engine.config.data import Labels
+from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.data.examples import Examples
+from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.data.windows import Windows
-from atelier.engine.spec.data import Labels
-from atelier.engine.spec.error import ConfigError, DataError
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@ import re
 
 import pytest
 
+from atelier.engine.config.data import Labels
+from atelier.engine.config.error import DataError
 from atelier.engine.data.standard_library import docstrings
-from atelier.engine.spec.data import Labels
-from atelier.engine.spec.error import DataError
-from atelier.engine.spec.source_files import content_id, stdlib_files, stdlib_folder
+from atelier.engine.io.source_files import content_id, stdlib_files, stdlib_folder
 
 PACKAGES = ("asyncio/", "json/", "logging/", "email/", "os.py")
 

@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer as Encoder
 from tokenizers import models, pre_tokenizers
 
+from atelier.engine.config.base import parse
+from atelier.engine.config.data import Tokenizer
+from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.spec.base import parse
-from atelier.engine.spec.data import Tokenizer
-from atelier.engine.spec.error import ConfigError, DataError
 
 
 def test_the_vocabulary_has_the_size_asked_for_and_the_end_token_is_id_0_and_padding_1(workshop, poems):
@@ -88,7 +88,7 @@ def test_the_held_out_split_teaches_the_tokenizer_nothing(workshop, poems):
 
 
 def _reseal(workshop, target):
-    from atelier.engine.storage import digest_of
+    from atelier.engine.io.storage import digest_of
 
     body = json.loads((target / "body.json").read_text())
     body["files"] = [digest_of(str(target / "documents.jsonl")).model_dump()]

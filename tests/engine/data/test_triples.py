@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.data import Source
+from atelier.engine.config.error import DataError
 from atelier.engine.data.triples import Triple, first_sentence, triples
-from atelier.engine.spec.data import Source
-from atelier.engine.spec.error import DataError
-from atelier.engine.spec.source_files import content_id, stdlib_files, stdlib_folder
+from atelier.engine.io.source_files import content_id, stdlib_files, stdlib_folder
 
 SOURCE = '''"""A module."""
 class Boat(Vessel, abc.ABC):

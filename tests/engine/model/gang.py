@@ -8,9 +8,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.load import build, first_values, initialise
-from atelier.engine.placement import fill
-from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.model.placement import fill
 
 
 def main(meeting: str, rank: int) -> None:

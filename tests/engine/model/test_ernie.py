@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.generation import Sampling
+from atelier.engine.config.model.ernie import Ernie
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.role import Trainable
+from atelier.engine.inference.sampling import continuation, continuations
 from atelier.engine.model import ernie
 from atelier.engine.model.load import build, initialise
 from atelier.engine.model.lora import apply
-from atelier.engine.sampling import continuation, continuations
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.model.ernie import Ernie
-from atelier.engine.spec.model.gpt import GPT
-from atelier.engine.spec.role import Trainable
-from atelier.engine.spec.sampling import Sampling
 
 V, T = 61, 12
 NETS: dict[str, Any] = {

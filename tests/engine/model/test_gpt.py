@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model import gpt
-from atelier.engine.model.dropout import dropout, noise_keys
 from atelier.engine.model.load import build, initialise
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.model.transformer import dropout, noise_keys
 
 V = 61
 LLAMA: dict[str, Any] = {

@@ -10,14 +10,14 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.artifact import open_input
+from atelier.engine.config.error import ConfigError, DamageError, DataError
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import build, initialise, model_files, read_model
-from atelier.engine.spec.error import ConfigError, DamageError, DataError
-from atelier.engine.spec.model.gpt import GPT
-from tests.engine.house import artifact
+from tests.checkout import TOP
+from tests.engine.trainings import artifact
 
 SPEC = GPT(num_layers=2, hidden=32, num_heads=4, num_kv_heads=2, vocab=50, norm="layer", tied=False)
-ROOT = Path(__file__).parents[3]
 
 
 def weights_of(seed: int = 1, name: str = "role", dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def test_a_sharded_model_begins_as_a_whole_one(tmp_path: Path) -> None:
     script = [sys.executable, "-m", "tests.engine.model.gang", str(tmp_path / "meeting")]
     gang = [
         subprocess.Popen(
-            [*script, str(rank)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*script, str(rank)], cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for rank in (0, 1)
     ]

@@ -9,13 +9,13 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.artifact import open_input
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.role import Trainable
+from atelier.engine.io.artifact import open_input
 from atelier.engine.model import lora
 from atelier.engine.model.load import build, initialise
-from atelier.engine.spec.error import ConfigError, DataError
-from atelier.engine.spec.model.gpt import GPT
-from atelier.engine.spec.role import Trainable
-from tests.engine.house import artifact
+from tests.engine.trainings import artifact
 
 TARGETS = ("query", "value", "down")
 LORA = Trainable(kind="lora", rank=4, alpha=12.0, targets=TARGETS)

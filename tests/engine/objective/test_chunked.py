@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from atelier.engine.config.base import Spec
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.objective.logits import Logits
 from atelier.engine.objective import chunked
 from atelier.engine.objective.chunked import Mix, Said, TeacherSide, objective_sums
 from atelier.engine.objective.load import terms_of
-from atelier.engine.objective.vocabulary import Odds
-from atelier.engine.spec.base import Spec
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.objective.lm import LM
-from atelier.engine.spec.objective.logits import Logits
+from atelier.engine.objective.vocab_slice import Odds
 
 B, T, D, V = 3, 17, 12, 41
 ONLY_LM: Mix = {"lm": (LM(), 1.0)}

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from atelier.engine.model.output import Relations
+from atelier.engine.config.objective.attention import Attention
+from atelier.engine.config.objective.hidden import Hidden
+from atelier.engine.model.contract import Relations
 from atelier.engine.objective.attention import ROWS, resplit, state_sum
 from atelier.engine.objective.hidden import state_sum as hidden_sum
-from atelier.engine.spec.objective.attention import Attention
-from atelier.engine.spec.objective.hidden import Hidden
 
 B, T, R = 2, 6, 2
 

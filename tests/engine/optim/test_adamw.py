@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.optim.load import build, set_lr
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.optim.adamw import AdamW
 
 SPEC = AdamW(lr=0.01, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.3)
 

@@ -2,10 +2,10 @@
 
 import torch
 
+from atelier.engine.config.optim.adamw import AdamW
+from atelier.engine.config.optim.muon import Muon
 from atelier.engine.optim.load import build, set_lr
 from atelier.engine.optim.muon import orthogonal
-from atelier.engine.spec.optim.adamw import AdamW
-from atelier.engine.spec.optim.muon import Muon
 
 
 def weights(dtype: torch.dtype = torch.float64) -> dict[str, torch.nn.Parameter]:

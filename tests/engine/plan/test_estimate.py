@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
+from atelier.engine.config.base import parse
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 from atelier.engine.plan.estimate import Estimate, estimate
-from atelier.engine.plan.wires import Wires
-from atelier.engine.spec.base import parse
-from atelier.engine.spec.error import ConfigError
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.pool import Pool
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.train import Train
+from atelier.engine.plan.interconnect import Wires
 
 MEGATRON = {"kind": "gpt", "mlp": "gelu", "norm": "layer", "positions": "learned", "vocab": 51200}
 SMALL = MEGATRON | {"num_layers": 48, "hidden": 6144, "num_heads": 64}  # 22 B

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
 from atelier.engine.plan.fit import error, fit, planned
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.pool import Pool
-from atelier.infra.calibrate import LARGE_SHAPES, SHAPES, probe
-from atelier.infra.learned import Lesson, factor, facts, keep_facts, learn
-from atelier.infra.store import Store
+from atelier.infra.calibration.calibrate import LARGE_SHAPES, SHAPES, probe
+from atelier.infra.calibration.history import Lesson, factor, facts, keep_facts, learn
+from atelier.infra.store.store import Store
 
 TRUE = Pool(peak_tflops=0.11, matmul=1.0, memory_gbps=6.0, launch_us=9.0, node_gbps=0.8, latency_us=350.0)
 ALONE, TWO = Parallel(shard=1, threads=1), Parallel(shard=2, threads=1)

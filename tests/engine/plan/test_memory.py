@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from atelier.engine.config.base import parse
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 from atelier.engine.model.attention import additive, rope_angles
-from atelier.engine.model.gpt import Block
+from atelier.engine.model.transformer import Block
 from atelier.engine.plan.estimate import Setting, machine_of
 from atelier.engine.plan.memory import Memory, peak_memory
-from atelier.engine.spec.base import parse
-from atelier.engine.spec.model.gpt import GPT
-from atelier.engine.spec.parallel import Parallel
-from atelier.engine.spec.pool import Pool
-from atelier.engine.spec.role import Role
-from atelier.engine.spec.train import Train
 
 ROWS = 3  # so that no activation has the shape of a weight
 

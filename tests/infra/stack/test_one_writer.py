@@ -9,7 +9,7 @@ from prefect.server.database.configurations import AioSqliteConfiguration
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from atelier.infra.stack.one_writer import OneWriter
+from atelier.infra.stack.prefect_database import OneWriter
 
 
 async def count_twice(config: AioSqliteConfiguration, patience_s: float) -> int:

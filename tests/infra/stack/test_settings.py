@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from prefect.workers.process import ProcessJobConfiguration
-from served import wait_for
 
-from atelier.engine.spec.error import ConfigError
+from atelier.engine.config.error import ConfigError
 from atelier.infra.stack import service, settings
-from atelier.infra.stack.deploy import TEMPLATE
-from atelier.infra.stack.gate import Gate
+from atelier.infra.stack.deployments import TEMPLATE
+from atelier.infra.stack.prefect_server import Gate
 from atelier.infra.stack.service import Service
 from atelier.infra.stack.settings import (
     Addresses,
@@ -23,6 +22,7 @@ from atelier.infra.stack.settings import (
     stack_folder,
     write_private,
 )
+from tests.flow.served import wait_for
 
 MADE = Credentials(user="atelier", password="planted-p", flask_key="planted-f")
 

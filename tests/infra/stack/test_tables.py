@@ -16,7 +16,7 @@ from atelier import IMPORT_ROOT
 MAKE = """
 import json
 from prefect.server.database.interface import PrefectDBInterface
-from atelier.infra.stack.tables import make_tables
+from atelier.infra.stack.prefect_database import make_tables
 ran = []
 migrate = PrefectDBInterface.run_migrations_upgrade
 async def count(self):

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from atelier.infra.lease import Holder
 from atelier.infra.stack.settings import write_private
 from atelier.infra.stack.stack import Stack, join_stack
-from atelier.infra.store import Store
+from atelier.infra.store.lease import Holder
+from atelier.infra.store.store import Store
 from atelier.infra.tracking import address
 from atelier.infra.tracking.address import is_same_server, tracking_address, without_secret
-from atelier.infra.tracking.choice import TrackerSpec, open_tracker
-from atelier.infra.tracking.worker import first_line
+from atelier.infra.tracking.factory import TrackerSpec, open_tracker
+from atelier.infra.tracking.retry_worker import first_line
 
 PASSWORD = "planted-password"
 SERVERS = ("MLFLOW_TRACKING", "PREFECT_API")

@@ -11,16 +11,16 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from atelier.engine.spec.trajectory import Part
+from atelier.engine.config.trajectory import Part
 from atelier.infra.dag import Node, Product
-from atelier.infra.lease import Holder, Log
-from atelier.infra.store import Store
-from atelier.infra.tracking import gauge
-from atelier.infra.tracking.flow import FlowTracker
-from atelier.infra.tracking.gauge import Gauge
+from atelier.infra.store.lease import Holder, Log
+from atelier.infra.store.store import Store
+from atelier.infra.tracking import process_stats
+from atelier.infra.tracking.flow_tracker import FlowTracker
+from atelier.infra.tracking.process_stats import Gauge
 from atelier.infra.tracking.tracker import Tracker
-from tests.infra.house_of_records import Family, Shelf, family
-from tests.infra.house_of_runs import client, follow_once, models, publish_all, runs, steps, tracker, uri
+from tests.infra.records import Family, Shelf, family
+from tests.infra.runs import client, follow_once, models, publish_all, runs, steps, tracker, uri
 
 NOTE = "mlflow.note.content"
 
@@ -186,7 +186,7 @@ def test_models_and_checkpoints_carry_the_curve_s_own_points(root: Path) -> None
 def test_the_gauge_sees_the_gang_s_processes_and_ends_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gauge, "EVERY_S", 0.0)
+    monkeypatch.setattr(process_stats, "EVERY_S", 0.0)
     child = "import time; end = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
     guard = subprocess.Popen(
         [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"],

@@ -14,10 +14,11 @@ from safetensors.numpy import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from atelier import IMPORT_ROOT
-from atelier.engine.spec.model.gpt import GPT
+from atelier.engine.config.model.gpt import GPT
+from atelier.infra.store.store import Store
 from atelier.infra.tracking.predictor import Child, requests_of
 from atelier.infra.tracking.tracker import Tracker
-from tests.infra.house_of_records import Shelf, Store
+from tests.infra.records import Shelf
 
 
 def tiny_files() -> dict[str, bytes]:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from atelier.engine.spec.error import AtelierError
-from atelier.flows.cli.plan import Drawing
-from atelier.flows.cli.work import work
+from atelier.engine.config.error import AtelierError
+from atelier.flows.run.plan import Drawing
+from atelier.flows.run.work import work
 from atelier.infra.dag import Reference, scheduling, stop_scheduling
-from atelier.infra.house import House
-from atelier.infra.slots import Slots
-from atelier.infra.store import Store
-from atelier.infra.tracking.choice import TrackerSpec, open_tracker
+from atelier.infra.launch.slots import Slots
+from atelier.infra.run.context import House
+from atelier.infra.store.store import Store
+from atelier.infra.tracking.factory import TrackerSpec, open_tracker
 from atelier.infra.tracking.tracker import Tracker
 from atelier.tasks.register import register
-from tests.infra.house_of_records import Shelf, family
-from tests.infra.house_of_runs import (
+from tests.infra.records import Shelf, family
+from tests.infra.runs import (
     DATA,
     client,
     contents,

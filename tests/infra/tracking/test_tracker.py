@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 from mlflow.entities import Run
 
-from atelier.infra.lease import Holder
-from atelier.infra.store import Store
+from atelier.infra.store.lease import Holder
+from atelier.infra.store.store import Store
+from atelier.infra.tracking.about import Followed
 from atelier.infra.tracking.backend import Backend
 from atelier.infra.tracking.curve import is_kept
-from atelier.infra.tracking.run import Followed
+from atelier.infra.tracking.retry_worker import Worker
 from atelier.infra.tracking.tracker import Tracker
-from atelier.infra.tracking.worker import Worker
-from tests.infra.house_of_records import Shelf
-from tests.infra.house_of_runs import DATA, client, follow_once, runs, steps, tracker, uri
+from tests.checkout import TOP
+from tests.infra.records import Shelf
+from tests.infra.runs import DATA, client, follow_once, runs, steps, tracker, uri
 
 
 def test_a_curve_is_dense_at_first_and_thin_later() -> None:
@@ -257,15 +258,13 @@ def test_who_did_not_see_the_other_s_run_leaves_its_own(root: Path, monkeypatch:
     "module",
     [
         "atelier.infra.tracking.tracker",
-        "atelier.infra.lineage",
-        "atelier.infra.lineage_draw",
-        "atelier.infra.report",
+        "atelier.infra.report.lineage",
+        "atelier.infra.report.lineage_text",
+        "atelier.infra.report.render",
     ],
 )
 def test_importing_loads_neither_mlflow_nor_torch_nor_matplotlib(module: str) -> None:
     heavy = ("mlflow", "torch", "matplotlib", "prefect", "pandas")
     script = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[3]
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=TOP)
     assert done.stdout.strip() == "[]", done.stderr

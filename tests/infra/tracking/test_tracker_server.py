@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from atelier.infra.tracking.run import Followed
+from atelier.infra.tracking.about import Followed
 from atelier.infra.tracking.tracker import Tracker
-from tests.infra.house_of_records import family
-from tests.infra.house_of_runs import client, runs, steps, uri
+from tests.infra.records import family
+from tests.infra.runs import client, runs, steps, uri
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 

@@ -1,0 +1,117 @@
+"""All ranks of a gang succeed or fail together: work on every rank, one decision on rank 0, one outcome."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+import torch.distributed as dist
+
+from atelier.engine.config.error import ConfigError, DamageError
+
+Work = TypeVar("Work")
+Answer = TypeVar("Answer")
+
+
+class Gang(Protocol):
+    """The processes that save or load together."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+    @property
+    def group(self) -> Any:
+        """A gloo process group that carries nothing else while a save is under way; None when world is 1."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One process that is no gang: a tool, or training on one device."""
+
+    rank: int = 0
+    world: int = 1
+    group: None = None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error as plain values: exceptions of foreign classes do not survive the way to another process."""
+
+    kind: str
+    arguments: tuple[Any, ...]
+
+    def error(self) -> Exception:
+        return _KINDS[self.kind](*self.arguments)
+
+
+_KINDS: dict[str, Callable[..., Exception]] = {
+    "ConfigError": ConfigError,
+    "DamageError": DamageError,
+    "OSError": OSError,
+    "RuntimeError": RuntimeError,
+}
+
+
+def _failure(error: Exception, rank: int) -> _Failure:
+    if isinstance(error, ConfigError):
+        return _Failure("ConfigError", (error.place, str(error).removeprefix(f"{error.place}: ")))
+    if isinstance(error, DamageError):
+        return _Failure("DamageError", (str(error),))
+    if isinstance(error, OSError) and error.errno is not None:
+        return _Failure("OSError", (error.errno, error.strerror, error.filename))
+    return _Failure("RuntimeError", (f"rank {rank}: {type(error).__name__}: {error}",))
+
+
+def settle(gang: Gang, work: Callable[[], Work], decide: Callable[[list[Work]], list[Answer]]) -> Answer:
+    """Run `work` on every rank, `decide` on rank 0 over all results in rank order; return this rank's answer.
+
+    An error in any `work` or in `decide` is raised on every rank; where it happened, the very exception is.
+    """
+    mine: Work | _Failure
+    own: Exception | None = None
+    try:
+        mine = work()
+    except Exception as error:  # raised again below, on every rank
+        own, mine = error, _failure(error, gang.rank)
+    found = _gather(gang, mine)
+    answers: list[Any] | None = None
+    if found is not None:
+        failures = [item for item in found if isinstance(item, _Failure)]
+        try:
+            answers = failures[:1] * gang.world or decide(cast(list[Work], found))
+        except Exception as error:
+            own, answers = error, [_failure(error, gang.rank)] * gang.world
+    answer = _scatter(gang, answers)
+    if own is not None:
+        raise own
+    if isinstance(answer, _Failure):
+        raise answer.error()
+    return cast(Answer, answer)
+
+
+def nothing(found: list[Any]) -> list[None]:
+    """The decision that only asks whether all ranks succeeded."""
+    return [None] * len(found)
+
+
+def check_gang(gang: Gang) -> None:
+    if gang.world > 1 and gang.group is None:
+        raise ConfigError(
+            "gang.group", f"is None in a gang of {gang.world} ranks", "give a gloo process group"
+        )
+
+
+def _gather(gang: Gang, item: Any) -> list[Any] | None:
+    if gang.world == 1:
+        return [item]
+    found = [None] * gang.world if gang.rank == 0 else None
+    dist.gather_object(item, found, group=gang.group, group_dst=0)
+    return found
+
+
+def _scatter(gang: Gang, answers: list[Any] | None) -> Any:
+    if gang.world == 1:
+        return cast(list[Any], answers)[0]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, answers, group=gang.group, group_src=0)
+    return mine[0]

@@ -1,0 +1,150 @@
+"""What every spec is: frozen, keyword-only, no unknown keys; and how it becomes identity. Torch-free."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from atelier.engine.config.error import ConfigError, nearest
+
+SpecType = TypeVar("SpecType", bound="Spec")
+Count = Annotated[
+    int, Field(ge=1)
+]  # a whole number above 0, beside which a field may allow a word such as auto
+
+
+class Spec(BaseModel):
+    """A frozen description. Fields marked `json_schema_extra={"layout": True}` move bits but not meaning."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )  # built when first used: half of what help takes was building specs that nobody asked for
+
+    def as_identity(self) -> dict[str, Any]:
+        """The fields that change the result: no layout, and no value equal to what the field's absence has
+        always meant.
+        """
+        from atelier.engine.config.identity_defaults import ABSENT
+
+        absent = ABSENT.get(type(self).__name__, {})
+        result: dict[str, Any] = {}
+        for name, field in type(self).model_fields.items():
+            extra = field.json_schema_extra
+            if isinstance(extra, Mapping) and extra.get("layout"):
+                continue
+            value = identity_of(getattr(self, name))
+            if name in absent and value == absent[name]:
+                continue
+            result[name] = value
+        return result
+
+
+class Kind(Spec):
+    """A description that a registry's folder offers: a model, an objective, an optimiser, a schedule.
+
+    `VERSION` numbers the meaning of what it describes. Whoever changes that (other numbers from the same
+    fields) raises it, and only what uses the kind gets a new fingerprint; at 1 it is left out of identity. A
+    kind whose meaning changed for some values only says so in `version`.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    @property
+    def version(self) -> int:
+        """The version of what these values mean."""
+        return self.VERSION
+
+    def as_identity(self) -> dict[str, Any]:
+        versioned = {} if self.version == 1 else {"version": self.version}
+        return super().as_identity() | versioned
+
+
+def identity_of(value: Any) -> Any:
+    """`value` as plain JSON data, every spec in it reduced to its identity."""
+    if isinstance(value, Spec):
+        return value.as_identity()
+    if isinstance(value, Mapping):
+        return {str(k): identity_of(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [identity_of(v) for v in value]
+    return value
+
+
+def canonical(document: Any) -> bytes:
+    """JSON with one spelling: sorted keys, no spaces, UTF-8; refuses NaN."""
+    return json.dumps(
+        document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
+
+
+def fingerprint(document: Any) -> str:
+    """64 hex digits: sha256 of the canonical JSON."""
+    return hashlib.sha256(canonical(document)).hexdigest()
+
+
+def flatten(document: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys: {"a": {"b": 1}} -> {"a.b": 1}. Lists stay values."""
+    if not isinstance(document, Mapping):
+        return {prefix: document}
+    if not document:
+        return {prefix: {}} if prefix else {}
+    result: dict[str, Any] = {}
+    for key, value in document.items():
+        result.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
+    return result
+
+
+def parse(kind: type[SpecType], document: Any, place: str) -> SpecType:
+    """Validate `document` as `kind`; the first fault becomes a ConfigError with place, value, what is allowed
+    and the nearest name.
+    """
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise explain(error, kind, place, document) from None
+
+
+def explain(error: ValidationError, kind: type[BaseModel], place: str, document: Any = None) -> ConfigError:
+    """A pydantic error as one readable line; unknown keys first, because they often cause the others.
+
+    With the faulty `document` the names below a part whose kind chooses the spec are known too.
+    """
+    from atelier.engine.config.registry import Place  # here: walk.py is built on the specs of this module
+
+    faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+    fault = faults[0]
+    here, is_field = Place("", kind, document), True
+    parts: list[str] = []
+    for part in fault["loc"]:
+        below = here.down(str(part)) if is_field else None
+        is_field = below is not None
+        here = below or here
+        if is_field or isinstance(part, int) or fault["type"] in ("extra_forbidden", "missing"):
+            parts.append(str(part))  # the rest names a union's arm, which no configuration has
+    where = ".".join([place, *parts]).strip(".")
+    if fault["type"] == "extra_forbidden":
+        names = [below.name.rsplit(".", 1)[-1] for below in here.below()]
+        near = nearest(str(fault["loc"][-1]), names)
+        advice = f"did you mean {near}? " if near else ""
+        return ConfigError(where, "no such key", f"{advice}known here: {', '.join(sorted(names))}")
+    if fault["type"] == "missing":
+        return ConfigError(where, "a value is required", f"give {where}=<value>")
+    if isinstance(fault["input"], Mapping):  # a rule over several keys names its numbers itself
+        return ConfigError(where or "configuration", _sentence(fault["msg"]))
+    if fault["type"] in ("model_type", "dict_type", "model_attributes_type"):
+        return ConfigError(
+            where, f"must be a section (given: {_short(fault['input'])})", f"give {where}.<key>=<value>"
+        )
+    return ConfigError(where, f"{_sentence(fault['msg'])} (given: {_short(fault['input'])})", here.about)
+
+
+def _sentence(message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    return f"{message[:1].lower()}{message[1:]}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,119 @@
+"""Equal transformer blocks behind an embedding: what the kinds of models that are made of them share.
+Torch-free.
+
+D hidden, H query heads, K key/value heads, E head_dim, F ffn, V vocab, L num_layers
+"""
+
+from math import prod
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from atelier.engine.config.base import Count
+from atelier.engine.config.divisors import divisors
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.registry import ModelSpec
+
+Auto = Literal["auto"]
+
+
+class Blocks(ModelSpec):
+    num_layers: int = Field(ge=1, le=1000, description="blocks")
+    hidden: int = Field(ge=8, description="width D")
+    num_heads: int = Field(ge=1, description="query heads; must divide hidden")
+    num_kv_heads: Count | Auto = Field(
+        default="auto", description="key/value heads, a divisor of num_heads; auto = num_heads"
+    )
+    ffn: Count | Auto = Field(
+        default="auto",
+        description=(
+            "inner width of the MLP; auto = 8/3 hidden (swiglu) or 4 hidden (gelu), to a multiple of 32"
+        ),
+    )
+    mlp: Literal["swiglu", "gelu"] = Field(default="swiglu", description="swiglu or gelu")
+    rope_theta: float = Field(default=10000.0, gt=0, description="base of the rotary frequencies")
+    norm: Literal["rms", "layer"] = Field(default="rms", description="rms or layer")
+    norm_eps: float = Field(default=1e-5, gt=0, description="added to the variance")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="probability, on the residual branches")
+    init_std: float = Field(
+        default=0.02, gt=0, description="normal initialisation; residual outputs by 1/sqrt(2 L) of it"
+    )
+    vocab: Count | Auto = Field(
+        default="auto", description="tokens; auto = from the tokenizer, by hand only to plan on paper"
+    )
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        check_heads(self.hidden, self.num_heads, is_rotary=self.is_rotary)
+        if self.num_kv_heads != "auto" and self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}"
+            )
+        return self
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether positions are angles of queries and keys (RoPE)."""
+        return True
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads == "auto" else self.num_kv_heads
+
+    @property
+    def inner(self) -> int:
+        if self.ffn != "auto":
+            return self.ffn
+        return 4 * self.hidden if self.mlp == "gelu" else -(-8 * self.hidden // 3 // 32) * 32
+
+    @property
+    def tokens(self) -> int:
+        """V, the size of the vocabulary; an error while it is still 'auto'."""
+        if self.vocab == "auto":
+            raise ConfigError(
+                "model.vocab", "is auto", "it comes from the tokenizer; give a number to plan on paper"
+            )
+        return self.vocab
+
+    def num_params(self) -> int:
+        return sum(prod(shape) for shape in self.shapes().values())
+
+    def flops_per_token(self, sequence: int) -> float:
+        """Forward and backward FLOPs of one token, causal attention counted in full: 3 x forward, 2 FLOPs a
+        multiply-add (PaLM, 2204.02311, appendix B: 6 N + 12 L D T, embedding look-up free, head counted; of
+        the experts those that a token meets).
+        """
+        return sum(self.block_flops(sequence))
+
+    def resolved(self, vocab: int) -> Self:
+        """The same model with its vocabulary filled in from the tokenizer; refuses another number given by
+        hand.
+        """
+        if self.vocab not in ("auto", vocab):
+            raise ConfigError(
+                "model.vocab", f"is {self.vocab}, but the tokenizer has {vocab} tokens", "leave vocab=auto"
+            )
+        return self.model_copy(update={"vocab": vocab})
+
+    def arguments(self) -> dict[str, Any]:
+        """Plain JSON for a model's config.json."""
+        return self.model_dump(mode="json")
+
+
+def check_heads(hidden: int, num_heads: int, *, is_rotary: bool = True, place: str = "") -> None:
+    """ValueError unless the heads divide the width, and rotary ones are of even width."""
+    if hidden % num_heads:
+        fits = [h for h in divisors(hidden, hidden) if hidden // h >= 8]
+        near = min(fits or [1], key=lambda h: abs(h - num_heads))
+        raise ValueError(
+            f"{place}hidden {hidden} is not divisible by {place}num_heads {num_heads};"
+            f" {place}num_heads={near} would fit"
+        )
+    if is_rotary and (hidden // num_heads) % 2:
+        raise ValueError(
+            f"rope needs an even head width, {place}hidden/{place}num_heads = {hidden // num_heads}"
+        )

@@ -1,0 +1,299 @@
+"""What is refused before a process starts: layouts whose axes do not divide, objectives that a model cannot
+learn or a teacher cannot teach. Torch-free."""
+
+import math
+from collections.abc import Mapping
+from math import gcd
+
+from atelier.engine.config.divisors import divisors, largest_divisor
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.objective.attention import Attention
+from atelier.engine.config.objective.control import Control
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
+
+
+def check_layout(
+    layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str = "roles."
+) -> None:
+    """ConfigError with place, numbers and what would fit. `prefix` is where roles stand in the configuration,
+    '' for a flow with one model.
+    """
+    for step in train.progressive.first_steps():
+        try:
+            _check_sizes(layout, roles, at_step(train, layout, step), prefix)
+        except ConfigError as error:
+            if step >= train.progressive.steps:
+                raise
+            grown = f"(train.progressive gives step {step} {train.at(step).global_batch} sequences of "
+            raise ConfigError(
+                error.place, f"{error.problem} {grown}{train.at(step).sequence} tokens)", error.way_out
+            ) from None
+
+
+def at_step(train: Train, layout: Parallel, step: int) -> Train:
+    """The training with the sizes of this step, its micro-batch one that fits."""
+    now = train.at(step)
+    each = now.global_batch // layout.axes.data
+    if now is train or now.micro_batch == "auto" or not each:
+        return now
+    return now.model_copy(update={"micro_batch": math.gcd(now.micro_batch, each)})
+
+
+def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix: str) -> None:
+    layout.check_batch(train.global_batch, train.micro_batch)
+    _check_pipeline(layout, train)
+    _check_experts(layout, roles)
+    if train.precision == "fp8" and layout.tensor > 1:
+        raise ConfigError("train.precision", "fp8 with parallel.tensor > 1 is not built", "use other axes")
+    students = [name for name, role in roles.items() if role.teacher]
+    for name in layout.roles:
+        if name not in students:
+            known = ", ".join(students) or "none"
+            raise ConfigError(f"parallel.roles.{name}", "is no student here", f"students: {known}")
+    for name, role in roles.items():
+        _check_role(layout, name, role, f"{prefix}{name}.model" if prefix else "model")
+        _check_tokens(layout, name, train.sequence)
+        if role.teacher:
+            _check_student(layout, name, role.teacher)
+            _check_rows(layout, name, roles, train)
+            if role.teacher in roles:
+                _check_compared(layout, name, role, roles[role.teacher], f"{prefix}{name}.objective")
+
+
+def _check_experts(layout: Parallel, roles: Mapping[str, Role]) -> None:
+    has_experts = any(limit.axis == "expert" for role in roles.values() for limit in role.model.limits())
+    if layout.expert > 1 and not has_experts:
+        raise ConfigError(
+            "parallel.expert",
+            f"{layout.expert}, but no role's model has experts",
+            f"shard={layout.axes.shard * layout.expert} uses the same ranks",
+        )
+
+
+def _check_pipeline(layout: Parallel, train: Train) -> None:
+    if layout.pipeline == 1:
+        return
+    each, rows = train.global_batch // layout.axes.data, shared_rows(layout)
+    num_micro = each // (rows if train.micro_batch == "auto" else train.micro_batch)
+    if num_micro < layout.pipeline or not micro_batches(layout, train.global_batch):
+        unit = layout.pipeline * layout.axes.data * rows
+        smaller = " or a smaller micro_batch" if train.micro_batch != "auto" else ""
+        raise ConfigError(
+            "parallel.pipeline",
+            f"{layout.pipeline} ranks, but {num_micro} micro-batches a step on each of them",
+            f"train.global_batch={-(-train.global_batch // unit) * unit}{smaller} would fit",
+        )
+    if layout.schedule != "1f1b" and train.micro_batch != "auto" and num_micro % layout.pipeline:
+        raise ConfigError(
+            "train.micro_batch",
+            f"{train.micro_batch} makes {num_micro} micro-batches, which pipeline {layout.pipeline} does not "
+            f"divide as schedule={layout.schedule} needs it",
+            "parallel.schedule=1f1b takes any number",
+        )
+    if layout.schedule == "zb" and layout.axes.data * layout.axes.context > 1:
+        raise ConfigError(
+            "parallel.schedule",
+            "zb does not work where weights are shared by ranks (replicate, shard, expert, context): torch "
+            "2.13 loses gradients there",
+            "schedule=interleaved, or tensor for the other ranks",
+        )
+    if layout.schedule == "zb" and layout.recompute == "selective":
+        raise ConfigError(
+            "parallel.recompute",
+            "selective does not work with schedule=zb, whose backward pass comes in two: what torch 2.13 "
+            "keeps serves one of them",
+            "recompute=full, or schedule=interleaved",
+        )
+    if layout.speeds and len(layout.speeds) != layout.pipeline:
+        raise ConfigError(
+            "parallel.speeds",
+            f"{len(layout.speeds)} numbers for {layout.pipeline} pipeline ranks",
+            "give one for each, or none",
+        )
+
+
+def _check_role(layout: Parallel, name: str, role: Role, model: str) -> None:
+    """Heads, widths, vocabulary, experts and blocks against the axes."""
+    axes, place = layout.axes_of(name), _place(layout, name)
+    sizes = {"tensor": axes.tensor, "expert": axes.expert, "context": axes.context, "stage": 1}
+    if not role.teacher:
+        sizes["stage"] = layout.num_stages
+    for limit in role.model.limits():
+        size = sizes[limit.axis]
+        where = f"{model}.{limit.field} {limit.number}"
+        if limit.field == "kind" and size > 1:
+            axis = "pipeline" if limit.axis == "stage" else limit.axis
+            raise ConfigError(
+                f"{place}.{axis}",
+                f"{size}, but {model} of kind {role.model.kind} offers no such split",
+                f"{axis}=1, or docs/parallel.md says what the model has to offer",
+            )
+        if limit.axis == "stage" and size > limit.number:
+            raise ConfigError(
+                f"{place}.pipeline",
+                f"{size} stages are more than {where}",
+                f"pipeline={limit.number} would fit",
+            )
+        if limit.axis != "stage" and limit.number % size:
+            raise ConfigError(
+                f"{place}.{limit.axis}",
+                f"{size} does not divide {where}",
+                f"{limit.axis}={largest_divisor(limit.number, size)} would fit",
+            )
+    if layout.stages and not role.teacher:
+        num_layers, num_stages = role.model.num_layers, layout.num_stages
+        if len(layout.stages) != num_stages or sum(layout.stages) != num_layers:
+            raise ConfigError(
+                "parallel.stages",
+                f"{list(layout.stages)} are {len(layout.stages)} stages of {sum(layout.stages)} blocks",
+                f"{model} has {num_layers} for {num_stages} stages; stages=[] balances them",
+            )
+
+
+def _check_tokens(layout: Parallel, name: str, sequence: int) -> None:
+    axes = layout.axes_of(name)
+    parts = 2 * axes.context if axes.context > 1 else 1
+    if layout.sequence_parallel and axes.tensor > 1:
+        parts = axes.context * max(2 if axes.context > 1 else 1, axes.tensor)
+    if sequence % parts or (sequence // axes.context) % (axes.tensor if layout.sequence_parallel else 1):
+        raise ConfigError(
+            f"{_place(layout, name)}.context" if axes.context > 1 else f"{_place(layout, name)}.tensor",
+            f"context {axes.context} and tensor {axes.tensor} need parts of {parts} of the "
+            f"train.sequence {sequence}",
+            f"train.sequence={-(-sequence // parts) * parts} would fit",
+        )
+
+
+def _check_student(layout: Parallel, name: str, teacher: str) -> None:
+    """A student's rows and tokens have to be among those of its teacher's ranks."""
+    axes, theirs, place = layout.axes_of(name), layout.axes_of(teacher), _place(layout, name)
+    if axes.ranks != theirs.ranks:
+        raise ConfigError(
+            place,
+            f"its axes' product is {axes.ranks}, but {theirs.ranks} ranks hold the outputs of {teacher}",
+            f"shard={max(1, theirs.ranks * axes.shard // axes.ranks)} may fit",
+        )
+    if (theirs.context * theirs.tensor) % (axes.context * axes.tensor):
+        raise ConfigError(
+            place,
+            f"context x tensor = {axes.context * axes.tensor} does not divide the {theirs.context} x "
+            f"{theirs.tensor} of {teacher}",
+            "a student's tokens come from its teacher's ranks: give the rest to shard or replicate",
+        )
+
+
+def _check_rows(layout: Parallel, name: str, roles: Mapping[str, Role], train: Train) -> None:
+    """A micro-batch is a root's; who learns from it, directly or not, deals its rows out further."""
+    root = roles[name].teacher
+    while root in roles and roles[root].teacher:
+        root = roles[root].teacher
+    own, data, each = layout.axes_of(name).data, layout.axes.data, train.global_batch // layout.axes.data
+    rows = each if train.micro_batch == "auto" else train.micro_batch
+    parts = own // data if train.micro_batch != "auto" else shared_rows(layout)
+    if rows % parts:
+        raise ConfigError(
+            _place(layout, name),
+            f"its {own} ranks with samples of their own share micro-batches of {rows} of {root}'s {data}",
+            f"train.micro_batch={parts} would fit"
+            if each % parts == 0
+            else f"train.global_batch={parts * data} would fit",
+        )
+
+
+def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
+    """The sequences that a rank may compute at once: divisors of its own that students' ranks can share, in
+    as many micro-batches as the pipeline's order of work takes.
+    """
+    each, rows = global_batch // layout.axes.data, shared_rows(layout)
+    sizes = [size for size in divisors(each, each) if size % rows == 0]
+    if layout.pipeline == 1:
+        return sizes
+    unit = 1 if layout.schedule == "1f1b" else layout.pipeline
+    return [size for size in sizes if each // size >= layout.pipeline and each // size % unit == 0]
+
+
+def shared_rows(layout: Parallel) -> int:
+    """The rows that a micro-batch has a multiple of, so that all students' ranks can share them."""
+    return math.lcm(1, *(max(1, other.data // layout.axes.data) for other in layout.roles.values()))
+
+
+def _check_compared(layout: Parallel, name: str, role: Role, teacher: Role, objective: str) -> None:
+    """What a student compares with its teacher's states is cut over its tensor axis."""
+    size, place = layout.axes_of(name).tensor, _place(layout, name)
+    for key, spec in role.objective.items():
+        what, number = "", 0
+        if isinstance(spec, Attention) and spec.relation_heads != "auto":
+            what, number = f"{objective}.{key}.relation_heads", spec.relation_heads
+        if type(spec).compares == "hidden":
+            what, number = (
+                f"the width of {role.teacher}, which {objective}.{key} compares,",
+                teacher.model.hidden,
+            )
+        if number % size:
+            raise ConfigError(
+                f"{place}.tensor",
+                f"{size} does not divide {what} {number}",
+                f"tensor={math.gcd(number, size)} would fit",
+            )
+
+
+def _place(layout: Parallel, name: str) -> str:
+    return f"parallel.roles.{name}" if name in layout.roles else "parallel"
+
+
+def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None:
+    """ConfigError with place, numbers and what would fit. `prefix` as in `check_layout`."""
+    for name, role in roles.items():
+        for key, objective in role.objective.items():
+            if isinstance(objective, Control):
+                _check_prompts(f"{prefix}{name}.model.prompts", objective, role)
+            if type(objective).compares == "classes":
+                _check_classes(f"{prefix}{name}.model.classes", objective, role)
+            if role.teacher in roles and isinstance(objective, Attention):
+                _check_heads(
+                    f"{prefix}{name}.objective.{key}.relation_heads", objective, role, roles[role.teacher]
+                )
+
+
+def _check_prompts(place: str, objective: Control, role: Role) -> None:
+    number, has = objective.num_prompts, getattr(role.model, "prompts", None)
+    if has != number:
+        way_out = "model=ernie_tiny" if has is None else f"{place}={number}"
+        raise ConfigError(
+            place,
+            f"{has or 'none'}, but genres of {objective.prompt_length} need {number}",
+            way_out,
+        )
+
+
+def _check_classes(place: str, objective: ObjectiveSpec, role: Role) -> None:
+    number = objective.num_classes
+    heads: dict[str, int] = getattr(role.model, "classes", {})
+    if heads.get(objective.kind) != number:
+        known = ", ".join(f"{name}: {size}" for name, size in heads.items()) or "none"
+        way_out = (
+            f"+{place}.{objective.kind}={number}" if hasattr(role.model, "classes") else "model=ernie_tiny"
+        )
+        raise ConfigError(
+            place, f"objective {objective.kind} needs a head of {number} classes; heads: {known}", way_out
+        )
+
+
+def _check_heads(place: str, objective: Attention, role: Role, teacher: Role) -> None:
+    heads = objective.relation_heads
+    if heads == "auto":
+        heads = getattr(role.model, "num_heads", 0)
+    if not heads or not hasattr(teacher.model, "num_heads"):
+        kind = teacher.model.kind if heads else role.model.kind
+        raise ConfigError(
+            place, f"a model of kind {kind} shows no attention", "compare logits or hidden states"
+        )
+    for whose, model in (("the student's", role.model), (f"{role.teacher}'s", teacher.model)):
+        if model.hidden % heads:
+            near = largest_divisor(gcd(role.model.hidden, teacher.model.hidden), heads)
+            raise ConfigError(
+                place, f"{heads} does not divide {whose} width {model.hidden}", f"{near} would fit"
+            )

@@ -1,0 +1,141 @@
+"""Where text comes from, how it is cut into tokens, and what labelled examples are made of it."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.registry import Optim
+from atelier.engine.config.role import Trainable
+
+END, PAD = "<|end|>", "<|pad|>"  # every learned tokenizer has these two
+MASK, CLS, SEP = "<|mask|>", "<|cls|>", "<|sep|>"  # what rows other than windows are made with
+BYTES = 256
+
+
+class Source(Spec):
+    source: str = Field(
+        default="stdlib",
+        min_length=1,
+        description=(
+            "stdlib (this interpreter's standard library), or a path or fsspec glob of .txt or .jsonl files"
+        ),
+    )
+    field: str = Field(
+        default="text", min_length=1, description="the field of a .jsonl line that holds the text"
+    )
+    on_error: Literal["stop", "skip"] = Field(
+        default="stop", description="at a broken line: stop, or skip and count it"
+    )
+    weight: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
+
+
+class Data(Source):
+    held_out: float = Field(
+        default=0.05, gt=0, lt=0.5, description="share of documents held out, chosen by their hash"
+    )
+    blend: dict[str, Source] = Field(default={}, description="more sources by name, each with its weight")
+
+    def sources(self) -> dict[str, Source]:
+        """All sources by name; the first is `main`, the others are sorted."""
+        main = Source(source=self.source, field=self.field, on_error=self.on_error, weight=self.weight)
+        return {"main": main, **dict(sorted(self.blend.items()))}
+
+    @model_validator(mode="after")
+    def _no_second_main(self) -> "Data":
+        if "main" in self.blend:
+            raise ValueError("blend.main: data.source is called main; give this source another name")
+        return self
+
+
+class Tokenizer(Spec):
+    kind: Literal["bpe"] = "bpe"
+    vocab: int = Field(
+        default=4096, ge=300, le=1_000_000, description="size of a byte-level BPE vocabulary, 300 or more"
+    )
+    load: str = Field(default="", description="a tokenizer.json to use instead of learning one; path or URL")
+    specials: tuple[str, ...] = Field(
+        default=(), description="more special tokens, which no text is cut into: <|mask|>, <|cls|>, <|sep|>"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Tokenizer":
+        names = (END, PAD, *self.specials)
+        if len(set(names)) < len(names) or not all(names):
+            raise ValueError(
+                f"tokenizer.specials: {list(self.specials)} holds a name twice, {END}, {PAD} or ''"
+            )
+        if self.vocab < BYTES + len(names):
+            raise ValueError(
+                f"tokenizer.vocab={self.vocab} has no room for {BYTES} bytes and {len(names)} special tokens;"
+                f" give {BYTES + len(names)} or more"
+            )
+        return self
+
+
+class Labels(Spec):
+    """Labelled examples: prompt and completion, the completion one of a few options."""
+
+    source: str = Field(
+        default="stdlib",
+        min_length=1,
+        description="stdlib, or a path or glob of .jsonl files",
+    )
+    task: Literal["keyword", "package", "kind"] = Field(
+        default="package",
+        description=(
+            "stdlib: the keyword that the next statement begins with, a docstring's package, or whether it is"
+            " a module's, class's, method's or function's"
+        ),
+    )
+    prompt: str = Field(default="prompt", description="field of the prompt; `text` is tried next")
+    completion: str = Field(
+        default="completion", description="field of the completion; `label` is tried next"
+    )
+    on_error: Literal["stop", "skip"] = Field(
+        default="stop", description="at a broken line: stop, or skip and count it"
+    )
+    held_out: float = Field(
+        default=0.3,
+        gt=0,
+        lt=0.9,
+        description="share of examples kept for the test, chosen by the hash of the file they come from",
+    )
+    max_chars: int = Field(default=400, ge=16, description="a prompt is cut to this many characters")
+
+
+class Finetune(Spec):
+    labels: Labels = Field(default=Labels(), description="the labelled examples")
+    num_labels: int = Field(default=256, ge=2, description="training examples a draw")
+    draws: int = Field(
+        default=5, ge=1, le=10_000, description="random draws of training examples; each is one fine-tuning"
+    )
+    epochs: int = Field(default=8, ge=1, description="passes over a draw")
+    batch: int = Field(default=16, ge=1, description="examples a step")
+    sequence: int = Field(
+        default=128, ge=16, description="tokens of the longest example; prompts are cut on the left"
+    )
+    optim: Optim = Field(description="optimiser and schedule of the fine-tuning")
+    trainable: Trainable = Field(default=Trainable(), description="all weights, or LoRA")
+    scratch: bool = Field(
+        default=True, description="also fine-tune the same network from random weights on every draw"
+    )
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps of one draw."""
+        return max(1, self.epochs * self.num_labels // self.batch)
+
+
+class Score(Spec):
+    max_tokens: int = Field(default=200_000, ge=256, description="held-out tokens that are scored")
+    max_examples: int = Field(default=600, ge=2, description="test examples that are scored")
+    sequence: Count | Literal["auto"] = Field(
+        default="auto", description="tokens of context; auto = the training's"
+    )
+    shots: int = Field(
+        default=4, ge=1, description="solved examples before a question, of models that were not fine-tuned"
+    )
+    baselines: bool = Field(default=True, description="also gzip -9, xz and an interpolated trigram")
+    controls: bool = Field(default=True, description="also train each student alone, from the same seed")
+    sample: str = Field(default="def ", description="prompt of the sample text")

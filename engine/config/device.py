@@ -1,0 +1,75 @@
+"""What devices, their memory and their links can do: the published figures that plans start from. Torch-free.
+
+Sources: the makers' data sheets; bandwidths each way. A pool's own facts (conf/pool) go before these.
+"""
+
+from dataclasses import dataclass
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator, or one core of a host's CPUs.
+
+    `matmul` is the share of the peak that large matrix products reach; `stack` says whose software it was
+    seen with (engine/plan/cost_table.py). `network_gbps` is what a whole node sends to others. `mtbf_hours`
+    is the time between failures of one device, here that of Llama 3's (2407.21783, table 5: 466 interruptions
+    of 16,384 GPUs in 54 days), `launch_us` from one kernel to the next, `latency_us` of a collective's start.
+    `crowded` is what a core keeps of its pace beside others that compute, `threaded` what is left of that
+    when they are threads of one rank, which wait for each other.
+    """
+
+    peak_tflops: float
+    memory_gb: float
+    memory_gbps: float
+    node_gbps: float
+    network_gbps: float
+    per_node: int
+    mtbf_hours: float = 45_600
+    matmul: float = 0.66
+    launch_us: float = 4
+    latency_us: float = 10
+    crowded: float = 1
+    threaded: float = 1
+    stack: str = "atelier"
+
+
+DEVICES = {
+    # 8 GPUs behind NVSwitch and 8 x 200 Gbit/s a node; `matmul` is fitted on the two pipeline rows of table 2
+    # of PTD-P (2104.04473), which ran on such machines
+    "a100-80g": Device(
+        peak_tflops=312, memory_gb=80, memory_gbps=2039, node_gbps=300, network_gbps=200, per_node=8,
+        stack="ptdp",
+    ),
+    "a100-40g": Device(
+        peak_tflops=312, memory_gb=40, memory_gbps=1555, node_gbps=300, network_gbps=200, per_node=8
+    ),
+    "h100": Device(
+        peak_tflops=989, memory_gb=80, memory_gbps=3350, node_gbps=450, network_gbps=400, per_node=8
+    ),
+    "h200": Device(
+        peak_tflops=989, memory_gb=141, memory_gbps=4800, node_gbps=450, network_gbps=400, per_node=8
+    ),
+    # one of the two dies of a module, as Frontier counts them
+    "mi250x": Device(
+        peak_tflops=191.5, memory_gb=64, memory_gbps=1638, node_gbps=50, network_gbps=100, per_node=8
+    ),
+    "v100": Device(
+        peak_tflops=125, memory_gb=32, memory_gbps=900, node_gbps=150, network_gbps=50, per_node=8
+    ),
+    # one core, and its share of the memory's bandwidth; of the whole host the memory and what its processes
+    # send each other
+    CPU: Device(
+        peak_tflops=0.2, memory_gb=16, memory_gbps=25, node_gbps=5, network_gbps=1, per_node=1 << 20,
+        mtbf_hours=24,  # somebody closes the laptop
+        matmul=0.45, launch_us=20, latency_us=200, stack="cpu",
+    ),
+}  # fmt: skip
+ALIASES = {"a100": "a100-80g", "a100-80gb": "a100-80g", "a100-40gb": "a100-40g", "selene": "a100-80g"}
+
+
+def known(name: str) -> Device | None:
+    """The facts of a device by the name people call it; None when nothing is known of it."""
+    plain = name.lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("amd-")
+    return DEVICES.get(ALIASES.get(plain, plain))

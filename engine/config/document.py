@@ -1,0 +1,155 @@
+"""JSON that somebody else may have written: parsed within bounds, or refused with its place. Torch-free.
+
+What a store holds may be damaged, or made to harm: nested so deeply that whoever walks it ends, numbers that
+no arithmetic takes, half characters that nothing prints. All of that is a DamageError here, not a fault
+later.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from atelier.engine.config.base import Spec, fingerprint
+from atelier.engine.config.error import DamageError
+
+MOST_BYTES = 64 << 20  # of one document; a checkpoint's manifest of 10,000 tensors in 100 chunks is smaller
+MOST_DEEP = 64  # lists and objects inside each other; a record has 10
+MOST_DIGITS = 64  # of a whole number: a generator's state has 39
+DIGEST = "digest"
+
+# what sends a document through the slow way, where every number and text is looked at
+_SUSPECT = re.compile(rf"\d{{{MOST_DIGITS}}}|\d[eE]\+?\d\d\d|\\u[dD][89a-fA-F]")
+_OPENING, _CLOSING = b'{"digest":"', b'",'
+SpecType = TypeVar("SpecType", bound=Spec)
+
+
+def parse_json(data: bytes | str, place: str, what: str = "JSON") -> Any:
+    """The document in `data`; a DamageError says that `place` is no `what`, and why."""
+    try:
+        return _parsed(data)
+    except RecursionError:
+        problem = f"nested deeper than {MOST_DEEP} levels"
+    except UnicodeError:
+        problem = "not UTF-8"
+    except ValueError as error:
+        problem = str(error).splitlines()[0]
+    raise DamageError(f"{place}: not {what} ({problem})")
+
+
+def parse_object(data: bytes | str, place: str, what: str = "a JSON object") -> dict[str, Any]:
+    """As `parse_json`, of what has to be an object."""
+    document = parse_json(data, place, what)
+    if not isinstance(document, dict):
+        raise DamageError(f"{place}: not {what} (it is a {_kind(document)})")
+    return document
+
+
+def parse_lines(data: bytes | str, place: str) -> list[dict[str, Any]]:
+    """The objects of a file with one in every line; an error names the line."""
+    raw = (
+        data.encode() if isinstance(data, str) else data
+    )  # a text's own lines end at other characters as well
+    lines = enumerate(raw.split(b"\n"), start=1)
+    return [parse_object(line, f"{place}, line {number}") for number, line in lines if line.strip()]
+
+
+def parse_as(kind: type[SpecType], data: bytes | str, place: str, what: str) -> SpecType:
+    """The document as a spec; DamageError when it is none."""
+    return check_as(kind, parse_object(data, place, what), place, what)
+
+
+def check_as(kind: type[SpecType], document: Mapping[str, Any], place: str, what: str) -> SpecType:
+    """`parse_as` of what is parsed already."""
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        text = f"{where}: {fault['msg']}" if where else fault["msg"]
+        raise DamageError(f"{place}: not {what} ({text[:200]})") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamageError(f"{place}: not {what} ({str(error)[:200]})") from None
+
+
+def sealed(document: Mapping[str, Any]) -> bytes:
+    """The document with its own digest in it: a byte that changes is found when it is opened."""
+    body = {key: value for key, value in document.items() if key != DIGEST}
+    plain = json.loads(json.dumps(body))  # tuples are lists once they are stored
+    return json.dumps({**body, DIGEST: fingerprint(plain)}, sort_keys=True).encode()
+
+
+def opened(data: bytes | str, place: str, what: str, unsealed: frozenset[str]) -> dict[str, Any]:
+    """What `sealed` wrote, without its digest; `unsealed` are the keys of older ones, which have none."""
+    document = parse_object(data, place, what)
+    if DIGEST not in document and unsealed.issuperset(document):
+        return document
+    body = {key: value for key, value in document.items() if key != DIGEST}
+    if document.get(DIGEST) != fingerprint(body):
+        raise DamageError(f"{place}: not {what} (its content does not match its digest)")
+    return body
+
+
+def with_digest(text: bytes) -> bytes:
+    """The text of a JSON object with the digest of just these bytes as its first value."""
+    return _OPENING + hashlib.sha256(text).hexdigest().encode() + _CLOSING + text[1:]
+
+
+def without_digest(data: bytes, place: str) -> bytes:
+    """The text that `with_digest` was given; DamageError when a byte of it has changed."""
+    text = b"{" + data[len(with_digest(b"{")) :]
+    if with_digest(text) != data:
+        raise DamageError(f"{place}: content does not match the digest inside it")
+    return text
+
+
+def _parsed(data: bytes | str) -> Any:
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
+    text = data if isinstance(data, str) else data.decode("utf-8")
+    if not _SUSPECT.search(text):
+        document = json.loads(text, parse_constant=_no_number)
+    else:
+        document = json.loads(text, parse_constant=_no_number, parse_int=_whole, parse_float=_finite)
+        json.dumps(document, ensure_ascii=False).encode("utf-8")  # half of a pair of surrogates: UnicodeError
+    _check_depth(document)
+    return document
+
+
+def _check_depth(document: Any) -> None:
+    level, depth = [document], 0
+    while level := [
+        child
+        for one in level
+        if isinstance(one, dict | list)
+        for child in (one.values() if isinstance(one, dict) else one)
+        if isinstance(child, dict | list)
+    ]:
+        depth += 1
+        if depth >= MOST_DEEP:
+            raise RecursionError
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"{digits[:20]} is larger than any number")
+    return number
+
+
+def _kind(document: Any) -> str:
+    names = {list: "list", str: "text", bool: "truth value", int: "number", float: "number"}
+    return names.get(type(document), "null")

@@ -1,0 +1,51 @@
+"""What a held-out loss was measured on, by a name, and what `python -m atelier.engine.evaluate` is told.
+Torch-free."""
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from atelier.engine.config.base import Spec
+from atelier.engine.config.data import Score
+
+DIGITS = 12  # of a fingerprint
+
+
+def held_out_name(windows: Mapping[str, int], sequence: int) -> str:
+    """Of the first so many windows of the held-out split of each tokens artifact, by fingerprint; '' for
+    none.
+    """
+    counts = {source[:DIGITS]: count for source, count in sorted(windows.items()) if count}
+    if not counts:
+        return ""
+    if len(counts) == 1:
+        of = next(iter(counts))
+    else:
+        of = " + ".join(f"{source} ({count})" for source, count in counts.items())
+    return f"{sum(counts.values())} windows of {sequence} tokens of {of}"
+
+
+def scored_name(tokens: str, num_tokens: int, sequence: int) -> str:
+    """Of the first so many tokens of the held-out split of a tokens artifact, in windows of `sequence`."""
+    return f"{num_tokens} tokens in windows of {sequence} of {tokens[:DIGITS]}"
+
+
+class Target(Spec):
+    """What one model is scored on."""
+
+    text: bool = Field(default=True, description="held-out text: loss, bits per byte and a sample")
+    labels: bool = Field(default=False, description="labelled test examples: accuracy")
+    shots: int | None = Field(
+        default=None,
+        ge=0,
+        description="asked as text goes on, behind so many solved examples (GPT-3, 2005.14165); "
+        "none = as a fine-tuned model is: behind the answer stands the end token",
+    )
+
+
+class Scoring(Spec):
+    """Models by key: the input of each is `model.<key>`, its output `<key>`."""
+
+    score: Score = Field(description="how much is scored, and in which context")
+    targets: dict[str, Target] = Field(description="key of a model -> what it is scored on")
+    threads: int = Field(default=1, ge=1, description="CPU threads")

@@ -1,0 +1,89 @@
+"""How text is drawn from a model: how much, from which seed, and with which attributes (controllable
+generation, ERNIE 3.0 Titan, 2112.12731, section 3.2). Torch-free."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from atelier.engine.config.base import Spec
+
+Sentiment = Literal["positive", "negative", "neutral"]
+GENRES = ("code", "test", "documentation", "line", "prose")  # each with soft prompts of its own
+TAGS = (
+    "<|topic|>",
+    "<|keywords|>",
+    "<|sentiment|>",
+    "<|length|>",
+)  # special tokens, one before each attribute
+ROUND = 8  # a length is asked for in multiples of so many tokens
+
+
+class Wishes(Spec):
+    genre: Literal["", "code", "test", "documentation", "line", "prose"] = Field(
+        default="", description="code, test, documentation, line or prose"
+    )
+    topic: str = Field(default="", description="what it is about")
+    keywords: tuple[str, ...] = Field(default=(), description="words that should occur")
+    sentiment: Literal["", "positive", "negative", "neutral"] = Field(
+        default="", description="positive, negative or neutral"
+    )
+    length: int = Field(default=0, ge=0, description="tokens, about; 0 = not asked for")
+
+    @property
+    def is_empty(self) -> bool:
+        return self == Wishes()
+
+
+class Sampling(Spec):
+    max_tokens: int = Field(default=128, ge=1, le=1_000_000, description="tokens drawn at most; 1 to 1000000")
+    temperature: float = Field(
+        default=0.8, ge=0, le=100, description="divides the logits; 0 = the most probable token"
+    )
+    top_p: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="keeps the fewest tokens that together reach this share; above 0, at most 1",
+    )
+    seed: int = Field(
+        default=0, ge=0, lt=2**63, description="of the draws; the same seed gives the same text"
+    )
+    wishes: Wishes = Field(default=Wishes(), description="what the text should be")
+    best_of: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="continuations that are drawn, of which the one is taken that the model itself holds for "
+        "natural; 1 to 1000",
+    )
+
+
+class Imitate(Spec):
+    """Natural paragraphs, and what a model makes of their beginnings (ERNIE 3.0 Titan, 2112.12731, section
+    3).
+    """
+
+    paragraphs: int = Field(default=2000, ge=10, description="how many, over both splits; 10 or more")
+    tokens: int = Field(default=128, ge=16, description="tokens of the longest paragraph; 16 or more")
+    sentences: int = Field(default=3, ge=1, description="a beginning is 1 to this many sentences")
+    temperatures: tuple[Annotated[float, Field(gt=0, le=100)], ...] = Field(
+        default=(0.5,),
+        min_length=1,
+        description="each paragraph is continued at one of these, which divides the logits; above 0; take "
+        "one, that candidates will be drawn at: a head that knows several ranks none of them",
+    )
+    top_p: float = Field(default=1.0, gt=0, le=1, description="share of the nucleus; above 0, at most 1")
+    seed: int = Field(default=1, ge=0, lt=2**63, description="of the choice of paragraphs and of the draws")
+
+
+class Request(Sampling):
+    """One question to a serving model."""
+
+    prompt: str = Field(default="", description="the text to continue; empty = the beginning of a document")
+
+
+class Generation(Sampling):
+    """What `python -m atelier.engine.generate` does: continue `prompts`, or answer requests."""
+
+    prompts: tuple[str, ...] = Field(default=(), description="texts to continue, each from the same seed")
+    serve: bool = Field(default=False, description="answer a JSON request a line, until the input ends")

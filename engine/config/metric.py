@@ -1,0 +1,101 @@
+"""Metric segments: sealed files `metrics-<attempt>-<number>.jsonl`, a JSON object a line. Torch-free.
+
+A line is {"step", "role", "tokens", "values": {}, "timing": {}}; `values` is deterministic, `timing` is not.
+A later attempt starts from a checkpoint: whatever earlier attempts wrote at or after its first step is
+superseded.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ConfigDict
+
+from atelier.engine.config.base import Spec
+from atelier.engine.config.document import check_as, parse_lines
+from atelier.engine.config.error import DamageError
+
+FOLDER = "metrics"
+SEGMENT = re.compile(r"metrics-\d{1,9}-\d{1,9}\.jsonl")
+WAY_OUT = "move the file away; its steps are then missing from the curve"
+
+
+class MetricLine(Spec):
+    step: int
+    role: str
+    tokens: int
+    values: dict[str, float]
+    timing: dict[str, float] = {}
+
+
+class StoredLine(Spec):
+    """What is read of a line."""
+
+    model_config = ConfigDict(extra="allow")
+
+    step: int
+    values: dict[str, float | None] = {}
+    timing: dict[str, float | None] = {}
+
+
+def segment_name(attempt: int, number: int) -> str:
+    return f"metrics-{attempt:06d}-{number:06d}.jsonl"
+
+
+def is_segment(name: str) -> bool:
+    """Whether a file of a trajectory's folder of metrics is a segment."""
+    return SEGMENT.fullmatch(name) is not None
+
+
+def time_spent(segments: Iterable[tuple[str, str]]) -> tuple[float, float]:
+    """Seconds of one trajectory's segments (name, text): of the steps that were kept, and of its gangs from
+    their starts to their last steps. Steps computed twice, starts, looks and checkpoints are the difference;
+    what was trained is a share of both sums over all trajectories of a chain (`effective`).
+    """
+    files = sorted(segments)
+    attempts: dict[str, list[dict[str, float]]] = {}
+    for name, text in files:
+        timings = [line.get("timing", {}) for line in _lines(name, text)]
+        attempts.setdefault(name.rsplit("/", 1)[-1].split("-")[1], []).extend(timings)
+    total = sum(
+        timings[-1]["time"] - timings[0]["time"] + timings[0]["step_s"] + timings[0].get("startup_s", 0.0)
+        for timings in attempts.values()
+        if timings and "step_s" in timings[0]
+    )
+    return sum(line.get("timing", {}).get("step_s", 0.0) for line in merge(files)), total
+
+
+def effective(spent: Iterable[tuple[float, float]]) -> float | None:
+    """Effective training time: the share of its gangs' time in which a chain of trajectories was trained;
+    None before the first step.
+    """
+    kept, total = (sum(column) for column in zip(*spent, strict=True))
+    return min(1.0, kept / total) if total > 0 else None
+
+
+def merge(segments: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Lines of all segments (name, text) of one trajectory as one curve: a step once, the latest
+    attempt's.
+    """
+    by_step: dict[int, dict[str, Any]] = {}
+    attempt_of = ""
+    for name, text in sorted(segments):
+        lines = _lines(name, text)
+        attempt = name.rsplit("/", 1)[-1].split("-")[1]
+        if lines and attempt != attempt_of:
+            attempt_of, first = attempt, lines[0]["step"]
+            by_step = {step: line for step, line in by_step.items() if step < first}
+        for line in lines:
+            by_step[line["step"]] = line
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _lines(name: str, text: str) -> list[dict[str, Any]]:
+    """The lines of a segment; a DamageError when one is no metric line."""
+    try:
+        lines = parse_lines(text, name)
+        for number, line in enumerate(lines, start=1):
+            check_as(StoredLine, line, f"{name}, line {number}", "a metric line")
+    except DamageError as damage:
+        raise DamageError(str(damage), WAY_OUT) from None
+    return lines

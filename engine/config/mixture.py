@@ -1,0 +1,119 @@
+"""What a training's samples are: rows of the kinds that its objectives read, in the shares they ask for, from
+ordered input streams. Torch-free."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from atelier.engine.config.base import Spec
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.registry import Objective, ObjectiveSpec
+from atelier.engine.config.role import Role
+
+
+class Stream(Spec):
+    """One input of a blend: windows of packed documents, labelled examples (loss on the completion only), or
+    the rows of an objective (a kind of engine/data/datasets).
+    """
+
+    input: str = Field(description="key in `inputs`")
+    weight: float = Field(default=1.0, gt=0)
+    kind: str = "windows"
+    rows: Objective | None = Field(default=None, description="the objective whose numbers make the rows")
+    num_examples: int = Field(default=0, description="examples: how many are drawn; 0 = all")
+    draw: int = Field(default=0, description="examples: which draw")
+
+
+def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
+    """By kind of rows and input: what is drawn from a stream depends on its place among them."""
+    return tuple(sorted(streams, key=lambda stream: (stream.kind, stream.input, stream.draw)))
+
+
+WINDOWS, EXAMPLES = "windows", "examples"
+MIXTURE = 2  # version of how samples are drawn from several streams; with one there is nothing to draw
+# kind of rows -> version of what its rows are, for those that are not at their first
+ROWS: dict[str, int] = {}
+
+
+def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, ObjectiveSpec]:
+    """By kind of rows the objective whose numbers make them; windows alone need none. ConfigError when the
+    roles that learn from text do not want the same, or a student wants what is not there.
+    """
+    found = {name: _own(role) for name, role in roles.items()}
+    roots = [name for name, role in roles.items() if not role.teacher] or list(roles)
+    first = found[roots[0]]
+    for name in roots[1:]:
+        if {kind: spec.numbers() for kind, spec in found[name].items()} != {
+            kind: spec.numbers() for kind, spec in first.items()
+        }:
+            raise ConfigError(
+                f"{prefix}{name}.objective",
+                f"reads {', '.join(found[name])}; {roots[0]} reads {', '.join(first)} or makes others",
+                "roles of one training see the same samples: give both the same, or train them apart",
+            )
+    for name, own in found.items():
+        for kind in own:
+            if kind not in first:
+                raise ConfigError(
+                    f"{prefix}{name}.objective",
+                    f"reads {kind}, but {roots[0]}, who says what the samples are, reads {', '.join(first)}",
+                    f"give {roots[0]} an objective of kind {kind}, or take it from {name}",
+                )
+    return first
+
+
+def sources(roles: Mapping[str, Role]) -> set[str]:
+    """What the rows of these roles are made of, besides tokens."""
+    return {type(spec).source for spec in row_specs(roles).values()} - {"tokens"}
+
+
+def streams(specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float]) -> tuple[Stream, ...]:
+    """Every source in every kind of rows, in the product of their shares. `weights`: the shares of the
+    sources.
+    """
+    if set(specs) <= {WINDOWS}:
+        return in_order(Stream(input=f"tokens.{source}", weight=weight) for source, weight in weights.items())
+    return in_order(
+        Stream(
+            input=f"{type(spec).source}.{source}",
+            kind=kind,
+            weight=weight * share_of(spec),
+            rows=None if kind == WINDOWS else spec.model_copy(update={"weight": 1.0}),
+        )
+        for kind, spec in specs.items()
+        for source, weight in weights.items()
+    )
+
+
+def identity_of(kinds: Iterable[str], weights: Mapping[str, float]) -> dict[str, Any]:
+    """What of the samples is identity beside the objectives and the parents: the shares of the sources, and
+    the versions of the mixture and of the kinds of rows. Nothing where one stream of the first version is
+    read.
+    """
+    kinds, found = sorted(set(kinds)), dict[str, Any]()
+    if len(weights) > 1:
+        total = math.fsum(weights.values())
+        found["weights"] = {source: weight / total for source, weight in weights.items()}
+    if len(kinds) * len(weights) > 1:
+        found["mixture"] = {"version": MIXTURE}
+    versions = {kind: ROWS[kind] for kind in kinds if ROWS.get(kind, 1) != 1}
+    return found | ({"rows": versions} if versions else {})
+
+
+def share_of(spec: ObjectiveSpec) -> float:
+    """The share of the samples that an objective asks for."""
+    return float(getattr(spec, "rows", 1.0))
+
+
+def _own(role: Role) -> dict[str, ObjectiveSpec]:
+    """By kind of rows, sorted, the first objective that reads it; a role's others of that kind want the same
+    rows.
+    """
+    own = {
+        type(spec).reads: spec
+        for _, spec in sorted(role.objective.items(), reverse=True)
+        if not type(spec).needs_teacher
+    }
+    return dict(sorted(own.items()))

@@ -1,0 +1,113 @@
+"""A universal decoder that two kinds of tasks share, and behind it a net for each: understanding (NLU, rows
+whose tokens see each other) and generation (NLG, causal rows); ERNIE 3.0 (2107.02137, section 3.2) and ERNIE
+3.0 Titan (2112.12731, section 3.1).
+
+D hidden, V vocab, C classes, R prompts
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.blocks import Auto, Blocks, check_heads
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.registry import Limit
+
+NETS = ("nlu", "nlg")
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+class Net(Spec):
+    """The blocks of one kind of tasks, between a matrix from the universal width to theirs and one back."""
+
+    num_layers: int = Field(
+        default=0, ge=0, le=1000, description="blocks; 0 = no net: a norm of the universal states alone"
+    )
+    hidden: Count | Auto = Field(default="auto", description="width; auto = the universal blocks'")
+    num_heads: Count | Auto = Field(default="auto", description="heads; auto = the universal blocks'")
+    ffn: Count | Auto = Field(default="auto", description="inner width of the MLP; auto = from hidden")
+
+
+class Ernie(Blocks):
+    kind: Literal["ernie"] = "ernie"
+    mlp: Literal["swiglu", "gelu"] = Field(default="gelu", description="swiglu or gelu")
+    norm: Literal["rms", "layer"] = Field(default="layer", description="rms or layer")
+    nlu: Net = Field(default=Net(), description="net of bidirectional rows")
+    nlg: Net = Field(default=Net(), description="net of causal rows")
+    classes: dict[Name, Count] = Field(
+        default_factory=dict, description="heads on a row's first token: name -> number of classes"
+    )
+    prompts: int = Field(default=0, ge=0, description="rows R of the table of soft prompts; 0 = no table")
+
+    @model_validator(mode="after")
+    def _nets_divide(self) -> Self:
+        for name in NETS:
+            check_heads(self._hidden_of(name), self._heads_of(name), place=f"{name}.")
+        return self
+
+    @property
+    def universal(self) -> GPT:
+        """The universal blocks as a spec of their own."""
+        shared = self.model_dump(include=set(Blocks.model_fields) - {"kind"})
+        return GPT.model_validate(shared)
+
+    def net(self, name: str) -> GPT | None:
+        """The blocks of one net as a spec of their own; None when it has none."""
+        net: Net = getattr(self, name)
+        if not net.num_layers:
+            return None
+        own = {"num_layers": net.num_layers, "num_kv_heads": "auto", "ffn": net.ffn}
+        widths = {"hidden": self._hidden_of(name), "num_heads": self._heads_of(name)}
+        return GPT.model_validate(self.universal.model_dump() | own | widths)
+
+    def _hidden_of(self, name: str) -> int:
+        hidden = getattr(self, name).hidden
+        return self.hidden if hidden == "auto" else hidden
+
+    def _heads_of(self, name: str) -> int:
+        num_heads = getattr(self, name).num_heads
+        return self.num_heads if num_heads == "auto" else num_heads
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every weight by its name in the plain module, with its shape; the embedding is the head too."""
+        D = self.hidden
+        whole = self.universal.shapes()
+        norm = {name: shape for name, shape in whole.items() if name.startswith("norm.")}
+        result = {name: shape for name, shape in whole.items() if name not in norm}
+        for name in NETS:
+            net = self.net(name)
+            if net is None:
+                result |= {f"{name}.{weight}": shape for weight, shape in norm.items()}
+                continue
+            result[f"{name}.enter.weight"] = (net.hidden, D)
+            inside = {weight: shape for weight, shape in net.shapes().items() if weight != "embed.weight"}
+            result |= {f"{name}.{weight}": shape for weight, shape in inside.items()}
+            result[f"{name}.leave.weight"] = (D, net.hidden)
+        result |= {f"classes.{name}.weight": (number, D) for name, number in self.classes.items()}
+        if self.prompts:
+            result["prompts.weight"] = (self.prompts, D)
+        return result
+
+    def block_flops(self, sequence: int) -> list[float]:
+        """FLOPs of one token in each universal block, and at last in a net and the head. A row passes one
+        net: the dearer of the two is counted. Heads of classes read one token of a row: not counted.
+        """
+        *blocks, head = self.universal.block_flops(sequence)
+        return [*blocks, max(self._net_flops(name, sequence) for name in NETS) + head]
+
+    def _net_flops(self, name: str, sequence: int) -> float:
+        net = self.net(name)
+        if net is None:
+            return 0.0
+        return sum(net.block_flops(sequence)[:-1]) + 6.0 * 2 * self.hidden * net.hidden
+
+    def limits(self) -> list[Limit]:
+        """As of the universal blocks; heads and MLPs of the nets are split over tensor as well."""
+        found = self.universal.limits()
+        for name in NETS:
+            net = self.net(name)
+            if net is not None:
+                found.append(Limit("tensor", f"{name}.num_heads", net.num_heads))
+                found.append(Limit("tensor", f"{name}.ffn", net.inner))
+        return found

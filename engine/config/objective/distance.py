@@ -1,0 +1,23 @@
+"""Sentence distance: do two fragments follow each other, stand apart in one document, or in two? (ERNIE 3.0,
+2107.02137)
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from atelier.engine.config.registry import Compared, ObjectiveSpec
+
+
+class Distance(ObjectiveSpec):
+    needs_teacher: ClassVar[bool] = False
+    reads: ClassVar[str] = "distance"
+    compares: ClassVar[Compared] = "classes"
+
+    kind: Literal["distance"] = "distance"
+    weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
+    rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
+
+    @property
+    def num_classes(self) -> int:
+        return 3

@@ -1,0 +1,25 @@
+"""Universal knowledge-text prediction: hide the relation of a triple, or words of the sentence that states it
+(ERNIE 3.0, 2107.02137).
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from atelier.engine.config.registry import ObjectiveSpec
+
+
+class Knowledge(ObjectiveSpec):
+    needs_teacher: ClassVar[bool] = False
+    reads: ClassVar[str] = "knowledge"
+    source: ClassVar[str] = "triples"
+
+    kind: Literal["knowledge"] = "knowledge"
+    weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
+    rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
+    rate: float = Field(
+        default=0.15,
+        gt=0,
+        lt=1,
+        description="share of a sentence's tokens that is hidden where the relation is not; above 0, below 1",
+    )

@@ -1,0 +1,17 @@
+"""Distillation on logits: T^2 KL(softmax(teacher/T) || softmax(student/T)), mean over tokens (Hinton et al.,
+1503.02531).
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from atelier.engine.config.registry import ObjectiveSpec
+
+
+class Logits(ObjectiveSpec):
+    needs_teacher: ClassVar[bool] = True
+
+    kind: Literal["logits"] = "logits"
+    weight: float = Field(default=0.5, gt=0, description="share among the role's active objectives; above 0")
+    temperature: float = Field(default=1.0, gt=0, description="softens both distributions; above 0")

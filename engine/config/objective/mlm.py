@@ -1,0 +1,30 @@
+"""Knowledge-masked language modelling: hide whole words, phrases and named entities, and predict them (ERNIE
+3.0, 2107.02137).
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from atelier.engine.config.registry import ObjectiveSpec
+
+
+class MLM(ObjectiveSpec):
+    needs_teacher: ClassVar[bool] = False
+    reads: ClassVar[str] = "mlm"
+
+    kind: Literal["mlm"] = "mlm"
+    weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
+    rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
+    rate: float = Field(
+        default=0.15,
+        gt=0,
+        lt=1,
+        description="share of a row's tokens that is hidden and predicted; above 0, below 1",
+    )
+    phrase_count: int = Field(
+        default=20, ge=1, description="two words are a phrase when they follow each other this often, and"
+    )
+    phrase_bits: float = Field(
+        default=6.0, ge=0, description="their pointwise mutual information is at least so many bits"
+    )

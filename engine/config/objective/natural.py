@@ -1,0 +1,24 @@
+"""Self-supervised adversarial objective: is a paragraph natural, or did an earlier model write it? Binary
+cross-entropy of the row's first token (ERNIE 3.0 Titan, 2112.12731, equation 1).
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from atelier.engine.config.registry import Compared, ObjectiveSpec
+
+
+class Natural(ObjectiveSpec):
+    needs_teacher: ClassVar[bool] = False
+    reads: ClassVar[str] = "natural"
+    source: ClassVar[str] = "imitations"
+    compares: ClassVar[Compared] = "classes"
+
+    kind: Literal["natural"] = "natural"
+    weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
+    rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
+
+    @property
+    def num_classes(self) -> int:
+        return 2

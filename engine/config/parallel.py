@@ -1,0 +1,189 @@
+"""The layout of a gang: mesh axes, micro-batch, threads, compile, device. Moves bits but not meaning; never
+identity.
+
+The axes' product is the number of ranks. Samples are dealt out over replicate x shard x expert, a row's
+tokens over context; pipeline splits the blocks, tensor the matrices, expert a mixture's experts.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.divisors import largest_divisor
+from atelier.engine.config.error import ConfigError
+
+Recompute = Literal["none", "selective", "full"]
+
+
+class Axes(Spec):
+    """How one role lies on the ranks of a pipeline stage. Every axis defaults to 1."""
+
+    replicate: int = Field(default=1, ge=1, description="axis: whole copies of the (sharded) model")
+    shard: int = Field(
+        default=1, ge=1, description="axis: ranks that share weights, gradients and optimiser states"
+    )
+    expert: int = Field(default=1, ge=1, description="axis: ranks that share a layer's experts")
+    context: int = Field(default=1, ge=1, description="axis: ranks that share a row's tokens")
+    tensor: int = Field(default=1, ge=1, description="axis: ranks that share every matrix")
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of one stage."""
+        return self.data * self.context * self.tensor
+
+    @property
+    def data(self) -> int:
+        """Ranks, or groups of ranks, that have samples of their own."""
+        return self.replicate * self.shard * self.expert
+
+
+class Parallel(Spec):
+    replicate: int = Field(default=1, ge=1, description="axis: whole copies of the (sharded) model")
+    shard: Count | Literal["auto"] = Field(
+        default="auto",
+        description="axis: ranks that share weights, gradients and optimiser states; auto = the pool's slots",
+    )
+    expert: int = Field(default=1, ge=1, description="axis: ranks that share a layer's experts")
+    context: int = Field(default=1, ge=1, description="axis: ranks that share a row's tokens")
+    tensor: int = Field(default=1, ge=1, description="axis: ranks that share every matrix")
+    pipeline: int = Field(default=1, ge=1, description="axis: ranks that have some of the blocks each")
+    zero: Literal[1, 2, 3] = Field(
+        default=3,
+        description="3 = weights gathered again for the backward pass, 2 = kept between, "
+        "1 = weights and gradients whole from the first micro-batch to the last",
+    )
+    sequence_parallel: bool = Field(
+        default=True, description="with tensor > 1: what lies between the matrices is split by tokens"
+    )
+    schedule: Literal["1f1b", "interleaved", "zb"] = Field(
+        default="1f1b",
+        description="order of a pipeline's work: one forward one backward, several stages a rank, or these "
+        "with the weights' gradients put into the gaps (zero-bubble)",
+    )
+    interleave: int = Field(default=2, ge=2, description="stages a rank, for schedule=interleaved and zb")
+    stages: tuple[Count, ...] = Field(
+        default=(), description="blocks of each stage, first to last; empty = balanced by what they cost"
+    )
+    speeds: tuple[float, ...] = Field(
+        default=(), description="relative speed of each pipeline rank's device; empty = all alike"
+    )
+    recompute: Recompute = Field(
+        default="none",
+        description="what the backward pass computes again instead of keeping it: none, selective = all but "
+        "the results of matrix products, full = all but each block's input",
+    )
+    recompute_every: int = Field(default=1, ge=1, description="recompute in every n-th block")
+    compile: Literal["auto", "none", "block"] = Field(
+        default="auto", description="torch.compile per block; auto = where a C++ compiler is found"
+    )
+    threads: Count | Literal["auto"] = Field(
+        default="auto", description="CPU threads a rank; auto = cores / ranks"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="auto = cuda where there is one"
+    )
+    roles: dict[str, Axes] = Field(
+        default={},
+        description="students that lie otherwise on the ranks that hold their teacher's outputs (last stage)",
+    )
+
+    def resolved(self, slots: int, cores: int) -> "Parallel":
+        """All `auto` numbers filled in from the pool's slots and the host's cores."""
+        shard = max(1, slots // self._given) if self.shard == "auto" else self.shard
+        ranks = shard * self._given
+        threads = max(1, cores // ranks) if self.threads == "auto" else self.threads
+        return self.model_copy(update={"shard": shard, "threads": threads})
+
+    @property
+    def _given(self) -> int:
+        """The product of all axes but shard."""
+        return self.replicate * self.expert * self.context * self.tensor * self.pipeline
+
+    @property
+    def axes(self) -> Axes:
+        """The axes of one stage."""
+        if self.shard == "auto":
+            raise ConfigError("parallel.shard", "is auto", "resolve it against a pool first")
+        return Axes(
+            replicate=self.replicate,
+            shard=self.shard,
+            expert=self.expert,
+            context=self.context,
+            tensor=self.tensor,
+        )
+
+    @property
+    def ranks(self) -> int:
+        return self.axes.ranks * self.pipeline
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the whole pipeline; a rank has `interleave` of them where the schedule is made for it."""
+        return self.pipeline * (1 if self.schedule == "1f1b" or self.pipeline == 1 else self.interleave)
+
+    def of_role(self, name: str, *, is_student: bool) -> "Parallel":
+        """How one role lies: students on the ranks of the last stage alone, where their teacher's outputs
+        are.
+        """
+        if not is_student or self.pipeline == 1:
+            return self
+        axes = self.axes_of(name).model_dump()
+        return self.model_copy(update=axes | {"pipeline": 1, "schedule": "1f1b", "stages": (), "speeds": ()})
+
+    def with_stages(self, most: int) -> "Parallel":
+        """The same ranks with at most so many pipeline stages: the others become replicas. What students are
+        trained in without their teacher, who has more blocks.
+        """
+        if self.num_stages <= most:
+            return self
+        pipeline = largest_divisor(self.pipeline, most)
+        freed = {"pipeline": pipeline, "replicate": self.replicate * (self.pipeline // pipeline)}
+        return self.model_copy(update=freed | {"schedule": "1f1b", "stages": (), "speeds": ()})
+
+    def of_one_rank(self) -> "Parallel":
+        """The same threads, device and arithmetic on one rank: for what one process does alone."""
+        whole = {axis: 1 for axis in ("replicate", "shard", "expert", "context", "tensor", "pipeline")}
+        return self.model_copy(update=whole | {"schedule": "1f1b", "stages": (), "speeds": (), "roles": {}})
+
+    def for_world(self, world: int) -> "Parallel":
+        """The layout of a gang of `world` processes; ConfigError with what would fit."""
+        shard = max(1, world // self._given) if self.shard == "auto" else self.shard
+        if shard * self._given == world:
+            return self.model_copy(update={"shard": shard})
+        names = ("replicate", "expert", "context", "tensor", "pipeline")
+        product = " x ".join(
+            [f"replicate {self.replicate}", f"shard {self.shard}"]
+            + [f"{name} {getattr(self, name)}" for name in names[1:] if getattr(self, name) > 1]
+        )
+        fits = f"shard={world // self._given}" if world % self._given == 0 else "1 for every axis but shard"
+        raise ConfigError(
+            "parallel",
+            f"{product} = {shard * self._given}, but {world} processes were started",
+            f"{fits} would fit",
+        )
+
+    def check_batch(self, global_batch: int, micro_batch: int | Literal["auto"]) -> None:
+        """Refuse a batch that the ranks cannot share evenly."""
+        data = self.axes.data
+        if global_batch % data:
+            fits = largest_divisor(global_batch, data)
+            expert = f" x expert {self.expert}" if self.expert > 1 else ""
+            raise ConfigError(
+                "parallel",
+                f"replicate {self.replicate} x shard {self.shard}{expert} = {data} does not divide"
+                f" train.global_batch {global_batch}",
+                f"{fits} ranks would fit",
+            )
+        each = global_batch // data
+        if micro_batch != "auto" and each % micro_batch:
+            fits = largest_divisor(each, micro_batch)
+            raise ConfigError(
+                "train.micro_batch",
+                f"{micro_batch} does not divide the {each} sequences of a rank",
+                f"micro_batch={fits} would fit",
+            )
+
+    def axes_of(self, name: str) -> Axes:
+        """The axes of the stage that a role lies on; students may have their own."""
+        return self.roles.get(name, self.axes)

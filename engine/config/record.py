@@ -1,0 +1,115 @@
+"""record.json: what makes an artifact exist. Written last; carries the digest of every file and of itself.
+Torch-free.
+"""
+
+import json
+import re
+from typing import Any
+
+from pydantic import Field
+
+from atelier.engine.config.base import Spec, fingerprint
+from atelier.engine.config.document import check_as, parse_object
+from atelier.engine.config.error import DamageError
+
+SCHEMA = 1
+DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples", "imitations", "attributes")
+KINDS = (*DATA_KINDS, "trajectory", "model", "scores", "report", "registration")
+
+
+UNFIT = re.compile(r"[\\\x00-\x1f\x7f]")  # characters that no path of an artifact has
+KIND = re.compile(r"[a-z][a-z0-9_]{0,39}")
+FINGERPRINT = re.compile(r"[0-9a-f]{1,64}")
+LATEST = 1e11  # seconds since 1970: what no calendar has
+NUMBER, WHOLE, TEXT = (int, float), (int,), (str,)
+# what is read of a summary or a provenance, and the types that it has; other words may be anything
+SUMMARY_WORDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("step", "tokens", "params", "vocab", "documents", "started_at", "test", "bytes"), WHOLE),
+    **dict.fromkeys(("loss", "eval_loss", "bits_per_byte", "accuracy", "perplexity"), NUMBER),
+    **dict.fromkeys(("role", "teacher", "computed"), TEXT),
+}
+PROVENANCE_WORDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("started", "ended", "device_seconds"), NUMBER),
+    **dict.fromkeys(("run", "command", "commit", "engine", "flow", "task"), TEXT),
+}
+
+
+class FileEntry(Spec):
+    path: str = Field(description="relative to the artifact, never outside it")
+    bytes: int = Field(ge=0)
+    sha256: str
+
+    def model_post_init(self, context: Any) -> None:
+        parts = self.path.split("/")
+        if self.path.startswith("/") or {"..", ".", ""} & {*parts} or UNFIT.search(self.path):
+            raise ValueError(f"path {self.path!r} leaves its artifact")
+
+
+class Record(Spec):
+    schema_: int = Field(default=SCHEMA, alias="schema")
+    kind: str
+    name: str = Field(description="what people call it; not identity")
+    fingerprint: str
+    version: int
+    identity: dict[str, Any]
+    parents: dict[str, str] = Field(description="role of the parent -> its fingerprint")
+    files: tuple[FileEntry, ...] = ()
+    summary: dict[str, Any] = {}
+    provenance: dict[str, Any] = {}
+    digest: str = ""
+
+    def dump(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True)
+
+    def sealed(self) -> "Record":
+        """The same record carrying its own digest: sha256 of the canonical JSON without it."""
+        body = self.dump() | {"digest": ""}
+        return self.model_copy(update={"digest": fingerprint(body)})
+
+    def text(self) -> str:
+        return json.dumps(self.dump(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+    @staticmethod
+    def read(text: str | bytes, place: str) -> "Record":
+        """Parse and check a record; a flipped bit or a foreign file is a DamageError naming `place`."""
+        record = check_as(Record, parse_object(text, place, "a record"), place, "a record")
+        if record.sealed().digest != record.digest:
+            raise DamageError(f"{place}: the record's digest does not match its content")
+        if problem := _problem(record):
+            raise DamageError(f"{place}: not a record ({problem})")
+        return record
+
+
+def _problem(record: Record) -> str:
+    """What of a record would end whoever works with it, though its digest agrees; '' when nothing does."""
+    prints = {"fingerprint": record.fingerprint} | {f"parents.{k}": v for k, v in record.parents.items()}
+    wrong = [key for key, found in prints.items() if not FINGERPRINT.fullmatch(found)]
+    if wrong or not KIND.fullmatch(record.kind):
+        return f"{wrong[0]} is no fingerprint" if wrong else "kind is no word"
+    for part, words in (("summary", SUMMARY_WORDS), ("provenance", PROVENANCE_WORDS)):
+        found = getattr(record, part)
+        for word, types in words.items():
+            value = found.get(word)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, types)):
+                return f"{part}.{word} is no {types[-1].__name__}"
+    times = [record.provenance.get(word) or 0 for word in ("started", "ended")]
+    if not all(0 <= time <= LATEST for time in times):
+        return "provenance has a time that no calendar has"
+    made_of = identify(record.kind, record.version, record.identity, record.parents)
+    if made_of != record.fingerprint:  # else records could be each other's parents
+        return "its fingerprint does not follow from identity and parents"
+    steps = record.summary.get("teacher_steps")
+    if steps is not None and not (isinstance(steps, list) and len(steps) in (0, 2) and _whole(*steps)):
+        return "summary.teacher_steps are not two steps"
+    if not _whole(record.identity.get("step", 0), record.identity.get("trunk_step", 0)):
+        return "identity has a step that is no whole number"
+    return ""
+
+
+def _whole(*values: Any) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+
+
+def identify(kind: str, version: int, identity: dict[str, Any], parents: dict[str, str]) -> str:
+    """The fingerprint of an artifact: hash of kind, task version, identity and the parents' fingerprints."""
+    return fingerprint({"kind": kind, "version": version, "identity": identity, "parents": parents})

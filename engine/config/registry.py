@@ -1,0 +1,229 @@
+"""What every model, objective and optimiser spec offers; the registry of their kinds; and the spec at a place
+of a document.
+
+The folder is the registry: `kind: gpt` of group `model` is engine/config/model/gpt.py, and a name can only
+pick a file of that folder. Torch-free.
+"""
+
+import importlib
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
+
+from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic.fields import FieldInfo
+
+from atelier.engine.config.base import Kind, Spec
+from atelier.engine.config.error import nearest
+from atelier.engine.config.schedule import Schedule
+
+Compared = Literal["logits", "hidden", "attention", "classes"]
+
+
+class Limit(NamedTuple):
+    """A number of a model that a mesh axis has to divide; for the axis `stage`, not exceed."""
+
+    axis: str
+    field: str
+    number: int
+
+
+class ModelSpec(Kind, ABC):
+    """A network: its fields, and what can be known of it without building it."""
+
+    kind: str
+    num_layers: int
+    hidden: int
+    vocab: int | Literal["auto"]
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """V, the size of the vocabulary; an error while it is still 'auto'."""
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every weight by its name in the plain module, with its shape."""
+
+    @abstractmethod
+    def num_params(self) -> int:
+        """How many numbers the weights hold."""
+
+    @abstractmethod
+    def flops_per_token(self, sequence: int) -> float:
+        """Forward and backward FLOPs of one token of a sequence of `sequence` tokens."""
+
+    def limits(self) -> list[Limit]:
+        """What mesh axes have to divide. The axis `expert` is for models that have experts; of others it
+        deals out samples. A model that offers no split and no parts allows no other.
+        """
+        return [Limit(axis, "kind", 1) for axis in ("tensor", "context", "stage")]
+
+    def block_flops(self, sequence: int) -> list[float]:
+        """Forward and backward FLOPs of one token in each block, and at last in all that follows them."""
+        return [self.flops_per_token(sequence) / self.num_layers] * self.num_layers + [0.0]
+
+    @abstractmethod
+    def resolved(self, vocab: int) -> Self:
+        """The same model with its vocabulary filled in from the tokenizer."""
+
+
+class ObjectiveSpec(Kind):
+    """Something that is optimised. Its shares follow from the weights of the objectives that are active."""
+
+    needs_teacher: ClassVar[bool] = False
+    compares: ClassVar[Compared] = "logits"  # what of the model it is computed from
+    source: ClassVar[str] = "tokens"  # what its rows are made of: tokens, triples or imitations
+    reads: ClassVar[str] = "windows"  # or a kind of engine/data/datasets: what its samples are
+
+    kind: str
+    weight: float = Field(default=1.0, gt=0)
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of a row, for those that compare classes."""
+        return 0
+
+    def numbers(self) -> dict[str, Any]:
+        """All but the weight: what its rows are made by."""
+        return self.model_dump(mode="json", exclude={"weight"})
+
+
+class OptimSpec(Kind):
+    """An optimiser with its schedule."""
+
+    kind: str
+    lr: float
+    clip: float
+    schedule: Schedule
+
+
+FOLDER = Path(__file__).parent
+
+
+def kinds(group: str) -> list[str]:
+    """The names that `kind:` may have in a group, sorted."""
+    return sorted(path.stem for path in (FOLDER / group).glob("*.py") if path.stem != "__init__")
+
+
+def spec_class(group: str, kind: str) -> type[Any]:
+    """The one Spec class that engine/config/<group>/<kind>.py defines."""
+    if kind not in kinds(group):
+        near = nearest(kind, kinds(group))
+        hint = f"did you mean {near}? " if near else ""
+        raise ValueError(f"no {group} of kind {kind!r}; {hint}there are: {', '.join(kinds(group))}")
+    module = importlib.import_module(f"atelier.engine.config.{group}.{kind}")
+    found = [
+        v
+        for v in vars(module).values()
+        if isinstance(v, type) and issubclass(v, Spec) and v.__module__ == module.__name__
+    ]
+    return next(v for v in found if "kind" in v.model_fields)
+
+
+def _chooser(group: str) -> Callable[[Any], Any]:
+    def choose(value: Any) -> Any:
+        if isinstance(value, Spec) or not isinstance(value, dict):
+            return value
+        return spec_class(group, str(value.get("kind", ""))).model_validate(value)
+
+    choose.group = group  # type: ignore[attr-defined]
+    return choose
+
+
+def group_of(metadata: Iterable[Any]) -> str:
+    """The group whose kinds a field of type Model, Objective or Optim chooses from, by the field's metadata;
+    '' for others.
+    """
+    return next((item.func.group for item in metadata if hasattr(getattr(item, "func", None), "group")), "")
+
+
+Model = Annotated[SerializeAsAny[ModelSpec], BeforeValidator(_chooser("model"))]
+Objective = Annotated[SerializeAsAny[ObjectiveSpec], BeforeValidator(_chooser("objective"))]
+Optim = Annotated[SerializeAsAny[OptimSpec], BeforeValidator(_chooser("optim"))]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One value of a document: its dotted name, its type, and what is known of the field that holds it."""
+
+    name: str
+    annotation: Any
+    value: Any = None
+    metadata: tuple[Any, ...] = ()
+    field: FieldInfo | None = None
+
+    @property
+    def about(self) -> str:
+        return (self.field.description or "") if self.field else ""
+
+    def spec(self) -> type[Spec] | None:
+        """The spec class of the value; where a kind chooses it, that kind's. None for plain values and
+        containers.
+        """
+        found = [arm for arm in _arms(self.annotation) if isinstance(arm, type) and issubclass(arm, Spec)]
+        own = self.annotation.__metadata__ if get_origin(self.annotation) is Annotated else ()
+        group = group_of((*self.metadata, *own))
+        if not found or not group:
+            return found[0] if found else None
+        kind = str(self.value.get("kind", "")) if isinstance(self.value, Mapping) else ""
+        return spec_class(group, kind) if kind in kinds(group) else None
+
+    def down(self, part: str) -> "Place | None":
+        """The place called `part` below this one; None when the type has no such part."""
+        value = self.value.get(part) if isinstance(self.value, Mapping) else None
+        name = f"{self.name}.{part}".strip(".")
+        spec = self.spec()
+        if spec is not None:
+            field = spec.model_fields.get(part)
+            return Place(name, field.annotation, value, tuple(field.metadata), field) if field else None
+        for arm in _arms(self.annotation):
+            if get_origin(arm) is dict:
+                return _item(name, get_args(arm)[1], value)
+        return None
+
+    def below(self) -> Iterator["Place"]:
+        """The places one step down: a spec's fields, a mapping's items."""
+        spec = self.spec()
+        parts = spec.model_fields if spec else self.value if isinstance(self.value, Mapping) else ()
+        for part in parts:
+            place = self.down(str(part))
+            if place is not None:
+                yield place
+
+    def choices(self) -> list[str]:
+        """The words that the value may be, when there are such."""
+        words = [
+            str(word)
+            for arm in _arms(self.annotation)
+            if get_origin(arm) is Literal
+            for word in get_args(arm)
+        ]
+        return ["true", "false"] if self.annotation is bool else words
+
+    def type_text(self) -> str:
+        """The type as a person reads it: int, number, text, list, or the words to choose from."""
+        return " or ".join(dict.fromkeys(_type_text(arm) for arm in _arms(self.annotation)))
+
+
+def _item(name: str, annotation: Any, value: Any) -> Place:
+    if get_origin(annotation) is Annotated:
+        return Place(name, annotation.__origin__, value, tuple(annotation.__metadata__))
+    return Place(name, annotation, value)
+
+
+def _arms(annotation: Any) -> tuple[Any, ...]:
+    arms = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return tuple(arm.__origin__ if get_origin(arm) is Annotated else arm for arm in arms)
+
+
+def _type_text(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return "|".join(str(word) for word in get_args(annotation))
+    plain = {int: "int", float: "number", str: "text", bool: "true|false"}
+    if annotation in plain:
+        return plain[annotation]
+    return "list" if get_origin(annotation) in (list, tuple) else "section"

@@ -1,0 +1,119 @@
+"""A role: one model in a training, what it is trained on and from whom it learns. Roles are data, never
+classes.
+"""
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from atelier.engine.config.base import Spec
+from atelier.engine.config.registry import Model, Objective, ObjectiveSpec, Optim
+
+
+class Trainable(Spec):
+    """Which weights move: all of them, low-rank additions to chosen matrices (LoRA, 2106.09685), or some of
+    the model's parts, as Titan's task nets (2112.12731, section 3.1).
+    """
+
+    kind: Literal["full", "lora", "parts"] = Field(default="full", description="full, lora or parts")
+    parts: tuple[str, ...] = Field(
+        default=("nlg",),
+        min_length=1,
+        description="parts: names of the model's parts that move, of ernie nlu, nlg",
+    )
+    rank: int = Field(default=8, ge=1, description="lora: inner width r")
+    alpha: float = Field(default=16.0, gt=0, description="lora: the addition is scaled by alpha / rank")
+    targets: tuple[str, ...] = Field(
+        default=("query", "key", "value", "out", "gate", "up", "down"),
+        min_length=1,
+        description="lora: names of the matrices",
+    )
+
+
+class Role(Spec):
+    model: Model = Field(description="the network")
+    objective: dict[str, Objective] = Field(
+        min_length=1, description="what is optimised, by name; weights are shares"
+    )
+    optim: Optim = Field(description="optimiser and learning-rate schedule")
+    init: str = Field(
+        default="", description="a model (name, alias or fingerprint) to start from; empty = from the seed"
+    )
+    trainable: Trainable = Field(default=Trainable(), description="which weights move")
+    teacher: str = Field(default="", description="the role it learns from; empty = none")
+    start: int | float = Field(
+        default=0,
+        ge=0,
+        description=(
+            "first step of training: a step, or a fraction of all steps below 1 (resolved to a step at"
+            " compose)"
+        ),
+    )
+    end: int | float = Field(
+        default=0,
+        ge=0,
+        description="the step after which it leaves: a step, or a fraction of all steps below 1 (resolved at "
+        "compose); 0 = with the training",
+    )
+    period: int = Field(
+        default=1,
+        ge=1,
+        description="steps from one lesson to the next; between them it learns from text alone",
+    )
+    gate: float | Literal["open"] = Field(
+        default="open",
+        description=(
+            "nats: distillation switches on for good when EMA(student loss - teacher loss) reaches it; open ="
+            " from start"
+        ),
+    )
+    attach: Literal["refuse", "replay", "frozen"] = Field(
+        default="refuse",
+        description=(
+            "when the teacher is already past `start`: refuse, replay the teacher, or learn from the finished"
+            " one (frozen)"
+        ),
+    )
+    seed_name: str = Field(
+        default="",
+        description="names the initial weights; empty = the role's name; a same-seed control sets it",
+    )
+
+    def last(self, num_steps: int) -> int:
+        """The step at which its training ends, in one of `num_steps`."""
+        return int(self.end) or num_steps
+
+    @field_validator("objective")
+    @classmethod
+    def _by_name(cls, objective: dict[str, ObjectiveSpec]) -> dict[str, ObjectiveSpec]:
+        """Sorted: sums of floats depend on their order, and that of a configuration is not identity."""
+        return dict(sorted(objective.items()))
+
+    @model_validator(mode="after")
+    def _one_kind_of_rows(self) -> "Role":
+        own = {name: spec for name, spec in self.objective.items() if not type(spec).needs_teacher}
+        first: dict[str, str] = {}
+        for name, spec in own.items():
+            other = first.setdefault(type(spec).reads, name)
+            if spec.numbers() != own[other].numbers():
+                raise ValueError(
+                    f"objectives {other} and {name} read the same kind of rows, {type(spec).reads}, made by "
+                    "other numbers; give both the same, or leave one out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _teacher_for_distillation(self) -> "Role":
+
+        needing = [name for name, objective in self.objective.items() if type(objective).needs_teacher]
+        if needing and not self.teacher:
+            raise ValueError(f"objective {needing[0]} needs a teacher; set teacher=<role>")
+        if self.teacher and not needing:
+            raise ValueError(
+                f"has teacher {self.teacher} but no objective that uses one; objective=distill has one"
+            )
+        if self.gate != "open" and not self.teacher:
+            raise ValueError("a gate needs a teacher")
+        if self.period > 1 and len(needing) == len(self.objective):
+            raise ValueError(f"period {self.period} leaves nothing to optimise between lessons; add lm")
+        return self

@@ -1,0 +1,118 @@
+"""run.json: all that a gang gets. No environment, no database, no configuration library behind it.
+Torch-free.
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from atelier.engine.config.base import Spec
+from atelier.engine.config.mixture import Stream, in_order
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
+
+
+class RunFile(Spec):
+    schema_: int = Field(default=1, alias="schema")
+    task: str
+    version: int
+    config: dict[str, Any]
+    inputs: dict[str, str] = Field(
+        default={},
+        description="role of the input -> URL of the artifact (its record.json is read and verified)",
+    )
+    outputs: dict[str, str] = Field(
+        default={}, description="name of the output -> URL of the empty folder its files go to"
+    )
+    scratch: str = Field(description="a local folder of this gang alone")
+    layout: Parallel = Parallel()
+    seed: int = 1
+    ids: dict[str, str] = {}
+    sources: dict[str, str] = Field(
+        default={},
+        description="file of the code -> sha256 of what it must hold, 16 digits; what a supervisor"
+        " starts is refused when it holds anything else",
+    )
+
+
+class Segment(Spec):
+    """A stretch of a role's training that belongs to one trajectory: steps start < s <= end are its
+    checkpoints.
+    """
+
+    fingerprint: str
+    url: str = Field(description="the trajectory's address: checkpoints/ and metrics/ lie under it")
+    start: int
+    end: int
+    attempt: int = Field(
+        default=1, description="numbers the metric segments; rises with every take of the trajectory's lease"
+    )
+    is_leased: bool = Field(default=True, description="the gang may write there")
+
+
+class Member(Spec):
+    """A role in a gang. `train` moves and is kept; `replay` moves, is not kept and must end in `digest`;
+    `frozen` does not move.
+    """
+
+    role: Role
+    mode: Literal["train", "replay", "frozen"] = "train"
+    segments: tuple[Segment, ...] = Field(
+        default=(), description="in order; the last ends where the training ends"
+    )
+    init: str = Field(
+        default="",
+        description="key in `inputs` of the model to start from (for frozen: to be); empty = from the seed",
+    )
+    output: str = Field(default="", description="key in `outputs`; empty = nothing is published")
+    code: str = Field(default="", description="digest of its code map: its checkpoints carry it")
+    accept_code: bool = Field(default=False, description="go on from checkpoints of other code or arithmetic")
+    digest: str = Field(
+        default="", description="replay: the sha256 that the finished model file must have again"
+    )
+
+
+class Training(Spec):
+    """One gang's training of one or several roles on the same batches."""
+
+    members: dict[str, Member]
+    streams: tuple[Stream, ...]
+    train: Train
+
+    @field_validator("streams")
+    @classmethod
+    def _by_name(cls, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
+        return in_order(streams)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The kinds of rows that objectives tell apart, in the order of their numbers; none where there is
+        one.
+        """
+        kinds = tuple(dict.fromkeys(stream.kind for stream in self.streams))
+        return kinds if any(stream.rows for stream in self.streams) else ()
+
+    @model_validator(mode="after")
+    def _judge(self) -> "Training":
+        if self.train.keep_best and all(stream.kind == "examples" for stream in self.streams):
+            raise ValueError(
+                f"train.keep_best={self.train.keep_best}, but no stream has held-out text to judge by; give 0"
+            )
+        return self
+
+    @property
+    def end(self) -> int:
+        """The step at which the last of its roles ends."""
+        return max(member.segments[-1].end for member in self.members.values() if member.segments)
+
+
+class Trainings(Spec):
+    """The `config` of a run file of engine.train: trainings that one gang does one after another."""
+
+    trainings: tuple[Training, ...] = Field(min_length=1)
+    peak_tflops: float = Field(
+        default=0.0,
+        ge=0,
+        description="dense peak of one rank, TFLOP/s, for the utilisation (mfu); 0 = not known",
+    )

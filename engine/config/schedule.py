@@ -1,0 +1,90 @@
+"""Learning-rate schedules as pure functions of the step; they alone decide what depends on a training's end.
+Torch-free.
+"""
+
+import math
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from atelier.engine.config.base import Kind
+from atelier.engine.config.error import ConfigError
+
+
+class Schedule(Kind):
+    """`constant` and the stable part of `wsd` do not know where training ends; `cosine`, `linear` do from
+    their first step.
+    """
+
+    kind: Literal["constant", "linear", "cosine", "wsd"] = Field(
+        default="wsd", description="constant, linear, cosine or wsd"
+    )
+    warmup: int = Field(default=0, ge=0, description="steps of linear warm-up from the role's first step")
+    decay: float = Field(
+        default=0.2, gt=0, le=1, description="wsd: the share of all steps spent in the final decay"
+    )
+    floor: float = Field(default=0.0, ge=0, le=1, description="lr at the end, as a share of the peak")
+
+    @model_validator(mode="after")
+    def _floor(self) -> "Schedule":
+        if self.kind == "constant" and self.floor:
+            raise ValueError("a constant schedule has no floor")
+        return self
+
+    def branch_step(self, start: int, end: int) -> int:
+        """The first step whose lr depends on `end`: `end` itself when none does, `start` when all do."""
+        if self.kind == "constant":
+            return end
+        if self.kind == "wsd":
+            return max(start, end - max(1, round(self.decay * (end - start))))
+        return start
+
+    @property
+    def version(self) -> int:
+        """2: the last step is at a floor above 0; at 1 it stopped short of it by a step."""
+        return 2 if self.floor else self.VERSION
+
+    def factor(self, step: int, start: int, end: int) -> float:
+        """lr at `step` (start <= step < end) as a share of the peak. WSD decays linearly (2404.06395 section
+        4; 2405.18392). The last step is at the floor; without one it is a step above 0, where nothing would
+        be learned.
+        """
+        done, short = step - start, 0 if self.floor else 1
+        warm = min(1.0, (done + 1) / (self.warmup + 1)) if self.warmup else 1.0
+        if self.kind == "constant":
+            return warm
+        if self.kind == "wsd":
+            first = self.branch_step(start, end)
+            left = 1.0 if step < first else (end - 1 + short - step) / (end - first + short)
+            return warm * (self.floor + (1 - self.floor) * left)
+        past, falling = done - self.warmup, end - start - self.warmup - 1 + short
+        share = 0.0 if past < 0 else min(1.0, past / falling) if falling > 0 else 1.0
+        fall = 1.0 - share if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * share))
+        return warm * (self.floor + (1 - self.floor) * fall)
+
+    def misfit(self, start: int, end: int) -> tuple[str, str]:
+        """Why the warm-up does not fit the steps before lr falls, so that neither the peak nor a floor is
+        reached, and what would; ('', '') where it fits.
+        """
+        room = self.branch_step(start, end) - start if self.kind == "wsd" else end - start - 1
+        if self.kind == "constant" or self.warmup <= max(0, room):
+            return "", ""
+        falls = f"lr falls after {room} of its {end - start} steps"
+        return f"{self.warmup} steps of warm-up, but {falls}", f"{max(0, room)} would fit, or more steps"
+
+    def check(self, start: int, end: int, place: str) -> None:
+        """ConfigError for a warm-up that does not fit. `place`: of the schedule in the configuration."""
+        problem, way_out = self.misfit(start, end)
+        if problem:
+            raise ConfigError(f"{place}.warmup", problem, way_out)
+
+    def check_floor(self, start: int, end: int, place: str) -> None:
+        """The same where there is a floor, which such a warm-up would keep lr from."""
+        if self.floor:
+            self.check(start, end, place)
+
+    def trunk(self) -> dict[str, Any]:
+        """Identity of the part that does not know the end: `constant` and a `wsd` trunk are the same
+        thing.
+        """
+        return {"kind": "constant", **({"warmup": self.warmup} if self.warmup else {})}

@@ -1,0 +1,278 @@
+"""How long, how much at once, how precisely: the numbers of a training that all its roles share; its growth
+in the first steps (progressive learning, ERNIE 3.0, 2107.02137, section 3.3.2), and what is done about a step
+that went wrong. Torch-free.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic.config import JsonDict
+
+from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.error import ConfigError
+
+HEALTH_LAYOUT: JsonDict = {"layout": True}
+Bad = Literal["", "nan", "spike"]
+Action = Literal["skip", "rollback", "stop"]
+
+
+class Health(Spec):
+    nan: Action = Field(
+        default="skip",
+        description=(
+            "a step whose loss or gradient is not finite: skip its update, rollback to a checkpoint before"
+            " it, or stop; a role with a teacher skips where others roll back"
+        ),
+    )
+    spike: Literal["off", "skip", "rollback", "stop"] = Field(
+        default="off",
+        description="a step whose loss or gradient norm spikes: off, or as for nan",
+    )
+    spike_sigmas: float = Field(
+        default=6.0,
+        ge=0,
+        description="spike: a loss so many standard deviations above its average, and spike_nats as well",
+    )
+    spike_nats: float = Field(default=0.5, ge=0, description="spike: a loss so many nats above its average")
+    spike_norm: float = Field(
+        default=0.0, ge=0, description="spike: a gradient norm so many times its average; 0 = not looked at"
+    )
+    spike_after: int = Field(default=20, ge=1, description="spike: steps that are seen before one is judged")
+    pass_over: int = Field(
+        default=10,
+        ge=1,
+        description="rollback: so many steps, the bad one the last, are passed over the next time",
+    )
+    rollbacks: int = Field(
+        default=3,
+        ge=0,
+        description="rollbacks of a role until its training stops",
+        json_schema_extra=HEALTH_LAYOUT,
+    )
+    patience: int = Field(
+        default=3,
+        ge=1,
+        description="skipped steps in a row until training stops",
+        json_schema_extra=HEALTH_LAYOUT,
+    )
+    hang_s: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+        default="auto",
+        description=(
+            "seconds without a sign of any rank until the gang is ended and begun again; auto = 20 times the"
+            " longest step, 600 at least; 0 = never"
+        ),
+        json_schema_extra=HEALTH_LAYOUT,
+    )
+    digest_every: int = Field(
+        default=0,
+        ge=0,
+        description="steps between comparisons of the weights' copies; 0 = only before each checkpoint",
+        json_schema_extra=HEALTH_LAYOUT,
+    )
+    straggler: float = Field(
+        default=2.0,
+        ge=0,
+        description="a rank that computes so many times as long as the median one is named; 0 = none is",
+        json_schema_extra=HEALTH_LAYOUT,
+    )
+
+    @property
+    def rolls_back(self) -> bool:
+        return "rollback" in (self.nan, self.spike)
+
+    def action(self, bad: Bad, *, has_teacher: bool) -> Action:
+        """What is done about a bad step. A student's trouble never moves its teacher: it skips."""
+        chosen = self.spike if bad == "spike" and self.spike != "off" else self.nan
+        return "skip" if chosen == "rollback" and has_teacher else chosen
+
+
+TOKENS = 8  # a sequence has a multiple of so many
+EIGHTHS = 8  # a batch grows by eighths of the whole one
+
+
+class Progressive(Spec):
+    steps: int = Field(
+        default=0, ge=0, description="steps until all is as large as it gets; 0 = from the first"
+    )
+    stages: int = Field(default=4, ge=1, le=64, description="sizes on the way, each for as many steps")
+    sequence: float = Field(
+        default=0.25, gt=0, le=1, description="tokens of the first sequences, a share of the last"
+    )
+    batch: float = Field(
+        default=0.25, gt=0, le=1, description="sequences of the first steps, a share of the last"
+    )
+    dropout: float = Field(
+        default=0.0, ge=0, le=1, description="dropout of the first steps, a share of the last"
+    )
+
+    def stage(self, step: int) -> int:
+        """The stage of a step, `stages` behind the last of them."""
+        return self.stages if step >= self.steps else step * self.stages // self.steps
+
+    def _grown(self, first: float, step: int) -> float:
+        """A share that grows linearly from stage to stage."""
+        return first + (1.0 - first) * self.stage(step) / self.stages
+
+    def sequence_at(self, step: int, sequence: int) -> int:
+        """Tokens a sequence."""
+        wanted = round(self._grown(self.sequence, step) * sequence / TOKENS) * TOKENS
+        return min(sequence, max(TOKENS, wanted))
+
+    def batch_at(self, step: int, batch: int) -> int:
+        """Sequences a step, in whole eighths of the batch where it has them."""
+        unit = batch // EIGHTHS if batch % EIGHTHS == 0 else 1
+        return min(batch, max(unit, round(self._grown(self.batch, step) * batch / unit) * unit))
+
+    def dropout_at(self, step: int) -> float:
+        """What dropout is multiplied by."""
+        return self._grown(self.dropout, step)
+
+    def lr_at(self, step: int) -> float:
+        """What learning rates are multiplied by."""
+        return min(1.0, (step + 1) / (self.steps + 1)) if self.steps else 1.0
+
+    def first_steps(self) -> list[int]:
+        """The first step of each stage, that of the whole size included."""
+        found = dict.fromkeys(-(-stage * self.steps // self.stages) for stage in range(self.stages + 1))
+        return list(found) if self.steps else [0]
+
+    def samples_before(self, step: int, batch: int) -> int:
+        """Sequences of all steps before this one."""
+        return self._total(step, lambda at: self.batch_at(at, batch))
+
+    def tokens_before(self, step: int, batch: int, sequence: int) -> int:
+        """Tokens of all steps before this one."""
+        return self._total(step, lambda at: self.batch_at(at, batch) * self.sequence_at(at, sequence))
+
+    def _total(self, step: int, size_at: Any) -> int:
+        firsts = [first for first in self.first_steps() if first < step]
+        ends = [*firsts[1:], step] if firsts else []
+        return sum((end - first) * size_at(first) for first, end in zip(firsts, ends, strict=True))
+
+
+class Ahead(Spec):
+    role: str = Field(
+        default="", description="the role that is trained alone first and goes on from there; empty = none"
+    )
+    steps: int = Field(default=0, ge=0, description="steps that it is trained alone")
+
+    @model_validator(mode="after")
+    def _both(self) -> "Ahead":
+        if self.role and not self.steps:
+            raise ValueError(f"{self.role} is to be trained ahead for no step; give steps, or ahead=none")
+        return self
+
+
+LAYOUT: JsonDict = {"layout": True}
+
+
+class Train(Spec):
+    steps: int = Field(
+        default=0, ge=0, description="optimiser steps; or give tokens", json_schema_extra=LAYOUT
+    )  # where it ends: schedules say when that matters
+    tokens: float = Field(
+        default=0,
+        ge=0,
+        description="training tokens, rounded up to whole steps; or give steps",
+        json_schema_extra=LAYOUT,
+    )
+    global_batch: int = Field(ge=1, description="sequences a step, over all ranks")
+    micro_batch: Count | Literal["auto"] = Field(
+        default="auto", description="sequences a rank computes at once", json_schema_extra=LAYOUT
+    )
+    sequence: int = Field(ge=8, description="tokens a sequence")
+    precision: Literal["bf16", "fp32", "fp64", "fp8"] = Field(
+        default="bf16",
+        description="of the arithmetic: bf16 (fp32 master weights), fp32, fp64, or fp8 (bf16 with float8 "
+        "products in blocks: torchao and a GPU that has them)",
+    )
+    seed: int = Field(default=1, ge=0, description="of data order and initial weights")
+    checkpoint_every: Count | Literal["auto"] = Field(
+        default=100,
+        description="steps between checkpoints; auto = by how often the pool's devices fail (engine/plan/"
+        "goodput.py)",
+        json_schema_extra=LAYOUT,
+    )
+    keep: int = Field(
+        default=2,
+        ge=0,
+        description="checkpoints kept besides those at branch points; 0 = none once the model is finished",
+        json_schema_extra=LAYOUT,
+    )
+    keep_every: int = Field(
+        default=0,
+        ge=0,
+        description="checkpoints at multiples of so many steps are kept for good; 0 = none",
+        json_schema_extra=LAYOUT,
+    )
+    keep_best: int = Field(
+        default=0,
+        ge=0,
+        description="checkpoints of each trajectory kept for their held-out loss, the lowest ones; 0 = none",
+        json_schema_extra=LAYOUT,
+    )
+    eval_every: int = Field(
+        default=0,
+        ge=0,
+        description="steps between held-out losses in training; 0 = at checkpoints",
+        json_schema_extra=LAYOUT,
+    )
+    eval_sequences: int = Field(
+        default=32, ge=1, description="held-out sequences a look", json_schema_extra=LAYOUT
+    )
+    progressive: Progressive = Field(
+        default=Progressive(), description="how sequences, batches, learning rates and dropout grow at first"
+    )
+    health: Health = Field(default=Health(), description="what happens when a step or a rank goes wrong")
+
+    @model_validator(mode="after")
+    def _length(self) -> "Train":
+        if bool(self.steps) == bool(self.tokens):
+            raise ValueError("give either steps or tokens (above 0)")
+        return self
+
+    @model_validator(mode="after")
+    def _retention(self) -> "Train":
+        if self.checkpoint_every == "auto":
+            return self
+        if self.keep_every % self.checkpoint_every:
+            raise ValueError(
+                f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}: "
+                "there would be nothing to keep at most of these steps"
+            )
+        if self.keep_best and self.eval_every and self.checkpoint_every % self.eval_every:
+            raise ValueError(
+                f"keep_best={self.keep_best} needs the held-out loss of every checkpoint, but "
+                f"eval_every={self.eval_every} does not divide checkpoint_every={self.checkpoint_every}; "
+                "eval_every=0 looks at checkpoints"
+            )
+        return self
+
+    @property
+    def save_every(self) -> int:
+        """Steps between checkpoints; ConfigError while they are `auto`."""
+        if self.checkpoint_every == "auto":
+            raise ConfigError("train.checkpoint_every", "is auto", "plan it against a pool first")
+        return self.checkpoint_every
+
+    @property
+    def num_steps(self) -> int:
+        if self.steps:
+            return self.steps
+        grown, whole = self.progressive.steps, self.global_batch * self.sequence
+        before = self.progressive.tokens_before(grown, self.global_batch, self.sequence)
+        if self.tokens >= before:
+            return grown - (-int(self.tokens - before) // whole)
+        return next(
+            step
+            for step in range(1, grown + 1)
+            if self.progressive.tokens_before(step, self.global_batch, self.sequence) >= self.tokens
+        )
+
+    def at(self, step: int) -> "Train":
+        """The same with the batch and the sequence of this step."""
+        sizes = {
+            "global_batch": self.progressive.batch_at(step, self.global_batch),
+            "sequence": self.progressive.sequence_at(step, self.sequence),
+        }
+        return self.model_copy(update=sizes) if self.progressive.steps else self

@@ -1,0 +1,44 @@
+"""Wishes as tokens: soft prompts for the genre, then each attribute behind its tag.
+
+Shape letters: P tokens of a prefix.
+"""
+
+from typing import NamedTuple
+
+from atelier.engine.config.data import SEP
+from atelier.engine.config.generation import ROUND, TAGS, Wishes
+from atelier.engine.data.vocabulary import Vocabulary
+
+
+class Prefix(NamedTuple):
+    """Token ids [P], and for each the soft prompt in its place, -1 = none. The text begins behind them."""
+
+    ids: list[int]
+    prompts: list[int]
+
+    @property
+    def soft(self) -> list[int] | None:
+        """The soft prompts, None where there is none."""
+        return self.prompts if any(prompt >= 0 for prompt in self.prompts) else None
+
+
+def prefix_of(wishes: Wishes, vocabulary: Vocabulary, *, first_prompt: int, num_prompts: int) -> Prefix:
+    """What stands before a text; with no wish at all the separator alone."""
+    ids, prompts = [vocabulary.pad_id] * num_prompts, list(range(first_prompt, first_prompt + num_prompts))
+    said = (
+        wishes.topic,
+        ", ".join(wishes.keywords),
+        wishes.sentiment,
+        f"about {about(wishes.length)} tokens",
+    )
+    is_said = (wishes.topic, wishes.keywords, wishes.sentiment, wishes.length)
+    for tag, words, is_asked in zip(TAGS, said, is_said, strict=True):
+        if is_asked:
+            ids += [vocabulary.special(tag), *vocabulary.encode(words)]
+    ids.append(vocabulary.special(SEP))
+    return Prefix(ids, prompts + [-1] * (len(ids) - len(prompts)))
+
+
+def about(length: int) -> int:
+    """A length as it is asked for."""
+    return max(ROUND, (length + ROUND // 2) // ROUND * ROUND)

@@ -1,0 +1,97 @@
+"""Random numbers and permutations by counter: pure functions of (seed, names, row, epoch, place), whatever
+else is asked for; nothing is stored, nothing is shuffled.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from atelier.engine.config.seed import seed_of
+
+ROUNDS = 6
+_M1, _M2, _GOLD = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), 0x9E3779B97F4A7C15
+
+
+class Permutation:
+    """A bijection of 0..size-1 chosen by (seed, names).
+
+    A Feistel network over the next power of four permutes; a result outside the range is sent through again
+    until it falls inside (cycle walking, Black and Rogaway 2002), which keeps it a bijection. Under four
+    passes a place on average.
+    """
+
+    def __init__(self, size: int, seed: int, *names: str | int) -> None:
+        self._size = size
+        self._half = np.uint64(max(1, ((max(size, 2) - 1).bit_length() + 1) // 2))
+        self._mask = (np.uint64(1) << self._half) - np.uint64(1)
+        key = seed_of(seed, *names)
+        self._keys = [np.uint64((key + n * _GOLD) % 2**64) for n in range(1, ROUNDS + 1)]
+
+    def __call__(self, places: np.ndarray) -> np.ndarray:
+        """The numbers at `places` (int64, any shape, each in 0..size-1)."""
+        result = np.array(places, dtype=np.uint64)
+        flat = result.reshape(-1)
+        outside = np.arange(flat.size)
+        while outside.size:
+            flat[outside] = self._pass(flat[outside])
+            outside = outside[flat[outside] >= self._size]
+        return flat.reshape(result.shape).astype(np.int64)
+
+    def _pass(self, numbers: np.ndarray) -> np.ndarray:
+        left, right = numbers >> self._half, numbers & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (mixed(right + key) & self._mask)
+        return (left << self._half) | right
+
+
+def mixed(numbers: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * _M1
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * _M2
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+Numbers = Sequence[int] | np.ndarray
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Chance:
+    """The generator called (seed, names). splitmix64, counted instead of stepped (Steele, Lea and Flood
+    2014).
+    """
+
+    def __init__(self, seed: int, *names: str | int) -> None:
+        self._seed, self._names = seed, names
+        self._key = np.uint64(seed_of(seed, *names))
+
+    def keys(self, rows_B: np.ndarray, epochs_B: np.ndarray) -> np.ndarray:
+        """A uint64 for each row in its epoch, which `uniform` takes."""
+        row_B = mixed(self._key + np.asarray(rows_B).astype(np.uint64) * _STEP)
+        return mixed(row_B + (np.asarray(epochs_B).astype(np.uint64) + np.uint64(1)) * _STEP)
+
+    def turns(self, rows_B: np.ndarray, epochs_B: np.ndarray, size: int, count: int) -> np.ndarray:
+        """One of 0..count-1 for each row of `size` in its epoch; each comes equally often, within one."""
+        result_B = np.empty(len(rows_B), dtype=np.int64)
+        for epoch in np.unique(epochs_B).tolist():
+            mine_B = epochs_B == epoch
+            order = Permutation(size, self._seed, *self._names, "turns", epoch)
+            result_B[mine_B] = order(rows_B[mine_B]) % count
+        return result_B
+
+
+def uniform(keys: np.ndarray, places: np.ndarray | int, lane: int) -> np.ndarray:
+    """Numbers in [0, 1) for rows' keys and places that fit their shape; every lane is another number."""
+    with np.errstate(over="ignore"):
+        offset = np.asarray(places).astype(np.uint64) * _STEP + np.uint64(lane << 40)
+        return (mixed(mixed(keys + offset) ^ keys) >> np.uint64(11)) * 2.0**-53
+
+
+def below(keys: np.ndarray, places: np.ndarray | int, lane: int, sizes: np.ndarray | int) -> np.ndarray:
+    """Whole numbers 0 .. sizes - 1, likewise."""
+    return np.minimum((uniform(keys, places, lane) * sizes).astype(np.int64), np.asarray(sizes) - 1)
+
+
+def numbered(indices: Numbers, epochs: Numbers | None) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and their epochs as int64 [B]; epoch 0 where none are given."""
+    rows_B = np.asarray(indices, dtype=np.int64)
+    return rows_B, np.zeros_like(rows_B) if epochs is None else np.asarray(epochs, dtype=np.int64)

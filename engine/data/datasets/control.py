@@ -1,0 +1,114 @@
+"""Text behind what it should be: in a share of the rows its genre, topic, keywords, sentiment and length
+stand before it, each left out now and then (ERNIE 3.0 Titan, 2112.12731, equation 2).
+
+Shape letters: B rows, T tokens of a row, P tokens of a prefix.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atelier.engine.config.error import DataError
+from atelier.engine.config.generation import GENRES, Wishes
+from atelier.engine.config.objective.control import Control
+from atelier.engine.data.attributes import ATTRIBUTES
+from atelier.engine.data.control_prompt import Prefix, prefix_of
+from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered, uniform
+from atelier.engine.data.tokens import NOT_SCORED, PADDING
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.io.artifact import Input
+
+_ASKED, _KEPT, _COUNT, _CUT, _END = 1, 2, 3, 4, 5  # lanes
+LEAST = 8  # tokens of text that a row has room for
+
+
+class Asked:
+    """Rows [soft prompts] [tag topic] [tag keywords] [tag sentiment] [tag length] <|sep|> text <|end|>, or
+    <|sep|> text <|end|> alone. Scored is the text, its first token and the end token included, where they
+    fit.
+    """
+
+    extras = ("prompts_BT",)
+    part: int | None = None
+
+    def __init__(
+        self,
+        lines: list[dict[str, Any]],
+        vocabulary: Vocabulary,
+        spec: Control,
+        *,
+        split: str,
+        sequence: int,
+        seed: int,
+    ) -> None:
+        if not lines:
+            raise DataError(f"{ATTRIBUTES}: no {split} paragraph; give more text")
+        self._lines, self._vocabulary, self._spec = lines, vocabulary, spec
+        self._texts = vocabulary.encode_all([line["text"] for line in lines])
+        self._chance = Chance(seed, "control", split)
+        self.length = sequence
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def batch(self, indices: Numbers, epochs: Numbers | None = None) -> dict[str, np.ndarray]:
+        rows_B, epochs_B = numbered(indices, epochs)
+        keys_B = self._chance.keys(rows_B, epochs_B)
+        shape = (len(rows_B), self.length)
+        result = {
+            "tokens_BT": np.full(shape, self._vocabulary.pad_id, dtype=np.int64),
+            "positions_BT": np.zeros(shape, dtype=np.int64),
+            "documents_BT": np.full(shape, PADDING, dtype=np.int64),
+            "labels_BT": np.full(shape, NOT_SCORED, dtype=np.int64),
+            "prompts_BT": np.full(shape, -1, dtype=np.int64),
+        }
+        for place, (row, key) in enumerate(zip(rows_B.tolist(), keys_B, strict=True)):
+            text = self._text(row, key)
+            prefix = self._prefix(row, key, len(text))
+            text = [*text, self._vocabulary.end_id]
+            if len(prefix.ids) + LEAST > self.length:
+                prefix = Prefix(prefix.ids[-1:], [-1])
+            ids = [*prefix.ids, *text][: self.length + 1]
+            size, begin = min(len(ids) - 1, self.length), len(prefix.ids) - 1
+            result["tokens_BT"][place, :size] = ids[:size]
+            result["positions_BT"][place, :size] = np.arange(size)
+            result["documents_BT"][place, :size] = 0
+            result["labels_BT"][place, begin:size] = ids[begin + 1 : size + 1]
+            result["prompts_BT"][place, : len(prefix.prompts)] = prefix.prompts
+        return result
+
+    def _text(self, row: int, key: np.ndarray) -> list[int]:
+        text = self._texts[row]
+        if len(text) > LEAST and uniform(key, 0, _CUT) < self._spec.cut:
+            return text[: LEAST + int(below(key, 0, _END, len(text) - LEAST))]
+        return text
+
+    def _prefix(self, row: int, key: np.ndarray, length: int) -> Prefix:
+        line, spec = self._lines[row], self._spec
+        is_asked = uniform(key, 0, _ASKED) < spec.asked
+        kept = [bool(is_asked and uniform(key, place, _KEPT) >= spec.dropped) for place in range(5)]
+        wishes = Wishes(
+            topic=line["topic"] if kept[1] else "",
+            keywords=tuple(line["keywords"]) if kept[2] else (),
+            sentiment=line["sentiment"] if kept[3] else "",
+            length=length if kept[4] else 0,
+        )
+        num_prompts = int(below(key, 0, _COUNT, spec.prompt_length)) if kept[0] else 0
+        first = GENRES.index(line["genre"]) * spec.prompt_length
+        return prefix_of(wishes, self._vocabulary, first_prompt=first, num_prompts=num_prompts)
+
+
+def open_rows(
+    spec: Control,
+    tokens: Input,
+    vocabulary: Vocabulary,
+    scratch: Path,
+    *,
+    split: str,
+    sequence: int,
+    seed: int,
+) -> Asked:
+    """`tokens` is an artifact of attributes."""
+    mine = [line for line in tokens.lines(ATTRIBUTES, scratch) if line["split"] == split]
+    return Asked(mine, vocabulary, spec, split=split, sequence=sequence, seed=seed)

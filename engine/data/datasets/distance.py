@@ -1,0 +1,127 @@
+"""Sentence distance: two fragments of whole sentences that follow each other (class 0), stand apart in one
+document (1), or come from two documents (2) (ERNIE 3.0, 2107.02137).
+
+Shape letters: B rows, T tokens of a row, D documents, E documents that are long enough.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from atelier.engine.config.data import CLS, SEP
+from atelier.engine.config.error import DataError
+from atelier.engine.config.objective.distance import Distance
+from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered
+from atelier.engine.data.tokens import Text, packed
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.words import Sentences
+from atelier.engine.io.artifact import Input
+
+SHORTEST = 8  # tokens of a fragment, about
+CELLS = 4  # a document has so many or more: each has one that does not touch it
+ADJACENT, APART, OTHER = 0, 1, 2
+_PLACE, _DOCUMENT = 1, 2  # lanes
+
+
+class Pair(NamedTuple):
+    """Where a row's fragments lie in the split's tokens, and its class."""
+
+    a_begin: int
+    a_end: int
+    b_begin: int
+    b_end: int
+    kind: int
+
+
+class Pairs:
+    """Rows <|cls|> a <|sep|> b <|sep|>; classes_B is the class, nothing else is scored.
+
+    A document is cut into cells of equal width, their borders moved on to the next end of a sentence where
+    there is one within half a cell. Every cell that another follows is the `a` of one row; its `b` is the one
+    that follows, or a cell of the document that does not touch it, or a cell of another document. Where they
+    are too long, `a` keeps its end and `b` its beginning. Every class comes equally often in an epoch.
+    """
+
+    extras = ("bidirectional_B", "classes_B")
+    part: int | None = None
+
+    def __init__(self, text: Text, vocabulary: Vocabulary, *, sequence: int, seed: int) -> None:
+        self._room = (sequence - 3) // 2
+        sizes_D = text.lengths_D - 1  # without the end token
+        long_E = np.flatnonzero(sizes_D >= CELLS * SHORTEST)
+        if len(long_E) < 2 or self._room < SHORTEST:
+            raise DataError(
+                f"{text.source()}: {text.split} has {len(long_E)} documents of {CELLS * SHORTEST} tokens or"
+                f" more; two are needed, and train.sequence={2 * SHORTEST + 3} or more"
+            )
+        self._text, self._pad = text, vocabulary.pad_id
+        self._begins_E, self._sizes_E = text.begins_D[long_E], sizes_D[long_E]
+        self._widths_E = np.minimum(self._sizes_E // CELLS, self._room)
+        self._cells_E = self._sizes_E // self._widths_E
+        self._last_E = np.cumsum(self._cells_E - 1)
+        self._sentences = Sentences(vocabulary)
+        self._cls, self._sep = vocabulary.special(CLS), vocabulary.special(SEP)
+        self._chance = Chance(seed, "distance", text.split)
+        self.length = sequence
+
+    def __len__(self) -> int:
+        return int(self._last_E[-1])
+
+    def batch(self, indices: Numbers, epochs: Numbers | None = None) -> dict[str, np.ndarray]:
+        pairs = self.pairs(indices, epochs)
+        taken, cls, sep = self._text.tokens_N, [self._cls], [self._sep]
+        rows = [
+            np.concatenate([cls, taken[p.a_begin : p.a_end], sep, taken[p.b_begin : p.b_end], sep])
+            for p in pairs
+        ]
+        classes_B = np.array([pair.kind for pair in pairs], dtype=np.int64)
+        return packed(rows, self.length, self._pad) | {"classes_B": classes_B}
+
+    def pairs(self, indices: Numbers, epochs: Numbers | None = None) -> list[Pair]:
+        """What the rows at `indices` are made of."""
+        rows_B, epochs_B = numbered(indices, epochs)
+        kinds_B = self._chance.turns(rows_B, epochs_B, len(self), 3)
+        keys_B = self._chance.keys(rows_B, epochs_B)
+        owners_B = np.searchsorted(self._last_E, rows_B, side="right")
+        cells_B = rows_B - (self._last_E - self._cells_E + 1)[owners_B]
+        # the cells of the document without the one before, the cell itself and the one after
+        num_touching_B = 2 + (cells_B > 0)
+        apart_B = below(keys_B, 0, _PLACE, self._cells_E[owners_B] - num_touching_B)
+        apart_B = np.where(apart_B < cells_B - 1, apart_B, apart_B + num_touching_B)
+        others_B = below(keys_B, 0, _DOCUMENT, len(self._cells_E) - 1)
+        others_B += others_B >= owners_B
+        strangers_B = below(keys_B, 0, _PLACE, self._cells_E[others_B])
+        b_owners_B = np.where(kinds_B == OTHER, others_B, owners_B)
+        b_cells_B = np.choose(kinds_B, [cells_B + 1, apart_B, strangers_B])
+        columns = (owners_B, cells_B, b_owners_B, b_cells_B, kinds_B)
+        return [self._pair(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def _pair(self, owner: int, cell: int, b_owner: int, b_cell: int, kind: int) -> Pair:
+        a_begin, a_end = self._border(owner, cell), self._border(owner, cell + 1)
+        b_begin, b_end = self._border(b_owner, b_cell), self._border(b_owner, b_cell + 1)
+        return Pair(max(a_begin, a_end - self._room), a_end, b_begin, min(b_end, b_begin + self._room), kind)
+
+    def _border(self, owner: int, cell: int) -> int:
+        """Where a cell begins in the split's tokens; the last ends where its document does."""
+        begin, size = int(self._begins_E[owner]), int(self._sizes_E[owner])
+        width = int(self._widths_E[owner])
+        if cell == 0 or cell >= self._cells_E[owner]:
+            return begin if cell == 0 else begin + size
+        place = begin + cell * width
+        half = place + width // 2
+        ends = self._sentences.ends(self._text.tokens_N[place - 1 : half])
+        return place - 1 + int(ends[0]) if len(ends) else place
+
+
+def open_rows(
+    spec: Distance,
+    tokens: Input,
+    vocabulary: Vocabulary,
+    scratch: Path,
+    *,
+    split: str,
+    sequence: int,
+    seed: int,
+) -> Pairs:
+    return Pairs(Text(tokens, scratch, split), vocabulary, sequence=sequence, seed=seed)

@@ -1,0 +1,121 @@
+"""Universal knowledge-text prediction: a triple and a sentence that states it; hidden is the relation, or
+words of the sentence (ERNIE 3.0, 2107.02137).
+
+Shape letters: B rows, T tokens of a row, L lines, F fields of a line, X tokens of all fields of all lines, K
+ordinary tokens.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from atelier.engine.config.data import CLS, MASK, SEP
+from atelier.engine.config.error import DataError
+from atelier.engine.config.objective.knowledge import Knowledge
+from atelier.engine.data.counter_rng import Chance, Numbers, numbered
+from atelier.engine.data.masking import hide
+from atelier.engine.data.tokens import packed
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.words import Spelling, find_words
+from atelier.engine.io.artifact import Input
+
+TRIPLES = "triples.jsonl"
+FIELDS = ("head", "relation", "tail", "text")
+SENTENCE = 16  # tokens of the sentence that have room at least
+_NO_PHRASES = np.zeros(0, dtype=np.uint64)
+
+
+class Statements:
+    """Rows <|cls|> head <|sep|> relation <|sep|> tail <|sep|> sentence <|sep|>; the labels are the hidden.
+
+    In half of an epoch's rows that is the whole relation, in the other half words of the sentence, of which a
+    row keeps what fits. A triple that leaves no room for a sentence is left out.
+    """
+
+    extras = ("bidirectional_B",)
+    part: int | None = None
+
+    def __init__(
+        self,
+        lines: list[dict[str, str]],
+        vocabulary: Vocabulary,
+        *,
+        split: str,
+        sequence: int,
+        seed: int,
+        rate: float,
+    ) -> None:
+        fields = vocabulary.encode_all([line[name] for line in lines for name in FIELDS])
+        sizes_LF = np.array([len(ids) for ids in fields], dtype=np.int64).reshape(-1, len(FIELDS))
+        self._ends_LF = np.cumsum(sizes_LF).reshape(sizes_LF.shape)
+        self._begins_LF = self._ends_LF - sizes_LF
+        self._ids_X = np.array([i for ids in fields for i in ids], dtype=np.int32)
+        fits_L = (sizes_LF.min(1) > 0) & (sizes_LF[:, :3].sum(1) + 5 + SENTENCE <= sequence)
+        self._lines = np.flatnonzero(fits_L)
+        if not len(self._lines):
+            raise DataError(
+                f"{TRIPLES}: none of its {len(lines)} {split} triples fits {sequence} tokens; give more"
+            )
+        self._spelling, self._rate, self._pad = Spelling(vocabulary), rate, vocabulary.pad_id
+        self._ordinary_K = np.flatnonzero(self._spelling.ordinary_V)
+        self._mask, self._cls, self._sep = map(vocabulary.special, (MASK, CLS, SEP))
+        self._chance = Chance(seed, "knowledge", split)
+        self.length = sequence
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def batch(self, indices: Numbers, epochs: Numbers | None = None) -> dict[str, np.ndarray]:
+        rows_B, epochs_B = numbered(indices, epochs)
+        hides_relation_B = self._chance.turns(rows_B, epochs_B, len(self), 2) == 0
+        result = packed([self._row(line) for line in self._lines[rows_B]], self.length, self._pad)
+        tokens_BT = result["tokens_BT"]
+        units_BT = self._units(tokens_BT, hides_relation_B)
+        # a relation, being the only unit of its row, is hidden whatever the target
+        targets_B = self._rate * (self._field(tokens_BT) == 3).sum(1)
+        keys_B = self._chance.keys(rows_B, epochs_B)
+        hidden_BT, labels_BT = hide(tokens_BT, units_BT, targets_B, keys_B, self._mask, self._ordinary_K)
+        return result | {"tokens_BT": hidden_BT, "labels_BT": labels_BT}
+
+    def _row(self, line: int) -> np.ndarray:
+        parts = [np.array([self._cls])]
+        for begin, end in zip(self._begins_LF[line], self._ends_LF[line], strict=True):
+            parts += [self._ids_X[begin:end], np.array([self._sep])]
+        row = np.concatenate(parts)
+        return np.append(row[: self.length - 1], self._sep) if len(row) > self.length else row
+
+    def _field(self, tokens_BT: np.ndarray) -> np.ndarray:
+        """[B, T] which field a token stands in, by the separators before it; a separator's own is -1."""
+        is_mark_BT = (tokens_BT == self._sep) | (tokens_BT == self._cls)
+        return np.where(is_mark_BT, -1, np.cumsum(tokens_BT == self._sep, axis=1))
+
+    def _units(self, tokens_BT: np.ndarray, hides_relation_B: np.ndarray) -> np.ndarray:
+        """[B, T] numbers of the units, the relation being one; -1 where nothing may be hidden, so in the last
+        word of a full row, which may be cut.
+        """
+        words = find_words(tokens_BT, self._spelling, _NO_PHRASES)
+        units_BT = (np.cumsum(~words.is_linked_W) - 1)[words.words_BT]
+        field_BT = self._field(tokens_BT)
+        is_sentence_BT = (field_BT == 3) & ~self._spelling.is_blank_V[tokens_BT]
+        is_sentence_BT &= units_BT != units_BT[:, -2:-1]
+        numbers_B1 = len(words.first_W) + np.arange(len(tokens_BT))[:, None]
+        return np.where(
+            hides_relation_B[:, None],
+            np.where(field_BT == 1, numbers_B1, -1),
+            np.where(is_sentence_BT, units_BT, -1),
+        )
+
+
+def open_rows(
+    spec: Knowledge,
+    tokens: Input,
+    vocabulary: Vocabulary,
+    scratch: Path,
+    *,
+    split: str,
+    sequence: int,
+    seed: int,
+) -> Statements:
+    """`tokens` is an artifact of triples."""
+    mine = [line for line in tokens.lines(TRIPLES, scratch) if line["split"] == split]
+    return Statements(mine, vocabulary, split=split, sequence=sequence, seed=seed, rate=spec.rate)

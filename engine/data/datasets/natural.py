@@ -1,0 +1,65 @@
+"""Natural paragraphs and what a model made of their beginnings: class 1 and class 0 (ERNIE 3.0 Titan,
+2112.12731, section 3).
+
+Shape letters: B rows, T tokens of a row.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atelier.engine.config.data import CLS
+from atelier.engine.config.error import DataError
+from atelier.engine.config.objective.natural import Natural
+from atelier.engine.data.counter_rng import Numbers
+from atelier.engine.data.tokens import packed
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.io.artifact import Input
+
+IMITATIONS = "imitations.jsonl"
+SIDES = ("generated", "original")  # a row's class is its place here
+
+
+class Paragraphs:
+    """Rows <|cls|> paragraph: row 2 i is the i-th one as it was generated, row 2 i + 1 as it was. Both begin
+    alike and end with a sentence.
+    """
+
+    extras = ("bidirectional_B", "classes_B")
+    part: int | None = None
+
+    def __init__(
+        self, lines: list[dict[str, Any]], vocabulary: Vocabulary, *, split: str, sequence: int
+    ) -> None:
+        if not lines:
+            raise DataError(f"{IMITATIONS}: no {split} paragraph; ask for more of them")
+        self._lines, self._pad, self._cls = lines, vocabulary.pad_id, vocabulary.special(CLS)
+        self.length = sequence
+
+    def __len__(self) -> int:
+        return 2 * len(self._lines)
+
+    def batch(self, indices: Numbers, epochs: Numbers | None = None) -> dict[str, np.ndarray]:
+        rows_B = np.asarray(indices, dtype=np.int64)
+        rows = [self._row(int(row)) for row in rows_B]
+        return packed(rows, self.length, self._pad) | {"classes_B": rows_B % 2}
+
+    def _row(self, row: int) -> np.ndarray:
+        ids = self._lines[row // 2][SIDES[row % 2]]
+        return np.array([self._cls, *ids[: self.length - 1]], dtype=np.int64)
+
+
+def open_rows(
+    spec: Natural,
+    tokens: Input,
+    vocabulary: Vocabulary,
+    scratch: Path,
+    *,
+    split: str,
+    sequence: int,
+    seed: int,
+) -> Paragraphs:
+    """`tokens` is an artifact of imitations."""
+    mine = [line for line in tokens.lines(IMITATIONS, scratch) if line["split"] == split]
+    return Paragraphs(mine, vocabulary, split=split, sequence=sequence)

@@ -1,0 +1,119 @@
+"""Sentence reordering: a paragraph cut into segments at ends of sentences, the segments permuted; the class
+says which permutation (ERNIE 3.0, 2107.02137).
+
+Shape letters: B rows, T tokens of a row, D documents.
+"""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+
+from atelier.engine.config.data import CLS, SEP
+from atelier.engine.config.error import DataError
+from atelier.engine.config.objective.reorder import Reorder
+from atelier.engine.data.counter_rng import Chance, Numbers, numbered, uniform
+from atelier.engine.data.tokens import Text, packed
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.words import Sentences
+from atelier.engine.io.artifact import Input
+
+SHORTEST = 16  # tokens of a paragraph
+
+
+def orders(max_segments: int) -> list[tuple[int, ...]]:
+    """The order that each class stands for: 0 is (0,); then the orders of two segments, then of three, in
+    lexicographic order. Class c > 0 shows, at place p, segment orders[c][p] of the text.
+
+    Of n segments the classes are sum_{i<n} i! .. sum_{i<=n} i! - 1; the first of them leaves all in place.
+    """
+    return [o for n in range(1, max_segments + 1) for o in itertools.permutations(range(n))]
+
+
+class Paragraphs:
+    """Rows <|cls|> segment <|sep|> segment ...; classes_B is the class, nothing else is scored.
+
+    A document is cut into paragraphs that fit a row; one that begins or ends within a sentence leaves it out.
+    Every class comes equally often in an epoch. A paragraph of too few sentences is cut within them.
+    """
+
+    extras = ("bidirectional_B", "classes_B")
+    part: int | None = None
+
+    def __init__(
+        self, text: Text, vocabulary: Vocabulary, *, sequence: int, seed: int, max_segments: int
+    ) -> None:
+        self._room = sequence - max_segments  # <|cls|> and the separators
+        if self._room < SHORTEST:
+            raise DataError(
+                f"train.sequence: {sequence} tokens have no room for a paragraph of {SHORTEST} in"
+                f" {max_segments} segments; give {SHORTEST + max_segments} or more"
+            )
+        sizes_D = np.maximum(text.lengths_D - 1, 0)  # without the end token
+        rests_D = np.where(sizes_D % self._room >= SHORTEST, 1, 0)
+        self._last_D = np.cumsum(sizes_D // self._room + rests_D)
+        if not len(self._last_D) or not self._last_D[-1]:
+            raise DataError(
+                f"{text.source()}: {text.split} has no document of {SHORTEST} tokens; give longer documents"
+            )
+        self._text, self._sizes_D, self._pad = text, sizes_D, vocabulary.pad_id
+        self._cls, self._sep = vocabulary.special(CLS), vocabulary.special(SEP)
+        self._sentences = Sentences(vocabulary)
+        self._orders = orders(max_segments)
+        self._chance = Chance(seed, "reorder", text.split)
+        self.length = sequence
+
+    def __len__(self) -> int:
+        return int(self._last_D[-1])
+
+    def batch(self, indices: Numbers, epochs: Numbers | None = None) -> dict[str, np.ndarray]:
+        rows_B, epochs_B = numbered(indices, epochs)
+        classes_B = self._chance.turns(rows_B, epochs_B, len(self), len(self._orders))
+        keys_B = self._chance.keys(rows_B, epochs_B)
+        rows = [
+            self._row(self._orders[kind], *self._paragraph(row), key)
+            for row, kind, key in zip(rows_B.tolist(), classes_B.tolist(), keys_B, strict=True)
+        ]
+        return packed(rows, self.length, self._pad) | {"classes_B": classes_B}
+
+    def _paragraph(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Its tokens, and the places before which a sentence ends."""
+        document = int(np.searchsorted(self._last_D, row, side="right"))
+        before = int(self._last_D[document - 1]) if document else 0
+        begin = (row - before) * self._room
+        end = min(begin + self._room, int(self._sizes_D[document]))
+        place = int(self._text.begins_D[document])
+        tokens = self._text.tokens_N[place + begin : place + end].astype(np.int64)
+        ends = self._sentences.ends(tokens)
+        first, last = 0, len(tokens)
+        if len(ends) > 1 and begin and ends[0] < last // 3:
+            first = int(ends[0])
+        if len(ends) > 1 and end < self._sizes_D[document] and ends[-1] > last - last // 3:
+            last = int(ends[-1])
+        return tokens[first:last], ends[(ends > first) & (ends < last)] - first
+
+    def _row(
+        self, order: tuple[int, ...], tokens: np.ndarray, ends: np.ndarray, key: np.uint64
+    ) -> np.ndarray:
+        num_cuts = len(order) - 1
+        places = ends if len(ends) >= num_cuts else np.arange(1, len(tokens))
+        cuts = np.sort(places[np.argsort(uniform(np.asarray(key), places, 1), kind="stable")[:num_cuts]])
+        segments = np.split(tokens, cuts)
+        parts = [np.array([self._cls])]
+        for place, segment in enumerate(order):
+            parts += [np.array([self._sep])] * (place > 0) + [segments[segment]]
+        return np.concatenate(parts)
+
+
+def open_rows(
+    spec: Reorder,
+    tokens: Input,
+    vocabulary: Vocabulary,
+    scratch: Path,
+    *,
+    split: str,
+    sequence: int,
+    seed: int,
+) -> Paragraphs:
+    text = Text(tokens, scratch, split)
+    return Paragraphs(text, vocabulary, sequence=sequence, seed=seed, max_segments=spec.max_segments)

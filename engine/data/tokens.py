@@ -1,0 +1,121 @@
+"""Token files: one split of a tokens artifact, memory-mapped; its documents as windows of equal length; rows
+of unequal length as one padded batch.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from atelier.engine.config.error import DataError
+from atelier.engine.data.corpus import TRAIN
+from atelier.engine.io.artifact import Input
+
+
+def token_dtype(vocab: int) -> str:
+    """The numpy name of the narrowest type that holds every id."""
+    return "<u2" if vocab <= 65536 else "<u4"
+
+
+class Text:
+    """`tokens_N`, and `begins_D`, `ends_D`: document d is tokens begins_D[d] .. ends_D[d] - 1, the last of
+    which is its end token.
+    """
+
+    def __init__(self, tokens: Input, scratch: Path, split: str) -> None:
+        dtype = token_dtype(int(tokens.record.summary["vocab"]))
+        path = tokens.file(f"{split}.bin", scratch)
+        size = path.stat().st_size // np.dtype(dtype).itemsize
+        self.split = split
+        self.tokens_N = np.memmap(path, dtype=dtype, mode="r", shape=(size,)) if size else np.zeros(0, dtype)
+        self.ends_D = np.load(tokens.file(f"{split}.ends.npy", scratch), allow_pickle=False)
+        self.begins_D = np.concatenate([[0], self.ends_D[:-1]]).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.tokens_N)
+
+    @property
+    def lengths_D(self) -> np.ndarray:
+        return self.ends_D - self.begins_D
+
+    def documents(self, places: np.ndarray) -> np.ndarray:
+        """The number of the document that each place (any shape) lies in."""
+        return np.searchsorted(self.ends_D, places, side="right")
+
+    def at(self, places: np.ndarray, outside: int) -> np.ndarray:
+        """The tokens at `places` (any shape), `outside` where there is no such place; int64."""
+        clipped = np.clip(places, 0, len(self) - 1)
+        return np.where(places == clipped, self.tokens_N[clipped].astype(np.int64), outside)
+
+    def source(self) -> str:
+        """The setting that this split's text comes from, for errors."""
+        return "data.source" if self.split == TRAIN else "data.held_out"
+
+
+NOT_SCORED = -100
+PADDING = -1
+
+
+class Windows:
+    """A split of a tokens artifact, cut into windows of `sequence` tokens and the one that follows (they
+    overlap by that one token).
+
+    The label of a token is the one after it, unless that belongs to the next document: an end token is
+    predicted, what comes after an end token is not, because it cannot see what came before. So each
+    document's first token is never scored.
+    """
+
+    def __init__(self, tokens: Input, scratch: Path, split: str, sequence: int) -> None:
+        text = Text(tokens, scratch, split)
+        size = len(text)
+        if size <= sequence:
+            more = "more text" if split == "train" else "a larger data.held_out"
+            raise DataError(
+                f"{text.source()}: {split} has {size} tokens in {len(text.ends_D)} documents, a window needs"
+                f" {sequence + 1}; give {more}, or set train.sequence={max(size - 1, 1)} or less"
+            )
+        self._tokens_N, self._ends_D = text.tokens_N, text.ends_D
+        self._begins_D = np.concatenate([[0], text.ends_D])
+        self.length = sequence
+        self._count = (size - 1) // sequence
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batch(
+        self, indices: Sequence[int] | np.ndarray, epochs: Sequence[int] | np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """The windows at `indices`, the same in all epochs: tokens, positions, documents and labels, each
+        [B, T] int64.
+
+        Positions count from where the document begins in the window, so they stay below T; documents are
+        numbered from 0 in each row.
+        """
+        starts_B = np.asarray(indices, dtype=np.int64) * self.length
+        places_BT = starts_B[:, None] + np.arange(self.length + 1)
+        taken_BT = self._tokens_N[places_BT].astype(np.int64)
+        owners_BT = np.searchsorted(self._ends_D, places_BT, side="right")
+        labels_BT = np.where(owners_BT[:, 1:] == owners_BT[:, :-1], taken_BT[:, 1:], NOT_SCORED)
+        begins_BT = np.maximum(self._begins_D[owners_BT[:, :-1]], starts_B[:, None])
+        return {
+            "tokens_BT": np.ascontiguousarray(taken_BT[:, :-1]),
+            "positions_BT": places_BT[:, :-1] - begins_BT,
+            "documents_BT": owners_BT[:, :-1] - owners_BT[:, :1],
+            "labels_BT": labels_BT,
+        }
+
+
+def packed(rows: Sequence[np.ndarray], length: int, pad: int) -> dict[str, np.ndarray]:
+    """Each row one document, seen from both sides, nothing scored: [B, length] int64 and bidirectional_B."""
+    sizes_B = np.array([len(row) for row in rows], dtype=np.int64)
+    places_T = np.arange(length)
+    is_text_BT = places_T < sizes_B[:, None]
+    tokens_BT = np.full(is_text_BT.shape, pad, dtype=np.int64)
+    tokens_BT[is_text_BT] = np.concatenate(rows) if len(rows) else 0
+    return {
+        "tokens_BT": tokens_BT,
+        "positions_BT": np.where(is_text_BT, places_T, 0),
+        "documents_BT": np.where(is_text_BT, 0, PADDING),
+        "labels_BT": np.full_like(tokens_BT, NOT_SCORED),
+        "bidirectional_B": np.ones_like(sizes_B),
+    }

@@ -1,0 +1,177 @@
+"""A trained model that talks: text in, text out."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from atelier.engine.config.data import CLS
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.generation import GENRES, Sampling, Wishes
+from atelier.engine.config.seed import seed_of
+from atelier.engine.data.control_prompt import Prefix, prefix_of
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.words import Sentences
+from atelier.engine.inference.sampling import continuation, continuations, room_behind, whole_characters
+from atelier.engine.io.artifact import Input
+from atelier.engine.model.load import read_model
+
+TOKENIZER = "tokenizer.json"
+TOGETHER = 16  # candidates that are drawn at once
+HEAD = "natural"  # of the classes of models that rank what they draw
+
+
+class Candidate(NamedTuple):
+    text: str
+    natural: float  # probability, by the model's own head
+
+
+class Speaker:
+    """A model with its tokenizer. `num_tokens` counts what it drew."""
+
+    def __init__(self, model: nn.Module, vocabulary: Vocabulary) -> None:
+        self.model: Any = model.eval()
+        self.vocabulary = vocabulary
+        self.num_tokens = 0
+
+    def stream(self, prompt: str, sampling: Sampling) -> Iterator[str]:
+        """The continuation of `prompt` in whole characters; an empty one starts behind an end token. Of
+        several, when the last of them is drawn, the one that is most natural.
+        """
+        if sampling.best_of > 1:
+            return iter([self.ranked(prompt, sampling)[0].text])
+        return whole_characters(self._pieces(self._before(prompt, sampling), sampling))
+
+    def ranked(self, prompt: str, sampling: Sampling) -> list[Candidate]:
+        """`best_of` continuations, those first to which the model's adversarial head gives the highest
+        probability of being natural (self-ranking of 2112.12731, section 3.3). ConfigError for a model
+        without that head.
+        """
+        check_judge(self.model, self.vocabulary)
+        before, found = self._before(prompt, sampling), []
+        seeds = [
+            seed_of(sampling.seed, "candidate", n) if n else sampling.seed for n in range(sampling.best_of)
+        ]
+        for first in range(0, len(seeds), TOGETHER):
+            for ids in self._drawn(before, sampling, seeds[first : first + TOGETHER]):
+                text = "".join(whole_characters(self.vocabulary.bytes_of([token]) for token in ids))
+                is_cut = len(ids) == sampling.max_tokens  # what the head learned from ends with a sentence
+                read = [*before.ids, *ids]
+                whole = self._sentences.whole(read, len(before.ids)) if is_cut else read
+                found.append(Candidate(text, self.natural(whole)))
+        return sorted(found, key=lambda candidate: -candidate.natural)
+
+    @cached_property
+    def _sentences(self) -> Sentences:
+        return Sentences(self.vocabulary)
+
+    @torch.inference_mode()
+    def natural(self, ids: list[int]) -> float:
+        """The probability that a paragraph is natural."""
+        device = self.model.head_weight.device
+        tokens_BT = torch.tensor([[self.vocabulary.special(CLS), *ids]], device=device)
+        batch = {
+            "tokens_BT": tokens_BT,
+            "positions_BT": torch.arange(tokens_BT.shape[1], device=device)[None],
+            "documents_BT": torch.zeros_like(tokens_BT),
+            "bidirectional_B": torch.ones(1, dtype=torch.long, device=device),
+        }
+        logits_BC = self.model.class_logits(self.model(batch).hidden[:, 0], HEAD)
+        return float(logits_BC.float().softmax(-1)[0, 1])
+
+    def _before(self, prompt: str, sampling: Sampling) -> Prefix:
+        """What the text is drawn behind: the wishes, if there are any, and the prompt."""
+        if sampling.wishes.is_empty:
+            ids = self._ids(prompt)
+            return Prefix(ids, [])
+        first, number = self._genre(sampling.wishes)
+        prefix = prefix_of(sampling.wishes, self.vocabulary, first_prompt=first, num_prompts=number)
+        ids = self._ids(prompt) if prompt else []
+        return Prefix([*prefix.ids, *ids], [*prefix.prompts, *[-1] * len(ids)])
+
+    def _drawn(self, before: Prefix, sampling: Sampling, seeds: list[int]) -> list[list[int]]:
+        """A continuation for each seed, each with the draws that it has alone."""
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+        def draws(_: int) -> Tensor:
+            return torch.cat([torch.rand(1, dtype=torch.float64, generator=each) for each in generators])
+
+        end = self.vocabulary.end_id
+        rows = continuations(
+            self.model,
+            [before.ids] * len(seeds),
+            length=room_behind(self.model, before.ids, sampling.max_tokens),
+            temperatures_B=torch.full((len(seeds),), sampling.temperature, dtype=torch.float64),
+            top_p=sampling.top_p,
+            draws=draws,
+            end=end,
+            soft=before.soft,
+        )
+        rows = [[token for token in row if token != end] for row in rows]
+        self.num_tokens += sum(map(len, rows))
+        return rows
+
+    def _genre(self, wishes: Wishes) -> tuple[int, int]:
+        """The first soft prompt of the wanted genre, and how many there are."""
+        num_prompts = getattr(self.model, "num_prompts", 0)
+        if not num_prompts:
+            raise ConfigError(
+                "generate",
+                "the model was not trained to be told what to write",
+                "objective kind control does that",
+            )
+        length = num_prompts // len(GENRES)
+        return (GENRES.index(wishes.genre) * length, length - 1) if wishes.genre else (0, 0)
+
+    def _ids(self, prompt: str) -> list[int]:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            fault = f"character {error.start} is half of a surrogate pair, which is not text"
+            raise ConfigError("prompt", fault) from None
+        return self.vocabulary.encode(prompt) or [self.vocabulary.end_id]
+
+    def text(self, prompt: str, sampling: Sampling) -> str:
+        return "".join(self.stream(prompt, sampling))
+
+    def _pieces(self, before: Prefix, sampling: Sampling) -> Iterator[bytes]:
+        for token in self._counted(before, sampling):
+            yield self.vocabulary.bytes_of([token])
+
+    def _counted(self, before: Prefix, sampling: Sampling) -> Iterator[int]:
+        end = self.vocabulary.end_id
+        for token in continuation(self.model, before.ids, sampling, end, before.soft):
+            self.num_tokens += 1
+            yield token
+
+
+def read_speaker(source: Input, scratch: Path, device: torch.device) -> Speaker:
+    """A model artifact and the tokenizer in it; weights and arithmetic in float32."""
+    model, spec = read_model(source, scratch, device=device, dtype=torch.float32)
+    vocabulary = Vocabulary.read(source.file(TOKENIZER, scratch))
+    check_vocabulary(vocabulary, spec, source.url)
+    return Speaker(model, vocabulary)
+
+
+def check_judge(model: Any, vocabulary: Vocabulary) -> None:
+    """Refuse to rank with a model that has not learned what natural text is."""
+    if HEAD not in getattr(model, "classes", {}):
+        raise ConfigError(
+            "best-of",
+            "the model has no head that tells natural text",
+            "train one with objective kind natural, or leave --best-of away",
+        )
+    vocabulary.special(CLS)
+
+
+def check_vocabulary(vocabulary: Vocabulary, spec: Any, place: str) -> None:
+    """Refuse a model whose table of tokens is not the tokenizer's."""
+    if vocabulary.size != spec.tokens:
+        raise ConfigError(
+            place,
+            f"the model has {spec.tokens} tokens, the tokenizer {vocabulary.size}",
+            "use the tokenizer that the model was trained with, or train the model anew with this one",
+        )

@@ -1,0 +1,171 @@
+"""Text from a model, a token after another: pick a token, keep keys and values, give out whole characters.
+
+B rows, P tokens of a prompt, T tokens, D hidden, V vocab
+"""
+
+import codecs
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.generation import Sampling
+
+
+def sample(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
+    """One token id of softmax(logits / temperature), cut to its nucleus: the fewest most probable tokens that
+    together reach `top_p` (1904.09751). Temperature 0 takes the most probable token, of equals the lowest id,
+    and draws nothing.
+
+    Computed in float64 on the CPU from one uniform draw: the same logits and seed give the same token.
+    """
+    draw_1 = torch.zeros(1, dtype=torch.float64)
+    if temperature:
+        draw_1 = torch.rand(1, dtype=torch.float64, generator=generator)
+    return int(sample_rows(logits_V[None], torch.tensor([temperature], dtype=torch.float64), top_p, draw_1))
+
+
+def sample_rows(logits_BV: Tensor, temperatures_B: Tensor, top_p: float, draws_B: Tensor) -> Tensor:
+    """One token id [B] of each row at its temperature, as `sample`, by uniform draws in [0, 1)."""
+    logits_BV = logits_BV.detach().to("cpu", torch.float64)
+    if not bool(torch.isfinite(logits_BV).all()):
+        raise DataError("the model's logits are not finite; its weights are damaged or its training diverged")
+    best_B, is_cold_B = logits_BV.argmax(1), temperatures_B == 0
+    if bool(is_cold_B.all()):
+        return best_B
+    heat_B1 = torch.where(is_cold_B, 1.0, temperatures_B)[:, None].double()
+    # the largest is taken away first: a tiny temperature would make infinity of it
+    share_BV = ((logits_BV - logits_BV.amax(1, keepdim=True)) / heat_B1).softmax(-1)
+    share_BV, order_BV = share_BV.sort(descending=True, stable=True)
+    reached_BV = share_BV.cumsum(1)
+    last_B1 = (reached_BV < top_p).sum(1, keepdim=True).clamp(max=reached_BV.shape[1] - 1)
+    aims_B1 = draws_B[:, None] * reached_BV.gather(1, last_B1)
+    places_B1 = torch.searchsorted(reached_BV, aims_B1, right=True).minimum(last_B1)
+    return torch.where(is_cold_B, best_B, order_BV.gather(1, places_B1)[:, 0])
+
+
+@torch.inference_mode()
+def continuations(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    length: int,
+    temperatures_B: Tensor,
+    top_p: float,
+    draws: Callable[[int], Tensor],
+    end: int,
+    soft: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """What follows each of these prompts, up to and with the end token, or until prompt and continuation have
+    `length` ids, each at its temperature [B]. `draws(t)` gives the uniform draws [B] for the ids at place t;
+    `soft` are the soft prompts in the places of each prompt, which all have one length then.
+
+    Prompts longer than the shortest are read on while others are continued already: few and alike are fast.
+    """
+    sizes_B = torch.tensor([len(prompt) for prompt in prompts])
+    first, last = int(sizes_B.min()), int(sizes_B.max())
+    given_BP = torch.tensor([[*prompt, *[end] * (last - len(prompt))] for prompt in prompts])
+    device = model.head_weight.device
+    cache = model.new_cache(len(prompts), length, model.head_weight.dtype)
+    rows_BT, num_seen, is_open_B = given_BP[:, :first], 0, torch.ones(len(prompts), dtype=torch.bool)
+    soft_BT = None if soft is None else torch.tensor(soft, device=device).expand(len(prompts), -1)
+    for place in range(first, length):
+        logits_BV = _last_logits(model, rows_BT[:, num_seen:].to(device), num_seen, cache, soft_BT)
+        num_seen, soft_BT = place, None
+        ids_B = sample_rows(logits_BV, temperatures_B, top_p, draws(place))
+        ids_B = torch.where(is_open_B, ids_B, end)
+        is_given_B = place < sizes_B
+        if place < last:
+            ids_B = torch.where(is_given_B, given_BP[:, place], ids_B)
+        is_open_B &= is_given_B | (ids_B != end)
+        rows_BT = torch.cat([rows_BT, ids_B[:, None]], dim=1)
+        if not bool(is_open_B.any()):
+            break
+    found = [row[size:] for row, size in zip(rows_BT.tolist(), sizes_B.tolist(), strict=True)]
+    return [row[: row.index(end) + 1] if end in row else row for row in found]
+
+
+def num_positions(spec: Any) -> int | None:
+    """How many tokens a row may have: the learned positions; None for rotary ones, which have no end."""
+    return spec.max_positions if getattr(spec, "positions", "") == "learned" else None
+
+
+def room_behind(model: Any, prompt: Sequence[int], most: int) -> int:
+    """How many ids `prompt` and what is drawn behind it may be, `most` drawn. ConfigError where the prompt is
+    longer than the positions that the model learned.
+    """
+    room = num_positions(model.spec)
+    if room is None:
+        return len(prompt) + most
+    if len(prompt) > room:
+        raise ConfigError(
+            "prompt",
+            f"has {len(prompt)} tokens, but the model learned {room} positions",
+            f"shorten it to {room} tokens, or take a model with positions=rope",
+        )
+    return min(len(prompt) + most, room + 1)  # nothing is predicted from the last token: it needs no position
+
+
+def continuation(
+    model: Any, prompt: list[int], sampling: Sampling, end: int, soft: list[int] | None = None
+) -> Iterator[int]:
+    """Token ids behind `prompt` (one id or more), at most `sampling.max_tokens` of them; stops before the end
+    token, and where learned positions end. A prompt longer than those is a ConfigError.
+
+    `soft` are the soft prompts in the prompt's places, -1 = none. It draws from a generator of its own,
+    seeded by `sampling.seed` alone: nothing else that runs moves it.
+    """
+    longest = room_behind(model, prompt, sampling.max_tokens)
+    generator = torch.Generator().manual_seed(sampling.seed)
+    cache = model.new_cache(1, longest, model.head_weight.dtype)
+    new, num_seen = prompt, 0
+    while num_seen + len(new) < longest:
+        logits_V = next_logits(model, new, num_seen, cache, soft if num_seen == 0 else None)
+        num_seen += len(new)
+        token = sample(logits_V, sampling.temperature, sampling.top_p, generator)
+        if token == end:
+            return
+        yield token
+        new = [token]
+
+
+@torch.inference_mode()
+def next_logits(
+    model: Any, new: list[int], num_seen: int, cache: Any, soft: list[int] | None = None
+) -> Tensor:
+    """Logits [V] behind the tokens `new`; they stand behind the `num_seen` tokens of the cache, which takes
+    them in."""
+    device = model.head_weight.device
+    prompts_BT = None if soft is None else torch.tensor([soft], device=device)
+    return _last_logits(model, torch.tensor([new], device=device), num_seen, cache, prompts_BT)[0]
+
+
+def _last_logits(
+    model: Any, new_BT: Tensor, num_seen: int, cache: Any, prompts_BT: Tensor | None = None
+) -> Tensor:
+    """Logits [B, V] behind the last of these tokens."""
+    places_T = torch.arange(num_seen, num_seen + new_BT.shape[1], device=new_BT.device)
+    batch = {
+        "tokens_BT": new_BT,
+        "positions_BT": places_T.expand(new_BT.shape),
+        "documents_BT": torch.zeros_like(new_BT),
+    }
+    if prompts_BT is not None:
+        batch["prompts_BT"] = prompts_BT
+    hidden_BTD = model(batch, cache=cache).hidden
+    return (hidden_BTD[:, -1] @ model.head_weight.t()).float()
+
+
+def whole_characters(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The text of a stream of bytes, as soon as its characters are complete; what is no UTF-8 becomes U+FFFD.
+
+    Joined, the pieces are the text of all bytes decoded at once.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for piece in pieces:
+        if text := decoder.decode(piece):
+            yield text
+    if text := decoder.decode(b"", final=True):
+        yield text

@@ -1,0 +1,166 @@
+"""What a model makes of held-out text and of labelled options, in nats, from the head a few tokens at a time.
+
+B rows, T tokens of a row, N tokens, D documents (hidden width beside a model), V vocabulary
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atelier.engine.data.examples import Examples
+from atelier.engine.data.tokens import NOT_SCORED, PADDING, token_dtype
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.io.artifact import Input
+
+TOKENS_AT_ONCE = 2048  # a forward pass; more is slower on a CPU
+LOGITS_AT_ONCE = 1 << 21  # fp32 logits that still fit in a core's share of the cache
+
+Batch = dict[str, Tensor]
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutText:
+    """The beginning of the held-out split: whole documents, or the cut first one when it alone is too long.
+
+    ends_D: tokens up to and with each document's end token. num_bytes: UTF-8 bytes of the documents' text.
+    """
+
+    tokens_N: np.ndarray
+    ends_D: np.ndarray
+    num_bytes: int
+
+    def batches(self, sequence: int) -> Iterator[Batch]:
+        """All tokens as rows of `sequence`, cut and isolated as in training ; the last row, which
+        training leaves out, is padded. Only the documents' first tokens are nowhere a label.
+        """
+        size = len(self.tokens_N)
+        num_rows, at_once = -(-(size - 1) // sequence), max(1, TOKENS_AT_ONCE // sequence)
+        for first in range(0, num_rows, at_once):
+            rows_B = np.arange(first, min(first + at_once, num_rows))
+            yield self._rows(rows_B * sequence, sequence)
+
+    def _rows(self, starts_B: np.ndarray, sequence: int) -> Batch:
+        places_BT = starts_B[:, None] + np.arange(sequence + 1)
+        is_there_BT = places_BT < len(self.tokens_N)
+        places_BT = np.minimum(places_BT, len(self.tokens_N) - 1)
+        owners_BT = np.where(is_there_BT, np.searchsorted(self.ends_D, places_BT, side="right"), PADDING)
+        taken_BT = self.tokens_N[places_BT]
+        begins_BT = np.maximum(np.concatenate([[0], self.ends_D])[owners_BT[:, :-1]], starts_B[:, None])
+        is_label_BT = is_there_BT[:, 1:] & (owners_BT[:, 1:] == owners_BT[:, :-1])
+        rows = {
+            "tokens_BT": taken_BT[:, :-1],
+            "positions_BT": np.where(is_there_BT[:, :-1], places_BT[:, :-1] - begins_BT, 0),
+            "documents_BT": owners_BT[:, :-1],
+            "labels_BT": np.where(is_label_BT, taken_BT[:, 1:], NOT_SCORED),
+        }
+        return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in rows.items()}
+
+
+def read_held_out(tokens: Input, vocabulary: Vocabulary, scratch: Path, max_tokens: int) -> HeldOutText:
+    """The first held-out documents, at most `max_tokens` tokens; of a longer first one its beginning."""
+    dtype = token_dtype(int(tokens.record.summary["vocab"]))
+    ends = np.load(tokens.file("held_out.ends.npy", scratch), allow_pickle=False)
+    sizes = np.load(tokens.file("held_out.bytes.npy", scratch), allow_pickle=False)
+    file = tokens.file("held_out.bin", scratch)
+    num_whole = int((ends <= max_tokens).sum())
+    taken = np.fromfile(file, dtype=dtype, count=int(ends[num_whole - 1]) if num_whole else max_tokens)
+    taken = taken.astype(np.int64)
+    if num_whole:
+        return HeldOutText(tokens_N=taken, ends_D=ends[:num_whole], num_bytes=int(sizes[:num_whole].sum()))
+    return HeldOutText(
+        tokens_N=taken, ends_D=np.array([len(taken)]), num_bytes=len(vocabulary.bytes_of(taken))
+    )
+
+
+def text_nats(model: Any, text: HeldOutText, *, sequence: int, vocab: int, advance: Advance) -> float:
+    """Nats of all tokens of `text`. A document's first token has nothing before it, and no model learns to
+    guess it: it is charged ln V, the same for every model of a vocabulary. So every byte is paid for, as a
+    compressor pays.
+    """
+    total = len(text.ends_D) * math.log(vocab)
+    for batch in text.batches(sequence):
+        is_label_BT = batch["labels_BT"] != NOT_SCORED
+        total += float(label_nats(model, batch).sum())
+        advance(int(is_label_BT.sum()))
+    advance(len(text.ends_D))
+    return total
+
+
+@torch.inference_mode()
+def label_nats(model: Any, batch: Batch) -> Tensor:
+    """-ln p(label) of every scored token of a batch, in order of rows and places, float64 [N] on the CPU."""
+    device = model.head_weight.device
+    hidden_BTD = model({name: values.to(device) for name, values in batch.items()}).hidden
+    is_label_BT = batch["labels_BT"] != NOT_SCORED
+    hidden_ND, labels_N = hidden_BTD[is_label_BT.to(device)], batch["labels_BT"][is_label_BT].to(device)
+    head_VD = model.head_weight
+    at_once = max(64, LOGITS_AT_ONCE // head_VD.shape[0])
+    parts = [
+        F.cross_entropy(
+            F.linear(hidden_ND[i : i + at_once], head_VD).float(), labels_N[i : i + at_once], reduction="none"
+        )
+        for i in range(0, len(labels_N), at_once)
+    ]
+    return (
+        torch.cat([part.cpu().double() for part in parts]) if parts else torch.zeros(0, dtype=torch.float64)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What a model chose among the options of each example: by likelihood, and by likelihood a token."""
+
+    correct: list[int]
+    correct_normalised: list[int]
+
+
+def row_lengths(examples: Examples) -> list[int]:
+    """Tokens of each example's row: its prompt and all options."""
+    behind = len(examples.option_row(0).tokens_T) - len(examples.examples[0].prompt)
+    return [len(example.prompt) + behind for example in examples.examples]
+
+
+def num_places(examples: Examples) -> int:
+    """Positions that the longest prompt with the longest option takes."""
+    behind = int(examples.option_row(0).positions_T.max()) + 1 - len(examples.examples[0].prompt)
+    return max(len(example.prompt) for example in examples.examples) + behind
+
+
+def choose(model: Any, examples: Examples, *, advance: Advance) -> Choices:
+    """For each example the option of the highest sum of ln p over its tokens and the end token (of equals the
+    first), all options behind one prompt in one row; and the option of the highest mean.
+    """
+    lengths = row_lengths(examples)
+    order = np.argsort(lengths, kind="stable")  # rows of a batch are about as long: little padding
+    at_once = max(1, TOKENS_AT_ONCE // max(lengths))
+    correct, normalised = [0] * len(examples), [0] * len(examples)
+    for first in range(0, len(examples), at_once):
+        places = order[first : first + at_once]
+        batch, rows = examples.option_batch(places)
+        tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
+        nats_BT = torch.zeros(tensors["labels_BT"].shape, dtype=torch.float64)
+        nats_BT[tensors["labels_BT"] != NOT_SCORED] = label_nats(model, tensors)
+        for place, nats_T, row in zip(places, nats_BT, rows, strict=True):
+            options = [nats_T[begin:end] for begin, end in row.spans]
+            correct[place] = int(_least([float(option.sum()) for option in options]) == row.answer)
+            normalised[place] = int(_least([float(option.mean()) for option in options]) == row.answer)
+        advance(sum(lengths[place] for place in places))
+    return Choices(correct=correct, correct_normalised=normalised)
+
+
+def _least(values: list[float]) -> int:
+    return min(range(len(values)), key=values.__getitem__)
+
+
+def majority(examples: Examples) -> float:
+    """The accuracy of always giving the most common answer of these examples."""
+    counts = np.bincount([example.answer for example in examples.examples])
+    return float(counts.max() / len(examples))

@@ -1,0 +1,102 @@
+"""What a gang knows of artifacts: read a verified input, write an output's files and its body. Publishing is
+not done here. Torch-free.
+"""
+
+import hashlib
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atelier.engine.config.document import MOST_BYTES, parse_lines
+from atelier.engine.config.record import FileEntry, Record
+from atelier.engine.io.storage import (
+    fetch,
+    is_local,
+    join,
+    local_path,
+    put_file,
+    read_bytes,
+    read_json,
+    verify,
+    writing,
+)
+
+BODY = "body.json"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A finished artifact: its record and where its files are."""
+
+    url: str
+    record: Record
+
+    def entry(self, name: str) -> FileEntry:
+        """The file called `name` (its last path part, or its path below the payload folder)."""
+        for entry in self.record.files:
+            if entry.path == name or entry.path.split("/", 1)[-1] == name:
+                return entry
+        raise FileNotFoundError(f"{self.url}: no file {name} in its record")
+
+    def names(self) -> list[str]:
+        return [entry.path.split("/", 1)[-1] for entry in self.record.files]
+
+    def file(self, name: str, scratch: Path) -> Path:
+        """A verified local path of a file: in place for a local store, else a copy in `scratch`."""
+        entry = self.entry(name)
+        url = join(self.url, entry.path)
+        if is_local(url):
+            verify(url, entry)
+            return local_path(url)
+        target = scratch / self.record.fingerprint[:16] / entry.path
+        if not target.exists():  # what was fetched is what is checked
+            fresh = target.with_name(f".{uuid.uuid4().hex[:8]}")
+            fetch(url, fresh)
+            verify(str(fresh), entry, url)
+            fresh.replace(target)
+        return target
+
+    def json(self, name: str, scratch: Path) -> Any:
+        return read_json(str(self.file(name, scratch)))
+
+    def lines(self, name: str, scratch: Path) -> list[dict[str, Any]]:
+        """The objects of a file with one in every line."""
+        path = str(self.file(name, scratch))
+        return parse_lines(read_bytes(path), path)
+
+
+def open_input(url: str) -> Input:
+    """Read and check the record at `url`."""
+    place = join(url, "record.json")
+    return Input(url=url.rstrip("/"), record=Record.read(read_bytes(place, MOST_BYTES), place))
+
+
+class Output:
+    """The files of one output: `add` each, then `close` with the summary; body.json is written last and lists
+    the digests.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._entries: list[FileEntry] = []
+
+    def add(self, name: str, local: Path) -> None:
+        entry = put_file(local, join(self.url, name))
+        self._entries.append(entry.model_copy(update={"path": name}))
+
+    def add_bytes(self, name: str, data: bytes) -> None:
+        with writing(join(self.url, name)) as file:
+            file.write(data)
+        self._entries.append(FileEntry(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
+
+    def add_json(self, name: str, document: Any) -> None:
+        self.add_bytes(
+            name, (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        )
+
+    def close(self, summary: dict[str, Any]) -> None:
+        body = {"files": [entry.model_dump() for entry in self._entries], "summary": summary}
+        with writing(join(self.url, BODY)) as file:
+            file.write(json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False).encode())

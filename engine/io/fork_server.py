@@ -1,0 +1,400 @@
+"""One process that has imported what ranks import and forks them, so that a rank starts in milliseconds:
+`python -m atelier.engine.io.fork_server <whose>`, its standard input one end of a Unix socket.
+
+It imports the modules that the first message names and initialises nothing: no thread, no CUDA, no collective
+is there when it forks. Who holds the other end of its standard input opens connections; who has a connection
+starts processes over it and hears how they end. A started process gets the environment, descriptors, session
+and shown arguments that an executed one would have. The server ends when its standard input and all
+connections are closed and the processes have ended. Linux only (pidfd); torch-free until it serves.
+
+Not multiprocessing's fork server: that one hands pickles on, keeps its own environment and arguments in what
+it forks, and tells exit codes only to the process that it belongs to, which a supervisor is not.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from atelier.engine.io import source_check
+
+MOST_DESCRIPTORS = 64  # that one process is given
+TITLE = 512  # characters kept free among its arguments, for those of the processes that it forks
+MESSAGE = 1 << 17  # bytes: the largest request, an environment
+PATIENCE_S = 5.0  # for the end of what was forked
+ANSWER_S = 300.0  # for the imports and a fork, on a machine however busy
+# read when the interpreter or a library is loaded: a fork cannot be given others than its server had
+SET_LATER = ("OMP_NUM_THREADS",)  # by torch.set_num_threads, for every thread that computes
+LOADED = ("OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "PYTHON", "MALLOC_", "GLIBC_", "TORCH_")
+
+
+class Process(Protocol):  # of a rank, executed or forked
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code, -N for signal N; None while it runs."""
+        ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Refused(OSError):
+    """The server cannot start this process or is gone: nothing was started; execute it instead."""
+
+
+def is_possible() -> bool:
+    """Whether this system has what the server needs."""
+    return hasattr(os, "pidfd_open") and hasattr(socket, "SOCK_SEQPACKET")
+
+
+class ForkServer:
+    """The server, started at once; its imports go on meanwhile. Close it, or end: it does not stay behind."""
+
+    def __init__(self, modules: Sequence[str], env: Mapping[str, str], cwd: str, whose: str = "") -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "atelier.engine.io.fork_server", whose, " " * TITLE],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,
+            )
+        self._control = ours
+        with suppress(OSError):  # one that is gone says so when it is asked
+            ours.send(json.dumps(list(modules)).encode())
+        self._is_used = False
+
+    def connect(self) -> socket.socket:
+        """A new connection, to be handed on as a descriptor. Raises Refused when the server is gone."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"connect"], [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise Refused(f"the fork server is gone ({error})") from None
+        self._is_used = True
+        return ours
+
+    def close(self) -> None:
+        """No more connections, and the server's end; what it has forked is not touched."""
+        self._control.close()
+        if self._is_used:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(PATIENCE_S)
+        self.process.terminate()
+        self.process.wait()
+
+
+class Connection:
+    """Starts processes over a connection of the server and hears of their ends."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._codes: dict[int, int] = {}
+        self.is_open = True
+
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        out: int,
+        err: int,
+        inherited: Mapping[str, int],
+        is_stopped: Callable[[], bool] = bool,
+    ) -> "Forked":
+        """Run `module`.main(arguments) in a process of its own session. `inherited`: environment variable ->
+        descriptor that it is to hold the number of. Raises Refused when nothing was started, also when
+        `is_stopped` while the server is waited for.
+        """
+        # a process whose start nobody heard of must not run: it waits for a byte
+        wait_end, go_end = os.pipe()
+        try:
+            request = {"module": module, "arguments": list(arguments), "env": dict(env), "cwd": cwd}
+            request["inherited"] = list(inherited)
+            descriptors = [out, err, wait_end, *inherited.values()]
+            try:
+                socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
+            except OSError as error:
+                raise Refused(f"the fork server cannot be asked ({error})") from None
+            answer, pidfds = self._answer(is_stopped)
+            if "refused" in answer:
+                raise Refused(str(answer["refused"]))
+            os.write(go_end, b"!")
+        finally:
+            os.close(go_end)
+            os.close(wait_end)
+        return Forked(pid=int(answer["pid"]), pidfd=pidfds[0], connection=self)
+
+    def _answer(self, is_stopped: Callable[[], bool]) -> tuple[dict[str, Any], list[int]]:
+        deadline = time.monotonic() + ANSWER_S
+        self._channel.settimeout(0.2)
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._channel, MESSAGE, 1)
+            except TimeoutError:
+                if time.monotonic() < deadline and not is_stopped():
+                    continue
+                data, descriptors, reason = b"", [], "stopped" if is_stopped() else f"in {ANSWER_S:.0f} s"
+            except OSError as error:
+                data, descriptors, reason = b"", [], str(error)
+            else:
+                reason = "it ended"
+            if not data:
+                self.is_open = False
+                raise Refused(f"the fork server gave no answer ({reason})")
+            message = json.loads(data)
+            if "code" not in message:
+                return message, descriptors
+            self._codes[message["pid"]] = message["code"]
+
+    def close(self) -> None:
+        self.is_open = False
+        self._channel.close()
+
+    def code_of(self, pid: int) -> int | None:
+        """The exit code that the server has told of `pid`; None when it has told none yet."""
+        self._channel.setblocking(False)
+        while self.is_open and pid not in self._codes:
+            try:
+                data = self._channel.recv(MESSAGE)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self.is_open = False
+                break
+            message = json.loads(data)
+            self._codes[message["pid"]] = message["code"]
+        return self._codes.pop(pid, None)  # a later process may get the same number
+
+
+@dataclass
+class Forked:
+    """A process that the server has forked."""
+
+    pid: int
+    pidfd: int
+    connection: Connection
+    code: int | None = field(default=None, init=False)
+    ended_at: float = field(default=0.0, init=False)  # when the system first said so
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            self.code = self.connection.code_of(self.pid)
+        if self.code is None and _has_ended(self.pidfd, 0.0):
+            self.ended_at = self.ended_at or time.monotonic()
+            if time.monotonic() - self.ended_at > PATIENCE_S:  # a server that stands still
+                self.connection.is_open = False
+            if not self.connection.is_open:
+                self.code = -signal.SIGKILL  # nobody is left to say how: what it has written decides
+        if self.code is not None and self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        return self.code
+
+    def wait(self) -> int:
+        while (code := self.poll()) is None:
+            _has_ended(self.pidfd, 1.0)
+            time.sleep(0.005)  # for the server's word
+        return code
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        if self.pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+
+def _has_ended(pidfd: int, timeout: float) -> bool:
+    with selectors.PollSelector() as selector:
+        selector.register(pidfd, selectors.EVENT_READ)
+        return bool(selector.select(timeout))
+
+
+class Server:
+    """The server's side: one thread, one loop."""
+
+    def __init__(self, control: socket.socket, modules: Iterable[str]) -> None:
+        self.modules = {name: importlib.import_module(name) for name in modules}
+        source_check.keep()
+        gc.collect()
+        gc.freeze()  # pages of what is imported stay shared: no collection of a child's writes to them
+        self.selector = selectors.DefaultSelector()
+        self.control = control
+        self.connections: set[socket.socket] = set()
+        self.children: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> pid, who started it
+        self.selector.register(control, selectors.EVENT_READ, self._connect)
+
+    def run(self) -> None:
+        while self.selector.get_map():
+            for key, _ in self.selector.select():
+                key.data(key.fileobj)
+
+    def _connect(self, control: socket.socket) -> None:
+        data, descriptors, _, _ = socket.recv_fds(control, MESSAGE, 1)
+        if not data:
+            self.selector.unregister(control)
+            return
+        connection = socket.socket(fileno=descriptors[0])
+        self.connections.add(connection)
+        self.selector.register(connection, selectors.EVENT_READ, self._start)
+
+    def _start(self, connection: socket.socket) -> None:
+        descriptors: list[int] = []
+        try:
+            data, descriptors, _, _ = socket.recv_fds(connection, MESSAGE, MOST_DESCRIPTORS)
+        except OSError:
+            data = b""
+        if not data:
+            self.selector.unregister(connection)
+            self.connections.discard(connection)
+            connection.close()
+            return
+        try:
+            request = json.loads(data)
+            reason = self._against(request) or self._fork(request, descriptors, connection)
+        except (OSError, ValueError) as error:  # no process, no descriptor to be had: for this start alone
+            reason = str(error)
+        if reason:
+            _tell(connection, {"refused": reason})
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int], connection: socket.socket) -> str:
+        if len(descriptors) != 3 + len(request["inherited"]):
+            return f"of its descriptors {len(descriptors)} came"
+        pid = os.fork()
+        if not pid:
+            self._child(request, descriptors)
+        pidfd = os.pidfd_open(pid)
+        self.children[pidfd] = (pid, connection)
+        self.selector.register(pidfd, selectors.EVENT_READ, self._reap)
+        _tell(connection, {"pid": pid}, pidfd)
+        return ""
+
+    def _against(self, request: dict[str, Any]) -> str:
+        """Why a fork would not be what an executed process is; '' when it would."""
+        if request["module"] not in self.modules:
+            return f"{request['module']} is not loaded"
+        ours, theirs = (_loaded(env) for env in (os.environ, request["env"]))
+        if ours != theirs:
+            names = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+            return f"it was started with another {', '.join(names)}"
+        return _initialised()
+
+    def _reap(self, pidfd: int) -> None:
+        pid, connection = self.children.pop(pidfd)
+        self.selector.unregister(pidfd)
+        _, status = os.waitpid(pid, 0)
+        os.close(pidfd)
+        if connection in self.connections:
+            _tell(connection, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _child(self, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
+        """In the new process: become what was asked for. Nothing of the server's is left open."""
+        code = 1
+        try:
+            os.setsid()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            out, err, wait_end, *inherited = descriptors
+            for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
+                os.dup2(source, target)
+            _close_others({0, 1, 2, wait_end, *inherited})
+            if not os.read(wait_end, 1):
+                os._exit(0)
+            os.close(wait_end)
+            os.environ.clear()
+            os.environ.update(request["env"])
+            os.environ.update({name: str(n) for name, n in zip(request["inherited"], inherited, strict=True)})
+            os.chdir(request["cwd"])
+            _show_as([sys.executable, "-m", request["module"], *request["arguments"]])
+            module = self.modules[request["module"]]
+            sys.argv = [str(module.__file__), *request["arguments"]]
+            code = module.main(list(request["arguments"]))
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(code)
+
+
+def _loaded(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(LOADED) and name not in SET_LATER}
+
+
+def _initialised() -> str:
+    """What this process has that a fork must not inherit; '' when there is nothing."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"it has {threads} threads"
+    cuda = sys.modules.get("torch.cuda")
+    return "CUDA is initialised" if cuda is not None and cuda.is_initialized() else ""
+
+
+def _close_others(kept: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with suppress(OSError):
+                os.close(int(name))
+
+
+def _show_as(words: list[str]) -> None:
+    """Have lists of processes show these words: written where the system keeps this process's arguments."""
+    with suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        begin, end = int(fields[45]), int(fields[46])
+        text = "\0".join(words).encode()[: end - begin - 1]
+        if 0 < begin < end:
+            ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+def _tell(connection: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
+    with suppress(OSError):  # who asked is gone: what was started waits for a byte that does not come
+        socket.send_fds(connection, [json.dumps(message).encode()], descriptors)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=os.dup(0))
+    if modules := control.recv(MESSAGE):
+        Server(control, json.loads(modules)).run()
+
+
+if __name__ == "__main__":
+    main()

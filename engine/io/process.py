@@ -1,0 +1,138 @@
+"""How a verb of the engine runs as a process: its run file, inputs by name, progress and errors as JSON lines
+on stdout. Torch-free."""
+
+import faulthandler
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from pydantic import ValidationError
+
+from atelier.engine.config.base import explain
+from atelier.engine.config.error import AtelierError, ConfigError, of_system, to_line
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.io import source_check
+from atelier.engine.io.artifact import Input, Output, open_input
+
+
+def say(stream: TextIO, document: dict[str, Any]) -> None:
+    """Write one line of JSON, at once."""
+    print(json.dumps(document, ensure_ascii=False), file=stream, flush=True)
+
+
+class Progress:
+    """Counts work and writes `{"progress": done, "total": total, "unit": unit, "rate": per_second}`, at most
+    twice a second.
+    """
+
+    def __init__(
+        self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic, interval: float = 0.5
+    ) -> None:
+        self._stream, self._clock, self._interval = stream, clock, interval
+        self._spoken = -float("inf")
+        self.start(0, "documents")
+
+    def start(self, total: int, unit: str) -> None:
+        """Begin a stretch of `total` units."""
+        self._total, self._unit, self._done, self._began = total, unit, 0, self._clock()
+
+    def advance(self, amount: int) -> None:
+        self._done += amount
+        now = self._clock()
+        if now - self._spoken < self._interval:
+            return
+        self._spoken = now
+        rate = self._done / max(now - self._began, 1e-9)
+        say(
+            self._stream,
+            {"progress": self._done, "total": self._total, "unit": self._unit, "rate": round(rate, 1)},
+        )
+
+
+LOADED = time.monotonic()
+faulthandler.enable()  # a process that crashes says where
+INTERRUPTED = 130  # what a shell reports after Ctrl-C
+
+
+def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) -> int:
+    """`act` on the run file that `arguments` name; the exit code: 0, or the error's, told on stdout as JSON.
+
+    A reader that went away ends the process without a word.
+    """
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    try:
+        if len(arguments) != 1:
+            usage = f"usage: python -m atelier.engine.{verb} run.json"
+            raise ConfigError(f"atelier.engine.{verb}", f"{len(arguments)} arguments", usage)
+        run = read_run(arguments[0])
+        source_check.check(run.sources)
+        act(run)
+    except AtelierError as error:
+        say(sys.stdout, to_line(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # else the interpreter complains when it flushes the dead pipe at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        say(sys.stdout, to_line(of_system(error)))
+        return 1
+    return 0
+
+
+def began() -> float:
+    """When this process was started, on the clock of time.monotonic(): imports lie between."""
+    try:
+        stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):  # not Linux
+        return LOADED
+    return time.monotonic() - age
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with `code`, all it said written. A gang's processes leave this way: gloo's threads
+    now and then abort an interpreter that takes itself down ("terminate called without an active exception").
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
+def read_run(path: str) -> RunFile:
+    """The run file at `path`; ConfigError when it is missing or not one."""
+    try:
+        return RunFile.model_validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigError(path, f"cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        raise explain(error, RunFile, path) from None
+
+
+def input_of(run: RunFile, name: str) -> Input:
+    """The artifact given as input `name`; ConfigError when none is given, or none is there."""
+    given = f"given: {', '.join(run.inputs) or 'none'}"
+    if name not in run.inputs:
+        raise ConfigError("run.inputs", f"{run.task} needs the input {name}", given)
+    try:
+        return open_input(run.inputs[name])
+    except FileNotFoundError:
+        raise ConfigError(
+            f"run.inputs.{name}", f"{run.inputs[name]} has no record.json", "no such artifact"
+        ) from None
+
+
+def output_of(run: RunFile, name: str) -> Output:
+    """The output called `name`; ConfigError when the run file has no place for it."""
+    if name not in run.outputs:
+        given = f"given: {', '.join(run.outputs) or 'none'}"
+        raise ConfigError("run.outputs", f"{run.task} writes {name}", given)
+    return Output(run.outputs[name])

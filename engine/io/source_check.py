@@ -1,0 +1,55 @@
+"""Whether this process computes with the code that it was started for: files as they were when they were
+imported. Torch-free.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from atelier import PROJECT
+from atelier.engine.config.error import ConfigError
+
+SUPERVISED = "ATELIER_GUARD_FD"  # in the environment of what a supervisor has started
+
+_loaded: dict[str, str] = {}
+
+
+def digest(content: bytes) -> str:
+    """What a source file is compared by: sha256, 16 digits."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def keep() -> None:
+    """Remember the files of all modules of the project that are loaded: of a process that forks others later,
+    when the files may have changed.
+    """
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "/")
+        if name.startswith("atelier.engine") and path.is_relative_to(PROJECT) and path.suffix == ".py":
+            with suppress(OSError):
+                _loaded[str(path.relative_to(PROJECT))] = digest(path.read_bytes())
+
+
+def check(wanted: Mapping[str, str]) -> None:
+    """ConfigError when a supervised process holds other code than `wanted` says: two codes would be mixed in
+    one run. One that a person started by hand computes with what there is.
+    """
+    if SUPERVISED not in os.environ:
+        return
+    for file, expected in wanted.items():
+        if _now(file) != expected:
+            raise ConfigError(
+                file, "was changed while this run was going", "run the same command again: it goes on"
+            )
+
+
+def _now(file: str) -> str:
+    if file not in _loaded:
+        try:
+            return digest((PROJECT / file).read_bytes())
+        except OSError:
+            return ""
+    return _loaded[file]

@@ -1,0 +1,272 @@
+"""Which files a source of text means, and what identifies each: one answer for the planner and for the
+engine. Torch-free.
+"""
+
+import glob
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from fsspec.implementations.local import LocalFileSystem
+
+from atelier.engine.config.data import Labels, Source
+from atelier.engine.config.error import AtelierError, ConfigError, DataError, nearest, printable
+from atelier.engine.io import remote
+
+TEXT, LINES = (".txt", ".txt.gz"), (".jsonl", ".jsonl.gz")
+TOPICS = "pydoc_data/topics.py"
+BLOCK = 1 << 20
+WAY_OUT = "see that the address is right, that it answers from here, and that its keys are in the environment"
+REVISIONS = ("github", "git")  # kinds of address in which an @ leads to a revision: org:repo@branch
+MOST_FILES = 1_000_000  # of one source
+MOST_NAMES = 10_000  # of a folder, among which a mistyped one is looked for
+# what stores tell of a file that changes with its content; the first that is told counts
+MARKS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "mtime",
+    "created",
+    "LastModified",
+    "sha",
+    "blob_id",
+    "modify",
+    "modificationTime",
+)
+MOST_UNMARKED = 1 << 30  # bytes of a file of which nothing is told: it is read to be known
+
+# Left out of the standard library: tests, what is installed beside it, bundled wheels, build facts of this
+# one machine (they name its paths), and the generated character tables of `encodings` (near-copies of each
+# other: 14 % of all tokens).
+_NOT_FOLDERS = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "_bundled",
+    "encodings",
+}
+_NOT_FILES = {"sitecustomize.py", "usercustomize.py"}
+
+
+def files_of(source: Source | Labels) -> list[str]:
+    """The files that `source.source` means, sorted: absolute local paths, or URLs.
+
+    `stdlib`: the sources of this interpreter's standard library. Else a file, a folder (all text files below
+    it) or an fsspec glob. Raises ConfigError for a path that is not there, a kind of file that cannot be
+    read, or an fsspec URL that cannot be opened; DataError for a folder or glob without any file of text.
+    """
+    if is_stdlib(source.source):
+        return stdlib_files(source.source.partition(":")[2])
+    examples = isinstance(source, Labels)
+    place, endings = ("labels.source", LINES) if examples else ("data.source", TEXT + LINES)
+    check_no_password(source.source, place)
+    system, path = _filesystem(source.source, place)
+    with reading(source.source, place):
+        return _text_files(system, path, source.source, place, endings)
+
+
+def _text_files(system: Any, path: str, given: str, place: str, endings: tuple[str, ...]) -> list[str]:
+    shown, known = printable(given), f"known: {', '.join(endings)}"
+    if remote.ask_in_time(system, "isfile", path):
+        if not path.endswith(endings):
+            raise ConfigError(place, f"{shown} is not a file of text", known)
+        return [_address(system, path)]
+    found = _listed(system, path, given, place)
+    if len(found) > MOST_FILES:
+        raise ConfigError(
+            place, f"{shown} has more than {MOST_FILES} files", "give a folder or glob below it"
+        )
+    kept = sorted(_address(system, name) for name in found if name.endswith(endings))
+    if not kept:
+        raise DataError(
+            f"{place}: {shown} has no file of text (looked in {printable(path)}: {len(found)} other files);"
+            f" {known}"
+        )
+    return kept
+
+
+def is_stdlib(source: str) -> bool:
+    """True for `stdlib` and for `stdlib:<package>,<package>`."""
+    return source == "stdlib" or source.startswith("stdlib:")
+
+
+def stdlib_folder() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def stdlib_files(packages: str = "") -> list[str]:
+    """The .py files of the running interpreter's standard library, sorted by their path in it; all of them,
+    or those of the packages and modules that `packages` lists with commas.
+    """
+    root, found = stdlib_folder(), []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [f for f in folders if f not in _NOT_FOLDERS and not f.startswith("config-")]
+        relative = Path(folder).relative_to(root)
+        found += [relative / name for name in names if _is_stdlib_source(name)]
+    wanted = [name.strip() for name in packages.split(",") if name.strip()]
+    if wanted:
+        by_package = {path.parts[0].removesuffix(".py") for path in found}
+        for name in wanted:
+            if name not in by_package:
+                near = nearest(name, by_package)
+                hint = f"did you mean {near}?" if near else ""
+                raise ConfigError("data.source", f"the standard library has no package {name!r}", hint)
+        found = [path for path in found if path.parts[0].removesuffix(".py") in wanted]
+    if not found:
+        raise DataError(
+            f"data.source: this interpreter has no standard library source below {root};"
+            " give data.source=<path or glob>"
+        )
+    return [str(root / path) for path in sorted(found, key=lambda path: path.as_posix())]
+
+
+def _is_stdlib_source(name: str) -> bool:
+    return name.endswith(".py") and name not in _NOT_FILES and not name.startswith("_sysconfigdata")
+
+
+def content_id(path: str, place: str = "") -> str:
+    """What identifies the content of a file: sha256 of a local one; of a remote one, its etag (or time of
+    change) and size, and where its server tells neither, sha256 as well. `place` is what errors name.
+    """
+    system, name = _filesystem(path, place or path)
+    if isinstance(system, LocalFileSystem):
+        return _digest(open(name, "rb"))
+    with reading(path, place or path):
+        system.invalidate_cache()
+        about = remote.ask_in_time(system, "info", name)
+        mark = next((str(about[key]) for key in MARKS if about.get(key)), "")
+        if mark:
+            return f"remote:{mark.strip(chr(34))}:{about.get('size')}"
+        if (about.get("size") or 0) > MOST_UNMARKED:
+            raise _unmarked(path)
+        return _digest(system.open(name, "rb"), path)
+
+
+def _digest(file: Any, path: str = "") -> str:
+    """sha256 of an open file; of `path`, a remote one, up to `MOST_UNMARKED` bytes."""
+    digest, total = hashlib.sha256(), 0
+    with file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            total += len(block)
+            if path and total > MOST_UNMARKED:
+                raise _unmarked(path)
+    return digest.hexdigest()
+
+
+def _unmarked(path: str) -> ConfigError:
+    return ConfigError(
+        path,
+        "its server tells neither an etag nor a time of change, and it is too long to be read for that"
+        f" (more than {MOST_UNMARKED >> 20} MiB)",
+        "copy it to a folder or an object store",
+    )
+
+
+@contextmanager
+def reading(given: str, place: str) -> Iterator[None]:
+    """What a store says no with, as one ConfigError with the address: each kind has errors of its own."""
+    try:
+        yield
+    except AtelierError:
+        raise
+    except Exception as error:
+        what = "" if place == given else f"{printable(given)} "
+        raise ConfigError(place, f"{what}cannot be read ({_reason(error)})", WAY_OUT) from error
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return printable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def check_no_password(url: str, place: str) -> None:
+    """Refuse an address with user and password: it would be kept in records, tags and logs."""
+    for part in url.split("::"):
+        kind, _, rest = part.partition("://")
+        user = rest.split("/")[0].rpartition("@")[0]
+        if ":" in user and kind not in REVISIONS:
+            raise ConfigError(
+                place,
+                f"{printable(kind, 40)}://...@... has a password in it, which records would keep",
+                "give them by the environment: AWS_..., or FSSPEC_<kind> for other stores",
+            )
+
+
+def short_names(paths: Iterable[str]) -> dict[str, str]:
+    """Each path without the folders that all share: the same wherever the files lie."""
+    parts = {path: PurePosixPath(path).parts for path in paths}
+    shared = 0
+    for level in zip(*(folders[:-1] for folders in parts.values()), strict=False):
+        if len(set(level)) > 1:
+            break
+        shared += 1
+    return {path: "/".join(folders[shared:]) for path, folders in parts.items()}
+
+
+def _filesystem(url: str, place: str) -> tuple[Any, str]:
+    try:
+        return remote.open_system(url)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(
+            place,
+            f"{printable(url)}: no such kind of storage ({printable(error)})",
+            "give a path or an fsspec URL",
+        ) from None
+    except Exception as error:  # some kinds of storage ask their server at once
+        raise ConfigError(place, f"{printable(url)} cannot be opened ({_reason(error)})", WAY_OUT) from error
+
+
+def _address(system: Any, path: str) -> str:
+    return str(path) if isinstance(system, LocalFileSystem) else str(system.unstrip_protocol(path))
+
+
+def _listed(system: Any, path: str, given: str, place: str) -> list[str]:
+    """All files of a folder or glob, one more than `MOST_FILES` at most; ConfigError when there is no such
+    thing.
+    """
+    if remote.ask_in_time(system, "isdir", path):
+        return _below(system, path)
+    shown = printable(given)
+    if not glob.has_magic(path):
+        what = "is no regular file" if remote.ask_in_time(system, "exists", path) else "does not exist"
+        raise ConfigError(place, f"{shown} {what} (looked for {printable(path)})", _nearest_in(system, path))
+    found = [str(name) for name in remote.ask_in_time(system, "glob", path) if system.isfile(name)]
+    if not found:
+        raise DataError(
+            f"{place}: no file matches {shown} (looked for {printable(path)}); {_nearest_in(system, path)}"
+        )
+    return found
+
+
+def _below(system: Any, path: str) -> list[str]:
+    if not isinstance(system, LocalFileSystem):
+        return [str(name) for name in remote.ask_in_time(system, "find", path)]
+    walked = (f"{folder}/{name}" for folder, _, names in system.walk(path) for name in names)
+    return list(islice(walked, MOST_FILES + 1))
+
+
+def _nearest_in(system: Any, path: str) -> str:
+    """Advice: the name most like the missing one, in the deepest of its folders that exists. What else is
+    there is nobody's business.
+    """
+    parts = path.split("/")
+    for depth in range(len(parts) - 1, 0, -1):
+        folder = "/".join(parts[:depth]) or "/"
+        if glob.has_magic(folder) or not remote.ask_in_time(system, "isdir", folder):
+            continue
+        there = remote.ask_in_time(system, "ls", folder, detail=False)
+        names = {str(name).rstrip("/").rsplit("/", 1)[-1] for name in there[:MOST_NAMES]}
+        near = nearest(parts[depth], sorted(names))
+        if near and near != parts[depth]:
+            return f"did you mean {printable(folder.rstrip('/') + '/' + near)}?"
+        break
+    return "give a path or glob of .txt or .jsonl files, or stdlib"

@@ -1,0 +1,328 @@
+"""Files at any fsspec URL, with the few guarantees that artifacts need: atomic writes, exclusive creates,
+digests on read. Torch-free.
+
+A URL without a protocol is a local path. Local commits are: write a temporary file, fsync, rename or link,
+fsync the folder.
+"""
+
+import hashlib
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from atelier.engine.config.document import MOST_BYTES, parse_json, parse_object
+from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.config.record import FileEntry
+from atelier.engine.io import remote
+from atelier.engine.io.remote import ask, open_system
+
+BLOCK = 1 << 20
+TEMPORARY = ".tmp-"
+UMASK = os.umask(0o077)  # there is no other way to read it
+os.umask(UMASK)
+_memory_lock = threading.Lock()
+
+
+def join(url: str, *parts: str) -> str:
+    return "/".join([url.rstrip("/"), *(part.strip("/") for part in parts)])
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """The fsspec filesystem of `url` and the path in it."""
+    try:
+        return open_system(url)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(
+            url, f"no such kind of storage ({error})", "give a local folder or an fsspec URL"
+        ) from None
+    except OSError:
+        raise
+    except Exception as error:  # some kinds open what they stand on at once, with errors of their own
+        raise ConfigError(
+            url, f"cannot be opened ({type(error).__name__}: {error})", "see that the address is right"
+        ) from None
+
+
+def is_local(url: str) -> bool:
+    return isinstance(filesystem(url)[0], LocalFileSystem)
+
+
+def local_path(url: str) -> Path:
+    """The path of a local URL."""
+    system, path = filesystem(url)
+    if not isinstance(system, LocalFileSystem):
+        raise ConfigError(url, "is not a local folder")
+    return Path(path)
+
+
+def reach(url: str) -> None:
+    """ConfigError unless files can be written under `url`: asked before work whose result could not be kept.
+    A local folder is taken at its word.
+    """
+    probe = join(url, f"{TEMPORARY}probe")
+    try:
+        if not is_local(url):
+            write_bytes(probe, b"\n")
+            remove(probe)
+    except ConfigError:
+        raise
+    except Exception as error:  # each kind of store has errors of its own
+        raise ConfigError(
+            url,
+            f"the store cannot be written to ({type(error).__name__}: {error})",
+            "see that it is up, that the address is right and that you may write there",
+        ) from None
+
+
+def size(url: str) -> int:
+    """Bytes of a file; FileNotFoundError when there is none."""
+    system, path = filesystem(url)
+    return ask(system, "size", path)
+
+
+def size_below(url: str) -> int:
+    """Bytes of all files below a folder."""
+    system, path = filesystem(url)
+    return int(ask(system, "du", path))
+
+
+def fetch(url: str, target: Path) -> None:
+    """Copy a file to a local path."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remote.fetch(*filesystem(url), target)
+
+
+def exists(url: str) -> bool:
+    system, path = filesystem(url)
+    return ask(system, "exists", path)
+
+
+def read_bytes(url: str, most: int = 0) -> bytes:
+    """The whole of a file, of at most `most` bytes (0: any size). What is no regular file (a folder, a pipe
+    that would be waited for, a device that never ends) or is larger is a DamageError.
+    """
+    system, path = filesystem(url)
+    if isinstance(system, LocalFileSystem):
+        with open_regular(path) as file:
+            data = file.read(most + 1) if most else file.read()
+    else:
+        if most and (ask(system, "size", path) or 0) > most:
+            raise DamageError(f"{url}: larger than {most >> 20} MiB")
+        data = remote.read(system, path)
+    if most and len(data) > most:
+        raise DamageError(f"{url}: larger than {most >> 20} MiB")
+    return data
+
+
+def open_regular(path: str | Path) -> IO[bytes]:
+    """A local file to read; a DamageError where there is something else, which could keep its reader for
+    ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise DamageError(f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_json(url: str, what: str = "JSON") -> Any:
+    """The document at `url`, whoever wrote it: bounded in size, depth and numbers, else a DamageError."""
+    return parse_json(read_bytes(url, MOST_BYTES), url, what)
+
+
+def read_object(url: str, what: str = "a JSON object") -> dict[str, Any]:
+    """As `read_json`, of what has to be an object."""
+    return parse_object(read_bytes(url, MOST_BYTES), url, what)
+
+
+def read_text(url: str) -> str:
+    try:
+        return read_bytes(url).decode()
+    except UnicodeDecodeError:
+        raise DamageError(f"{url}: not UTF-8") from None
+
+
+def names(url: str) -> list[str]:
+    """Names directly under a folder, sorted, temporary ones left out; [] when there is no such folder."""
+    system, path = filesystem(url)
+    if isinstance(system, LocalFileSystem):
+        try:
+            found = os.listdir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    else:
+        system.invalidate_cache(path)
+        try:
+            there = ask(system, "ls", path, detail=False)
+            found = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in there]
+        except FileNotFoundError:
+            return []
+    return sorted(name for name in found if not name.startswith(TEMPORARY))
+
+
+def write_bytes(url: str, data: bytes) -> None:
+    """Put `data` at `url`, replacing what was there: readers see the old or the new content, never a part."""
+    with writing(url) as file:
+        file.write(data)
+
+
+@contextmanager
+def writing(url: str) -> Iterator[IO[bytes]]:
+    """A binary file that appears at `url` whole, when the block ends without an error; on an error nothing
+    appears.
+    """
+    system, path = filesystem(url)
+    if not isinstance(system, LocalFileSystem):
+        with remote.writing(system, path) as file:
+            yield file
+        return
+    target = Path(path)
+    make_folder(target.parent)
+    descriptor, temporary = _temporary(target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_folder(target.parent)
+
+
+def has_exclusive_create(url: str) -> bool:
+    """Whether `create_exclusive` can be asked; for others infra/store/conditional_create.py knows ways."""
+    return isinstance(filesystem(url)[0], LocalFileSystem | MemoryFileSystem)
+
+
+def create_exclusive(url: str, data: bytes) -> bool:
+    """Create `url` with `data` unless it exists: True for exactly one of any number of racers, and only whole
+    content is ever seen.
+
+    Locally fsync then link(2) (fsspec's own exclusive mode is not). Memory: a lock in this process. Other
+    stores are refused.
+    """
+    system, path = filesystem(url)
+    if isinstance(system, MemoryFileSystem):
+        with _memory_lock:
+            if system.exists(path):
+                return False
+            system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+            system.pipe_file(path, data)
+            return True
+    if not isinstance(system, LocalFileSystem):
+        raise ConfigError(
+            url, "this store has no exclusive create that Atelier knows", "use a local or shared POSIX folder"
+        )
+    attempts = 10
+    while True:
+        attempts -= 1
+        try:
+            return _link_new(Path(path), data)
+        except (FileNotFoundError, FileExistsError):  # its folder was removed meanwhile: made again
+            if attempts == 0:
+                raise
+
+
+def _link_new(target: Path, data: bytes) -> bool:
+    make_folder(target.parent)
+    descriptor, temporary = _temporary(target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+    finally:
+        with suppress(OSError):
+            os.unlink(temporary)
+    sync_folder(target.parent)
+    return True
+
+
+def _temporary(folder: Path) -> tuple[int, str]:
+    """A new file with the permissions that the umask asks for (mkstemp's own shut out the users of a shared
+    store).
+    """
+    descriptor, name = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
+    os.fchmod(descriptor, 0o666 & ~UMASK)
+    return descriptor, name
+
+
+def make_remote_folder(url: str) -> None:
+    """Create a folder of a store that is not local, where the store has folders."""
+    system, path = filesystem(url)
+    remote.make_parent(system, join(path, "file"))
+
+
+def make_folder(folder: Path) -> None:
+    """Create a local folder and make its name durable."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(url: str) -> None:
+    """Remove a file or a folder with all in it; fine when it is not there."""
+    with suppress(FileNotFoundError):
+        remote.remove(*filesystem(url))
+
+
+def digest_of(url: str) -> FileEntry:
+    """Size and sha256 of the file at `url`; `path` is its last name."""
+    system, path = filesystem(url)
+    total, digest = 0, hashlib.sha256()
+    is_here = isinstance(system, LocalFileSystem)
+    with open_regular(path) if is_here else system.open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            total += len(block)
+    return FileEntry(path=path.rsplit("/", 1)[-1], bytes=total, sha256=digest.hexdigest())
+
+
+def put_file(local: Path, url: str) -> FileEntry:
+    """Copy a local file to `url` and return its entry."""
+    digest, total = hashlib.sha256(), 0
+    with open(local, "rb") as source, writing(url) as target:
+        while block := source.read(BLOCK):
+            digest.update(block)
+            total += len(block)
+            target.write(block)
+    return FileEntry(path=url.rsplit("/", 1)[-1], bytes=total, sha256=digest.hexdigest())
+
+
+def verify(url: str, entry: FileEntry, name: str = "") -> None:
+    """Compare the file at `url` with its entry; a difference is a DamageError that names the file (by `name`
+    when `url` is a copy).
+    """
+    name = name or url
+    try:
+        found = digest_of(url)
+    except FileNotFoundError:
+        raise DamageError(f"{name}: missing") from None
+    if found.bytes != entry.bytes:
+        raise DamageError(f"{name}: {found.bytes} bytes, its record says {entry.bytes}")
+    if found.sha256 != entry.sha256:
+        raise DamageError(f"{name}: content does not match its digest")

@@ -1,0 +1,119 @@
+"""Held-out means while training goes on: the same rows at every look, no state touched."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from atelier.engine.config.evaluation import held_out_name
+from atelier.engine.data.blend import Dataset
+from atelier.engine.data.tokens import NOT_SCORED
+from atelier.engine.loop.counts import Counts, count
+from atelier.engine.loop.prefetch import Batch, tensors_of
+from atelier.engine.loop.role_state import Member
+from atelier.engine.parallel.gang import Gang
+from atelier.engine.parallel.grid import Grid
+
+Streams = Sequence[tuple[Dataset, float]]
+
+
+class HeldOut:
+    """The first rows of each held-out split, in the shares of the streams (one at least), dealt out over the
+    ranks.
+
+    `windows` are what every role is looked at with, of `sources`, fingerprints of tokens; of the other kinds
+    of rows those that the role has an objective for.
+    """
+
+    def __init__(
+        self,
+        windows: Streams,
+        rows: Mapping[str, Streams],
+        *,
+        sources: Sequence[str],
+        num_windows: int,
+        micro_batch: int,
+        gang: Gang,
+    ) -> None:
+        self._micro_batch, self._gang, self._sources = micro_batch, gang, sources
+        self._windows = windows
+        self._places = {"": _first(windows, num_windows)}
+        self._places |= {kind: _first(streams, num_windows) for kind, streams in rows.items()}
+        self._batches: dict[tuple[str, int, int], list[Batch]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self._places.values())
+
+    @property
+    def name(self) -> str:
+        """Which windows these are: of two names that are equal, losses can be compared."""
+        places = self._places[""]
+        counts = Counter(id(stream) for stream, _ in places)
+        pairs = zip(self._sources, self._windows, strict=True)
+        length = max((stream.length for stream, _ in places), default=0)
+        return held_out_name({source: counts[id(stream)] for source, (stream, _) in pairs}, length)
+
+    def means(self, member: Member) -> dict[str, float]:
+        """By metric name, nats: the next-token loss of windows, each objective's mean of its rows; and the
+        share of rows that are right.
+        """
+        found = {"eval/loss": self._mean(member, "", "lm")[0]} if self._places[""] else {}
+        for name, spec in member.role.objective.items():
+            kind = type(spec).reads
+            if type(spec).needs_teacher or not self._places.get(kind):
+                continue
+            mean, right = self._mean(member, kind, name)
+            found[f"eval/objective/{name}"] = mean
+            if type(spec).compares == "classes":
+                found[f"eval/objective/accuracy/{name}"] = right
+        return found
+
+    def _mean(self, member: Member, kind: str, name: str) -> tuple[float, float]:
+        key = (kind, member.grid.data_index, member.grid.axes.data)
+        if key not in self._batches:
+            self._batches[key] = self._read(*key, member.parts.get(kind, -1))
+        batches = self._batches[key]
+        total = torch.zeros(3, dtype=torch.float64, device=self._gang.device)
+        total[:2] = member.look(batches, name)
+        if speaks(member.grid):
+            counts: Counts = count(batches, len(member.parts))
+            total[2] = counts.of(member.part(name) if kind else None)
+        loss, right, number = self._gang.sum(total).tolist()
+        return loss / number, right / number
+
+    def _read(self, kind: str, index: int, parts: int, part: int) -> list[Batch]:
+        """The index-th of so many parts, of one shape and as many batches as every other: a sharded forward
+        is a collective.
+        """
+        every = self._places[kind]
+        num, device = len(every), self._gang.device
+        size = max(1, min(self._micro_batch, -(-num // parts)))
+        result = []
+        for first in range(index * size, num + index * size, size * parts):
+            places = [every[min(row, num - 1)] for row in range(first, first + size)]
+            rows = [tensors_of(stream.batch([place])) for stream, place in places]
+            batch = {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
+            is_padding = torch.arange(first, first + size, device=device) >= num
+            batch["labels_BT"] = batch["labels_BT"].masked_fill(is_padding[:, None], NOT_SCORED)
+            if "classes_B" in batch:
+                batch["classes_B"] = batch["classes_B"].masked_fill(is_padding, NOT_SCORED)
+            batch["parts_B"] = torch.full((size,), part, device=device)
+            result.append(batch)
+        return result
+
+
+def _first(streams: Streams, number: int) -> list[tuple[Dataset, int]]:
+    """The first rows of each stream, `number` in all."""
+    whole = sum(weight for _, weight in streams)  # no stream, as in fine-tuning on examples: no look
+    wanted = [max(1, round(number * weight / whole)) for _, weight in streams]
+    return [
+        (stream, i)
+        for (stream, _), most in zip(streams, wanted, strict=True)
+        for i in range(min(most, len(stream)))
+    ]
+
+
+def speaks(grid: Grid) -> bool:
+    """Whether this rank counts its rows' labels: one of those that have the same rows."""
+    return grid.is_last and not (grid.places["context"] or grid.places["tensor"])

@@ -1,0 +1,86 @@
+"""The batches of each step on this rank: pure functions of the step, made one step ahead in a thread.
+
+Step s takes samples [s G, (s+1) G) of the blend, G the global batch (where it grows: those behind all
+before); data index d of N the d-th of N equal runs of them. Ranks that share a model, a row's tokens or a
+matrix have the same data index and read the same.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atelier.engine.config.train import Train
+from atelier.engine.data.blend import Blend
+from atelier.engine.loop.counts import Counts, count
+from atelier.engine.parallel.grid import Grid
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class StepData:
+    batches: list[Batch]  # one a micro-batch, on the gang's device
+    counts: Counts  # of these samples; 0 where another rank speaks for them
+    wait_s: float = 0.0
+
+
+class Feed:
+    """Reads a blend on one rank; steps up to `last` are made ahead."""
+
+    def __init__(
+        self,
+        open_blend: Callable[[int], Blend],
+        train: Train,
+        micro_batch: Callable[[int], int],
+        *,
+        last: int,
+        grid: Grid,
+        num_parts: int = 0,
+    ) -> None:
+        """`open_blend` gives the samples of so many tokens, `micro_batch` the sequences at once at a step."""
+        self._open, self._train, self._micro_batch = open_blend, train, micro_batch
+        self._grid, self._last, self._num_parts = grid, last, num_parts
+        self._blend: tuple[int, Blend] | None = None  # that of the last step, and for how many tokens
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
+        self._ahead: tuple[int, Future[StepData]] | None = None
+
+    def at(self, clock: int) -> StepData:
+        """The data of step `clock`; meanwhile the next step's is made."""
+        begin = time.perf_counter()
+        if self._ahead is None or self._ahead[0] != clock:
+            self._ahead = (clock, self._thread.submit(self._make, clock))
+        data = self._ahead[1].result()
+        self._ahead = None
+        if clock + 1 < self._last:
+            self._ahead = (clock + 1, self._thread.submit(self._make, clock + 1))
+        batches = [
+            {name: tensor.to(self._grid.gang.device) for name, tensor in batch.items()}
+            for batch in data.batches
+        ]
+        return StepData(batches, data.counts, time.perf_counter() - begin)
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def _make(self, clock: int) -> StepData:
+        now = self._train.at(clock)
+        if self._blend is None or self._blend[0] != now.sequence:
+            self._blend = (now.sequence, self._open(now.sequence))
+        blend, size = self._blend[1], self._micro_batch(clock)
+        each = now.global_batch // self._grid.axes.data
+        before = self._train.progressive.samples_before(clock, self._train.global_batch)
+        begin = before + self._grid.data_index * each
+        batches = [
+            tensors_of(blend.batch(first, size)) | {"samples_B": torch.arange(first, first + size)}
+            for first in range(begin, begin + each, size)
+        ]
+        return StepData(batches, count(batches if self._grid.counts_samples else [], self._num_parts))
+
+
+def tensors_of(arrays: dict[str, np.ndarray]) -> Batch:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

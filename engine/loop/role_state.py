@@ -1,0 +1,329 @@
+"""One role in a gang: its network, its optimiser, where it stands on the gang's clock, and what of it is
+checkpointed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.run_file import Member as MemberSpec
+from atelier.engine.config.run_file import Segment
+from atelier.engine.config.seed import seed_of
+from atelier.engine.config.train import Progressive
+from atelier.engine.loop.counts import Counts
+from atelier.engine.loop.decisions import Detector, Gate
+from atelier.engine.loop.stage import RIGHT, After, Body, Work
+from atelier.engine.model.placement import local
+from atelier.engine.model.transformer import noise_keys
+from atelier.engine.objective.chunked import Mix
+from atelier.engine.optim.load import set_lr
+from atelier.engine.parallel.compute import Precision, computed_in
+from atelier.engine.parallel.context import own_tokens
+from atelier.engine.parallel.grid import Grid
+
+
+class Member:
+    """A role at `step`: the number of steps of the clock that its weights have behind them. It moves only
+    while the clock is there. On ranks that have no part of it, it has no `body`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: MemberSpec,
+        *,
+        grid: Grid,
+        precision: Precision,
+        seed: int,
+        health: Detector,
+        parts: Sequence[str] = (),
+        progressive: Progressive = Progressive(),  # noqa: B008 - frozen
+    ) -> None:
+        self.name, self.spec, self.role = name, spec, spec.role
+        self.grid, self.gang, self.seed = grid, grid.gang, seed
+        self.body: Body | None = None
+        self.precision: Precision = precision
+        self.progressive = progressive
+        self.parts = {kind: number for number, kind in enumerate(parts)}  # of the mixture, by kind of rows
+        self.health = health
+        self.start, self.end = int(spec.role.start), end_of(spec)
+        self.step = self.start
+        self.stored_step = -1  # the step of its newest checkpoint that this process read or began to write
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.every_name: list[str] = []  # of all weights, on whatever rank
+        self.places: dict[str, int] = {}  # of those that train, in the order of their squared norms
+        self.gate = Gate(spec.role.gate, self.start) if spec.role.teacher else None
+        self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
+        self.codes: tuple[str, ...] = (
+            (spec.code,) if spec.code else ()
+        )  # that have trained it, the newest last
+        self.computed = computed_in(precision, grid.gang.device)
+        self.last: dict[str, float] = {}  # loss and eval/loss as last measured, and eval/step: when
+        self.held_out = ""  # the name of what eval/loss was last measured on
+        self._check()
+
+    def _check(self) -> None:
+        alone = [spec for spec in self.role.objective.values() if not type(spec).needs_teacher]
+        if self.role.gate != "open" and not alone:
+            raise ConfigError(
+                f"roles.{self.name}.gate",
+                f"nothing is optimised until it opens at {self.role.gate} nats: all objectives need it",
+                "add an objective of its own (lm), or gate=open",
+            )
+
+    def go_on_from(self, codes: tuple[str, ...], computed: str, step: int) -> None:
+        """Take over by which codes the checkpoint of `step` was trained. ConfigError when it was computed in
+        other arithmetic than this process has, unless that was accepted.
+        """
+        if computed and computed != self.computed and step > self.start and not self.spec.accept_code:
+            raise ConfigError(
+                self.name,
+                f"its checkpoint of step {step} was computed in {computed}, this machine computes "
+                f"{self.precision} in {self.computed}",
+                "--accept-code goes on; else go on where that one was made",
+            )
+        new = [code for code in self.codes if code not in codes[-1:] and step < self.end]
+        self.codes = (*codes, *new)
+
+    @property
+    def moves(self) -> bool:
+        return self.spec.mode != "frozen"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether checkpoints and metrics of it are written."""
+        return self.spec.mode == "train"
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The weights that lie on this rank, by their names in the plain model."""
+        return self.body.parameters() if self.body is not None else {}
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        return {name: weight for name, weight in self.parameters().items() if weight.requires_grad}
+
+    def is_active(self, clock: int) -> bool:
+        """Whether step `clock` is one of its own. A frozen member is active when somebody learns from it: the
+        loop knows.
+        """
+        return self.moves and self.step == clock < self.end
+
+    def flops_per_token(self, sequence: int) -> float:
+        """FLOPs that a training token costs: forward and backward, or a third of them when nothing moves."""
+        return self.role.model.flops_per_token(sequence) / (1 if self.moves else 3)
+
+    def ease(self, share: float) -> None:
+        """Multiply the model's dropout by this for the steps that come."""
+        if self.body is not None and self.moves:
+            self.body.ease(share)
+
+    def hears(self) -> bool:
+        """True in steps in which it learns from its teacher's logits, on this rank."""
+        specs = self.role.objective.values()
+        return (
+            self.body is not None
+            and self.distils()
+            and any(type(spec).needs_teacher and type(spec).compares == "logits" for spec in specs)
+        )
+
+    def distils(self) -> bool:
+        """Whether the step that comes is a lesson."""
+        is_due = (self.step - self.start) % self.role.period == 0
+        return self.gate is not None and self.gate.is_open and is_due
+
+    def mix(self) -> Mix:
+        """The active objectives with their shares: weight / sum of active weights."""
+        if not self.moves:
+            return {"lm": (LM(), 1.0)}
+        active = {
+            name: spec
+            for name, spec in self.role.objective.items()
+            if self.distils() or not type(spec).needs_teacher
+        }
+        whole = sum(spec.weight for spec in active.values())
+        return {name: (spec, spec.weight / whole) for name, spec in active.items()}
+
+    def part(self, name: str) -> int | None:
+        """The part of the mixture that an objective reads; None = all rows, as whatever needs the teacher."""
+        spec = self.role.objective.get(name.removesuffix(RIGHT))
+        if spec is None or not self.parts or type(spec).needs_teacher:
+            return None
+        return self.parts[type(spec).reads]
+
+    def logged(self) -> list[str]:
+        """The names of the sums that a step makes."""
+        mix = self.mix()
+        return [*mix, *(name + RIGHT for name, (spec, _) in mix.items() if type(spec).compares == "classes")]
+
+    def _shares(self, counts: Counts) -> Mix:
+        """The mix for sums that are divided by all scored tokens: an objective of few rows weighs as much."""
+        scales = {name: counts.divisor / max(1, counts.of(self.part(name))) for name in self.mix()}
+        return {name: (spec, share * scales[name]) for name, (spec, share) in self.mix().items()}
+
+    def work(self, batches: list[dict[str, Tensor]], clock: int, counts: Counts) -> Work:
+        """The step's work on this rank's tokens; dropout's keys are those of (seed, role, step, sample,
+        place).
+        """
+        mine = []
+        for batch in batches:
+            more = {}
+            if getattr(self.role.model, "dropout", 0.0) and self.moves:
+                seed = seed_of(self.seed, self.role.seed_name or self.name, clock)
+                places_T = torch.arange(batch["tokens_BT"].shape[1], device=batch["tokens_BT"].device)
+                more["noise_BT"] = noise_keys(seed, batch["samples_B"], places_T)
+            mine.append(own_tokens(batch | more, self.grid))
+        return Work(mine, self._shares(counts), self._parts())
+
+    def _parts(self) -> dict[str, int]:
+        found = {name: self.part(name) for name in self.mix()}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def train(self, work: Work, after: After) -> None:
+        """Forward and backward passes of all micro-batches."""
+        if self.body is not None:
+            self.body.train(work, after)
+
+    def infer(self, work: Work, after: After) -> None:
+        """Forward passes of all micro-batches; touches no generator and leaves nothing behind."""
+        if self.body is not None:
+            with torch.no_grad():
+                self.body.infer(work, after)
+
+    def look(self, batches: list[dict[str, Tensor]], name: str) -> Tensor:
+        """Sum of one objective over held-out batches, and how many rows are right, float64; this rank's part.
+        With the name lm it is next-token loss, of any role.
+        """
+        total = torch.zeros(2, dtype=torch.float64, device=self.gang.device)
+        if self.body is None:
+            return total
+        self.gang.pulse.at("look")
+        spec, part = self.role.objective.get(name, LM()), self.part(name)
+        parts = {} if part is None else {name: part}
+        work = Work([own_tokens(batch, self.grid) for batch in batches], {name: (spec, 1.0)}, parts)
+
+        def add(index: int, _: Tensor) -> None:
+            sums = work.results.pop(index).sums
+            total[0] += sums[name].double()
+            total[1] += sums.get(name + RIGHT, 0)
+
+        # eagerly: a look is too short to compile a second graph for
+        with torch.compiler.set_stance("force_eager") if self.body.is_compiled else nullcontext():
+            self.body.set_training(False)
+            self.infer(work, add)
+            self.body.set_training(True)
+        self.body.reshard()
+        return total if self.grid.is_counted else torch.zeros_like(total)
+
+    def squares(self) -> Tensor:
+        """This rank's part of each weight's squared gradient norm, float64, in the order of `places`: the
+        parts of all ranks add up to it. Called when all gradients are there.
+        """
+        total = torch.zeros(len(self.places), dtype=torch.float64, device=self.gang.device)
+        if self.body is None:
+            return total
+        self.body.settle_gradients()
+        places, grads, copies = [], [], []
+        for name, weight in self.trainable().items():
+            if weight.grad is not None and self.body.is_counted(name) and local(weight.grad).numel():
+                places.append(self.places[name])
+                grads.append(local(weight.grad))
+                copies.append(self.grid.copies(weight))
+        if grads:
+            norms = torch.stack([torch.linalg.vector_norm(grad) for grad in grads]).double()
+            total[places] = norms.square() / torch.tensor(copies, device=total.device)
+        return total
+
+    def update(self, norm: float, *, is_good: bool) -> float:
+        """Clip by the global norm and take the optimiser's step, or skip it when the step is not good;
+        returns the lr.
+        """
+        spec = self.role.optim
+        rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end)
+        rate *= self.progressive.lr_at(self.step)
+        self.num_skipped = 0 if is_good else self.num_skipped + 1
+        self.health.num_skipped += not is_good
+        if self.optimizer is not None:
+            if is_good:
+                self._clip(norm)
+                set_lr(self.optimizer, rate)
+                self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return rate
+
+    def _clip(self, norm: float) -> None:
+        coefficient = self.role.optim.clip / (norm + 1e-6)
+        if coefficient < 1.0:
+            for weight in self.trainable().values():
+                if weight.grad is not None:
+                    local(weight.grad).mul_(coefficient)
+
+    def check_skipped(self) -> None:
+        self.health.check_patience(f"roles.{self.name}", self.step, self.num_skipped)
+
+    def segment(self, step: int) -> Segment:
+        """The trajectory whose checkpoint `step` is; a role's first one is at its start."""
+        first = self.spec.segments[0]
+        if step == first.start:
+            return first
+        return next(part for part in self.spec.segments if part.start < step <= part.end)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that moves, by names that know neither the role nor the layout. Tensors are the live
+        ones.
+        """
+        trainable = self.trainable()
+        states = self.optimizer.state if self.optimizer is not None else {}
+        return {
+            "weights": {name: weight.detach() for name, weight in trainable.items()},
+            "optimizer": {name: dict(states.get(weight, {})) for name, weight in trainable.items()},
+            "gate": self.gate.state() if self.gate is not None else {},
+            "counts": {
+                "tokens": self.tokens,
+                "forwards": self.forwards,
+                "teacher_forwards": self.teacher_forwards,
+                "num_skipped": self.num_skipped,
+            },
+            "last": dict(self.last),
+            "health": self.health.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any], step: int) -> None:
+        """Take over what `state()` of a checkpoint gave back; its tensors were filled in place."""
+        if self.gate is not None:
+            self.gate.restore(state["gate"])
+        counts = state["counts"]
+        self.tokens, self.forwards = counts["tokens"], counts["forwards"]
+        self.teacher_forwards, self.num_skipped = counts["teacher_forwards"], counts["num_skipped"]
+        self.last = dict(state["last"])
+        self.health.restore(state.get("health", {}))
+        self.step = self.stored_step = step
+
+    def prime_optimizer(self) -> None:
+        """Make the optimiser's states exist as they are before the first step, all zero, so that checkpoints
+        always have the same names.
+        """
+        optimizer = self.optimizer
+        assert optimizer is not None  # who has none is not primed
+        for weight in self.trainable().values():
+            weight.grad = torch.zeros_like(weight)
+        set_lr(optimizer, 0.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        for state in optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+
+
+def end_of(spec: MemberSpec) -> int:
+    """The step at which a member's training ends; 0 for a frozen one."""
+    return spec.segments[-1].end if spec.segments else 0
+
+
+def is_finite(*numbers: float) -> bool:
+    return all(math.isfinite(number) for number in numbers)

@@ -1,0 +1,87 @@
+"""What a student's ranks get of their teacher's outputs: its own rows, tokens and slice of the vocabulary.
+
+A student may lie otherwise on the ranks that hold the teacher's outputs: then these are put together first
+and dealt out anew. B rows, T tokens, D hidden, V vocabulary, H heads, E head width, W = H E
+"""
+
+import torch
+from torch import Tensor
+
+from atelier.engine.loop.stage import Forward
+from atelier.engine.model.contract import Relations
+from atelier.engine.objective.chunked import TeacherSide
+from atelier.engine.parallel.collective import all_parts
+from atelier.engine.parallel.context import in_order, places
+from atelier.engine.parallel.grid import Grid
+
+
+def lies_alike(student: Grid, teacher: Grid) -> bool:
+    mine, theirs = student.axes, teacher.axes
+    return (mine.data, mine.context, mine.tensor) == (theirs.data, theirs.context, theirs.tensor)
+
+
+def own_rows(batch: dict[str, Tensor], student: Grid, teacher: Grid) -> dict[str, Tensor]:
+    """The student's rows of a micro-batch of its teacher, of which several ranks have the same."""
+    parts = student.axes.data // teacher.axes.data
+    if parts == 1:
+        return batch
+    index = student.data_index % parts
+    return {name: value.chunk(parts)[index] for name, value in batch.items()}
+
+
+def side_for(
+    student: Grid, teacher: Grid, result: Forward, length: int, *, with_relations: bool
+) -> TeacherSide:
+    """The teacher's side of the student's tokens. A collective of the teacher's ranks where they lie
+    otherwise; `length`: tokens of a row.
+    """
+    if lies_alike(student, teacher):
+        return TeacherSide(result.hidden_BTD, result.head_weight_VD, result.relations, result.said)
+    hidden_BTD = _own(_whole_tokens(result.hidden_BTD, teacher, 1), student, teacher, 1, length)
+    group, head_VD = teacher.group("tensor"), result.head_weight_VD
+    if group is not None:
+        head_VD = all_parts(head_VD, group).flatten(0, 1)
+    if student.axes.tensor > 1:
+        head_VD = head_VD.chunk(student.axes.tensor)[student.places["tensor"]]
+    if result.relations is None or not with_relations:
+        return TeacherSide(hidden_BTD, head_VD)
+    dealt = (_own(whole, student, teacher, 1, length) for whole in _whole_heads(result.relations, teacher))
+    return TeacherSide(hidden_BTD, head_VD, Relations(*(_own_heads(x_BTW, student) for x_BTW in dealt)))
+
+
+def _whole_tokens(part: Tensor, teacher: Grid, dim: int) -> Tensor:
+    group = teacher.group("context")
+    return part if group is None else in_order(all_parts(part, group), teacher.axes.context, dim=dim)
+
+
+def _own(whole: Tensor, student: Grid, teacher: Grid, dim: int, length: int) -> Tensor:
+    """The student's rows and tokens."""
+    parts = student.axes.data // teacher.axes.data
+    whole = whole.chunk(parts)[student.data_index % parts]
+    if student.axes.context == 1:
+        return whole
+    return whole.index_select(dim, places(length, student).to(whole.device))
+
+
+def _whole_heads(relations: Relations, teacher: Grid) -> list[Tensor]:
+    """Queries and keys of all tokens, all heads side by side [B, T, W].
+
+    Before rows and tokens are dealt out: the ranks that share the teacher's heads may get other rows or other
+    tokens of the student.
+    """
+    query, key = relations
+    copies, group = query.shape[1] // key.shape[1], teacher.group("tensor")
+    found = []
+    for part_BHTE, repeated in ((query, 1), (key, copies)):
+        whole = _whole_tokens(part_BHTE, teacher, 2)
+        if group is not None:
+            whole = torch.cat(list(all_parts(whole, group)), dim=1)
+        found.append(whole.repeat_interleave(repeated, 1).transpose(1, 2).flatten(2))
+    return found
+
+
+def _own_heads(whole_BTW: Tensor, student: Grid) -> Tensor:
+    """The run of the teacher's width that this rank's relation heads are cut from, as one head."""
+    size = student.axes.tensor
+    part_BTW = whole_BTW if size == 1 else whole_BTW.chunk(size, dim=2)[student.places["tensor"]]
+    return part_BTW.unsqueeze(1)

@@ -1,0 +1,85 @@
+"""Tensors that lie on several ranks (DTensors) and the whole they are parts of; plain tensors pass as they
+are. And whether a device computes in 16 bits."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+def has_half(device: torch.device) -> bool:
+    """Whether bf16 products are a gain on `device`. A CPU without AVX-512 (most laptops) computes them in
+    software, 60 times slower than float32 ones: there the same training, `precision: bf16`, runs in float32,
+    which is only more exact.
+    """
+    if device.type != "cpu":
+        return True
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def local(tensor: Any) -> Any:
+    """The part of a sharded tensor that lies on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor on every rank (a collective when it is sharded)."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def fill(weight: Tensor, full: Callable[[], Tensor]) -> None:
+    """Set a weight, or this rank's part of it, from the whole one; nothing is sent."""
+    with torch.no_grad():
+        local(weight).copy_(part_like(full(), weight))
+
+
+def part_like(full: Tensor, weight: Tensor) -> Tensor:
+    """What of `full` lies on this rank when it is placed as `weight` is."""
+    if not isinstance(weight, DTensor):
+        return full
+    shape, offset = compute_local_shape_and_global_offset(full.shape, weight.device_mesh, weight.placements)
+    for dim, (begin, length) in enumerate(zip(offset, shape, strict=True)):
+        full = full.narrow(dim, min(begin, full.shape[dim]), length)
+    return full
+
+
+def like(full: Tensor, weight: Tensor) -> Tensor:
+    """`full`, placed as `weight` is."""
+    if not isinstance(weight, DTensor):
+        return full
+    part = part_like(full, weight).contiguous()
+    return DTensor.from_local(
+        part,
+        weight.device_mesh,
+        weight.placements,
+        run_check=False,
+        shape=weight.shape,
+        stride=weight.stride(),
+    )
+
+
+def is_split(tensor: Tensor, axis: str) -> bool:
+    """Whether the ranks along a mesh axis hold different parts of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return False
+    axes = tensor.device_mesh.mesh_dim_names or ()
+    return axis in axes and not tensor.placements[axes.index(axis)].is_replicate()
+
+
+def settle_gradient(weight: Tensor) -> None:
+    """Place a gradient as its weight is placed: what the ranks have may still be parts of a sum."""
+    gradient = weight.grad
+    if isinstance(gradient, DTensor) and isinstance(weight, DTensor):
+        weight.grad = gradient.redistribute(placements=weight.placements)
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The tensors in lists of those that lie on one mesh; an operation on many tensors takes no others."""
+    found: dict[DeviceMesh | None, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return list(found.values())

@@ -1,0 +1,176 @@
+"""Layers of transformer decoders as plain modules that know nothing of parallelism: norms, attention, MLPs,
+blocks; and dropout whose mask is a pure function of (seed, sample, place, layer, feature).
+
+B rows, T tokens, D hidden"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.model.attention import Attend, Cache, Seen, rotate
+from atelier.engine.model.contract import Relations, rounded
+from atelier.engine.model.moe import MoE
+
+_A, _B = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64  # SplitMix64's constants, as signed numbers
+_C = 0x94D049BB133111EB - 2**64
+_LAYER = 0x2545F4914F6CDD1D
+_BITS = 31
+
+
+def noise_keys(seed: int, samples_B: Tensor, places_T: Tensor) -> Tensor:
+    """[B, T] int64: a key for every token of the samples with these numbers."""
+    return _mixed(_mixed(samples_B + seed)[:, None] + places_T * _A)
+
+
+def layer_keys(noise_BT: Tensor, layer: int) -> Tensor:
+    """The keys of one layer."""
+    return noise_BT + layer * _LAYER
+
+
+def dropout(x_BTD: Tensor, probability: float, noise_BT: Tensor, branch: int) -> Tensor:
+    """x, each number zeroed with `probability`, the rest scaled up; `branch` tells a layer's uses apart."""
+    features_D = torch.arange(x_BTD.shape[-1], device=x_BTD.device)
+    bits_BTD = _mixed(noise_BT[..., None] + branch * _C + features_D * _A) & (2**_BITS - 1)
+    keep_BTD = bits_BTD >= int(probability * 2**_BITS)
+    return x_BTD * keep_BTD.to(x_BTD.dtype) * (1.0 / (1.0 - probability))
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014) on int64, which wraps around; shifts are logical."""
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * _B
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * _C
+    return x ^ ((x >> 31) & (2**33 - 1))
+
+
+class Shared(NamedTuple):
+    """What every block gets besides the stream; of the batch it is the keys of dropout and what is memory."""
+
+    rope: Tensor | None  # rotary angles
+    mask: Tensor
+    batch: dict[str, Tensor]
+
+
+def make_norm(spec: GPT) -> nn.Module:
+    if spec.norm == "rms":
+        return nn.RMSNorm(spec.hidden, eps=spec.norm_eps)
+    return nn.LayerNorm(spec.hidden, eps=spec.norm_eps)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention (2305.13245) with RoPE where the spec asks for it."""
+
+    def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
+        super().__init__()
+        self.head_dim = spec.head_dim
+        self.query = nn.Linear(spec.hidden, spec.num_heads * spec.head_dim, bias=False)
+        self.key = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=False)
+        self.value = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=False)
+        self.out = nn.Linear(spec.num_heads * spec.head_dim, spec.hidden, bias=False)
+        self.attend = Attend(is_causal=is_causal)
+
+    def forward(
+        self, x_BTD: Tensor, rope: Tensor | None, mask: Tensor, seen: Seen | None
+    ) -> tuple[Tensor, Relations]:
+        heads = (-1, self.head_dim)
+        query = self.query(x_BTD).unflatten(-1, heads)
+        key, value = self.key(x_BTD).unflatten(-1, heads), self.value(x_BTD).unflatten(-1, heads)
+        if rope is not None:
+            query, key = rotate(query, rope), rotate(key, rope)
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        relations = Relations(query, key)
+        if seen is not None:
+            key, value = seen.extend(key, value)
+        return self.out(self.attend(query, key, value, mask).transpose(1, 2).flatten(2)), relations
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate x) * up x) (2002.05202)."""
+
+    def __init__(self, spec: GPT) -> None:
+        super().__init__()
+        self.gate = nn.Linear(spec.hidden, spec.inner, bias=False)
+        self.up = nn.Linear(spec.hidden, spec.inner, bias=False)
+        self.down = nn.Linear(spec.inner, spec.hidden, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
+
+
+class GELU(nn.Module):
+    """down(gelu(up x))."""
+
+    def __init__(self, spec: GPT) -> None:
+        super().__init__()
+        self.up = nn.Linear(spec.hidden, spec.inner, bias=False)
+        self.down = nn.Linear(spec.inner, spec.hidden, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x_BTD), approximate="tanh"))
+
+
+def make_mlp(spec: GPT) -> nn.Module:
+    if spec.num_experts:
+        return MoE(spec.num_experts, spec.experts_per_token, spec.hidden, spec.inner)
+    return SwiGLU(spec) if spec.mlp == "swiglu" else GELU(spec)
+
+
+class Block(nn.Module):
+    """x + attention(norm x), then that + mlp(norm of that). Can be compiled and sharded alone: tensors in,
+    tensors out. What it attended by goes out detached, unless `is_taught`: then an objective's gradient comes
+    in there.
+    """
+
+    def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
+        super().__init__()
+        self.dropout = self.most_dropout = spec.dropout
+        self.is_taught = False
+        self.norm1 = make_norm(spec)
+        self.attention = Attention(spec, is_causal=is_causal)
+        self.norm2 = make_norm(spec)
+        self.mlp = make_mlp(spec)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        rope: Tensor | None,
+        mask: Tensor,
+        noise_BT: Tensor | None = None,
+        seen: Seen | None = None,
+    ) -> tuple[Tensor, Relations]:
+        mixed_BTD, relations = self.attention(rounded(self.norm1(x_BTD)), rope, mask, seen)
+        x_BTD = x_BTD + self._drop(mixed_BTD, noise_BT, 0)
+        x_BTD = x_BTD + self._drop(self.mlp(rounded(self.norm2(x_BTD))), noise_BT, 1)
+        return x_BTD, relations if self.is_taught else relations.detached()
+
+    def _drop(self, x_BTD: Tensor, noise_BT: Tensor | None, branch: int) -> Tensor:
+        if not self.dropout or not self.training or noise_BT is None:
+            return x_BTD
+        return dropout(x_BTD, self.dropout, noise_BT, branch)
+
+
+def make_blocks(spec: GPT, *, is_causal: bool = True) -> nn.ModuleList:
+    return nn.ModuleList(Block(spec, is_causal=is_causal) for _ in range(spec.num_layers))
+
+
+def run_blocks(
+    blocks: nn.ModuleList, x_BTD: Tensor, shared: Shared, cache: Cache | None = None, *, first: int = 0
+) -> tuple[Tensor, Relations | None]:
+    """The blocks that are here, in order, and what the last of them attended by; the first of all has the
+    number `first` in dropout and cache.
+
+    Tokens that are memory are seen, but no gradient reaches them: the recurrence of Transformer-XL
+    (1901.02860, section 3.2) inside a row.
+    """
+    noise_BT, memory_BT = shared.batch.get("noise_BT"), shared.batch.get("memory_BT")
+    relations = None
+    for name, block in blocks.named_children():
+        number = first + int(name)
+        if memory_BT is not None:
+            x_BTD = torch.where(memory_BT[..., None] > 0, x_BTD.detach(), x_BTD)
+        keys = None if noise_BT is None else layer_keys(noise_BT, number)
+        seen = None if cache is None else cache.blocks[number]
+        x_BTD, relations = block(x_BTD, shared.rope, shared.mask, keys, seen)
+    return x_BTD, relations

@@ -1,0 +1,139 @@
+"""What a training program sends and keeps for each number: ours, and that of the papers whose figures plans
+are held against. And sums of named terms. Torch-free.
+"""
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """All fields are numbers of one unit."""
+
+    @property
+    def total(self) -> float:
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Bytes read and written, a number, where the memory's bandwidth decides, and bytes kept; all in 16-bit
+    arithmetic with 32-bit states.
+
+    `hidden_*` are norms, dropout and residual sums of a block, per number of the hidden state; `inner_*` the
+    MLP's activation, per number of its width; `scores_*` softmax and dropout of attention that has its scores
+    in memory, per score (0 = one fused kernel), `queries` at a time (0 = all), each piece with the keys that
+    it may see; `logits` the objective, per logit; `optimiser` one update, per weight.
+
+    Kept for the backward pass, per number of the hidden state: `kept_between` attention and MLP (rms norms:
+    `kept_rms` more), `kept_products` of what goes into them, `kept_inside` attention, `kept_routed` for each
+    expert that a token meets; `kept_inner`, with a gate `kept_gated`, per number of the MLP's width;
+    `kept_scores` per score.
+
+    `gradient` is what a weight's gradient takes on the wire, `weight` a gathered weight, `states` what a
+    weight, its gradient and its moments take in memory; of these `late` come with the first backward pass of
+    a step. `copied`: 16-bit copies of the weights of a rank that autocast makes. `chunk_logits` exist at once
+    (0 = all), with `logit` bytes each; of the head's gradient `head_rows` are added at once (0 = all). Of
+    what a program asks for an allocator loses the share `lost`; one that keeps what is freed holds holes
+    besides, `holes` times what one block works in and `holes_logits` times what the objective does.
+    `copies_states`: a checkpoint is written from a copy that lies in the same memory.
+
+    `overlaps`: collectives run beside computation, not on the same cores. `sends_parts`: each rank of the
+    axis tensor sends its part of the hidden state to the next stage, which puts it together (PTD-P, section
+    4.1).
+    """
+
+    hidden_forward: float = 22
+    hidden_backward: float = 22
+    inner_forward: float = 4
+    inner_backward: float = 6
+    scores_forward: float = 0
+    scores_backward: float = 0
+    queries: int = 0
+    logits: float = 44
+    optimiser: float = 40
+    kept_between: float = 8
+    kept_products: float = 4
+    kept_rms: float = 0
+    kept_inside: float = 8
+    kept_inner: float = 4
+    kept_gated: float = 8
+    kept_routed: float = 4
+    kept_scores: float = 0
+    gradient: float = 4
+    weight: float = 2
+    states: float = 16
+    late: float = 4
+    copied: float = 2
+    chunk_logits: int = 1 << 26
+    logit: float = 12
+    head_rows: int = 0
+    lost: float = 0.06
+    holes: float = 0
+    holes_logits: float = 0
+    copies_states: bool = False
+    sends_parts: bool = False
+    overlaps: bool = True
+
+    @property
+    def is_fused(self) -> bool:
+        """True when attention never has its scores in memory."""
+        return self.scores_forward == 0
+
+    def keys(self, sequence: int) -> float:
+        """Keys a query is compared with, on average."""
+        if not 0 < self.queries < sequence:
+            return sequence
+        return (sequence + self.queries) / 2
+
+    def pieces(self, sequence: int) -> float:
+        """How many pieces the queries of a sequence are compared in."""
+        return max(1.0, sequence / self.queries) if self.queries else 1.0
+
+
+STACKS = {
+    # counted in this program's graph under autocast: norms read 32-bit sums, products 16-bit copies of them
+    "atelier": Stack(),
+    # ours on a CPU: plain products for attention, rms norm in several kernels. Arithmetic in 16 bits and
+    # exponentials are slower there than memory: bytes that would take as long. These, and the holes,
+    # were measured on one machine (benchmarks/planner.py)
+    "cpu": Stack(
+        hidden_forward=180,
+        hidden_backward=250,
+        inner_forward=30,
+        inner_backward=47,
+        scores_forward=40,
+        scores_backward=25,
+        logits=58,
+        optimiser=44,
+        queries=256,
+        kept_rms=8,
+        kept_scores=2,
+        weight=4,
+        overlaps=False,
+        chunk_logits=1 << 21,
+        head_rows=4096,
+        lost=0,
+        holes=1.5,
+        holes_logits=1,
+        copies_states=True,
+    ),
+    # Megatron-LM as of 2104.04473: scores in memory (softmax reads and writes 2 bytes each, dropout 5 with
+    # its mask), fp16 gradients, an optimiser that copies, unscales and clips in passes of its own; what it
+    # keeps: 2205.05198, section 4.1
+    "ptdp": Stack(
+        scores_forward=9,
+        scores_backward=11,
+        optimiser=62,
+        kept_between=10,
+        kept_products=0,
+        kept_gated=4,
+        kept_scores=5,
+        gradient=2,
+        states=20,
+        late=0,
+        copied=0,
+        chunk_logits=0,
+        logit=6,
+        sends_parts=True,
+    ),
+}

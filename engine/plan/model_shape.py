@@ -1,0 +1,77 @@
+"""What plans need to know of a model: sizes and FLOPs, counted once. Torch-free."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from atelier.engine.config.blocks import Blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Net:
+    """A model on sequences of `sequence` tokens; its blocks are taken to be alike.
+
+    `matrices` of a block are (number of them, out, in), `width` is that of all MLPs that a token meets,
+    `inner` counts gated ones half more, `flops` those of one token in each block, `after` in what follows
+    them. A model that is not made of transformer blocks has no `matrices`: only its FLOPs are known.
+    """
+
+    sequence: int
+    params: int
+    num_layers: int
+    hidden: int
+    vocab: int
+    block_params: int
+    matrices: tuple[tuple[int, int, int], ...]
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    inner: float
+    width: float
+    is_gated: bool
+    has_rms_norm: bool
+    num_experts: int
+    met: int
+    flops: tuple[float, ...]
+    after: float
+
+    @property
+    def flops_per_token(self) -> float:
+        return sum(self.flops) + self.after
+
+    @property
+    def attention_flops(self) -> float:
+        """Forward and backward FLOPs of one token in all scores and sums of values."""
+        return 12.0 * self.sequence * self.num_heads * self.head_dim * self.num_layers
+
+
+def net_of(model: Any, sequence: int) -> Net:
+    """`model` is a ModelSpec whose vocabulary is known."""
+    *flops, after = model.block_flops(sequence)
+    first = {name: shape for name, shape in model.shapes().items() if name.startswith("blocks.0.")}
+    is_known = isinstance(model, Blocks)
+    num_experts = getattr(model, "num_experts", 0)
+    met = model.experts_per_token if num_experts else 1
+    matrices = [(prod(shape[:-2]), shape[-2], shape[-1]) for shape in first.values() if len(shape) >= 2]
+    width = float(model.inner * met) if is_known else 4.0 * model.hidden
+    is_gated = is_known and model.mlp == "swiglu"
+    return Net(
+        sequence=sequence,
+        params=model.num_params(),
+        num_layers=model.num_layers,
+        hidden=model.hidden,
+        vocab=model.tokens,
+        block_params=sum(prod(shape) for shape in first.values()),
+        matrices=tuple(matrices) if is_known else (),
+        num_heads=model.num_heads if is_known else 0,
+        kv_heads=model.kv_heads if is_known else 0,
+        head_dim=model.head_dim if is_known else 0,
+        inner=width * (1.5 if is_gated else 1.0),
+        width=width,
+        is_gated=is_gated,
+        has_rms_norm=is_known and model.norm == "rms",
+        num_experts=num_experts,
+        met=met,
+        flops=tuple(flops),
+        after=after,
+    )

@@ -1,0 +1,48 @@
+"""Which blocks each pipeline stage gets, from what they cost and how fast each device is (the resource-aware
+partition of ERNIE 3.0 Titan, 2112.12731, section 4.2). Torch-free.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from atelier.engine.config.error import ConfigError
+
+
+def partition(
+    block_costs: Sequence[float],
+    *,
+    num_stages: int,
+    speeds: Sequence[float] = (),
+    after: float = 0.0,
+) -> tuple[int, ...]:
+    """Blocks of each stage, at least one, so that the slowest stage is as fast as can be; among equals the
+    most even.
+
+    `block_costs` and `after`, what follows the last block (head, students), are in one unit, say FLOPs;
+    `speeds` has a relative speed for each stage.
+    """
+    num_blocks = len(block_costs)
+    speeds = tuple(speeds) or (1.0,) * num_stages
+    if num_stages > num_blocks:
+        raise ConfigError(
+            "parallel.pipeline", f"{num_stages} stages, but {num_blocks} blocks", "fewer stages would fit"
+        )
+    sums = [0.0, *accumulate(block_costs)]
+
+    def time_of(stage: int, begin: int, end: int) -> float:
+        extra = after if stage == num_stages - 1 else 0.0
+        return (sums[end] - sums[begin] + extra) / speeds[stage]
+
+    # best[end] = (slowest stage, sum of squares, cuts) of the first stages over blocks 0 .. end - 1
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
+    for stage in range(num_stages):
+        found: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        last = num_blocks - (num_stages - 1 - stage)
+        for begin, (slowest, squares, counts) in best.items():
+            for end in range(begin + 1, last + 1) if stage < num_stages - 1 else (num_blocks,):
+                time = time_of(stage, begin, end)
+                option = (max(slowest, time), squares + time * time, (*counts, end - begin))
+                if end not in found or option[:2] < found[end][:2]:
+                    found[end] = option
+        best = found
+    return best[num_blocks][2]

@@ -1,0 +1,207 @@
+"""How long one optimiser step takes, part by part: computation, pipeline bubble, collectives, optimiser.
+Torch-free.
+
+With p pipeline ranks, v stages on each and m micro-batches, a step takes m times its slowest rank, and the
+others once, divided by v (Narayanan et al., PTD-P, 2104.04473, section 2.2). Per block and micro-batch tensor
+parallelism reduces 4 times the hidden states (section 3.2); splitting what lies between by tokens sends the
+same and in the backward pass gathers each product's input again (2205.05198, section 4.2.2; counted in full,
+since the product it runs beside needs the same cores).
+"""
+
+from dataclasses import asdict, dataclass
+from functools import cache, reduce
+from itertools import accumulate, pairwise
+from operator import add
+
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.train import Train
+from atelier.engine.plan.cost_table import Parts
+from atelier.engine.plan.interconnect import Wires, strides
+from atelier.engine.plan.model_shape import Net
+from atelier.engine.plan.partition import partition
+from atelier.engine.plan.roofline import BlockTime, Machine, block_time
+
+SPLIT_BUBBLE = 1 / 3  # of 1f1b's, what is left when the weights' gradients fill the gaps (2401.10241, ZB-H1)
+EMBEDDING_BYTES = 12  # read and written a hidden number, both passes
+NEWTON_STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds(Parts):
+    """The parts of one step; what is hidden behind computation is not in it."""
+
+    compute: float
+    bubble: float
+    tensor: float
+    context: float
+    expert: float
+    pipeline: float
+    data: float
+    optimiser: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(Parts):
+    """What one stage does with one micro-batch, seconds."""
+
+    compute: float
+    tensor: float
+    context: float
+    expert: float
+    pipeline: float
+
+    def __add__(self, other: "Stage") -> "Stage":
+        return Stage(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+
+
+def micro_batch(train: Train, parallel: Parallel) -> int:
+    """Sequences a rank computes at once. auto: all of a step, in a pipeline one."""
+    each = max(1, train.global_batch // parallel.axes.data)
+    if train.micro_batch != "auto":
+        return min(train.micro_batch, each)
+    return 1 if parallel.pipeline > 1 else each
+
+
+def step_time(
+    net: Net, optim: str, train: Train, parallel: Parallel, machine: Machine, wires: Wires
+) -> Seconds:
+    """One step of `net` alone."""
+    rows = micro_batch(train, parallel)
+    num_micro = max(1, train.global_batch // parallel.axes.data // rows)
+    ranks = _ranks(_stages(net, rows, parallel, machine, wires), parallel.pipeline)
+    slowest = max(ranks, key=lambda rank: rank.total)
+    per_rank = parallel.num_stages // parallel.pipeline
+    filling = (sum(rank.total for rank in ranks) - slowest.total) / per_rank
+    if parallel.schedule == "zb":
+        filling *= SPLIT_BUBBLE
+    computed = num_micro * slowest.compute
+    return Seconds(
+        compute=computed,
+        bubble=max(0.0, filling),
+        tensor=num_micro * slowest.tensor,
+        context=num_micro * slowest.context,
+        expert=num_micro * slowest.expert,
+        pipeline=num_micro * slowest.pipeline,
+        data=_data_s(net, num_micro, parallel, machine, wires, computed),
+        optimiser=_optimiser_s(net, optim, parallel, machine),
+    )
+
+
+def blocks_of_stages(net: Net, parallel: Parallel) -> tuple[int, ...]:
+    """Blocks of each stage, as the engine deals them out."""
+    if parallel.stages:
+        return parallel.stages
+    if parallel.num_stages == 1:
+        return (net.num_layers,)
+    return _dealt(net.flops, parallel.num_stages, net.after, parallel.speeds)
+
+
+@cache
+def _dealt(costs: tuple[float, ...], num: int, after: float, speeds: tuple[float, ...]) -> tuple[int, ...]:
+    return partition(costs, num_stages=num, after=after, speeds=speeds if len(speeds) == num else ())
+
+
+def _stages(net: Net, rows: int, parallel: Parallel, machine: Machine, wires: Wires) -> list[Stage]:
+    axes, apart = parallel.axes, strides(parallel)
+    is_split = parallel.sequence_parallel and axes.tensor > 1
+    block = block_time(net, rows, axes, machine, is_split=is_split)
+    tokens = rows * net.sequence / axes.context
+    state = tokens * net.hidden * machine.width  # bytes of the hidden state
+    again = _again(block, parallel)
+    repeated = 2 / parallel.recompute_every if parallel.recompute == "full" else 0
+    passes = 4 + repeated + (1 if is_split else 0)
+    tensor = passes * wires.reduce_s(state, axes.tensor, apart["tensor"])
+    context = 0.0
+    if axes.context > 1:
+        keys = 2 * rows * net.sequence * net.kv_heads / axes.tensor * net.head_dim * machine.width
+        context = 3 * wires.gather_s(keys, axes.context, apart["context"])
+    expert = 4 * wires.exchange_s(state * net.met, axes.expert, apart["expert"])
+    sent = 0.0
+    if parallel.pipeline > 1:
+        parts = axes.tensor if is_split or machine.stack.sends_parts else 1
+        sent = 2 * wires.send_s(state / parts, apart["pipeline"])
+    counts = blocks_of_stages(net, parallel)
+    found = []
+    for first, last in pairwise([0, *accumulate(counts)]):
+        compute = (last - first) * (block.forward_s + block.backward_s + again)
+        if first == 0:
+            compute += machine.pass_s(EMBEDDING_BYTES * tokens * net.hidden)
+        if last == net.num_layers:
+            compute += _after_s(net, tokens, axes.tensor, machine)
+        found.append(
+            Stage(
+                compute=compute,
+                tensor=(last - first) * tensor,
+                context=(last - first) * context,
+                expert=(last - first) * expert,
+                pipeline=sent,
+            )
+        )
+    return found
+
+
+def _ranks(stages: list[Stage], pipeline: int) -> list[Stage]:
+    """What each pipeline rank does with one micro-batch: every `pipeline`-th stage is its own."""
+    return [reduce(add, stages[rank::pipeline]) for rank in range(pipeline)]
+
+
+def _again(block: BlockTime, parallel: Parallel) -> float:
+    """What the backward pass of a block computes again."""
+    share = 1 / parallel.recompute_every
+    return share * {"none": 0.0, "selective": block.core_s, "full": block.forward_s}[parallel.recompute]
+
+
+def _after_s(net: Net, tokens: float, tensor: int, machine: Machine) -> float:
+    """What follows the blocks: further nets, the head and the objective, forward and backward."""
+    head = 3 * machine.product_s(tokens, net.vocab / tensor, net.hidden)
+    others = max(0.0, net.after - 6.0 * net.vocab * net.hidden) * tokens / tensor / machine.flops
+    logits = machine.pass_s(machine.stack.logits * tokens * net.vocab / tensor)
+    return head + others + logits
+
+
+def _data_s(
+    net: Net, num_micro: int, parallel: Parallel, machine: Machine, wires: Wires, computed_s: float
+) -> float:
+    """Gathering weights and reducing gradients, block by block. Over `shard` both run beside the computation
+    of the block before, and what takes longer counts (ZeRO-3, 1910.02054, section 7.2), where computation
+    leaves the links to themselves; over `replicate` gradients are reduced at the end of the step.
+    """
+    axes, apart = parallel.axes, strides(parallel)
+    params = _params(net, parallel)
+    pieces = net.num_layers / parallel.pipeline + 1
+    gradients = machine.stack.gradient * params
+    found = wires.reduce_s(gradients / axes.shard, axes.replicate, apart["replicate"], pieces)
+    if axes.shard > 1:
+        whole = parallel.pipeline > 1 or parallel.zero == 1
+        gathers = 1 if whole else num_micro * (2 if parallel.zero == 3 else 1)
+        reduces = 1 if whole else num_micro
+        weights = max(machine.width, machine.stack.weight) * params
+        sent = wires.gather_s(weights, axes.shard, apart["shard"], pieces) * gathers
+        sent += wires.gather_s(gradients, axes.shard, apart["shard"], pieces) * reduces
+        hidden = computed_s * (1 - 1 / net.num_layers) if machine.stack.overlaps and not whole else 0.0
+        found += max(sent - hidden, sent / net.num_layers)
+    return found
+
+
+def _params(net: Net, parallel: Parallel) -> float:
+    """Weights of one rank, before they are shared over `shard`."""
+    return net.params / (parallel.axes.tensor * parallel.pipeline * parallel.axes.expert)
+
+
+def _optimiser_s(net: Net, optim: str, parallel: Parallel, machine: Machine) -> float:
+    own = _params(net, parallel) / parallel.axes.shard
+    seconds = machine.pass_s(machine.stack.optimiser * own)
+    if optim == "muon":
+        seconds += _newton_s(net, parallel, machine)
+    return seconds
+
+
+def _newton_s(net: Net, parallel: Parallel, machine: Machine) -> float:
+    """Muon's orthogonalisation: three products an iteration of every matrix in the blocks of a rank, which
+    each computes whole.
+    """
+    flops = 0.0
+    for count, *sizes in net.matrices:
+        small, large = sorted(sizes)
+        flops += count * NEWTON_STEPS * (4.0 * small * small * large + 2.0 * small**3)
+    return flops * net.num_layers / parallel.pipeline / machine.flops

@@ -1,0 +1,98 @@
+"""`atelier <flow> ...`: run a flow, or with -m every point of a sweep; say what came out and what to type
+next.
+"""
+
+import shlex
+import sys
+
+from rich.console import Console
+
+from atelier.engine.config.error import ConfigError, DamageError, printable
+from atelier.flows.deployments.start import run_to_end
+from atelier.flows.run.compose import Frozen, compose
+from atelier.flows.run.execute import Outcome
+from atelier.flows.run.overrides import DRY, FRESH, MULTIRUN
+from atelier.infra.dag import Node
+from atelier.infra.stack.stack import Stack
+from atelier.infra.store.store import Store, default_root
+
+LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports stand in the table above it
+BAD_INPUT = ConfigError.exit_code
+AGAIN = "the same command goes on from there"
+MENDED = "with that mended, the command goes on from there"  # as it is, it would fail again
+
+
+def run_command(arguments: list[str], command: str) -> int:
+    """Run a flow, or with -m every point of a sweep; the exit code."""
+    flow, overrides = arguments[0], [a for a in arguments[1:] if a not in MULTIRUN]
+    if DRY in overrides and len(overrides) == len(arguments) - 1:
+        raise ConfigError(DRY, "is for a sweep (-m)", f"atelier plan {flow} ... says what one run would do")
+    if len(overrides) < len(arguments) - 1 and any(word.startswith("resume.fresh") for word in overrides):
+        raise ConfigError(
+            FRESH, "is for one run: points of a sweep share trainings", "begin it again without -m"
+        )
+    if len(overrides) == len(arguments) - 1:
+        return run_point(compose(flow, overrides), command)
+    from atelier.flows.sweep.command import run_sweep  # Hydra's sweepers: nothing that a single run waits for
+
+    return run_sweep(flow, overrides, command)
+
+
+def run_point(frozen: Frozen, command: str) -> int:
+    store = Store(default_root())
+    return _ended(frozen, run_to_end(frozen, store, command), store)
+
+
+def _ended(frozen: Frozen, outcome: Outcome, store: Store) -> int:
+    for text in outcome.untracked:
+        print(printable(f"not in MLflow yet: {text}", 0), file=sys.stderr)
+    if outcome.failure is not None:
+        print(
+            printable(f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}", 0),
+            file=sys.stderr,
+        )
+        if isinstance(outcome.failure, DamageError):
+            print(outcome.failure.way_out, file=sys.stderr)
+        code = getattr(outcome.failure, "exit_code", 1)
+        again = AGAIN if not frozen.resume.fresh else f"{AGAIN}, without {FRESH}"
+        print("what is finished is kept; " + (again if code != BAD_INPUT else MENDED), file=sys.stderr)
+        return code
+    report = next((node for node in outcome.nodes if node.task == "report"), None)
+    if report is not None:
+        _show(report, store, frozen)
+    if len(outcome.reused) == len(outcome.nodes):
+        print(f"nothing to do ({len(outcome.reused)} reused)")
+    if outcome.prefect_s:
+        ours = outcome.total_s - outcome.prefect_s
+        print(f"{outcome.total_s:.1f} s: Prefect's start {outcome.prefect_s:.1f} s, ours {ours:.1f} s")
+    return 0
+
+
+def _show(report: Node, store: Store, frozen: Frozen) -> None:
+    """The table, the lineage, where the report lies, and what to type next."""
+    from atelier.infra.report.collect import gather  # draws on numbers that only a finished run has
+    from atelier.infra.report.lineage_text import to_tree
+    from atelier.infra.report.render import terminal_table
+
+    content = gather(report, store, "")
+    console = Console(highlight=False)
+    console.print(terminal_table(content))
+    for note in content.notes:
+        console.print(f"  {printable(note, 0)}", markup=False)
+    if content.graph is not None:
+        console.print(to_tree(content.graph.only(LINEAGE)))
+    product = report.products["report"]
+    record = store.find(product.kind, product.fingerprint)
+    if record is not None:
+        page = next((file.path for file in record.files if file.path.endswith(".html")), record.files[0].path)
+        console.print(f"report   {store.address('report', product.fingerprint)}/{page}", soft_wrap=True)
+    name = content.graph.nodes[content.graph.focus].name if content.graph is not None else ""
+    if name in content.samples:
+        console.print(f"next     atelier generate {name} --prompt 'def '", soft_wrap=True)
+        console.print(f"         atelier lineage {name}", soft_wrap=True)
+    others = shlex.join(word for word in frozen.overrides if not word.startswith("train.seed="))
+    console.print(f"         atelier plan {frozen.flow} {others} train.seed=2", soft_wrap=True)
+    if not frozen.pool.is_served and not Stack(store.root).client():
+        console.print(
+            "         atelier up      (pages: start and watch runs, compare curves)", soft_wrap=True
+        )

@@ -1,0 +1,112 @@
+"""A flow process and its Prefect run stay one, whatever happens to the worker between them and to the server.
+
+A worker reads its flows' output and hears of their cancellation; the server hears of a process only by its
+heartbeats. Any of them may be away, so the process looks at its run itself.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.events import Event, Resource
+from prefect.runtime import flow_run
+from prefect.states import Running
+
+from atelier.infra.stack import prefect_api
+from atelier.infra.stack.deployments import DEAD_AFTER_S, HEARTBEAT, is_silence
+
+POLL_S = 5.0
+ORPHAN_POLL_S = 1.0
+WORKERS_TURN_S = 10.0  # until then the worker, if there is one, passes a cancellation on as a signal
+RECLAIM_S = 4 * POLL_S  # a run that silence alone has ended is its process's again within this time
+
+
+@contextmanager
+def present(stop: threading.Event) -> Iterator[None]:
+    """While the block runs: a cancellation that no worker passes on sets `stop`; a run that was marked
+    crashed for its silence alone (the server had been away) is marked as running again.
+    """
+    run_id = str(flow_run.id)
+    cancelled_at = away_at = 0.0
+
+    def look() -> None:
+        nonlocal cancelled_at, away_at
+        run = prefect_api.read_run(run_id)
+        if run is None or run.state is None:
+            away_at = time.monotonic()
+            return
+        if away_at and time.monotonic() - away_at < DEAD_AFTER_S:
+            # Prefect's own heartbeats find their way back only slowly, the oldest first
+            _say_alive(run)
+        if run.state.is_cancelling() or run.state.is_cancelled():
+            cancelled_at = cancelled_at or time.monotonic()
+            if time.monotonic() - cancelled_at >= WORKERS_TURN_S:
+                stop.set()
+        elif is_silence(run.state):
+            _reclaim(run)
+
+    with regularly(POLL_S, look):
+        yield
+
+
+@contextmanager
+def watching_worker(stop: threading.Event, orphaned: threading.Event) -> Iterator[None]:
+    """While the block runs: set both when the worker that started this process is gone, for nobody could
+    signal it any more.
+    """
+    worker = os.getppid()
+
+    def look() -> None:
+        if os.getppid() != worker:
+            orphaned.set()
+            stop.set()
+
+    with regularly(ORPHAN_POLL_S, look):
+        yield
+
+
+@contextmanager
+def regularly(seconds: float, look: Callable[[], None]) -> Iterator[None]:
+    """Call `look` every so often beside the block; what goes wrong in it is tried again the next time."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(seconds):
+            with suppress(Exception):  # whatever the server says
+                look()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def end_of(run: FlowRun | None, silent_since: dict[str, float]) -> State[Any] | None:
+    """The state that the run has ended in. One that silence has ended may be its process's again soon."""
+    if run is None or run.state is None:
+        return None
+    if not is_silence(run.state):
+        silent_since.pop(str(run.id), None)
+        return run.state if run.state.is_final() else None
+    since = silent_since.setdefault(str(run.id), time.monotonic())
+    return run.state if time.monotonic() - since > RECLAIM_S else None
+
+
+def _say_alive(run: FlowRun) -> None:
+    resource = Resource.model_validate({"prefect.resource.id": f"prefect.flow-run.{run.id}"})
+    heartbeat = Event(event=HEARTBEAT, resource=resource)
+    with get_client(sync_client=True) as client:
+        client.request("POST", "/events", json=[heartbeat.model_dump(mode="json")])
+
+
+def _reclaim(run: FlowRun) -> None:
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, Running(message="its process was there all the time"), force=True)

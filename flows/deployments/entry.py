@@ -1,0 +1,75 @@
+"""What Prefect's deployments name: `atelier.flows.deployments.entry.<flow>` for every flow, and
+`atelier.flows.deployments.entry.work`.
+
+A worker imports this file from the code that it was started with. A run brings its own code, frozen when it
+was submitted, so nothing else of the project stays imported until that is in its place.
+"""
+
+import importlib
+import os
+import sys
+from functools import cache
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any
+
+import prefect
+from prefect.states import Failed
+
+WORK_PARAMETERS = ("node", "run", "code", "gang")
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return _made(name)
+
+
+@cache
+def _made(name: str) -> Any:
+    """The Prefect flow called `name`: the form's fields are its parameters, all of them optional."""
+    if name == "work":
+        return _flow("work", WORK_PARAMETERS, "atelier.flows.deployments.task_run")
+    from atelier.flows.deployments.forms import form  # the installed code's: the deployment was made with it
+
+    return _flow(name, tuple(form(name)["properties"]), "atelier.flows.deployments.flow_run")
+
+
+def _flow(name: str, parameters: tuple[str, ...], module: str) -> Any:
+    def run(**given: Any) -> Any:
+        refused = use_code(str(given.get("code") or ""))
+        if refused:
+            return Failed(message=refused)
+        filled = {key: value for key, value in given.items() if value is not None}
+        return importlib.import_module(module).run(name, filled)
+
+    named: Any = run
+    named.__signature__ = Signature(
+        [Parameter(key, Parameter.KEYWORD_ONLY, default=None) for key in parameters]
+    )
+    named.__name__ = named.__qualname__ = name
+    return prefect.flow(name=name, validate_parameters=False, persist_result=False)(named)
+
+
+def use_code(digest: str) -> str:
+    """Import the project from the frozen code of `digest` from now on ('' = from where it is installed);
+    returns why that cannot be, or ''.
+    """
+    if not digest:
+        return ""
+    from atelier.engine.config.error import AtelierError  # the installed code's, only to find the other
+    from atelier.infra.code.frozen import installed, thaw  # as above
+    from atelier.infra.store.store import default_root  # as above
+
+    if installed() == digest:
+        return ""
+    try:
+        folder = thaw(default_root(), digest, Path.home() / ".cache" / "atelier" / "code")
+    except AtelierError as error:
+        return str(error)
+    for module in [name for name in sys.modules if name.split(".")[0] == "atelier" and name != __name__]:
+        del sys.modules[module]
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = str(folder)  # for gangs and their guards
+    importlib.invalidate_caches()
+    return ""

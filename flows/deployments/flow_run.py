@@ -1,0 +1,109 @@
+"""A flow that was started from a form, by `pool=` on the command line, or by a sweep: its parent run on the
+light pool plans, has the nodes made on pools, and shows how far they are.
+"""
+
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from prefect import get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Failed
+
+from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.role import Role
+from atelier.flows.deployments.cancellation import present
+from atelier.flows.deployments.forms import POOL_WHEN_BLANK, to_overrides
+from atelier.flows.deployments.progress_page import Board
+from atelier.flows.deployments.submit_task import Remote
+from atelier.flows.run.compose import Frozen, compose
+from atelier.flows.run.execute import Host, Outcome, run_flow
+from atelier.flows.run.plan import Plan, draw
+from atelier.flows.run.sweep_ledger import Entry, Ledger
+from atelier.flows.run.sweep_point import with_companions
+from atelier.infra.code.frozen import freeze
+from atelier.infra.stack.prefect_api import page
+from atelier.infra.store.store import Store, default_root
+
+LONGEST = 2000  # characters of an error: it may repeat what the user wrote
+
+
+def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
+    """Run `flow` with a filled form; the state that its Prefect run ends in."""
+    log = get_run_logger()
+    try:
+        store = Store(default_root())
+        sweep, _, number = str(parameters.get("sweep") or "").partition("/")
+        frozen = frozen_of(flow, parameters)
+        if sweep:
+            frozen = in_sweep(frozen, Ledger(store, sweep).entry(int(number)))
+        plan = draw(frozen, store)
+        if plan.refusals:
+            raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
+    except AtelierError as error:
+        text = str(error)[:LONGEST]
+        log.error(text)
+        return Failed(message=text)
+    with suppress(Exception), get_client(sync_client=True) as client:  # a name is only for looking at
+        client.set_flow_run_name(UUID(str(flow_run.id)), run_id_of())
+    command = shlex.join(["atelier", flow, *frozen.overrides])
+    log.info("%s   store %s", command, store.root)
+    outcome = _run(frozen, plan, store, command, str(parameters.get("code") or ""), sweep)
+    for text in outcome.untracked:
+        log.warning("not in MLflow yet: %s", text)
+    return _state(outcome)
+
+
+def frozen_of(flow: str, parameters: Mapping[str, Any]) -> Frozen:
+    """The configuration that a filled form stands for: what the same words give on a command line."""
+    words = to_overrides(flow, parameters)
+    frozen = compose(flow, words, from_form=True)
+    frozen.pool.check_runs()
+    if frozen.pool.is_served:
+        return frozen
+    return compose(flow, [*words, f"pool={POOL_WHEN_BLANK}"], from_form=True)
+
+
+def in_sweep(frozen: Frozen, entry: Entry) -> Frozen:
+    """The configuration with the students of other points of its sweep that ride along."""
+    if list(frozen.overrides) != entry.words:
+        raise ConfigError("sweep", f"point {entry.number} of it has other words", "leave the box blank")
+    roles = {name: Role.model_validate(document) for name, document in entry.companions.items()}
+    return with_companions(frozen, roles)
+
+
+def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str, sweep: str) -> Outcome:
+    run_id = run_id_of()
+    with Board(store.root, run_id, [node.name for node in plan.nodes]) as board:
+        remote = Remote(frozen, command, code or freeze(store.root), board)
+
+        def host(frozen: Frozen, house: Any, outcome: Outcome, inside: Any) -> None:
+            house.links["prefect.url"] = page(str(flow_run.id))
+            board.follow(outcome, house)
+            with present(house.stop):
+                inside()
+
+        there: Host = host
+        hear, make = board.hear, remote.make
+        return run_flow(frozen, plan, store, command, hear, sweep=sweep, run_id=run_id, host=there, make=make)
+
+
+def run_id_of() -> str:
+    """The run's name in store and MLflow: a Prefect run that is tried again goes on with the same."""
+    moment = flow_run.scheduled_start_time or datetime.now(UTC)
+    return f"{moment:%Y%m%d-%H%M%S}-{str(flow_run.id)[:6]}"
+
+
+def _state(outcome: Outcome) -> State[Any]:
+    if outcome.failure is None:
+        made = len(outcome.nodes) - len(outcome.reused)
+        return Completed(message=f"{made} tasks run, {len(outcome.reused)} reused")
+    text = f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}"
+    if outcome.is_stopped:
+        return Cancelled(message=f"{text}; run it again and it goes on from the last checkpoints")
+    return Failed(message=text)

@@ -1,0 +1,342 @@
+"""The form that Prefect's page shows for a flow: its fields as a JSON schema, and the words of the command
+line that a filled one stands for.
+
+What can be chosen comes from conf/; types, bounds and help of the numbers come from the specs.
+"""
+
+import copy
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import create_model
+
+from atelier.engine.config.error import UNSEEN, ConfigError, nearest
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.registry import Place, spec_class
+from atelier.flows.run.catalog import Choice, Shape, flow_names, option_text, options, used_choices
+from atelier.flows.run.overrides import MOST_LETTERS, SHOWN, check_overrides, shown
+from atelier.flows.run.pools import pool_of
+from atelier.flows.run.registry import is_idle
+from atelier.flows.run.registry import parameters as parameters_of
+
+POOL_WHEN_BLANK = "local"
+ALWAYS = ("experiment", "pool")
+NEVER = ("role", "tracker")  # a whole role is swapped, or left untracked, by an override
+KEYS = (  # what people change most; `*` stands for every name there is; what a flow has not is left out
+    "name",
+    "init",
+    "models",
+    "pool.queue",
+    "data.source",
+    "data.field",
+    "train.steps",
+    "train.global_batch",
+    "train.sequence",
+    "train.precision",
+    "train.seed",
+    "train.checkpoint_every",
+    "parallel.shard",
+    "parallel.replicate",
+    "parallel.tensor",
+    "parallel.pipeline",
+    "parallel.context",
+    "parallel.expert",
+    "optim.lr",
+    "roles.*.optim.lr",
+    "roles.*.start",
+    "finetune.num_labels",
+    "finetune.draws",
+    "finetune.epochs",
+    "finetune.optim.lr",
+    "score.max_tokens",
+    "score.max_examples",
+)
+ONE_RANK = ("finetune",)  # flows of short trainings on one rank: axes and checkpoints are not asked for
+BOUNDS = {  # of JSON schema: what pydantic calls it, in words, when it holds
+    "minimum": ("ge", "at least", operator.ge),
+    "maximum": ("le", "at most", operator.le),
+    "exclusiveMinimum": ("gt", "above", operator.gt),
+    "exclusiveMaximum": ("lt", "below", operator.lt),
+}
+KEPT = ("type", "enum", "items", "pattern", *BOUNDS)
+KINDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "a text",
+    "array": "a list of texts",
+}
+LARGEST = 2**63
+PLAIN = re.compile(r"(?!(true|false|null|nan|inf)$)[a-z][a-z0-9_./-]*", re.IGNORECASE | re.ASCII)
+OVERRIDES = {
+    "type": "array",
+    "items": {"type": "string"},
+    "description": (
+        "anything else, one word of the command line each, such as train.keep=1 or tracker=none;"
+        " they win over the fields above"
+    ),
+}
+CODE = {
+    "type": "string",
+    "pattern": "^[0-9a-f]{32}$",
+    "description": "digest of the frozen code to run, 32 hex digits; blank = as it is now",
+}
+
+SWEEP = {
+    "type": "string",
+    "pattern": "^[0-9a-f]{12}/[0-9]{1,6}$",
+    "description": "a sweep and the number of its point; filled in by `atelier <flow> -m`",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One box of the form. `key` is what the command line writes; '' when the box is no word of it."""
+
+    title: str
+    schema: dict[str, Any]
+    key: str = ""
+
+    @property
+    def name(self) -> str:
+        """The parameter's name in Python and in the URL of Prefect's API."""
+        place = self.title.partition("@")[2] or self.title
+        return re.sub(r"\W", "_", place)
+
+
+def form(flow: str) -> dict[str, Any]:
+    """The parameter schema of `flow` for Prefect: every field optional, in the order of the page.
+
+    ConfigError when there is no such flow.
+    """
+    fields = _fields(flow)
+    properties = {
+        name: {"title": field.title, **copy.deepcopy(field.schema), "position": number}
+        for number, (name, field) in enumerate(fields.items())
+    }
+    return {"title": "Parameters", "type": "object", "properties": properties, "required": []}
+
+
+def to_overrides(flow: str, parameters: Mapping[str, Any]) -> list[str]:
+    """The words of the command line that a filled form stands for, in the form's order; None and '' are
+    blank.
+
+    ConfigError names the key, the value and the way out of what a field does not take, whether or not the
+    server has looked at it before. Whether the values fit each other is judged by `compose`.
+    """
+    fields = _fields(flow)
+    for name in parameters:
+        if name not in fields:
+            raise _unknown(name, fields)
+    given = {name: value for name, value in parameters.items() if not _is_blank(value)}
+    words: list[str] = []
+    for name, field in fields.items():
+        if name not in given:
+            continue
+        fault = _fault(given[name], field.schema)
+        if fault:
+            raise ConfigError(
+                field.title,
+                f"{fault} (given: {shown(given[name])})",
+                _way_out(given[name], field.schema),
+            )
+        if field.key:
+            words.append(_word(field, given[name]))
+    own = [text for text in given.get("overrides", ()) if not _is_blank(text)]
+    check_overrides([*words, *own], from_form=True)
+    return [*words, *own]
+
+
+@cache
+def _fields(flow: str) -> dict[str, Field]:
+    if flow not in flow_names():
+        near = nearest(str(flow)[:SHOWN], flow_names())
+        way_out = f"did you mean {near}?" if near else f"there are: {', '.join(flow_names())}"
+        raise ConfigError("flow", f"no flow {shown(flow)}", way_out)
+    shape = Shape(flow)
+    fields: dict[str, Field] = {}
+    for field in (
+        *_selects(shape),
+        *_boxes(shape),
+        Field("overrides", OVERRIDES),
+        Field("code", CODE),
+        Field("sweep", SWEEP),
+    ):
+        if field.name in fields:
+            raise ValueError(f"two fields of the form of {flow} are called {field.name}")
+        fields[field.name] = field
+    return fields
+
+
+def _selects(shape: Shape) -> Iterator[Field]:
+    """Experiment, pool, then every group in which there is something to choose."""
+    chosen = list(used_choices(shape))
+    first = [choice for name in ALWAYS for choice in chosen if choice.group == name]
+    rest = [choice for choice in chosen if choice.group not in (*ALWAYS, *NEVER)]
+    for choice in (*first, *rest):
+        offered = _offered(shape, choice)
+        if choice.group in ALWAYS or len(offered) > 1:
+            about = "; ".join(filter(None, (_about(choice.group, option) for option in offered)))
+            now = POOL_WHEN_BLANK if choice.group == "pool" else choice.option
+            schema = {"type": "string", "enum": offered, "description": _help(about, now)}
+            yield Field(choice.key, schema, choice.key)
+
+
+def _offered(shape: Shape, choice: Choice) -> list[str]:
+    """The options that can work there: an objective that needs a teacher only where there is one."""
+    found = options(choice.group)
+    if choice.group == "pool":
+        return [one for one in found if (pool := pool_of(one)).is_served and not pool.paper]
+    if choice.group == "experiment":  # of this flow: some name another's roles
+        return [option for option in found if not Shape(shape.flow, (f"experiment={option}",)).unmatched]
+    if choice.group != "objective":
+        return found
+    beside, _, last = choice.package.rpartition(".")
+    has_teacher = bool(_section(shape.document, beside).get("teacher"))
+    offered = []
+    for option in found:
+        document = Shape(shape.flow, (f"{choice.key}={option}",)).document
+        parts = _section(_section(document, beside), last).values()
+        if any(spec_class("objective", part["kind"]).needs_teacher for part in parts) == has_teacher:
+            offered.append(option)
+    return offered
+
+
+def _section(document: Mapping[str, Any], package: str) -> Mapping[str, Any]:
+    for part in filter(None, package.split(".")):
+        document = document[part]
+    return document
+
+
+def _about(group: str, option: str) -> str:
+    about = option_text(group, option)[0]
+    return f"{option}: {about}" if about else ""
+
+
+def _boxes(shape: Shape) -> Iterator[Field]:
+    pool = Place("pool", Pool, shape.document.get("pool"))
+    for pattern in KEYS:
+        first, *rest = pattern.split(".")
+        root = pool if first == "pool" else Place("", parameters_of(shape.flow), shape.document).down(first)
+        for place in _places(root, rest):
+            if not _is_hidden(shape.flow, place.name):
+                yield Field(place.name, _schema(place), place.name)
+
+
+def _is_hidden(flow: str, key: str) -> bool:
+    return is_idle(flow, key) or (
+        flow in ONE_RANK and key.startswith(("parallel.", "train.checkpoint_every"))
+    )
+
+
+def _places(place: Place | None, rest: Sequence[str]) -> Iterator[Place]:
+    if place is None or not rest:
+        yield from () if place is None else (place,)
+        return
+    below = place.below() if rest[0] == "*" else (place.down(rest[0]),)
+    for one in below:
+        yield from _places(one, rest[1:])
+
+
+def _schema(place: Place) -> dict[str, Any]:
+    """The field's type and bounds as pydantic tells them; of several types the one that is a number."""
+    model = create_model("Box", value=(place.annotation, place.field))
+    known = model.model_json_schema()["properties"]["value"]
+    arms = [arm for arm in known.get("anyOf", ()) if "const" not in arm]
+    arm = next((arm for arm in arms if arm["type"] == "number"), arms[0] if arms else {})
+    plain = {key: value for key, value in {**known, **arm}.items() if key in KEPT}
+    for item in place.metadata:  # pydantic's schema of a union is without its bounds
+        plain |= {key: getattr(item, mark) for key, (mark, _, _) in BOUNDS.items() if hasattr(item, mark)}
+    now = place.value
+    if now is None and place.field is not None and not place.field.is_required():
+        now = place.field.default
+    return plain | {"description": _help(place.about, now)}
+
+
+def _help(about: str, now: Any) -> str:
+    """The help with what a blank box means."""
+    if now == "???":
+        return f"{about}. Needed".lstrip(". ")
+    blank = f"{now:g}" if isinstance(now, float) else str(now)
+    return f"{about}. Blank: {blank}, or the experiment's".lstrip(". ") if blank else about
+
+
+def _unknown(name: Any, fields: Mapping[str, Field]) -> ConfigError:
+    word = str(name)[:SHOWN]
+    near = nearest(word, fields) or nearest(word, [field.title for field in fields.values()])
+    advice = f"did you mean {near}? " if near else ""
+    return ConfigError(shown(name), "the form has no such field", f"{advice}it has: {', '.join(fields)}")
+
+
+def _is_blank(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(one is None or one == "" for one in value)
+    return value is None or value == ""
+
+
+def _fault(value: Any, schema: Mapping[str, Any]) -> str:
+    """What is wrong with a value that is not blank; '' when nothing is."""
+    if not _is_kind(value, schema["type"]):
+        return f"must be {KINDS[schema['type']]}"
+    if "enum" in schema and value not in schema["enum"]:
+        return "is not one of the options"
+    if schema["type"] in ("integer", "number"):
+        return _number_fault(value, schema)
+    for text in [value] if schema["type"] == "string" else filter(None, value):
+        fault = _text_fault(text, schema.get("pattern", ""))
+        if fault:
+            return fault
+    return ""
+
+
+def _number_fault(value: float, schema: Mapping[str, Any]) -> str:
+    if not abs(value) < LARGEST:
+        return "must be a number that a machine can hold"
+    for key, (_, words, holds) in BOUNDS.items():
+        if key in schema and not holds(value, schema[key]):
+            return f"must be {words} {schema[key]:g}"
+    return ""
+
+
+def _text_fault(text: str, pattern: str) -> str:
+    if len(text) > MOST_LETTERS:
+        return f"has {len(text)} characters, more than {MOST_LETTERS}"
+    if UNSEEN.search(text):
+        return "must be on one line, without control characters"
+    return "" if re.search(pattern, text) else f"must match {pattern}"
+
+
+def _is_kind(value: Any, kind: str) -> bool:
+    if kind == "array":
+        return isinstance(value, list | tuple) and all(one is None or isinstance(one, str) for one in value)
+    if kind == "string":
+        return isinstance(value, str)
+    return isinstance(value, int if kind == "integer" else int | float) and not isinstance(value, bool)
+
+
+def _way_out(value: Any, schema: Mapping[str, Any]) -> str:
+    if "enum" not in schema:
+        return str(schema["description"])
+    near = nearest(value[:SHOWN], schema["enum"]) if isinstance(value, str) else ""
+    return (f"did you mean {near}? " if near else "") + f"there are: {', '.join(map(str, schema['enum']))}"
+
+
+def _word(field: Field, value: Any) -> str:
+    if isinstance(value, list | tuple):
+        texts = [_text(field, text) for text in value if not _is_blank(text)]
+        return f"{field.key}=[{','.join(texts)}]"
+    return f"{field.key}={_text(field, value) if isinstance(value, str) else repr(value)}"
+
+
+def _text(field: Field, text: str) -> str:
+    """`text` as Hydra reads it back unchanged, in quotes where it needs them."""
+    if "${" in text or text == "???":
+        way_out = "write the value itself; a reference to another key is written as an override"
+        raise ConfigError(field.title, f"must be a plain text (given: {shown(text)})", way_out)
+    if PLAIN.fullmatch(text):
+        return text
+    escaped = re.sub(r"(?<!\\)(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"

@@ -1,0 +1,61 @@
+"""How far the nodes of a run are, for whoever looks: `{root}/live/<run>/<node>.json`, written by the process
+that runs the node, every two seconds at most; gone with the run.
+"""
+
+import json
+import time
+from contextlib import suppress
+from typing import Any
+
+from atelier.engine.config.error import DamageError
+from atelier.engine.io.storage import join, names, read_object, remove, write_bytes
+
+EVERY_S = 2.0
+
+
+def folder_of(root: str, run_id: str) -> str:
+    return join(root, "live", run_id)
+
+
+class Live:
+    """The file of one node. Writing it may fail: it is only for looking at."""
+
+    def __init__(self, root: str, run_id: str, node: str) -> None:
+        self.place = join(folder_of(root, run_id), f"{node.replace('/', '-')}.json")
+        self.now: dict[str, Any] = {"node": node, "state": "waiting for a slot", "began": time.time()}
+        self._written = 0.0
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Note a message of the node's gang or of the house about it."""
+        if "waiting" in message:
+            self.now["state"] = message["waiting"]
+        for key in ("state", "progress", "total", "unit", "rate", "loss", "warning"):
+            if key in message:
+                self.now[key] = message[key]
+        is_news = "state" in message or "warning" in message or "waiting" in message
+        if is_news or time.monotonic() - self._written >= EVERY_S:
+            self._written = time.monotonic()
+            with suppress(OSError):
+                write_bytes(self.place, json.dumps(self.now).encode())
+
+
+def read_live(root: str, run_id: str) -> dict[str, dict[str, Any]]:
+    """Node -> what its file says; a file that is just being written is left out."""
+    found = {}
+    with suppress(OSError):
+        for name in names(folder_of(root, run_id)):
+            with suppress(OSError, DamageError, KeyError):
+                document = read_object(join(folder_of(root, run_id), name))
+                found[str(document["node"])] = document
+    return found
+
+
+def forget_live(root: str, run_id: str) -> None:
+    with suppress(OSError):
+        remove(folder_of(root, run_id))
+
+
+def left_s(now: dict[str, Any]) -> float | None:
+    """Seconds that the node still needs at its present rate; None when it does not tell."""
+    rate = now.get("rate") or 0
+    return (now["total"] - now["progress"]) / rate if rate and "total" in now and "progress" in now else None

@@ -1,0 +1,159 @@
+"""What a Prefect page shows while a run goes on: for the parent a table of its nodes, for a node its progress
+and its loss. All of it is written by threads: a server that is away keeps nobody waiting.
+"""
+
+import json
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+from uuid import UUID
+
+from prefect import get_run_logger
+from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.context import hydrated_context, serialize_context
+
+from atelier.flows.deployments.live import forget_live, left_s, read_live
+from atelier.flows.run.execute import Outcome
+from atelier.infra.run.context import House
+
+EVERY_S = 5.0
+
+
+class Board:
+    """The table on a parent run's page: per node its state, how far, seconds left, losses, its run."""
+
+    def __init__(self, root: str, run_id: str, names: list[str]) -> None:
+        self._root, self._run_id, self._names = root, run_id, names
+        self._log = get_run_logger()
+        self._states: dict[str, str] = {}
+        self._pages: dict[str, str] = {}
+        self._ended = threading.Event()
+        self._artifact, self._is_linked = "", False
+        self._shown: list[dict[str, Any]] = []
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Board":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(10.0)
+        forget_live(self._root, self._run_id)
+
+    def follow(self, outcome: Outcome, house: House) -> None:
+        """Show the states of `outcome` from now on."""
+        self._states = outcome.states
+        context = serialize_context()
+
+        def show() -> None:
+            with hydrated_context(context):
+                while not self._ended.wait(EVERY_S if self._artifact else 1.0):
+                    self._show()
+                    self._link(house)
+                self._show()
+                self._link(house)
+
+        self._thread = threading.Thread(target=show, daemon=True)
+        self._thread.start()
+
+    def began(self, node: str, run_id: str, page: str) -> None:
+        """A run of `node` was started on a pool."""
+        self._pages[node] = page
+        self._log.info("%s: run %s", node, run_id)
+
+    def hear(self, node: str, message: dict[str, Any]) -> None:
+        """Log what a node that runs in this process, or its watcher, says."""
+        log_message(self._log, node, message)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table as it is now."""
+        live = read_live(self._root, self._run_id)
+        rows = []
+        for name in self._names:
+            now, state = live.get(name, {}), self._states.get(name, "")
+            is_running = state == "running"
+            rows.append(
+                {
+                    "task": name,
+                    "state": str(now.get("state", state)) if is_running else state or "to come",
+                    "done": f"{now['progress']}/{now['total']} {now.get('unit', '')}"
+                    if "total" in now
+                    else "",
+                    "left": time_text(left_s(now)) if is_running else "",
+                    "loss": losses(now),
+                    "run": f"[page]({self._pages[name]})" if name in self._pages else "",
+                }
+            )
+        return rows
+
+    def _link(self, house: House) -> None:
+        """A card with the way to MLflow, once its run is known."""
+        if self._is_linked:
+            return
+        with suppress(Exception):  # as in `_show`
+            for key, text in (("flow", "this run in MLflow"), ("compare", "the curves of its models")):
+                url = house.tracker.urls.get(key)
+                if url:
+                    create_link_artifact(
+                        link=url, link_text=text, key=f"mlflow-{key}", description=f"[{text}]({url})"
+                    )
+                    self._is_linked = True
+
+    def _show(self) -> None:
+        rows = self.rows()
+        if rows == self._shown:
+            return
+        ended = sum(row["state"] in ("done", "reused") for row in rows)
+        about = f"{ended} of {len(rows)} tasks ended"
+        try:
+            if not self._artifact:
+                made: Any = create_table_artifact(table=rows, key="progress", description=about)
+                self._artifact = str(made)
+            else:
+                replace_artifact(self._artifact, json.dumps(rows), about)
+            self._shown = rows
+        except Exception as error:  # whatever the server says: it is only for looking at
+            self._log.debug("progress is not shown: %s", error)
+
+
+def replace_artifact(artifact: str, data: str, about: str) -> None:
+    """Give an artifact of a page new content, in its place."""
+    with get_client(sync_client=True) as client:
+        client.update_artifact(UUID(artifact), ArtifactUpdate(data=data, description=about))
+
+
+def log_message(log: Any, node: str, message: dict[str, Any]) -> None:
+    """Log lines of a Prefect run for what is news; progress is no news."""
+    if "warning" in message:
+        log.warning("%s: %s", node, message["warning"])
+    elif "error" in message:
+        log.error("%s: %s", node, message["error"])
+    elif message.get("resumed"):
+        log.info("%s: goes on from step %s", node, message["resumed"])
+        for damage in message.get("damages", []):
+            log.warning("%s: damaged and passed over: %s", node, damage)
+    else:
+        text = message.get("state") or message.get("waiting") or message.get("log")
+        if text:
+            log.info("%s: %s %s", node, text, message.get("detail", ""))
+
+
+def losses(now: dict[str, Any]) -> str:
+    found = now.get("loss")
+    return "  ".join(f"{k} {v:.3f}" for k, v in found.items()) if isinstance(found, dict) else ""
+
+
+def time_text(seconds: float | None) -> str:
+    """'12 s', '3 min', '1 h 5 min'; '' when unknown."""
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

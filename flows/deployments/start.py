@@ -1,0 +1,80 @@
+"""Plan a run, refuse what cannot work, and run it here or have a Prefect pool run it."""
+
+import threading
+import time
+
+from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
+from atelier.flows.run.compose import Frozen
+from atelier.flows.run.execute import Outcome, is_configured, reuse_all, run_flow
+from atelier.flows.run.plan import Plan, draw
+from atelier.flows.run.pools import check_launcher
+from atelier.flows.run.screen import Screen
+from atelier.infra.dag import Node
+from atelier.infra.stack.stack import Stack, join_stack
+from atelier.infra.store.store import Store
+from atelier.tasks.register import is_owed
+
+
+def run_to_end(
+    frozen: Frozen,
+    store: Store,
+    command: str,
+    sweep: str = "",
+    stop: threading.Event | None = None,
+    run_id: str = "",
+) -> Outcome:
+    """Plan and run, showing how far it is. Who sets `stop` ends it at a checkpoint; with the `run_id` of an
+    earlier run it goes on as that.
+    """
+    frozen.pool.check_runs()
+    if not frozen.pool.is_served:
+        check_launcher(frozen.pool, store.root)
+    plan = draw(frozen, store)
+    if plan.refusals:
+        raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
+    with Screen() as screen:
+        totals = plan.document()["totals"]
+        screen.line(
+            f"{frozen.flow}: {totals['tasks']} tasks, {totals['reuse']} artifacts to reuse, {totals['run']}"
+            f" to make   store {store.root}"
+        )
+        for note in plan.notes:
+            screen.line(f"note: {note}")
+        if frozen.pool.is_served:
+            return _on_pool(frozen, plan, store, screen)
+        if not (sweep or totals["run"] or _is_looked_at(frozen, plan, store)):
+            return reuse_all(frozen, plan, store, command)
+        return run_flow(frozen, plan, store, command, screen.hear, sweep=sweep, stop=stop, run_id=run_id)
+
+
+def _is_looked_at(frozen: Frozen, plan: Plan, store: Store) -> bool:
+    """Whether a run that makes nothing is to be seen all the same: on a server that is up, or by a tracker
+    that a registration still waits for.
+    """
+    if Stack(store.root).client() or is_configured(store.root):
+        return True
+    registers = [node for node in plan.nodes if node.task == "register"]
+    return frozen.tracker.kind != "none" and any(is_owed(node, store) for node in registers)
+
+
+def _on_pool(frozen: Frozen, plan: Plan, store: Store, screen: Screen) -> Outcome:
+    """Have a Prefect pool run it, and look on."""
+    started = time.monotonic()
+    join_stack(store.root)
+    from atelier.flows.deployments.submit import follow, submit  # Prefect: 1.5 s that no run here waits for
+
+    outcome = Outcome(run_id="", nodes=plan.nodes)
+    missing = {node.name for node in plan.nodes if not is_made(node, store)}
+    run_id = submit(frozen, store, screen.line)
+    try:
+        follow(run_id, frozen, store, screen.line)
+        outcome.states = {n.name: "done" if n.name in missing else "reused" for n in plan.nodes}
+    except (AtelierError, StoppedError) as error:
+        outcome.failure = error
+    outcome.total_s = time.monotonic() - started
+    return outcome
+
+
+def is_made(node: Node, store: Store) -> bool:
+    """True when every product of the node is finished."""
+    return all(store.find(p.kind, p.fingerprint) is not None for p in node.products.values())

@@ -1,0 +1,91 @@
+"""`atelier <flow> pool=<name>`: submit the run to the Prefect server, follow it, end it with Ctrl-C."""
+
+import shlex
+import time
+from collections.abc import Callable
+
+from prefect.client.schemas.objects import FlowRun
+
+from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
+from atelier.flows.deployments.cancellation import end_of
+from atelier.flows.deployments.live import left_s, read_live
+from atelier.flows.deployments.progress_page import time_text
+from atelier.flows.run.compose import Frozen
+from atelier.flows.run.overrides import check_overrides
+from atelier.infra.code.frozen import freeze
+from atelier.infra.stack import prefect_api
+from atelier.infra.stack.deployments import DEPLOYMENT
+from atelier.infra.stack.stack import LIGHT
+from atelier.infra.store.store import Store
+
+POLL_S = 1.0
+EVERY_S = 5.0
+AWAY_S = 600.0
+
+
+def submit(frozen: Frozen, store: Store, say: Callable[[str], None]) -> str:
+    """Start the run on the server with the code as it is now; its id.
+
+    ConfigError when no server answers, the pool is unknown or nobody serves it.
+    """
+    parameters = {"overrides": list(frozen.overrides), "code": ready(frozen, store)}
+    run_id = prefect_api.submit(f"{frozen.flow}/{DEPLOYMENT}", parameters)
+    say(f"submitted: {prefect_api.page(run_id)}")
+    return run_id
+
+
+def ready(frozen: Frozen, store: Store) -> str:
+    """Freeze the code for runs of this configuration; its digest. ConfigError when they could not run."""
+    check_overrides(list(frozen.overrides), from_form=True)
+    with prefect_api.server() as client:
+        for pool in (LIGHT, *(frozen.pool.members or (frozen.pool.name,))):
+            prefect_api.check_pool(client, pool)
+    return freeze(store.root)
+
+
+def follow(run_id: str, frozen: Frozen, store: Store, say: Callable[[str], None]) -> None:
+    """Say how far the run is until it ends; raises what it failed of. Ctrl-C cancels it."""
+    try:
+        run = _until_end(run_id, store, say)
+    except KeyboardInterrupt:
+        say("stopping: running tasks write a checkpoint")
+        prefect_api.cancel(run_id)
+        _until_end(run_id, store, say)
+        raise StoppedError("stopped") from None
+    state = run.state
+    assert state is not None  # it is final
+    if state.is_completed():
+        return
+    if state.is_cancelled():
+        raise StoppedError(state.message or "cancelled")
+    again = "" if state.is_failed() else f"; again: atelier {frozen.flow} {shlex.join(frozen.overrides)}"
+    raise AtelierError(f"{state.message or state.name}{again}")
+
+
+def _until_end(run_id: str, store: Store, say: Callable[[str], None]) -> FlowRun:
+    seen, said_at, heard_at = "", 0.0, time.monotonic()
+    silent_since: dict[str, float] = {}
+    while True:
+        run = prefect_api.read_run(run_id)
+        if run is None and time.monotonic() - heard_at > AWAY_S:
+            raise ConfigError(
+                "PREFECT_API_URL", "the server has gone", f"the run goes on: {prefect_api.page(run_id)}"
+            )
+        if run is not None and run.state is not None:
+            heard_at = time.monotonic()
+            if run.state.name != seen:
+                seen = str(run.state.name)
+                say(f"{seen.lower()}  {run.state.message or ''}".rstrip())
+            if end_of(run, silent_since) is not None:
+                return run
+            if time.monotonic() - said_at >= EVERY_S and run.name:
+                said_at = time.monotonic()
+                _say_live(store, run, say)
+        time.sleep(POLL_S)
+
+
+def _say_live(store: Store, run: FlowRun, say: Callable[[str], None]) -> None:
+    for node, now in sorted(read_live(store.root, str(run.name)).items()):  # the parent names its run so
+        if "total" in now and now.get("state") == "running":
+            left = time_text(left_s(now))
+            say(f"  {node}: {now['progress']}/{now['total']} {now.get('unit', '')}, {left} left")

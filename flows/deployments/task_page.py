@@ -1,0 +1,163 @@
+"""What a task's own page shows while it runs: log lines, a progress bar, the loss as a small SVG; and its
+live file for the parent's page. Written by a thread: a server that is away holds up nothing.
+"""
+
+import base64
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+from xml.sax.saxutils import escape
+
+from prefect import get_run_logger
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.context import hydrated_context, serialize_context
+
+from atelier.flows.deployments.live import Live, left_s
+from atelier.flows.deployments.progress_page import EVERY_S, log_message, losses, replace_artifact, time_text
+from atelier.infra.dag import Node
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 300, 56, 36, 16
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
+MOST = 400  # points of a curve
+
+
+def sketch(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """An SVG of the curves, each a list of (step, loss in nats a token)."""
+    points = [point for curve in curves.values() for point in curve if math.isfinite(point[1])]
+    if not points:
+        return ""
+    last = max(step for step, _ in points) or 1
+    low, high = min(loss for _, loss in points), max(loss for _, loss in points)
+    high = high if high > low else low + 1.0
+
+    def x(step: float) -> float:
+        return LEFT + (WIDTH - LEFT - 12) * step / last
+
+    def y(loss: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - loss) / (high - low)
+
+    parts = [_axes(last, low, high, x, y)]
+    for number, (name, curve) in enumerate(curves.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        line = " ".join(f"{x(s):.1f},{y(v):.1f}" for s, v in thinned(curve) if math.isfinite(v))
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        parts.append(
+            f'<text x="{WIDTH - 16}" y="{TOP + 14 * number + 10}" text-anchor="end" fill="{colour}">'
+            f"{escape(name)} {curve[-1][1]:.3f}</text>"
+        )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
+        f' height="{HEIGHT}" font-family="sans-serif" font-size="12">'
+        '<rect width="100%" height="100%" fill="white"/>'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def thinned(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most MOST points, evenly taken, the last one kept."""
+    every = max(1, math.ceil(len(curve) / MOST))
+    return [*curve[::every], curve[-1]]
+
+
+def as_markdown(svg: str, title: str) -> str:
+    """A picture that Prefect's page draws without asking a server."""
+    return f"![{title}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
+
+
+def _axes(
+    last: float, low: float, high: float, x: Callable[[float], float], y: Callable[[float], float]
+) -> str:
+    parts = []
+    for i in range(5):
+        loss = low + (high - low) * i / 4
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - 12}" y1="{y(loss):.1f}" y2="{y(loss):.1f}" stroke="#e5e5e5"/>'
+            f'<text x="{LEFT - 6}" y="{y(loss) + 4:.1f}" text-anchor="end" fill="#555">{loss:.2f}</text>'
+        )
+        step = last * i / 4
+        parts.append(
+            f'<text x="{x(step):.1f}" y="{HEIGHT - 18}" text-anchor="middle" fill="#555">{step:.0f}</text>'
+        )
+    unit = "step; loss in nats a token"
+    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 3}" text-anchor="middle" fill="#555">{unit}</text>')
+    return "".join(parts)
+
+
+PICTURE_S = 15.0  # between two pictures
+
+
+class Reporter:
+    """Hears a node and shows it."""
+
+    def __init__(self, root: str, run_id: str, node: Node) -> None:
+        self._log = get_run_logger()
+        self._live = Live(root, run_id, node.name)
+        self._curves: dict[str, list[tuple[float, float]]] = {}
+        self._changed, self._ended = threading.Event(), threading.Event()
+        self._context = serialize_context()
+        self._progress: Any = None
+        self._picture, self._drawn = "", 0.0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "Reporter":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join(5.0)
+
+    def hear(self, node: str, message: dict[str, Any]) -> None:
+        self._live.hear(message)
+        log_message(self._log, node, message)
+        if "progress" in message:
+            for role, loss in _losses_of(message).items():
+                self._curves.setdefault(role, []).append((message["progress"], loss))
+            self._changed.set()
+
+    def _run(self) -> None:
+        with hydrated_context(self._context):
+            while not self._ended.wait(EVERY_S if self._progress else 1.0):
+                if self._changed.is_set():
+                    self._changed.clear()
+                    self._show(PICTURE_S)
+            if self._progress or self._changed.is_set():
+                self._show(0.0)
+
+    def _show(self, picture_s: float) -> None:
+        with suppress(Exception):  # whatever the server says: it is only for looking at
+            self._show_progress()
+            if self._curves and time.monotonic() - self._drawn >= picture_s:
+                self._drawn = time.monotonic()
+                self._show_loss()
+
+    def _show_progress(self) -> None:
+        now = self._live.now
+        share = 100.0 * now["progress"] / max(now["total"], 1)
+        left = time_text(left_s(now))
+        about = f"{now['progress']}/{now['total']} {now.get('unit', '')}, {left} left  {losses(now)}"
+        if self._progress is None:
+            self._progress = create_progress_artifact(progress=share, key="progress", description=about)
+        else:
+            update_progress_artifact(artifact_id=self._progress, progress=share, description=about)
+
+    def _show_loss(self) -> None:
+        now = self._live.now
+        about = f"after {now['progress']} of {now['total']} {now.get('unit', '')}: {losses(now)}"
+        text = as_markdown(sketch(self._curves), "loss")
+        if self._picture:
+            replace_artifact(self._picture, text, about)
+        else:
+            made: Any = create_markdown_artifact(markdown=text, key="loss", description=about)
+            self._picture = str(made)
+
+
+def _losses_of(message: dict[str, Any]) -> dict[str, float]:
+    found = message.get("loss")
+    return {str(k): float(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -1,0 +1,83 @@
+"""`work`, the one generic flow on every pool: make one node here, as its parent run asks."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Crashed, Failed
+
+from atelier.engine.config.error import AtelierError, StoppedError
+from atelier.engine.config.pool import Pool
+from atelier.flows.deployments.cancellation import present, watching_worker
+from atelier.flows.deployments.task_page import Reporter
+from atelier.flows.run.execute import stopping
+from atelier.flows.run.pools import site_of
+from atelier.flows.run.work import work
+from atelier.infra.dag import Node
+from atelier.infra.launch.gang import DiedError
+from atelier.infra.launch.rendezvous import place_of
+from atelier.infra.launch.slots import core_slots
+from atelier.infra.run.context import House
+from atelier.infra.run.resume_plan import Resume
+from atelier.infra.store.local_folders import scratch_of
+from atelier.infra.store.store import Store, default_root
+from atelier.infra.tracking.factory import TrackerSpec, open_tracker
+
+
+def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
+    """Make the node of `parameters`; the state that this run ends in."""
+    node, about = Node.model_validate(parameters["node"]), parameters["run"]
+    place = place_of(parameters.get("gang"))
+    store, pool = Store(default_root()), Pool.model_validate(about["pool"])
+    tracker = open_tracker(
+        TrackerSpec.model_validate(about["tracker"]),
+        store,
+        flow=about["flow"],
+        command=about["command"],
+        run_id=about["id"],
+        config={},
+        is_part=True,
+    )
+    tracker.link(**about["links"])
+    with Reporter(store.root, about["id"], node) as reporter:
+        house = House(
+            store=store,
+            slots=core_slots(pool, store, place),
+            # of this run alone: nodes of one gang may share a disk
+            scratch=scratch_of(store, about["id"]) / str(flow_run.id)[:13],
+            pool=pool,
+            site=site_of(pool),
+            run_id=about["id"],
+            flow=about["flow"],
+            command=about["command"],
+            listener=reporter.hear,
+            tracker=tracker,
+            links=dict(about["links"]),
+            resume=Resume.model_validate(about.get("resume", {})),
+            place=place,
+        )
+        orphaned = threading.Event()
+        status = "failed"
+        try:
+            with stopping(house.stop), present(house.stop), watching_worker(house.stop, orphaned):
+                if house.place is not None and not house.place.is_first:
+                    house.follow(node, "atelier.engine.train", node.ranks, int(node.layout["threads"]))
+                    return Completed(message=f"node {house.place.index} of {house.place.size} is done")
+                work(node, house, {}, {})
+            status = "finished"
+            return Completed(
+                message=", ".join(f"{p.name} {p.fingerprint[:8]}" for p in node.products.values())
+            )
+        except StoppedError as error:
+            status = "stopped"
+            if orphaned.is_set():
+                return Crashed(message="its worker died; it has stopped at a checkpoint")
+            return Cancelled(message=str(error))
+        except DiedError as error:
+            return Crashed(message=str(error))
+        except AtelierError as error:
+            return Failed(message=str(error))
+        finally:
+            tracker.close(status)

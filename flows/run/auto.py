@@ -1,0 +1,154 @@
+"""What a configuration leaves open: the layout (the first of the planner's search), how often a checkpoint is
+saved, and warm-ups beside the steps that there are for them."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from pydantic import ValidationError
+
+from atelier.engine.config.checks import check_layout
+from atelier.engine.config.data import Finetune
+from atelier.engine.config.divisors import divisors, largest_divisor
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.role import Role
+from atelier.engine.config.schedule import Schedule
+from atelier.engine.config.train import Train
+from atelier.engine.plan.estimate import estimate
+from atelier.engine.plan.goodput import steps_between
+from atelier.engine.plan.search import Option, search
+from atelier.flows.run.memory_fit import TRAINED, limit_gb
+from atelier.infra.dag import Node
+
+AXES = ("replicate", "expert", "context", "tensor", "pipeline")
+
+
+def trained(arguments: Any) -> dict[str, Role]:
+    """The roles that a flow's arguments describe; one without a name where there is one model, none where it
+    cannot be learned (who draws the plan says why).
+    """
+    roles: dict[str, Role] = dict(getattr(arguments, "roles", None) or {})
+    if not roles and hasattr(arguments, "optim") and hasattr(arguments, "model"):
+        with suppress(ValidationError):
+            roles = {"": Role(**{name: getattr(arguments, name) for name in ("model", "objective", "optim")})}
+    return roles
+
+
+def vocab_of(arguments: Any) -> int:
+    return int(getattr(getattr(arguments, "tokenizer", None), "vocab", 0) or 0)
+
+
+def fastest_layout(arguments: Any, pool: Pool, slots: int, cores: int) -> Option | None:
+    """The layout with which the largest role is planned to train fastest on at most `slots` ranks, all roles
+    fitting; on GPUs on all of them. None where axes were given, or nothing is known that it follows from:
+    then `shard` takes all slots.
+    """
+    parallel: Parallel = arguments.parallel
+    train: Train | None = getattr(arguments, "train", None)
+    roles, vocab = trained(arguments), vocab_of(arguments)
+    is_free = parallel.shard == "auto" and all(getattr(parallel, axis) == 1 for axis in AXES)
+    if not is_free or parallel.roles or pool.members or train is None or not roles or not vocab:
+        return None
+    models = {name: role.model.resolved(vocab) for name, role in roles.items()}
+    largest = max(models, key=lambda name: models[name].flops_per_token(train.sequence))
+    role = roles[largest].model_copy(update={"model": models[largest]})
+    wanted = (parallel.recompute,) if parallel.recompute != "none" or pool.is_cpu else None
+    found: list[Option] = []
+    for ranks in divisors(slots, slots) if pool.is_cpu else [slots]:
+        like = parallel.resolved(ranks, cores)
+        limited = pool.model_copy(update={"memory_gb": limit_gb(pool, ranks)})
+        more = {"recompute": wanted} if wanted else {}
+        try:
+            options, _ = search(role, train, limited, ranks, vocab=vocab, like=like, **more)
+        except ConfigError:  # a device of which nothing is known
+            return None
+        found += [option for option in options if _suits(option, roles, train)]
+    if not found:
+        return None
+    return min(found, key=lambda option: option.estimate.step_s)
+
+
+def _suits(option: Option, roles: dict[str, Role], train: Train) -> bool:
+    try:
+        check_layout(option.parallel, roles, train, prefix="")
+    except ConfigError:
+        return False
+    return True
+
+
+LOOKS = 16  # held-out losses of a run, where neither their steps nor those of checkpoints are given
+WITHOUT_MODEL = 100  # steps, where what is trained is known only later
+
+
+def with_interval(arguments: Any, pool: Pool) -> Train:
+    """The training's settings with checkpoint_every filled in from the planned step and the failures of the
+    pool's devices. Held-out losses, which would come with checkpoints, come at steps that no machine decides.
+    """
+    train: Train = arguments.train
+    looks = train.eval_every or max(1, train.num_steps // LOOKS)
+    every = _planned(arguments, train, pool)
+    if train.keep_every:
+        every = largest_divisor(train.keep_every, every)
+    if train.keep_best:
+        every = max(1, every // looks) * looks
+    return train.model_copy(update={"checkpoint_every": every, "eval_every": looks})
+
+
+def _planned(arguments: Any, train: Train, pool: Pool) -> int:
+    vocab, roles = vocab_of(arguments), trained(arguments)
+    if not vocab or not roles:
+        return WITHOUT_MODEL
+    parallel: Parallel = arguments.parallel
+    try:
+        check_layout(parallel, roles, train, prefix="")  # an estimate looks at every rank of a pipeline
+        found = [
+            estimate(role, train, parallel.of_role(name, is_student=bool(role.teacher)), pool, vocab, steps=1)
+            for name, role in roles.items()
+        ]
+    except ConfigError:  # a layout or a device that whoever draws the plan refuses
+        return WITHOUT_MODEL
+    slowest = max(found, key=lambda one: one.step_s)
+    return steps_between(slowest.faults, sum(one.step_s for one in found), train.num_steps)
+
+
+def check_warmups(arguments: Any, overrides: Iterable[str]) -> None:
+    """ConfigError for a warm-up that one of the overrides gives, and that does not fit."""
+    given = list(overrides)
+    for place, schedule, start, end in _schedules(arguments):
+        if any(_gives(text, f"{place}.warmup") for text in given):
+            schedule.check(start, end, place)
+
+
+def _schedules(arguments: Any) -> Iterator[tuple[str, Schedule, int, int]]:
+    """Every schedule of a flow with its place, its first step and its end."""
+    train: Train | None = getattr(arguments, "train", None)
+    for name, role in trained(arguments).items():
+        if train is not None:
+            place = f"roles.{name}.optim.schedule" if name else "optim.schedule"
+            yield place, role.optim.schedule, int(role.start), role.last(train.num_steps)
+    tuning: Finetune | None = getattr(arguments, "finetune", None)
+    if tuning is not None:
+        yield "finetune.optim.schedule", tuning.optim.schedule, 0, tuning.num_steps
+
+
+def _gives(text: str, key: str) -> bool:
+    """Whether an override gives the key, by its name or inside a section."""
+    name, _, value = text.lstrip("+").partition("=")
+    return name == key or (key.startswith(f"{name}.") and "warmup" in value)
+
+
+def short_of(nodes: Iterable[Node]) -> list[str]:
+    """The roles whose peak learning rate is never reached, each with why."""
+    found = []
+    for node in nodes:
+        if node.task not in TRAINED:
+            continue
+        settings = Train.model_validate(node.config["train"])
+        for name, document in node.config["roles"].items():
+            role = Role.model_validate(document)
+            problem, _ = role.optim.schedule.misfit(int(role.start), role.last(settings.num_steps))
+            if problem:
+                found.append(f"{node.name}.{name} ({problem})")
+    return found

@@ -1,0 +1,201 @@
+"""What can be chosen, read from flows/ and conf/ as text: help and completion cannot wait for Hydra."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import yaml
+
+from atelier import PROJECT
+
+CONF = PROJECT / "conf"
+# libyaml where PyYAML has it: half of the time of a --help was the 84 files of a flow.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+SETTINGS = {"pool": ("atelier.engine.config.pool", "Pool")}
+BUILTIN = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict, "list": list}
+GROUP_WORD = re.compile(r"^\+{0,2}(?P<group>[\w/]+)(@(?P<package>[\w.]+))?=(?P<option>[^=]+)$")
+ENTRY = re.compile(r"^(?P<override>override )?(optional )?/?(?P<group>[\w/]+)(@(?P<package>[\w.]+))?$")
+
+
+def flow_names() -> list[str]:
+    """Flows there are: flows/<name>.py with conf/<name>.yaml beside it."""
+    return sorted(
+        path.stem for path in (PROJECT / "flows").glob("*.py") if (CONF / f"{path.stem}.yaml").is_file()
+    )
+
+
+def groups() -> list[str]:
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def flow_text(name: str) -> tuple[str, str]:
+    """(what it does, an example command) of a flow, from the docstring of its file."""
+    text = (PROJECT / "flows" / f"{name}.py").read_text().split('"""', 2)[1].strip()
+    about = " ".join(text.split("\n\n")[0].split())
+    example = next(
+        (line.strip() for line in text.splitlines() if line.startswith("atelier ")), f"atelier {name}"
+    )
+    return about.removeprefix(f"{name}: ").removesuffix("."), example
+
+
+def option_text(group: str, option: str) -> tuple[str, str]:
+    """(what it is, an example command) of a group's option, from the first comment of its yaml."""
+    for line in (CONF / group / f"{option}.yaml").read_text().splitlines():
+        if line.startswith("# ") and not line.startswith("# @package"):
+            example, _, about = line[2:].partition("  ")
+            return about.strip(), example.strip()
+    return "", ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Option `option` of `group`, placed at `package`: where its keys stand in the flow's configuration."""
+
+    group: str
+    package: str
+    option: str
+
+    @property
+    def key(self) -> str:
+        """How the command line writes the choice."""
+        return self.group if self.package in (self.group, "") else f"{self.group}@{self.package}"
+
+
+@dataclass
+class Shape:
+    """A flow's configuration as defaults lists and yaml files give it, with the groups chosen in `words`."""
+
+    flow: str
+    words: tuple[str, ...] = ()
+    choices: dict[str, Choice] = field(default_factory=dict)
+    document: dict[str, Any] = field(default_factory=dict)
+    _given: dict[str, str] = field(default_factory=dict)
+    _overridden: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        added = [c for c in map(_choice_of, self.words) if c is not None]
+        self._given = {c.key: c.option for c in added}
+        for _ in range(2):  # an override stands below what it changes: the first pass collects them
+            self.choices, self.document = {}, {}
+            self._file(self.flow, "")
+            for choice in added:
+                if choice.key not in self.choices and choice.option in options(choice.group):
+                    self._group(choice)
+
+    @property
+    def unmatched(self) -> set[str]:
+        """Choices that are overridden though nothing makes them: Hydra would refuse the words."""
+        return set(self._overridden) - set(self.choices)
+
+    def _file(self, path: str, package: str) -> None:
+        text = (CONF / f"{path}.yaml").read_text()
+        package = "" if "# @package _global_" in text else package
+        content = yaml.load(text, LOADER) or {}
+        defaults = content.pop("defaults", [])
+        before = defaults.index("_self_") if "_self_" in defaults else len(defaults)
+        folder = path.rpartition("/")[0]
+        self._defaults(defaults[:before], package, folder)
+        merge(self.document, package, content)
+        self._defaults(defaults[before + 1 :], package, folder)
+
+    def _defaults(self, entries: list[Any], package: str, folder: str) -> None:
+        """`folder` is the file's own, where the files lie that it names without a group. What a file
+        overrides is known before what it includes: the outermost override counts.
+        """
+        groups: list[Choice | str] = []
+        for entry in entries:
+            if isinstance(entry, str):
+                groups.append(entry)
+                continue
+            ((key, option),) = entry.items()
+            match = ENTRY.match(key)
+            if match is None:
+                continue
+            below = match["package"] or match["group"]
+            place = f"{package}.{below}".strip(".")
+            choice = Choice(match["group"], "" if below == "experiment" else place, str(option or ""))
+            if match["override"]:
+                self._overridden.setdefault(choice.key, choice.option)
+            else:
+                groups.append(choice)
+        for one in groups:
+            if isinstance(one, str):
+                self._file(f"{folder}/{one}".strip("/"), package)
+            else:
+                self._group(one)
+
+    def _group(self, choice: Choice) -> None:
+        chosen = self._given.get(choice.key) or self._overridden.get(choice.key) or choice.option
+        self.choices[choice.key] = Choice(choice.group, choice.package, chosen)
+        if chosen in options(choice.group):
+            self._file(f"{choice.group}/{chosen}", choice.package)
+
+
+def _choice_of(word: str) -> Choice | None:
+    match = GROUP_WORD.match(word)
+    if match is None or not (CONF / match["group"]).is_dir():
+        return None
+    package = "" if match["group"] == "experiment" else match["package"] or match["group"]
+    return Choice(match["group"], package, match["option"])
+
+
+def merge(document: dict[str, Any], package: str, content: dict[str, Any]) -> None:
+    """Put `content` into `document` below the dotted `package`, section by section."""
+    target = document
+    for part in filter(None, package.split(".")):
+        target = target.setdefault(part, {})
+    for key, value in content.items():
+        if isinstance(value, dict) and isinstance(target.get(key), dict):
+            merge(target, key, value)
+        else:
+            target[key] = dict(value) if isinstance(value, dict) else value
+
+
+@cache
+def parameters(flow: str) -> dict[str, Any]:
+    """The flow's parameters and settings with their types; only the specs that it names are imported."""
+    tree = ast.parse((PROJECT / "flows" / f"{flow}.py").read_text())
+    known: dict[str, Any] = dict(BUILTIN)
+    for node in tree.body:
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith("atelier.engine.config.")
+        ):
+            module = importlib.import_module(node.module)
+            known |= {name.asname or name.name: getattr(module, name.name) for name in node.names}
+    (body,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == flow]
+    first_default = len(body.args.args) - len(body.args.defaults)
+    found = {}
+    for number, argument in enumerate(body.args.args):
+        default = body.args.defaults[number - first_default] if number >= first_default else None
+        if not isinstance(
+            default, ast.Dict
+        ):  # a mapping that is empty by default is filled by sweeps, not by people
+            found[argument.arg] = _type_of(argument.annotation, known)
+    return found | {
+        key: getattr(importlib.import_module(module), name) for key, (module, name) in SETTINGS.items()
+    }
+
+
+def _type_of(node: ast.expr | None, known: dict[str, Any]) -> Any:
+    if isinstance(node, ast.Subscript):
+        arguments = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return _type_of(node.value, known)[tuple(_type_of(argument, known) for argument in arguments)]
+    return known.get(node.id, str) if isinstance(node, ast.Name) else str
+
+
+def used_choices(shape: Shape) -> Iterator[Choice]:
+    """The choices that matter to the flow: those where it has parameters, the settings, the experiment."""
+    wanted = {*parameters(shape.flow), "tracker"}
+    for choice in shape.choices.values():
+        if choice.package.split(".")[0] in wanted or not choice.package:
+            yield choice

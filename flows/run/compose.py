@@ -1,0 +1,228 @@
+"""From a command line to one plain, validated, frozen configuration: Hydra composes, the flow's spec
+validates.
+"""
+
+import re
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from atelier.engine.config.base import Spec, parse
+from atelier.engine.config.data import Score
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
+from atelier.engine.config.trajectory import in_teaching_order, resolve_starts
+from atelier.flows.run.auto import check_warmups, fastest_layout, with_interval
+from atelier.flows.run.catalog import CONF, groups, options
+from atelier.flows.run.overrides import check_overrides
+from atelier.flows.run.registry import is_idle, parameters
+from atelier.infra.calibration.history import facts
+from atelier.infra.launch.machine import num_cores
+from atelier.infra.run.resume_plan import Resume
+from atelier.infra.store.store import default_root
+from atelier.infra.tracking.factory import TrackerSpec
+
+_lock = threading.Lock()  # Hydra's global state allows one composition at a time
+KEY = re.compile(r"^(?P<mark>\+{0,2}|~)(?P<key>[^=@~+]+)(?P<package>@[^=]+)?(?P<rest>=.*)?$", re.DOTALL)
+CALL = re.compile(r"^\w+\(.*\)$", re.DOTALL)
+SETTINGS = ("pool", "tracker", "resume")
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A flow's configuration, final: `document` is plain JSON, `arguments` the same validated."""
+
+    flow: str
+    overrides: tuple[str, ...]
+    document: dict[str, Any]
+    arguments: Spec
+    pool: Pool
+    tracker: TrackerSpec
+    resume: Resume = field(default_factory=Resume)
+    companions: dict[str, Any] = field(default_factory=dict)
+
+    def call(self) -> dict[str, Any]:
+        """Keyword arguments of the flow's body."""
+        arguments = {key: getattr(self.arguments, key) for key in type(self.arguments).model_fields}
+        return arguments | ({"companions": self.companions} if self.companions else {})
+
+
+def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Frozen:
+    """Compose and validate; every mistake is a ConfigError with place, value and the nearest known name."""
+    check_overrides(overrides, from_form=from_form)
+    _check_idle(flow, overrides)
+    known = [*parameters(flow).model_fields, *SETTINGS]
+    document = _hydra(flow, [prepared(text, flow, known) for text in overrides])
+    _check_roles(document)
+    given = {key: value for key, value in document.items() if key in known}
+    stray = [key for key in document if key not in known and not (CONF / key).is_dir()]
+    if stray:
+        raise _unknown(stray[0], flow, known)
+    pool = facts(default_root(), parse(Pool, given.pop("pool", {}), "pool"))
+    tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
+    resume = parse(Resume, given.pop("resume", {}), "resume")
+    arguments = parse(parameters(flow), given, "")
+    arguments = resolved(arguments, pool)
+    check_warmups(arguments, overrides)
+    return Frozen(
+        flow=flow,
+        overrides=tuple(overrides),
+        document=arguments.model_dump(mode="json"),
+        arguments=arguments,
+        pool=pool,
+        tracker=tracker,
+        resume=resume,
+    )
+
+
+def _check_idle(flow: str, overrides: list[str]) -> None:
+    """Refuse what is given and would do nothing; files that several flows share may hold it."""
+    for text in overrides:
+        match = KEY.match(text)
+        if match and match["mark"] != "~" and is_idle(flow, match["key"]):
+            raise ConfigError(match["key"], f"does nothing in the flow {flow}", "leave it out")
+
+
+def _hydra(flow: str, overrides: list[str]) -> dict[str, Any]:
+    from hydra import compose as hydra_compose  # 0.15 s: help and completion do without
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    with _lock:
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+                composed = hydra_compose(flow, overrides)
+                document: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+                return document
+        except (HydraException, OmegaConfBaseException) as error:
+            raise explained(error) from None
+
+
+def prepared(text: str, flow: str, known: list[str], *, is_sweep: bool = False) -> str:
+    """One override for Hydra. Values are added where the yaml is silent, because the spec, which knows every
+    key, judges them. A group of a sweep may have several options.
+    """
+    match = KEY.match(text)
+    if not match or (match["rest"] is None and match["mark"] != "~"):
+        raise ConfigError(
+            text, "is not an override", "write key=value, group=option, +group@roles.name=option or ~key"
+        )
+    key, first = match["key"], match["key"].split(".")[0]
+    is_group = "." not in key and (CONF / key.strip("/")).is_dir()
+    if match["package"] and not is_group:
+        raise ConfigError(
+            text,
+            f"there is no group {key!r}",
+            f"did you mean {nearest(key, groups()) or groups()[0]}? there are: {', '.join(groups())}",
+        )
+    if is_group:
+        _check_option(match, text, is_sweep=is_sweep)
+        return text
+    if first not in known and first != "hydra":
+        raise _unknown(first, flow, known)
+    if match["mark"] or key.startswith("hydra"):
+        return text
+    return f"++{text}"
+
+
+def _check_option(match: re.Match[str], text: str, *, is_sweep: bool) -> None:
+    group, value = match["key"].strip("/"), (match["rest"] or "=")[1:]
+    found = options(group)
+    if is_sweep and CALL.search(value):
+        return  # glob(gpt*), choice(a,b): Hydra knows what it stands for
+    if is_sweep and "," in value and not value.startswith("["):
+        for one in value.split(","):
+            _check_option(KEY.match(f"{group}={one.strip()}") or match, text, is_sweep=False)
+        return
+    if match["mark"] != "~" and value not in found and not value.startswith("["):
+        if set(value.split(",")) <= set(found):
+            raise ConfigError(match["key"], "several values are a sweep", "add -m")
+        near = nearest(value, found)
+        raise ConfigError(
+            text,
+            f"no option {value!r} in group {group}",
+            (f"did you mean {near}? " if near else "") + f"there are: {', '.join(found)}",
+        )
+
+
+def _unknown(key: str, flow: str, known: list[str]) -> ConfigError:
+    near = nearest(key, known)
+    if (CONF / key).is_dir():
+        return ConfigError(key, f"the flow {flow} has no {key}", f"it has: {', '.join(sorted(known))}")
+    return ConfigError(
+        key,
+        "no such key",
+        (f"did you mean {near}? " if near else "") + f"known here: {', '.join(sorted(known))}",
+    )
+
+
+def explained(error: Exception) -> ConfigError:
+    cause = error.__cause__ or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    text = " ".join(lines[:2])
+    missing = re.search(r"Missing mandatory value: (\S+)", text)
+    if missing:
+        key = getattr(cause, "full_key", None) or missing[1]
+        return ConfigError(key, "a value is required", f"give {key}=<value>")
+    unreadable = getattr(error, "override", None)
+    if unreadable and "Ambiguous value" not in text:
+        reason = text.split(" See https")[0]
+        return ConfigError(
+            unreadable.lstrip("+"), f"cannot be read ({reason})", "quote special letters twice: 'key=\"a,b\"'"
+        )
+    sweep = re.search(r"Ambiguous value for argument '([^']+)'", text)
+    if sweep:
+        return ConfigError(
+            sweep[1].lstrip("+").split("=")[0], "several values are a sweep", "add -m, or quote the value"
+        )
+    return ConfigError("configuration", text, "`atelier list` shows what can be chosen")
+
+
+def _check_roles(document: dict[str, Any]) -> None:
+    roles = document.get("roles") or {}
+    for name, role in roles.items():
+        if not isinstance(role, dict) or "model" not in role or "optim" not in role:
+            others = [other for other in roles if other != name]
+            near = nearest(name, others)
+            raise ConfigError(
+                f"roles.{name}",
+                "there is no such role",
+                (f"did you mean {near}? " if near else f"there are: {', '.join(others)}; ")
+                + f"a new one is added by +role@roles.{name}=student",
+            )
+
+
+def resolved(arguments: Spec, pool: Pool) -> Spec:
+    """Fractions and `auto` of the layout filled in: what is frozen needs no further look at anything."""
+    updates: dict[str, Any] = {}
+    parallel = getattr(arguments, "parallel", None)
+    train: Train | None = getattr(arguments, "train", None)
+    if isinstance(parallel, Parallel):
+        cores = num_cores()
+        devices = cores if pool.is_cpu else pool.gpus or pool.gpus_per_node or 1
+        slots = devices if pool.slots == "auto" else int(pool.slots)
+        best = fastest_layout(arguments, pool, slots, cores)
+        updates["parallel"] = best.parallel if best else parallel.resolved(slots, cores)
+        if best and train is not None and not pool.is_cpu:
+            updates["train"] = train = train.model_copy(update={"micro_batch": best.micro_batch})
+    if train is not None and train.precision == "fp8" and pool.gpu == "cpu":
+        raise ConfigError(
+            "train.precision", "fp8, but the pool's devices are CPUs", "train.precision=bf16 runs everywhere"
+        )
+    roles: dict[str, Role] | None = getattr(arguments, "roles", None)
+    if roles is not None and train is not None:
+        in_teaching_order(roles)
+        updates["roles"] = resolve_starts(roles, train)
+    score = getattr(arguments, "score", None)
+    if isinstance(score, Score) and score.sequence == "auto" and train is not None:
+        updates["score"] = score.model_copy(update={"sequence": train.sequence})
+    if train is not None and train.checkpoint_every == "auto":
+        updates["train"] = with_interval(arguments.model_copy(update=updates), pool)
+    return arguments.model_copy(update=updates)

@@ -1,0 +1,400 @@
+"""Run a flow: its body inside a Prefect flow, each node a Prefect task. Here, under an embedded Prefect
+server unless one is configured; or inside a flow that a Prefect worker has started (flows/deployments).
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from atelier.engine.config.error import AtelierError, StoppedError, of_system, printable
+from atelier.engine.io.fork_server import is_possible
+from atelier.engine.io.storage import is_local, local_path
+from atelier.flows.run.compose import Frozen
+from atelier.flows.run.embedded_server import Server, is_own, own_server
+from atelier.flows.run.measured import take
+from atelier.flows.run.plan import Plan
+from atelier.flows.run.pools import site_of
+from atelier.flows.run.prefect_page import show_plan, show_report
+from atelier.flows.run.registry import body
+from atelier.flows.run.work import mend, work
+from atelier.infra.dag import Node, Reference, scheduling, stop_scheduling
+from atelier.infra.launch.gang import fork_server
+from atelier.infra.launch.slots import core_slots
+from atelier.infra.run.context import House, Listener
+from atelier.infra.stack.stack import join_stack
+from atelier.infra.store.existing_model import looking_in
+from atelier.infra.store.lease import Holder
+from atelier.infra.store.local_folders import scratch_of
+from atelier.infra.store.removal import wait_for_removals
+from atelier.infra.store.run_manifest import described, write_manifest
+from atelier.infra.store.store import Store
+from atelier.infra.tracking.factory import TrackerSpec, open_tracker
+
+MOST_AT_ONCE = 16  # nodes; gangs wait for slots besides
+EMBEDDED = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "true",
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # what is lost while a server is away is told in one line
+    "PREFECT_CLI_PROMPT": "false",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_FOREMAN_ENABLED": "false",
+    "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
+}
+
+
+@dataclass
+class Outcome:
+    """How a run ended: per node its state, the first failure, and where the time went (seconds)."""
+
+    run_id: str
+    states: dict[str, str] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    errors: dict[str, Exception] = field(default_factory=dict)
+    failure: Exception | None = None
+    failed: str = ""
+    untracked: list[str] = field(default_factory=list)
+    is_whole: bool = False  # every node has ended, and how is known, whatever becomes of Prefect
+    prefect_s: float = 0.0
+    total_s: float = 0.0
+
+    @property
+    def status(self) -> str:
+        """finished, stopped or failed."""
+        return "finished" if self.failure is None else "stopped" if self.is_stopped else "failed"
+
+    @property
+    def is_stopped(self) -> bool:
+        return isinstance(self.failure, StoppedError)
+
+    @property
+    def reused(self) -> list[str]:
+        return [name for name, state in self.states.items() if state == "reused"]
+
+
+class Submitting:
+    """A scheduler that hands every node to Prefect, the futures of the nodes before it as its inputs."""
+
+    def __init__(self, submit: Callable[[Node, list[Any]], Any]) -> None:
+        self._submit = submit
+        self.futures: list[Any] = []
+        self.nodes: list[Node] = []
+
+    def declare(self, node: Node, after: list[Reference]) -> Any:
+        waits = list({id(r.future): r.future for r in after if r.future is not None}.values())
+        future = self._submit(node, waits)
+        self.futures.append(future)
+        self.nodes.append(node)
+        return future
+
+
+def embed(root: str) -> Server | None:
+    """Settings and server of this process, before Prefect is imported; None when the user configured one."""
+    for key, value in EMBEDDED.items():
+        os.environ.setdefault(key, value)
+    os.environ["PREFECT_HOME"] = str(home := _home(root))
+    join_stack(root)
+    if is_configured(root):
+        return None
+    server = own_server(home)
+    os.environ["PREFECT_API_URL"] = server.url
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # 2 + 4 + 8 s; it is here, or it has been left
+    if "prefect" in sys.modules:  # a notebook's: it has read its settings when it was imported
+        from prefect.context import refresh_global_settings_context
+
+        refresh_global_settings_context()
+    return server
+
+
+def _home(root: str) -> Path:
+    """Where Prefect keeps what is the user's, or the store's."""
+    default = local_path(root) / "prefect" if is_local(root) else Path.home() / ".prefect"
+    return Path(os.environ.get("PREFECT_HOME", default))
+
+
+def is_configured(root: str) -> bool:
+    """Whether the user has a Prefect server for this process."""
+    return not is_own(os.environ.get("PREFECT_API_URL", "")) or (_home(root) / "profiles.toml").exists()
+
+
+Make = Callable[[Node, House, Outcome], dict[str, Any]]
+Host = Callable[[Frozen, House, Outcome, Callable[[], None]], None]
+
+
+def make_here(node: Node, house: House, outcome: Outcome) -> dict[str, Any]:
+    """Run the node in this process."""
+    return work(node, house, outcome.states, outcome.errors)
+
+
+def run_flow(
+    frozen: Frozen,
+    plan: Plan,
+    store: Store,
+    command: str,
+    listener: Listener,
+    *,
+    sweep: str = "",
+    run_id: str = "",
+    host: Host | None = None,
+    make: Make = make_here,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop gangs at a checkpoint.
+
+    `host` has the flow's inside run within a Prefect flow, by default one of this process; `make` runs a
+    node. A `run_id` of an earlier run goes on with its page in MLflow. Who sets `stop` ends it at a
+    checkpoint.
+    """
+    started = time.monotonic()
+    run_id = run_id or new_run_id()
+    outcome = Outcome(run_id=run_id, nodes=plan.nodes)
+    house = open_house(frozen, store, command, run_id, listener, sweep=sweep, stop=stop)
+    manifest = _beginning(frozen, plan, command, run_id, sweep)
+    write_manifest(store, manifest)
+    house.forks = make is make_here and _forks(plan, house)
+    with stopping(house.stop):
+        try:
+            _rely_on(plan, house)
+            (host or _embedded)(
+                frozen, house, outcome, lambda: _inside(frozen, plan, house, outcome, started, make)
+            )
+        except StoppedError as error:
+            outcome.failure = outcome.failure or error
+        except KeyboardInterrupt:
+            outcome.failure = StoppedError("stopped")
+        except AtelierError as error:
+            outcome.failure = outcome.failure or error
+        except Exception as error:
+            outcome.failure = outcome.failure or error
+            write_manifest(store, manifest | _ending(outcome, house))
+            raise
+    try:
+        write_manifest(store, manifest | _ending(outcome, house))
+    except OSError as error:
+        outcome.failure = outcome.failure or of_system(error)
+    made = [name for name, state in outcome.states.items() if state == "done"]
+    with suppress(OSError):  # a lesson that is lost costs nothing but itself
+        take(plan, made, store, frozen.pool.name)
+    outcome.untracked = house.tracker.close(outcome.status)
+    outcome.total_s = time.monotonic() - started
+    return outcome
+
+
+def reuse_all(frozen: Frozen, plan: Plan, store: Store, command: str) -> Outcome:
+    """The run of a plan with nothing to make: a manifest, what is damaged beside finished models mended, and
+    neither server nor tracker.
+    """
+    started = time.monotonic()
+    outcome = Outcome(run_id=new_run_id(), nodes=plan.nodes)
+    outcome.states = {node.name: "reused" for node in plan.nodes}
+    untracked = replace(frozen, tracker=TrackerSpec())
+    house = open_house(untracked, store, command, outcome.run_id, lambda node, message: None)
+    beginning = _beginning(frozen, plan, command, outcome.run_id, "")
+    write_manifest(store, beginning)
+    with stopping(house.stop):
+        _rely_on(plan, house)
+    mend(plan.nodes, house)
+    ending = {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": {}}
+    write_manifest(store, beginning | ending)
+    outcome.total_s = time.monotonic() - started
+    return outcome
+
+
+def _beginning(frozen: Frozen, plan: Plan, command: str, run_id: str, sweep: str) -> dict[str, Any]:
+    """A run's manifest while it runs."""
+    return {
+        "id": run_id,
+        "flow": frozen.flow,
+        "command": command,
+        "overrides": list(frozen.overrides),
+        "sweep": sweep,
+        "config": frozen.document,
+        "started": time.time(),
+        "status": "running",
+        "holder": vars(Holder.me(command)),
+        "tasks": [row for node in plan.nodes for row in described(node)],
+    }
+
+
+def _forks(plan: Plan, house: House) -> bool:
+    """Whether the run's gangs get their ranks from a fork server, which begins to import now: not where there
+    is one rank to start, on another machine, or on GPUs.
+    """
+    if house.pool.launcher != "here" or not house.pool.is_cpu or not is_possible():
+        return False
+    gangs = [node for node in plan.nodes if node.ranks and house.missing(node)]
+    if sum(node.ranks for node in gangs) < 2:
+        return False
+    return fork_server(house.store.root) is not None
+
+
+def _rely_on(plan: Plan, house: House) -> None:
+    """Now that the run's manifest says what it needs: wait for who removes things, and see that all is there
+    that none of its nodes makes.
+    """
+    wait_for_removals(house.store.root, lambda text: print(printable(text, 0), file=sys.stderr), house.stop)
+    made = {(p.kind, p.fingerprint) for node in plan.nodes for p in node.products.values()}
+    for role, (kind, fingerprint) in {k: v for node in plan.nodes for k, v in node.inputs.items()}.items():
+        if (kind, fingerprint) not in made and house.store.find(kind, fingerprint) is None:
+            raise AtelierError(f"{role}: {kind} {fingerprint[:8]} was removed meanwhile; make it again first")
+
+
+def new_run_id() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+
+
+def open_house(
+    frozen: Frozen,
+    store: Store,
+    command: str,
+    run_id: str,
+    listener: Listener,
+    *,
+    sweep: str = "",
+    stop: threading.Event | None = None,
+) -> House:
+    """What the nodes of the run work with in this process."""
+    scratch = scratch_of(store, run_id)
+    tracker = open_tracker(
+        frozen.tracker,
+        store,
+        flow=frozen.flow,
+        command=command,
+        run_id=run_id,
+        config=frozen.document,
+        sweep=sweep,
+    )
+    return House(
+        store=store,
+        slots=core_slots(frozen.pool, store),
+        scratch=scratch,
+        pool=frozen.pool,
+        site=site_of(frozen.pool),
+        run_id=run_id,
+        flow=frozen.flow,
+        command=command,
+        listener=listener,
+        tracker=tracker,
+        resume=frozen.resume,
+        stop=stop or threading.Event(),
+    )
+
+
+def _ending(outcome: Outcome, house: House) -> dict[str, Any]:
+    return {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": house.links}
+
+
+@contextmanager
+def stopping(stop: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM ask all gangs to checkpoint; a second one ends this process (the guards then end
+    theirs). May be nested: Prefect takes SIGTERM for itself while a flow runs.
+    """
+
+    def on_signal(number: int, frame: object) -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+        print("\nstopping: running tasks write a checkpoint (again to leave at once)", file=sys.stderr)
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _embedded(frozen: Frozen, house: House, outcome: Outcome, inside: Callable[[], None]) -> None:
+    """Call `inside` within a Prefect flow of this process."""
+    server = embed(house.store.root)
+    import prefect  # 1.5 s: plans, help and errors do without
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    runner: Any = ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE)
+
+    @prefect.flow(
+        name=frozen.flow, flow_run_name=outcome.run_id, task_runner=runner, validate_parameters=False
+    )
+    def dag(config: dict[str, Any]) -> None:
+        inside()
+        if outcome.failure is not None:
+            raise outcome.failure
+
+    if server is not None:
+        server.keep(_say)
+        server.wait()
+    try:
+        dag(frozen.document)
+    except AtelierError:
+        raise
+    except Exception as error:  # Prefect's, of a server that went away: our own states say how the run ended
+        if not outcome.is_whole:
+            raise
+        if outcome.failure is None:
+            why = type(error).__name__
+            _say(f"Prefect does not know how the run ended ({why}); it is finished all the same")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _inside(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, started: float, make: Make) -> None:
+    """Submit the body's nodes to the Prefect flow that this runs in, wait for all, show the report."""
+    import prefect  # imported by the host
+    from prefect.runtime import flow_run  # known only inside a run
+
+    @prefect.task(name="work", persist_result=False)
+    def node_task(node: dict[str, Any], after: list[Any]) -> dict[str, Any]:
+        return make(Node.model_validate(node), house, outcome)
+
+    def submit(node: Node, waits: list[Any]) -> Any:
+        named = node_task.with_options(name=node.task, task_run_name=node.name)
+        return named.submit(node.model_dump(mode="json"), waits)
+
+    outcome.prefect_s = time.monotonic() - started
+    house.links["flow_run"] = str(flow_run.id)
+    house.tracker.link(**house.links)
+    show_plan(plan)
+    scheduler = Submitting(submit)
+    looking_in(house.store)
+    with stopping(house.stop):
+        token = scheduling(scheduler)
+        try:
+            body(frozen.flow)(**frozen.call())
+        finally:
+            stop_scheduling(token)
+            _wait_for(scheduler, outcome)
+            outcome.is_whole = True
+    if outcome.failure is None:
+        show_report(outcome.nodes, house)
+
+
+def _wait_for(scheduler: Submitting, outcome: Outcome) -> None:
+    """Wait for every future; the first real failure is the run's, a stop only where nothing failed."""
+    for node, future in zip(scheduler.nodes, scheduler.futures, strict=True):
+        future.wait()
+        outcome.states.setdefault(node.name, "skipped")
+    errors = [
+        (node.name, outcome.errors[node.name]) for node in scheduler.nodes if node.name in outcome.errors
+    ]
+    errors.sort(key=lambda pair: isinstance(pair[1], StoppedError))
+    if errors:
+        outcome.failed, outcome.failure = errors[0]
+        return
+    for name, state in outcome.states.items():
+        if state not in ("done", "reused"):
+            outcome.failed, outcome.failure = name, AtelierError(f"ended as {state}, without a word")
+            return

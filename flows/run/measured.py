@@ -1,0 +1,53 @@
+"""What was planned beside what was measured: shown by `atelier plan`, and kept for later plans."""
+
+import time
+from typing import Any
+
+from atelier.flows.run.plan import Plan
+from atelier.infra.calibration.history import Lesson, learn, measure
+from atelier.infra.dag import Node
+from atelier.infra.store.store import Store
+from atelier.tasks.train import unpack
+
+
+def measured(plan: Plan, store: Store) -> list[dict[str, Any]]:
+    """For each training that is finished what its steps were planned to take, and took. A gang's roles share
+    its step.
+    """
+    found = []
+    for node in plan.nodes:
+        seen = _seen(node, store)
+        if seen is None or any(row["state"] != "reuse" for row in rows_of(plan, node)):
+            continue
+        planned = {
+            "planned_step_s": sum(row["step_s"] for row in rows_of(plan, node)),
+            "planned_memory_gb": sum(row["memory_gb"] for row in rows_of(plan, node)),
+        }
+        found.append({"task": node.name} | planned | seen.row())
+    return found
+
+
+def take(plan: Plan, made: list[str], store: Store, pool: str) -> None:
+    """Learn from the trainings among the nodes that were `made`."""
+    for node in plan.nodes:
+        planned_s = sum(row["step_s"] for row in rows_of(plan, node)) / plan.pace
+        seen = _seen(node, store) if node.name in made and planned_s else None
+        if seen is not None:
+            first = next(iter(node.products.values()))
+            lesson = Lesson(node.name, planned_s, seen.step_s, time.time())
+            learn(store, pool, first.parents["trajectory"], lesson)
+
+
+def rows_of(plan: Plan, node: Node) -> list[dict[str, Any]]:
+    """The plan's rows of a node's products."""
+    mine = {product.fingerprint for product in node.products.values()}
+    return [row for row in plan.rows if row["task"] == node.task and row["fingerprint"] in mine]
+
+
+def _seen(node: Node, store: Store) -> Any:
+    """What the gang's steps took, of its first role's metrics."""
+    if node.task != "train":
+        return None
+    _, _, parts = unpack(node)
+    first = next(iter(parts.values()))
+    return measure([store.address("trajectory", part.fingerprint) for part in first])

@@ -1,0 +1,92 @@
+"""Whether a training fits the memory of the pool's devices, and which layouts it could have."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
+from atelier.engine.plan.search import Option, Out, mesh, search
+from atelier.infra.dag import Node
+from atelier.infra.launch.machine import memory_gb
+from atelier.infra.launch.slots import num_slots
+
+TRAINED = ("train", "finetune")
+MOST_DEVICES = 8192  # up to which a layout that would fit is looked for
+
+
+def too_much(node: Node, rows: Sequence[Mapping[str, Any]], pool: Pool, vocab: int) -> str | None:
+    """Why a node cannot fit, with the numbers and the nearest layout that does; None when it does. The roles
+    of a gang share its devices.
+    """
+    if node.task not in TRAINED or not vocab:
+        return None
+    layout = Parallel.model_validate(node.layout)
+    each = [row["memory_gb"] for row in rows if row["state"] == "run"]
+    needed = sum(each) if node.task == "train" else max(each, default=0.0)  # draws come one after another
+    limit = limit_gb(pool, layout.ranks)
+    if needed <= limit:
+        return None
+    holder = "this machine, for each," if pool.is_cpu else f"a device ({pool.gpu})"
+    near = _nearest(node, pool, layout, vocab)
+    way_out = f"{near} would fit" if near else "a smaller model, or more devices"
+    ranks = f"{layout.ranks} rank{'s' * (layout.ranks > 1)}"
+    return f"{node.name}: needs {needed:.1f} GB on each of {ranks}, but {holder} has {limit:.1f}; {way_out}"
+
+
+def limit_gb(pool: Pool, ranks: int) -> float:
+    """Memory of one rank, GB: its device's, or its share of this host's."""
+    if not pool.is_cpu:
+        return pool.device.memory_gb
+    host = pool.memory_gb if pool.memory_gb != "auto" else memory_gb()
+    return host / ranks
+
+
+def _nearest(node: Node, pool: Pool, layout: Parallel, vocab: int) -> str:
+    """The fastest layout with the fewest devices that fits, in words for the command line."""
+    if pool.is_cpu:
+        return ""
+    devices = pool.gpus or layout.ranks
+    while devices <= MOST_DEVICES:
+        found, _ = _searched(node, pool, devices, layout, vocab)
+        if found:
+            beside = f" with {devices} devices" if devices != layout.ranks else ""
+            return f"{words(found[0])}{beside} ({found[0].estimate.memory_gb:.0f} GB)"
+        if pool.gpus:
+            return ""
+        devices *= 2
+    return ""
+
+
+def layouts(node: Node, pool: Pool, vocab: int) -> tuple[list[Option], list[Out]]:
+    """The possible layouts of a node's largest role on the pool's devices, the fastest first; and the others
+    with why they are out.
+    """
+    layout = Parallel.model_validate(node.layout)
+    return _searched(node, pool, pool.gpus or num_slots(pool), layout, vocab)
+
+
+def _searched(
+    node: Node, pool: Pool, devices: int, layout: Parallel, vocab: int
+) -> tuple[list[Option], list[Out]]:
+    train = Train.model_validate(node.config["train"])
+    roles = [Role.model_validate(role) for role in node.config["roles"].values()]
+    roles = [role.model_copy(update={"model": role.model.resolved(vocab)}) for role in roles]
+    largest = max(roles, key=lambda role: role.model.flops_per_token(train.sequence))
+    return search(largest, train, pool, devices, vocab=vocab, like=layout)
+
+
+def words(option: Option) -> str:
+    """A layout as overrides for the command line."""
+    parallel = option.parallel
+    found = [f"parallel.{word}" for word in mesh(parallel).split()]
+    if "shard" not in mesh(parallel):
+        found.append("parallel.shard=1")
+    if parallel.pipeline > 1:
+        found.append(f"parallel.schedule={parallel.schedule}")
+    if parallel.schedule != "1f1b":
+        found.append(f"parallel.interleave={parallel.interleave}")
+    return " ".join(
+        [*found, f"parallel.recompute={parallel.recompute}", f"train.micro_batch={option.micro_batch}"]
+    )

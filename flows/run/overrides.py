@@ -1,0 +1,184 @@
+"""What an override may not do: run code of a resolver, name a class, reach into Hydra, leave conf/."""
+
+import re
+from collections.abc import Iterable
+from reprlib import Repr
+from typing import Any
+
+from atelier.engine.config.error import UNSEEN, ConfigError, nearest
+from atelier.flows.run.catalog import CONF, options
+
+SPECIAL = re.compile(r"(?<![\w-])_(?!here_|global_|group_|self_)[a-z]+_(?![\w-])")
+HYDRA = re.compile(r"^[\s+~/]*hydra(?=[\s./@=:]|$)|^[^=@]*@[^=]*(?<![\w-])hydra(?![\w-])")
+REFERENCE = re.compile(r"\$\{ *[\w.\[\]-]+ *\}")
+NUMBER = re.compile(r"[0-9_]{1000}")  # Python refuses to read many more digits
+LIST_MARKS = re.compile(r"[\[\],\s\"']+")
+GROUP = re.compile(r"^[+~]{0,2}/?(?P<group>[\w-]+(/[\w-]+)*)/?(@[^=]*)?=(?P<value>.*)$", re.DOTALL)
+FORM_KEY = re.compile(r"^(\+{1,2}|~)?(?P<key>[A-Za-z_][A-Za-z0-9_./-]{0,200}(@[A-Za-z0-9_.]{1,200})?)(?==|$)")
+MOST_NESTED = 20
+MOST_WORDS = 200  # of a form; a person at a command line may write as much as the shell takes
+MOST_LETTERS = 10_000  # of one override
+MOST_IN_ALL = 100_000
+SHOWN = 80
+
+
+def check_overrides(overrides: Iterable[str], *, is_sweep: bool = False, from_form: bool = False) -> None:
+    """Refuse resolvers (`${oc.env:HOME}`; a reference like `${train.seed}` is fine), `_target_` and its kin,
+    options that are no file of their group, what is nested or long beyond reading.
+
+    Hydra's own settings are for a sweep that a person types, not for a form. What comes from a form is read
+    more strictly, and its errors show at most 80 harmless characters of it. Raises ConfigError.
+    """
+    texts = list(overrides)
+    if from_form:
+        _check_size(texts)
+    for text in texts:
+        place = _check_letters(text) if from_form else text if len(text) <= 2 * SHOWN else shown(text)
+        _check_meaning(text, place)
+        if HYDRA.match(text) and (from_form or not is_sweep):
+            way_out = "settings of Hydra cannot be given in a form" if from_form else "give it with -m"
+            raise ConfigError(place, "Hydra's own settings matter only in a sweep", way_out)
+        _check_option(text, place, from_form=from_form)
+        if from_form:
+            _check_readable(text, place)
+
+
+def calls_resolver(text: str) -> bool:
+    """True when anything but a reference to a key stands inside `${...}`, also behind Hydra's escapes."""
+    for left in (text, text.replace("\\", "")):
+        inner = ""
+        while inner != left:
+            inner, left = left, REFERENCE.sub("x", left)
+        if "${" in left:
+            return True
+    return False
+
+
+def shown(value: Any) -> str:
+    """`value` as an error may show it: at most 80 characters, none that a terminal or a page acts upon."""
+    short = Repr()
+    short.maxstring = short.maxother = short.maxlong = SHOWN
+    short.maxlevel = 3
+    try:
+        text = repr(value[: SHOWN + 1]) if isinstance(value, str) else short.repr(value)
+    except ValueError:  # a number with more digits than Python writes
+        text = "a number too long to write"
+    for letter, harmless in (("&", r"\x26"), ("<", r"\x3c"), (">", r"\x3e")):
+        text = text.replace(letter, harmless)
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def _check_size(texts: list[str]) -> None:
+    way_out = "a form is for a few changes; put more into a file conf/experiment/<name>.yaml"
+    if len(texts) > MOST_WORDS:
+        raise ConfigError("overrides", f"are {len(texts)}, more than {MOST_WORDS}", way_out)
+    for text in texts:
+        if len(text) > MOST_LETTERS:
+            problem = f"one has {len(text)} characters, more than {MOST_LETTERS} (given: {shown(text)})"
+            raise ConfigError("overrides", problem, way_out)
+    if sum(map(len, texts)) > MOST_IN_ALL:
+        raise ConfigError("overrides", f"have more than {MOST_IN_ALL} characters in all", way_out)
+
+
+def _check_letters(text: str) -> str:
+    """The key of an override that has only letters which can be seen, and a key which can be one."""
+    if UNSEEN.search(text):
+        raise ConfigError(
+            "overrides", f"control characters are not allowed (given: {shown(text)})", "write it on one line"
+        )
+    match = FORM_KEY.match(text)
+    if match is None or not ("=" in text or text.startswith("~")):
+        way_out = "write key=value, group=option, +group@roles.name=option or ~key"
+        raise ConfigError("overrides", f"this is not an override (given: {shown(text)})", way_out)
+    return match["key"]
+
+
+def _check_meaning(text: str, place: str) -> None:
+    if _depth(text) > MOST_NESTED:
+        raise ConfigError(place, f"brackets are nested deeper than {MOST_NESTED}", "give one value a key")
+    if calls_resolver(text):
+        raise ConfigError(
+            place,
+            "calls a resolver",
+            "only references to other keys are allowed in ${...}, such as ${train.seed}",
+        )
+    special = SPECIAL.search(text)
+    if special:
+        raise ConfigError(place, f"{special[0][:SHOWN]} is not allowed", "kind=<name> chooses what is built")
+    if NUMBER.search(text):
+        raise ConfigError(place, "a number has 1000 digits or more", "give one that a machine can hold")
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}" and depth > 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _check_option(text: str, place: str, *, from_form: bool) -> None:
+    """Every option, also of a list, is the name of a file in the group's folder. A single one on a command
+    line is left to `compose`, which tells it from a sweep.
+    """
+    match = GROUP.match(text)
+    if match is None or not (CONF / match["group"]).is_dir():
+        return
+    found, value = options(match["group"]), match["value"]
+    is_list = value.lstrip().startswith("[")
+    names = [name for name in LIST_MARKS.split(value) if name] if is_list else [value] if from_form else []
+    for name in names:
+        if name not in found:
+            near = nearest(name[:SHOWN], found)
+            raise ConfigError(
+                place,
+                f"no option {shown(name)} in group {match['group']}",
+                (f"did you mean {near}? " if near else "") + f"there are: {', '.join(found)}",
+            )
+
+
+def _check_readable(text: str, place: str) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # 0.15 s: only what a form needs
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException:
+        value = text.partition("=")[2] or text
+        raise ConfigError(
+            place, f"cannot be read (given: {shown(value)})", "quote special letters twice: 'key=\"a,b\"'"
+        ) from None
+    if override.is_sweep_override():
+        raise ConfigError(
+            place, "several values are a sweep, and a form is one run", "`atelier <flow> -m` runs sweeps"
+        )
+
+
+ACCEPT, FRESH = "--accept-code", "--fresh"
+
+
+def resuming(words: list[str]) -> list[str]:
+    """The words with `--accept-code` and `--fresh <task>` as the overrides that they are short for."""
+    rest, tasks, is_accepted = [], [], False
+    given = iter(words)
+    for word in given:
+        if word == ACCEPT:
+            is_accepted = True
+        elif word == FRESH or word.startswith(f"{FRESH}="):
+            task = word.partition("=")[2] or next(given, "")
+            if not task or "=" in task or task.startswith("-"):
+                problem = f"needs the name of a task (given: {task or 'nothing'})"
+                raise ConfigError(FRESH, problem, f"{FRESH} train; `atelier plan` shows the names")
+            tasks.append(task)
+        else:
+            rest.append(word)
+    return [*rest, *resume_overrides(is_accepted, tasks)]
+
+
+def resume_overrides(is_accepted: bool, fresh: list[str]) -> list[str]:
+    """Overrides that say what becomes of trainings that other code has begun."""
+    accepted = ["resume.accept_code=true"] if is_accepted else []
+    return accepted + ([f"resume.fresh=[{','.join(fresh)}]"] if fresh else [])
+
+
+MULTIRUN, DRY = ("-m", "--multirun"), "--dry-run"

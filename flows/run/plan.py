@@ -1,0 +1,283 @@
+"""Draw the DAG without running it: the flow's own body, each task fingerprinting itself; reuse or run, why,
+at which cost, and in which arithmetic.
+"""
+
+import contextvars
+from dataclasses import dataclass, field
+from typing import Any
+
+from atelier.engine.config.base import canonical
+from atelier.engine.config.checks import check_layout
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.record import Record
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
+from atelier.engine.plan.estimate import estimate
+from atelier.engine.plan.goodput import steps_between
+from atelier.flows.run.auto import short_of
+from atelier.flows.run.compose import Frozen
+from atelier.flows.run.memory_fit import too_much
+from atelier.flows.run.registry import body
+from atelier.infra.calibration.history import factor
+from atelier.infra.code.code_map import TRAINED, maps_of
+from atelier.infra.dag import Node, Product, Reference, scheduling
+from atelier.infra.run.resume_plan import Resume, made_by_other
+from atelier.infra.store.existing_model import looking_in
+from atelier.infra.store.run_manifest import comparable, nearest_run, parents_of, row_name
+from atelier.infra.store.store import Store
+from atelier.tasks import finetune as finetune_task
+from atelier.tasks import train as train_task
+
+
+def computed(node: Node, product: Product, record: Record | None, pool: Pool) -> str:
+    """What a finished model says it was trained in, and what one would be trained in on the pool; '' for what
+    is not trained, or not known.
+    """
+    if product.kind != "model" or node.task not in TRAINED:
+        return ""
+    return str(record.summary.get("computed") or "") if record is not None else here(node, pool)
+
+
+def here(node: Node, pool: Pool) -> str:
+    """The arithmetic of a training on the pool: float32 where 16 bits would only be emulated."""
+    precision = Train.model_validate(node.config["train"]).precision
+    return "fp32" if precision == "bf16" and not pool.half else precision
+
+
+def other_than_here(node: Node, product: Product, record: Record, pool: Pool) -> str:
+    """Why a finished model is not what this pool would make, bit for bit; '' when it may be."""
+    was = computed(node, product, record, pool)
+    now = here(node, pool) if was else ""
+    return f"computed in {was}, where this pool computes {now}" if was != now else ""
+
+
+MISSING = object()
+
+
+class Drawing:
+    """A scheduler that only writes nodes down."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def declare(self, node: Node, after: list[Reference]) -> None:
+        self.nodes.append(node)
+
+
+@dataclass(frozen=True)
+class Plan:
+    flow: str
+    nodes: list[Node]
+    rows: list[dict[str, Any]]
+    refusals: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    pace: float = 1.0  # how many times as long as the arithmetic says a step takes on this pool
+
+    def document(self) -> dict[str, Any]:
+        running = [row for row in self.rows if row["state"] != "reuse"]
+        totals = {
+            "tasks": len(self.nodes),
+            "artifacts": len(self.rows),
+            "reuse": len(self.rows) - len(running),
+            "run": len(running),
+            "flops": sum(row["flops"] for row in running),
+            "device_hours": round(sum(row["device_hours"] for row in running), 6),
+            "memory_gb": max((row["memory_gb"] for row in running), default=0.0),
+        }
+        return {
+            "flow": self.flow,
+            "tasks": self.rows,
+            "totals": totals,
+            "refused": self.refusals,
+            "notes": self.notes,
+            "pace": round(self.pace, 4),
+        }
+
+
+def draw_nodes(frozen: Frozen, store: Store) -> list[Node]:
+    """The flow's nodes, each with the fingerprints of what it would publish."""
+    drawing = Drawing()
+
+    def inside() -> None:
+        looking_in(store)
+        scheduling(drawing)
+        body(frozen.flow)(**frozen.call())
+
+    contextvars.copy_context().run(inside)
+    return drawing.nodes
+
+
+@dataclass(frozen=True)
+class Around:
+    """What all rows of a plan need: the nearest finished run's products by name, and the pool's pace."""
+
+    frozen: Frozen
+    known: dict[str, Any]
+    vocab: int
+    pace: float
+
+
+def draw(frozen: Frozen, store: Store) -> Plan:
+    nodes = draw_nodes(frozen, store)
+    before = nearest_run(store, frozen.flow, frozen.document)
+    known = {row["name"]: row for row in before["tasks"]} if before else {}
+    rows: list[dict[str, Any]] = []
+    refusals: list[str] = []
+    outdated: dict[str, list[str]] = {}
+    _check_fresh(frozen, nodes)
+    around = Around(frozen, known, vocab_of(frozen), factor(store, frozen.pool.name))
+    for node in nodes:
+        _check_vocabulary(node, frozen)
+        standing = _standing(node, store, frozen.resume)
+        refusals += standing["refusals"]
+        mine: list[dict[str, Any]] = []
+        maps = maps_of(node)
+        for key, product in node.products.items():
+            record = store.find(product.kind, product.fingerprint)
+            if record is not None and (other := made_by_other(record, maps.get(key))):
+                outdated.setdefault(other, []).append(row_name(node, key))
+            if record is not None and (other := other_than_here(node, product, record, frozen.pool)):
+                outdated.setdefault(other, []).append(row_name(node, key))
+            mine.append(_row(node, key, product, record is not None, standing, around))
+            mine[-1]["computed"] = computed(node, product, record, frozen.pool)
+        rows += mine
+        refusal = too_much(node, mine, frozen.pool, around.vocab)
+        if refusal is not None:
+            refusals.append(refusal)
+    notes = _notes(frozen, outdated, short_of(nodes))
+    return Plan(flow=frozen.flow, nodes=nodes, rows=rows, refusals=refusals, notes=notes, pace=around.pace)
+
+
+def _notes(frozen: Frozen, outdated: dict[str, list[str]], short: list[str]) -> list[str]:
+    """What one should know before it runs."""
+    found = []
+    train = getattr(frozen.arguments, "train", None)
+    if isinstance(train, Train) and train.precision == "bf16" and not frozen.pool.half:
+        found.append("these CPUs have no 16-bit arithmetic: train.precision=bf16 is computed in float32")
+    for what, names in outdated.items():
+        found.append(f"{what}; finished before, and reused: {_some(names, 6)}")
+    if short:
+        found.append(f"the peak learning rate is never reached: {_some(short, 2)}")
+    return found
+
+
+def _check_fresh(frozen: Frozen, nodes: list[Node]) -> None:
+    """ConfigError for a task to begin again that the flow does not have."""
+    names = [node.name for node in nodes if node.task in TRAINED]
+    for name in frozen.resume.fresh:
+        if name not in names:
+            near = nearest(name, names)
+            hint = f"did you mean {near}?" if near else f"there are: {', '.join(names)}"
+            raise ConfigError("--fresh", f"no training task is called {name}", hint)
+
+
+def _some(names: list[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def vocab_of(frozen: Frozen) -> int:
+    """The size of the vocabulary that the flow's tokenizer is asked for; 0 where it has none."""
+    return int(frozen.document.get("tokenizer", {}).get("vocab", 0) or 0)
+
+
+def _check_vocabulary(node: Node, frozen: Frozen) -> None:
+    """ConfigError where the layout splits a vocabulary that it does not divide: its size is asked of another
+    task, so the task that trains does not know it yet.
+    """
+    vocab = vocab_of(frozen)
+    if node.task != "train" or not vocab or frozen.document["tokenizer"]["load"]:
+        return
+    roles, settings, _ = train_task.unpack(node)
+    sized = {
+        name: role.model_copy(update={"model": role.model.resolved(vocab)}) for name, role in roles.items()
+    }
+    prefix = "roles." if "roles" in frozen.document else ""
+    check_layout(Parallel.model_validate(node.layout), sized, settings, prefix=prefix)
+
+
+def _standing(node: Node, store: Store, resume: Resume) -> dict[str, Any]:
+    if node.task == "finetune":
+        each = finetune_task.look(node, store, resume)
+        told = [str(r) for one in each.values() for r in one.refusals]
+        return {"from": 0, "refusals": told, "refused": {key for key, one in each.items() if one.refusals}}
+    if node.task != "train":
+        return {"from": 0, "refusals": [], "refused": set()}
+    found = train_task.look(node, store, resume)
+    return {"from": found.from_step, "refusals": [str(r) for r in found.refusals], "refused": found.refused}
+
+
+def _row(
+    node: Node,
+    key: str,
+    product: Product,
+    is_done: bool,
+    standing: dict[str, Any],
+    around: Around,
+) -> dict[str, Any]:
+    state = "reuse" if is_done else "refused" if key in standing["refused"] else "run"
+    row: dict[str, Any] = {
+        "name": row_name(node, key),
+        "task": node.task,
+        "kind": product.kind,
+        "fingerprint": product.fingerprint,
+        "state": state,
+        "reasons": [] if is_done else _reasons(row_name(node, key), product, around.known),
+        "from_step": 0 if is_done else standing["from"],
+        "params": 0,
+        "flops": 0.0,
+        "memory_gb": 0.0,
+        "step_s": 0.0,
+        "tokens_per_s": 0.0,
+        "mfu": 0.0,
+        "hfu": 0.0,
+        "device_hours": 0.0,
+        "effective_time": 0.0,
+        "best_checkpoint_every": 0,
+        "layout": node.layout,
+    }
+    if node.task in TRAINED and around.vocab:
+        role, settings = (
+            Role.model_validate(node.config["roles"][key]),
+            Train.model_validate(node.config["train"]),
+        )
+        steps = max(0, role.last(settings.num_steps) - max(int(role.start), row["from_step"]))
+        whole = Parallel.model_validate(node.layout)
+        layout = whole.of_role(key, is_student=bool(role.teacher))
+        pool = around.frozen.pool
+        found = estimate(role, settings, layout, pool, around.vocab, 0 if is_done else steps)
+        found = found.times(around.pace)
+        row |= found.row()
+        if settings.checkpoint_every != "auto":
+            row["effective_time"] = round(found.faults.effective(settings.checkpoint_every * found.step_s), 4)
+            row["best_checkpoint_every"] = steps_between(found.faults, found.step_s, settings.num_steps)
+    return row
+
+
+def _reasons(name: str, product: Product, known: dict[str, Any]) -> list[dict[str, Any]]:
+    """Which keys and which parents differ from the nearest finished run; {"new": true} when it had no such
+    task.
+    """
+    before = known.get(name)
+    if before is None:
+        return [{"new": True}]
+    ours, theirs = comparable(product), before["identity"]
+    changed = [
+        key for key in sorted({*ours, *theirs}) if canonical(ours.get(key)) != canonical(theirs.get(key))
+    ]
+    reasons: list[dict[str, Any]] = [
+        {"key": key, "old": theirs.get(key), "new": ours.get(key)} for key in changed
+    ]
+    parents, old = parents_of(product), before["parents"]
+    reasons += [{"parent": role} for role in sorted({*parents, *old}) if parents.get(role) != old.get(role)]
+    return reasons or [{"lost": True}]
+
+
+def text_of(reason: dict[str, Any]) -> str:
+    """A reason as a person reads it."""
+    if "key" in reason:
+        return f"{reason['key']}: {reason['old']} -> {reason['new']}"
+    if "parent" in reason:
+        return f"its {reason['parent']} changes"
+    return "not made yet" if "new" in reason else "its files are gone"

@@ -1,0 +1,49 @@
+"""Pools and sites as conf/ describes them."""
+
+import yaml
+
+from atelier.engine.config.base import parse
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.site import Site
+from atelier.flows.run.catalog import CONF, options
+from atelier.infra.launch.batch_systems import batch_of
+from atelier.infra.launch.slots import num_slots
+from atelier.infra.stack.stack import LIGHT
+
+LIGHT_LIMIT = 50  # parent flows at once
+
+
+def pool_of(name: str) -> Pool:
+    """conf/pool/<name>.yaml, validated."""
+    if name == LIGHT:
+        return Pool(name=LIGHT, slots=LIGHT_LIMIT)
+    return parse(Pool, yaml.safe_load((CONF / "pool" / f"{name}.yaml").read_text()) or {}, f"pool.{name}")
+
+
+def site_of(pool: Pool) -> Site:
+    """conf/site/<pool.site>.yaml, validated."""
+    there = options("site")
+    if pool.site not in there:
+        raise ConfigError("pool.site", f"no site {pool.site!r}", f"there are: {', '.join(there)}")
+    text = (CONF / "site" / f"{pool.site}.yaml").read_text()
+    return parse(Site, yaml.safe_load(text) or {}, f"site.{pool.site}")
+
+
+def gangs_at_once(pool: Pool) -> int:
+    """How many runs a worker of the pool has at a time: as many as fit its machine, or, where a batch system
+    queues them, as many as one may look after.
+    """
+    return num_slots(pool) if pool.launcher == "here" else LIGHT_LIMIT
+
+
+def check_launcher(pool: Pool, root: str) -> None:
+    """ConfigError in the batch system's words when it would refuse the pool's gangs."""
+    if pool.launcher != "here":
+        batch_of(pool, site_of(pool)).check(root)
+
+
+def served_pools() -> dict[str, Pool]:
+    """Pools of conf/ that are Prefect work pools: those with a name, which is their file's."""
+    found = {name: pool_of(name) for name in options("pool")}
+    return {pool.name: pool for pool in found.values() if pool.name and not pool.members}

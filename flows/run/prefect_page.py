@@ -1,0 +1,79 @@
+"""What the Prefect page of a run shows: the plan as a table, and at the end the report with its picture."""
+
+import base64
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from atelier.engine.io.storage import join, read_bytes
+from atelier.flows.run.plan import Plan, text_of
+from atelier.infra.dag import Node
+from atelier.infra.run.context import House
+from atelier.infra.store.store import Store
+
+
+def show_plan(plan: Plan) -> None:
+    """The plan as a table artifact of the running Prefect flow."""
+    from prefect.artifacts import create_table_artifact  # Prefect is imported by then; plans alone do without
+
+    rows = [
+        {
+            "artifact": row["name"],
+            "kind": row["kind"],
+            "state": row["state"],
+            "why": "; ".join(text_of(reason) for reason in row["reasons"]),
+            "fingerprint": row["fingerprint"][:16],
+            "parameters": row["params"] or "",
+        }
+        for row in plan.rows
+    ]
+    totals = plan.document()["totals"]
+    about = f"{totals['reuse']} artifacts to reuse, {totals['run']} to make"
+    _put(create_table_artifact, table=rows, key="plan", description=about)
+
+
+def show_report(nodes: list[Node], house: House) -> None:
+    """The report on the flow's Prefect page and in its MLflow run."""
+    from prefect.artifacts import create_markdown_artifact  # as above
+
+    found = report_files(nodes, house.store)
+    if found is None:
+        return
+    record, folder, paths = found
+    text = read_bytes(join(folder, paths["report.md"])).decode()
+    house.tracker.report(record, text, [join(folder, path) for path in paths.values()])
+    if "loss.png" in paths:
+        picture = base64.b64encode(read_bytes(join(folder, paths["loss.png"]))).decode()
+        text = text.replace("(loss.png)", f"(data:image/png;base64,{picture})")
+    if "lineage.svg" in paths:
+        drawing = base64.b64encode(read_bytes(join(folder, paths["lineage.svg"]))).decode()
+        text = text.replace("(lineage.svg)", f"(data:image/svg+xml;base64,{drawing})")
+    about = f"{record.name}: results, curves, samples"
+    _put(create_markdown_artifact, markdown=text, key="report", description=about)
+
+
+def _put(create: Callable[..., Any], **artifact: Any) -> None:
+    """Put an artifact on the run's page, which is only for looking at: a server that is away keeps the run
+    from nothing.
+    """
+    from atelier.infra.stack.prefect_api import is_away  # with Prefect, as above
+
+    try:
+        create(**artifact)
+    except Exception as error:
+        if not is_away(error):
+            raise
+        print(f"Prefect's page is without the {artifact['key']}: its server is away", file=sys.stderr)
+
+
+def report_files(nodes: list[Node], store: Store) -> tuple[Any, str, dict[str, str]] | None:
+    """The run's report: its record, its address and its files by name; None when the flow makes none."""
+    node = next((node for node in nodes if node.task == "report"), None)
+    if node is None:
+        return None
+    product = node.products["report"]
+    record = store.find(product.kind, product.fingerprint)
+    if record is None:
+        return None
+    paths = {file.path.rsplit("/", 1)[-1]: file.path for file in record.files}
+    return record, store.address(product.kind, product.fingerprint), paths

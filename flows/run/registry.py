@@ -1,0 +1,51 @@
+"""The flows there are: flows/<name>.py with a function of that name, and conf/<name>.yaml. The folder is the
+registry.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
+
+from pydantic import create_model
+
+from atelier.engine.config.base import Spec
+
+# keys of shared sections, by the flow that has them and makes nothing of them; `*` stands for any name
+_OF_LABELS = ("score.max_examples", "score.shots")
+IDLE: dict[str, tuple[str, ...]] = {
+    "corpus": ("data.weight", "data.blend.*.weight"),
+    "pretrain": (*_OF_LABELS, "score.controls"),
+    "distill": (*_OF_LABELS, "score.controls"),
+    "score": (*_OF_LABELS, "score.controls"),
+    "finetune": (
+        *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),
+        *("score.max_tokens", "score.sequence", "score.sample", "score.baselines"),
+        *("score.shots", "score.controls"),
+    ),
+}
+
+
+def is_idle(flow: str, key: str) -> bool:
+    """Whether a key of the flow's configuration does nothing there."""
+    return any(fnmatchcase(key, pattern) for pattern in IDLE.get(flow, ()))
+
+
+@cache
+def body(name: str) -> Callable[..., Any]:
+    """The plain function that is the DAG of flow `name`."""
+    return getattr(importlib.import_module(f"atelier.flows.{name}"), name)
+
+
+@cache
+def parameters(name: str) -> type[Spec]:
+    """The flow's parameters as one spec, from the signature of its body: unknown keys and wrong types are
+    refused there.
+    """
+    fields: dict[str, Any] = {}
+    for key, parameter in inspect.signature(body(name)).parameters.items():
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        fields[key] = (parameter.annotation, default)
+    return create_model(name, __base__=Spec, **fields)

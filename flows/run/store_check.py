@@ -1,0 +1,44 @@
+"""Whether the store's root can be used at all, before anything is planned."""
+
+import os
+from pathlib import Path
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.io.storage import is_local, local_path, reach
+from atelier.infra.store.conditional_create import check_exclusive
+from atelier.infra.store.store import Store, default_root
+
+WAY_OUT = "set ATELIER_ROOT to a folder that you may write to"
+
+
+def check_root(*, will_write: bool = False) -> None:
+    """Refuse a root that is no folder, or, when something will be written, one where it cannot be kept."""
+    root = default_root()
+    if not is_local(root):
+        if will_write:
+            reach(root)
+            check_exclusive(root)
+        return
+    path = local_path(root)
+    ancestor = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not ancestor.is_dir():
+        raise ConfigError("ATELIER_ROOT", f"{ancestor} is a file, not a folder", WAY_OUT)
+    if will_write:
+        _try_to_write(path)
+
+
+def _try_to_write(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(path, os.W_OK | os.X_OK)
+        reason = "permission denied"
+    except OSError as error:
+        is_writable, reason = False, (error.strerror or str(error)).lower()
+    if not is_writable:
+        raise ConfigError("ATELIER_ROOT", f"{path} cannot be written ({reason})", WAY_OUT)
+
+
+def open_store() -> Store:
+    """The store that commands look at."""
+    check_root()
+    return Store(default_root())

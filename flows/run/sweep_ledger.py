@@ -1,0 +1,196 @@
+"""What a store knows of a sweep: `{root}/sweeps/<id>/`, one file for the sweep and one a point. Whoever runs
+it again finds there which point has which number, what became of it, and which runs were started for it.
+"""
+
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from atelier.engine.config.base import fingerprint
+from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.io.storage import join, names, read_object, write_bytes
+from atelier.infra.store.conditional_create import create_exclusive
+from atelier.infra.store.lease import Holder, Renewal, take
+from atelier.infra.store.store import Store
+
+FOLDER = "sweeps"
+ID = re.compile(r"[0-9a-f]{12}")
+OPEN, DONE, FAILED, STOPPED, PRUNED = "open", "done", "failed", "stopped", "pruned"
+
+
+@dataclass
+class Entry:
+    """A point as the ledger has it. `runs` are ids of Prefect runs, the newest last."""
+
+    number: int
+    fingerprint: str
+    words: list[str]
+    state: str = OPEN
+    value: float | None = None
+    error: str = ""
+    runs: list[str] = field(default_factory=list)
+    companions: dict[str, Any] = field(default_factory=dict)
+    made: list[dict[str, str]] = field(default_factory=list)  # as in a run's manifest, once it is done
+    facts: dict[str, float] = field(default_factory=dict)  # of the model that is compared: params, tokens
+    metric: str = ""  # what `value` is
+    looks: dict[str, float] = field(default_factory=dict)  # held-out loss by step, when the sweep looks at it
+    started: float = 0.0
+    ended: float = 0.0
+    run: str = ""  # id of the point's run in an array of jobs, and the job of the batch system that holds it
+    job: str = ""
+
+
+@dataclass(frozen=True)
+class About:
+    """What makes a sweep this one: the flow, the words that all points share, the keys it varies and who
+    chooses their values. Other values of the same keys are more points of the same sweep.
+    """
+
+    flow: str
+    fixed: tuple[str, ...]
+    keys: tuple[str, ...]
+    sweeper: str
+
+    @property
+    def id(self) -> str:
+        return fingerprint({k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()})[:12]
+
+
+class Ledger:
+    """The points of one sweep. A dry one writes nothing: what is entered is forgotten with it."""
+
+    def __init__(self, store: Store, sweep: str, *, is_dry: bool = False) -> None:
+        self.store, self.id, self.is_dry = store, sweep, is_dry
+        self._entered: dict[int, Entry] = {}  # by a dry one
+        self._numbers: dict[str, int] = {}  # of points by fingerprint, once they were read
+        self.folder = join(store.root, FOLDER, sweep)
+
+    @staticmethod
+    def begin(store: Store, about: About) -> "Ledger":
+        """The sweep's ledger, new or as it was left."""
+        ledger = Ledger(store, about.id)
+        document = asdict(about) | {"began": time.time()}
+        create_exclusive(join(ledger.folder, "sweep.json"), _text(document))
+        return ledger
+
+    def about(self) -> About:
+        """ConfigError when there is no such sweep."""
+        try:
+            place = join(self.folder, "sweep.json")
+            document = read_object(place, "a sweep")
+        except FileNotFoundError:
+            raise ConfigError(
+                "sweep",
+                f"there is no sweep {self.id} in {self.store.root}",
+                f"there are: {_known(self.store)}",
+            ) from None
+        try:
+            fixed, keys = tuple(map(str, document["fixed"])), tuple(map(str, document["keys"]))
+            found = About(str(document["flow"]), fixed, keys, str(document["sweeper"]))
+        except (KeyError, TypeError):
+            found = None
+        if found is None or found.id != self.id:
+            way_out = "move it away and run the sweep again: what it made is found again"
+            raise DamageError(f"{place}: not this sweep", way_out)
+        return found
+
+    @contextmanager
+    def held(self, command: str) -> Iterator[None]:
+        """Nobody else runs this sweep meanwhile; ConfigError when somebody does."""
+
+        def refuse(message: str) -> None:
+            holder = message.partition(" is being written by ")[2].partition(";")[0]
+            raise ConfigError(
+                "sweep",
+                f"{self.id} is being run by {holder}",
+                "wait for it, or end it: this one then goes on",
+            )
+
+        lease = take(join(self.folder, "lease"), Holder.me(command), on_wait=refuse)
+        assert lease is not None  # nothing is ever published there
+        renewal = Renewal([lease])
+        try:
+            yield
+        finally:
+            renewal.stop()
+            lease.let_go()
+
+    def entries(self) -> list[Entry]:
+        """All points, by number."""
+        found = [self._read(name) for name in names(join(self.folder, "points")) if name.endswith(".json")]
+        by_number = {entry.number: entry for entry in found} | self._entered
+        return [by_number[number] for number in sorted(by_number)]
+
+    def _read(self, name: str) -> Entry:
+        place = join(self.folder, "points", name)
+        try:
+            document = read_object(place, "a point of a sweep")
+            entry = Entry(**document)
+            for one in dataclasses.fields(Entry):
+                default = getattr(Entry(0, "", []), one.name)
+                types = (float, int, type(None)) if one.name == "value" else _types_of(default)
+                if not isinstance(getattr(entry, one.name), types):
+                    raise TypeError(f"{one.name} is a {type(getattr(entry, one.name)).__name__}")
+            return entry
+        except (DamageError, TypeError) as error:
+            text = (
+                str(error) if isinstance(error, DamageError) else f"{place}: not a point of a sweep ({error})"
+            )
+            way_out = "move it away and run the sweep again: what it made is found again"
+            raise DamageError(text, way_out) from None
+
+    def entry(self, number: int) -> Entry:
+        """ConfigError when there is no point of this number."""
+        if number in self._entered:
+            return self._entered[number]
+        try:
+            return self._read(f"{number:06d}.json")
+        except FileNotFoundError:
+            raise ConfigError("sweep", f"{self.id} has no point {number}") from None
+
+    def enter(self, point: str, words: Sequence[str]) -> Entry:
+        """The entry of the point with this fingerprint; a new one gets the next number."""
+        if not self._numbers:
+            self._numbers = {entry.fingerprint: entry.number for entry in self.entries()}
+        if point in self._numbers:
+            return self.entry(self._numbers[point])
+        number = max(self._numbers.values(), default=-1) + 1
+        entry = Entry(number=number, fingerprint=point, words=list(words))
+        self.write(entry)
+        self._numbers[point] = number
+        return entry
+
+    def write(self, entry: Entry) -> None:
+        if self.is_dry:
+            self._entered[entry.number] = entry
+            return
+        write_bytes(join(self.folder, "points", f"{entry.number:06d}.json"), _text(asdict(entry)))
+
+    # what a run on another machine tells whoever asked for it
+
+    def tell_end(self, run: str, how: dict[str, Any]) -> None:
+        write_bytes(join(self.folder, "ends", f"{run}.json"), _text(how))
+
+    def end_of(self, run: str) -> dict[str, Any] | None:
+        """How the run ended; None while it has not, or where it could not tell."""
+        try:
+            return read_object(join(self.folder, "ends", f"{run}.json"), "the end of a run")
+        except FileNotFoundError:
+            return None
+
+
+def _types_of(default: Any) -> tuple[type, ...]:
+    return (float, int) if isinstance(default, float) else (type(default),)
+
+
+def _text(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, indent=1).encode()
+
+
+def _known(store: Store) -> str:
+    return ", ".join(sorted(name for name in names(join(store.root, FOLDER)) if ID.fullmatch(name))) or "none"

@@ -1,0 +1,120 @@
+"""The points of a sweep: each the configuration that a run of its own would have. Students that differ only
+in themselves learn from one teacher in one gang.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from atelier.engine.config.base import canonical, fingerprint
+from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.evaluation import held_out_name
+from atelier.engine.config.role import Role
+from atelier.flows.run.compose import Frozen, compose
+from atelier.infra.dag import Node
+from atelier.infra.store.run_manifest import described, measured
+from atelier.infra.store.store import Store
+
+SEPARATOR = "~"
+FORCED = re.compile(r"^\+\+")  # what `prepared` puts before a key for Hydra
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run that a sweep asks for. `number` counts its points from 0, for good: it names no other point.
+    `nodes` is its DAG, without anybody else's students.
+    """
+
+    number: int
+    words: tuple[str, ...]
+    frozen: Frozen
+    nodes: list[Node]
+    store: Store
+
+    def is_finished(self) -> bool:
+        made = (p for node in self.nodes for p in node.products.values())
+        return all(self.store.find(p.kind, p.fingerprint) is not None for p in made)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """What the point makes, as a run's manifest has it."""
+        return [row for node in self.nodes for row in described(node)]
+
+    def value(self, metric: str) -> float | None:
+        """`<name>.<word>` of what the point made (infra.store.run_manifest.measured); None while there is
+        none.
+        """
+        found = measured(self.store, self.rows, metric)
+        return found[0] if found else None
+
+    @cached_property
+    def looked_at(self) -> str:
+        """What its trainings are measured on meanwhile, in words; '' where it trains nothing."""
+        for node in self.nodes:
+            if node.task == "train":
+                train = node.config["train"]
+                tokens = {fp: 1 for role, (_, fp) in node.inputs.items() if role.startswith("tokens")}
+                of = held_out_name(tokens, train["sequence"]).rpartition(" windows ")[2]
+                return f"{train['eval_sequences']} windows {of}"
+        return ""
+
+
+def point_fingerprint(nodes: Sequence[Node]) -> str:
+    """Of everything that a DAG makes, however it is laid out: two points that make the same are one."""
+    made = sorted(product.fingerprint for node in nodes for product in node.products.values())
+    return fingerprint({"made": made})
+
+
+def words_of(job: Sequence[str]) -> tuple[str, ...]:
+    """The overrides of a job as a person writes them."""
+    return tuple(FORCED.sub("", word) for word in job)
+
+
+def composed(flow: str, jobs: Sequence[Sequence[str]]) -> list[Frozen]:
+    """The configurations of all jobs, each validated before the first one runs."""
+    found = []
+    for number, words in enumerate(jobs):
+        try:
+            found.append(compose(flow, list(words)))
+        except AtelierError as error:
+            raise ConfigError(f"point {number} ({' '.join(words)})", str(error)) from None
+    return found
+
+
+def companions_of(frozen: Frozen, others: Sequence[Frozen]) -> dict[str, Role]:
+    """The students of `others` that can learn in the gang of `frozen`: those of configurations that differ
+    from it only below their students.
+    """
+    roles: Mapping[str, Role] | None = frozen.call().get("roles")
+    if not roles:
+        return {}
+    known = {canonical(_named(name, role)) for name, role in roles.items()}
+    companions: dict[str, Role] = {}
+    for other in others:
+        if _frame(other) != _frame(frozen):
+            continue
+        for name, role in other.call()["roles"].items():
+            teaches = roles.get(role.teacher)
+            mark = canonical(_named(name, role))
+            if teaches is None or teaches.teacher or mark in known:
+                continue
+            known.add(mark)
+            key = f"{name}{SEPARATOR}{len(companions) + 1}"
+            companions[key] = role.model_copy(update={"seed_name": role.seed_name or name})
+    return companions
+
+
+def with_companions(frozen: Frozen, companions: Mapping[str, Role]) -> Frozen:
+    return replace(frozen, companions=dict(companions))
+
+
+def _named(name: str, role: Role) -> dict[str, Any]:
+    return role.model_dump(mode="json") | {"seed_name": role.seed_name or name}
+
+
+def _frame(point: Frozen) -> bytes:
+    """Everything of a configuration but its students."""
+    roles = {name: role for name, role in point.document.get("roles", {}).items() if not role["teacher"]}
+    return canonical(point.document | {"roles": roles, "companions": {}})

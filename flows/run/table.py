@@ -1,0 +1,51 @@
+"""Tables for a person: fitted to a terminal, one whole line a row elsewhere."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from atelier.engine.config.error import printable
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), flexible: str = ""
+) -> None:
+    """`right` columns hold numbers; the `flexible` one folds when the terminal is narrow."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=10_000)
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), header_style="bold" if console.is_terminal else "", show_edge=False
+    )
+    numeric = set(right)
+    for column in columns:
+        is_flexible = column == flexible
+        table.add_column(
+            column, justify="right" if column in numeric else "left", no_wrap=not is_flexible, overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(Text(printable(cell, 0)) for cell in row))  # Text: a cell's brackets are no markup
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def amount(value: float) -> str:
+    """1234567 -> 1.23 M."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {letter}"
+    return f"{value:.3g}" if value else "0"
+
+
+def duration(seconds: float) -> str:
+    """90 -> 1.5 min, 0.004 -> 4.0 ms."""
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.1f} ms"
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {name}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

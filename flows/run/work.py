@@ -1,0 +1,71 @@
+"""Run one node wherever its flow runs: reuse what is finished, else call the task's `run`, and hear how it
+ended.
+"""
+
+import importlib
+import traceback
+from contextlib import suppress
+from typing import Any
+
+from atelier.engine.config.error import AtelierError, StoppedError, of_system
+from atelier.infra.dag import Node
+from atelier.infra.run.context import House
+
+
+def work(node: Node, house: House, states: dict[str, str], errors: dict[str, Exception]) -> dict[str, Any]:
+    """Make the node's missing products; its state and error are noted by its name.
+
+    Returns the fingerprints (plain JSON: nothing else passes through Prefect).
+    """
+    states[node.name] = "running"
+    is_reused = not house.missing(node)
+    handle = house.tracker.start_task(node, is_reused)
+    try:
+        task = importlib.import_module(f"atelier.tasks.{node.task}")
+        if is_reused:
+            mend([node], house)
+        if is_reused and hasattr(task, "reuse"):  # what it did beside its artifact
+            task.reuse(node, house)
+        if not is_reused:
+            task.run(node, house)
+            left = house.missing(node)
+            if left:
+                raise AtelierError(f"{node.name}: ended without {', '.join(left)}")
+        states[node.name] = "reused" if is_reused else "done"
+        house.tracker.end_task(handle, "FINISHED")
+        for product in node.products.values():
+            house.tracker.record(house.record(product.kind, product.fingerprint))
+    except Exception as problem:
+        error = _told(problem, node, house)
+        errors[node.name] = error
+        states[node.name] = "stopped" if isinstance(error, StoppedError) else "failed"
+        house.tracker.end_task(handle, "KILLED" if isinstance(error, StoppedError) else "FAILED")
+        raise error from problem.__cause__
+    finally:
+        house.say(node, state=states[node.name], detail=_detail(node))
+    return {key: product.fingerprint for key, product in node.products.items()}
+
+
+def mend(nodes: list[Node], house: House) -> None:
+    """Write anew what is damaged beside the finished products of these nodes."""
+    for node in nodes:
+        task = importlib.import_module(f"atelier.tasks.{node.task}")
+        if hasattr(task, "mend"):
+            task.mend(node, house)
+
+
+def _told(error: Exception, node: Node, house: House) -> AtelierError:
+    """What a user is shown of `error`: one line; of a fault of ours the trace is kept beside the run."""
+    if isinstance(error, AtelierError):
+        return error
+    if isinstance(error, OSError):
+        return of_system(error)
+    trace = house.scratch / f"{node.name.replace('/', '-')}.trace"
+    with suppress(OSError):  # the line alone must do
+        trace.write_text("".join(traceback.format_exception(error)))
+    return AtelierError(f"{type(error).__name__}: {error} (trace: {trace})")
+
+
+def _detail(node: Node) -> str:
+    names = [f"{p.name} {p.fingerprint[:8]}" for p in node.products.values()]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

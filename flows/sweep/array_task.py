@@ -1,0 +1,80 @@
+"""A point of a sweep as an element of a job array:
+`python -m atelier.flows.sweep.array_task <root> <sweep> <code>`.
+
+It makes what the point asks for on this node, and tells the sweep's ledger how it ended. SIGTERM ends it at a
+checkpoint; one that was preempted is started again.
+"""
+
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import threading
+from dataclasses import replace
+from typing import Any
+
+from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system
+from atelier.engine.config.role import Role
+from atelier.flows.run.compose import compose
+from atelier.flows.run.execute import Outcome, run_flow
+from atelier.flows.run.plan import draw
+from atelier.flows.run.screen import Screen
+from atelier.flows.run.sweep_ledger import DONE, FAILED, STOPPED, Entry, Ledger
+from atelier.flows.run.sweep_point import with_companions
+from atelier.infra.code.frozen import go_on_frozen
+from atelier.infra.launch.slurm import requeue_this_job
+from atelier.infra.store.store import Store
+from atelier.infra.tracking.factory import TrackerSpec
+
+NUMBER = "SLURM_ARRAY_TASK_ID"
+
+
+def run(ledger: Ledger, entry: Entry, hear: Any, stop: threading.Event) -> Outcome:
+    """Make what the point asks for, with all of this node and without a tracker."""
+    frozen = compose(ledger.about().flow, entry.words)
+    here = frozen.pool.model_copy(update={"launcher": "here", "name": ""})
+    frozen = replace(frozen, pool=here, tracker=TrackerSpec())
+    roles = {name: Role.model_validate(document) for name, document in entry.companions.items()}
+    frozen = with_companions(frozen, roles)
+    plan = draw(frozen, ledger.store)
+    if plan.refusals:
+        raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
+    command = "atelier " + shlex.join([frozen.flow, *frozen.overrides])
+    return run_flow(frozen, plan, ledger.store, command, hear, sweep=ledger.id, run_id=entry.run, stop=stop)
+
+
+def main() -> int:
+    root, sweep, code = sys.argv[1:]
+    go_on_frozen(root, code, "atelier.flows.sweep.array_task", root, sweep, code)
+    os.environ["ATELIER_ROOT"] = root
+    stop, moved = threading.Event(), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())  # until the run has a handler of its own
+    ledger = Ledger(Store(root), sweep)
+    entry = ledger.entry(int(os.environ[NUMBER]))
+    how: dict[str, Any] = {"state": DONE}
+    with tempfile.TemporaryDirectory(prefix="atelier-element-") as home, Screen() as screen:
+        os.environ["PREFECT_HOME"] = home  # a server of this node alone
+
+        def hear(node: str, message: dict[str, Any]) -> None:
+            if "progress" in message:
+                moved.set()
+            screen.hear(node, message)
+
+        try:
+            failure = run(ledger, entry, hear, stop).failure
+        except (AtelierError, OSError) as error:
+            failure = of_system(error) if isinstance(error, OSError) else error
+    if isinstance(failure, StoppedError):
+        how = {"state": STOPPED}
+    elif failure is not None:
+        how = {"state": FAILED, "error": str(failure)}
+        print(failure, file=sys.stderr)
+    ledger.tell_end(entry.run, how | {"has_moved": moved.is_set()})
+    if how["state"] == STOPPED:
+        requeue_this_job()
+    return 0 if how["state"] == DONE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""Runs the points of a sweep: one after another in this process, or several at once: as flow runs on a pool,
+or as elements of a job array (flows/sweep/job_array.py).
+
+Whoever chooses the points gives three functions. `ask` has the next point to start, or None while there is
+none to start; `tell` hears how one ended; `look` hears of its held-out losses and may give it up.
+"""
+
+import shlex
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
+from atelier.flows.run.sweep_ledger import DONE, FAILED, PRUNED, STOPPED, Entry, Ledger
+from atelier.flows.run.sweep_point import Point
+from atelier.flows.sweep.pruning import Look, Looking, LookingThread
+
+RESTARTS = 3
+POLL_S = 1.0
+AWAY_S = 600.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a point ended: done, failed, stopped (by a person) or pruned."""
+
+    state: str
+    error: str = ""
+
+
+Ask = Callable[[], Point | None]
+Tell = Callable[[Point, Ending], None]
+RunHere = Callable[[Point, str, threading.Event], Any]
+
+
+@dataclass
+class Fleet:
+    """How points are run. `curve` names the model whose losses are looked at; `code` is the frozen code's
+    digest, '' = as it is; `run_here` runs a point in this process and returns its Outcome.
+    """
+
+    ledger: Ledger
+    say: Callable[[str], None]
+    run_here: RunHere
+    curve: str = ""
+    width: int = 1
+    code: str = ""
+
+    def drive(self, ask: Ask, tell: Tell, look: Look | None) -> None:
+        """Run all that `ask` gives here, one after another. StoppedError when a person stops it."""
+        while (point := ask()) is not None:
+            self.one_here(point, tell, look)
+
+    def one_here(self, point: Point, tell: Tell, look: Look | None) -> None:
+        """Run the point in this process. StoppedError when a person stops it."""
+        stop = threading.Event()
+        looking = Looking(point, self.curve, look or (lambda *_: True))
+        try:
+            with LookingThread(looking, stop):
+                outcome = self.run_here(point, self.ledger.id, stop)
+        except AtelierError as error:
+            tell(point, Ending(FAILED, str(error)))
+            return
+        if outcome.failure is None:
+            looking.go_on()
+            tell(point, Ending(DONE))
+        elif outcome.is_stopped and looking.is_hopeless:
+            tell(point, Ending(PRUNED))
+        elif outcome.is_stopped:
+            tell(point, Ending(STOPPED))
+            raise StoppedError("stopped; the same command goes on")
+        else:
+            tell(point, Ending(FAILED, f"{outcome.failed}: {outcome.failure}".removeprefix(": ")))
+
+
+@dataclass
+class Running:
+    """A point that runs elsewhere."""
+
+    point: Point
+    entry: Entry
+    looking: Looking
+    attempts: int = 1
+    is_cancelled: bool = False
+    silent_since: dict[str, float] = field(default_factory=dict)
+
+
+class Elsewhere(ABC):
+    """Points that run somewhere else and outlive this process: who drives the sweep again follows them."""
+
+    def __init__(self, fleet: Fleet, ask: Ask, tell: Tell, look: Look | None) -> None:
+        self.fleet, self.ask, self.tell = fleet, ask, tell
+        self.look = look or (lambda *_: True)
+        self.running: list[Running] = []
+
+    @abstractmethod
+    def submit(self, new: list[Running]) -> None:
+        """Start these, or follow what was started for them by an earlier call."""
+
+    @abstractmethod
+    def cancel(self, one: Running) -> None:
+        """End it at a checkpoint."""
+
+    @abstractmethod
+    def watch(self) -> None:
+        """Look after `running`: tell how those ended that did, and take them out."""
+
+    def run(self) -> None:
+        """Run all that `ask` gives. StoppedError when a person stops it."""
+        try:
+            while self._start() or self.running:
+                self._watch()
+        except (KeyboardInterrupt, StoppedError):
+            self.fleet.say("stopping: running tasks write a checkpoint")
+            for one in self.running:
+                self.cancel(one)
+            while self.running:
+                self._watch()
+            raise StoppedError("stopped; the same command goes on") from None
+
+    def _start(self) -> bool:
+        """Fill the free places; whether anything was started."""
+        new: list[Running] = []
+        while len(self.running) + len(new) < self.fleet.width and (point := self.ask()) is not None:
+            looking = Looking(point, self.fleet.curve, self.look)
+            new.append(Running(point, self.fleet.ledger.entry(point.number), looking))
+        self.running += new
+        if new:
+            self.submit(new)
+        return bool(new)
+
+    def _watch(self) -> None:
+        time.sleep(POLL_S)
+        for one in self.running:
+            if not one.looking.go_on():
+                self.cancel(one)
+        self.watch()
+
+
+class OnPool(Elsewhere):
+    """Flow runs of a Prefect server."""
+
+    def submit(self, new: list[Running]) -> None:
+        for one in new:
+            self._submit(one, adopt=True)
+
+    def _submit(self, one: Running, *, adopt: bool) -> None:
+        from atelier.infra.stack import prefect_api  # Prefect: 1.5 s that no sweep here waits for
+        from atelier.infra.stack.deployments import DEPLOYMENT  # as above
+
+        entry = one.entry = self.fleet.ledger.entry(one.point.number)
+        if adopt and entry.runs:
+            run = prefect_api.read_run(entry.runs[-1])
+            if run is not None and run.state is not None and not run.state.is_final():
+                self.fleet.say(f"#{entry.number}: goes on as {prefect_api.page(entry.runs[-1])}")
+                return
+        sweep = f"{self.fleet.ledger.id}/{entry.number}"
+        run_id = patiently(
+            lambda: prefect_api.submit(
+                f"{one.point.frozen.flow}/{DEPLOYMENT}",
+                {"overrides": list(one.point.words), "code": self.fleet.code, "sweep": sweep},
+                key=f"{sweep}-{len(entry.runs)}",
+                tags=(f"sweep:{self.fleet.ledger.id}",),
+            )
+        )
+        entry.runs.append(run_id)
+        self.fleet.ledger.write(entry)
+        self.fleet.say(f"#{entry.number}: {shlex.join(one.point.words)}   {prefect_api.page(run_id)}")
+
+    def cancel(self, one: Running) -> None:
+        from atelier.infra.stack import prefect_api  # as above
+
+        if not one.is_cancelled:
+            one.is_cancelled = True
+            prefect_api.cancel(one.entry.runs[-1])
+
+    def watch(self) -> None:
+        from atelier.flows.deployments.cancellation import end_of  # as above
+        from atelier.infra.stack import prefect_api  # as above
+
+        for one in list(self.running):
+            run = prefect_api.read_run(one.entry.runs[-1])
+            state = end_of(run, one.silent_since) if run is not None else None
+            if state is None:
+                continue
+            if state.is_crashed() and one.attempts <= RESTARTS and not one.is_cancelled:
+                one.attempts += 1
+                self.fleet.say(f"#{one.entry.number}: its run crashed ({state.message}); starting it again")
+                self._submit(one, adopt=False)
+                continue
+            self.running.remove(one)
+            self.tell(one.point, _ending(one, state))
+
+
+def patiently(submit: Callable[[], str]) -> str:
+    """What `submit` returns, once the server is there: one that is away for minutes ends no sweep."""
+    deadline = time.monotonic() + AWAY_S
+    while True:
+        try:
+            return submit()
+        except ConfigError as error:
+            if error.place != "PREFECT_API_URL" or time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_S)
+
+
+def _ending(one: Running, state: Any) -> Ending:
+    if state.is_completed():
+        return Ending(DONE)
+    if one.looking.is_hopeless:
+        return Ending(PRUNED)
+    if state.is_cancelled() or state.type.value == "CANCELLING":
+        return Ending(STOPPED)
+    return Ending(FAILED, state.message or str(state.name))

@@ -1,0 +1,142 @@
+"""`hydra/launcher=slurm`: the points of a sweep as one job array of Slurm, a whole point an element.
+
+An element (flows/sweep/array_task.py) makes what its point asks for, on the node that it was given. The run's
+page is written here, once all is made: nodes need no way to the tracker.
+"""
+
+import shlex
+
+from atelier.engine.config.error import ConfigError, of_system
+from atelier.flows.run.compose import Frozen
+from atelier.flows.run.execute import new_run_id
+from atelier.flows.run.plan import draw_nodes
+from atelier.flows.run.sweep_ledger import FAILED, PRUNED, STOPPED
+from atelier.flows.sweep.executor import RESTARTS, Ask, Elsewhere, Ending, Fleet, Running, Tell
+from atelier.flows.sweep.pruning import Look
+from atelier.infra.code.frozen import freeze
+from atelier.infra.launch.batch_job import Away, Standing
+from atelier.infra.launch.slots import num_slots
+from atelier.infra.launch.slurm import SlurmBatch
+from atelier.infra.store.store import Store
+
+FORGOTTEN = Standing("over", "Slurm knows it no more")
+
+
+def check_fits(frozen: Frozen, store: Store) -> None:
+    """ConfigError for a point that cannot be an element."""
+    pool = frozen.pool
+    if pool.launcher != "slurm":
+        raise ConfigError(
+            "hydra/launcher", f"is slurm, but pool.launcher {pool.launcher!r}", "add pool=slurm"
+        )
+    slots = num_slots(pool)
+    for node in draw_nodes(frozen, store):
+        room = node.ranks * (int(node.layout.get("threads", 1)) if pool.is_cpu else 1)
+        if room > slots:
+            raise ConfigError(
+                "hydra/launcher",
+                f"is slurm, where a point has one node, but {node.name} takes {room} of its {slots} slots",
+                "leave it out (gangs are jobs over several nodes then), or give pool.slots",
+            )
+
+
+class InArray(Elsewhere):
+    """Points in job arrays of Slurm; `at_once` of one array run at a time, 0 = all that there is room for."""
+
+    def __init__(
+        self, fleet: Fleet, ask: Ask, tell: Tell, look: Look | None, batch: SlurmBatch, at_once: int
+    ) -> None:
+        super().__init__(fleet, ask, tell, look)
+        self.batch, self.at_once = batch, at_once
+        self._standing: dict[int, Standing] = {}
+
+    def submit(self, new: list[Running]) -> None:
+        try:
+            self._submit(new)
+        except OSError as error:  # Slurm, or the store
+            raise of_system(error) from None
+
+    def _submit(self, new: list[Running]) -> None:
+        frozen, store = new[0].point.frozen, new[0].point.store
+        fresh = [one for one in new if not self._is_adopted(one)]
+        if not fresh:
+            return
+        for one in fresh:
+            one.entry = self.fleet.ledger.entry(one.point.number)
+            one.entry.run, one.entry.job = new_run_id(), ""
+            self.fleet.ledger.write(one.entry)
+        threads = [int(n.layout.get("threads", 1)) for one in fresh for n in one.point.nodes]
+        array = Away(
+            id=self.fleet.ledger.id,
+            name=f"sweep-{self.fleet.ledger.id}",
+            root=store.root,
+            nodes=1,
+            ranks=num_slots(frozen.pool),
+            threads=1 if frozen.pool.is_cpu else max(threads),
+            module="atelier.flows.sweep.array_task",
+            more=(freeze(store.root),),
+            elements=tuple(one.point.number for one in fresh),
+            at_once=self.at_once,
+        )
+        job = self.batch.submit(array)
+        for one in fresh:
+            one.entry.job = f"{job}_{one.point.number}"
+            self.fleet.ledger.write(one.entry)
+            self.fleet.say(f"#{one.entry.number}: {shlex.join(one.point.words)}   Slurm job {one.entry.job}")
+
+    def cancel(self, one: Running) -> None:
+        if not one.is_cancelled:
+            one.is_cancelled = True
+            self.batch.end(one.entry.job)
+
+    def watch(self) -> None:
+        standings: dict[str, dict[int, Standing]] = {}
+        for one in list(self.running):
+            job = one.entry.job.partition("_")[0]
+            try:
+                if job not in standings:
+                    standings[job] = self.batch.look_at_elements(job)
+            except OSError:  # it is asked again
+                return
+            standing = standings[job].get(one.point.number, FORGOTTEN)
+            if standing.phase != "over":
+                self._say(one, standing)
+                continue
+            self.running.remove(one)
+            self._ended(one, standing)
+
+    def _is_adopted(self, one: Running) -> bool:
+        entry = self.fleet.ledger.entry(one.point.number)
+        job, _, _ = entry.job.partition("_")
+        if not job:
+            return False
+        if self.batch.look_at_elements(job).get(entry.number, FORGOTTEN).phase == "over":
+            return False
+        one.entry = entry
+        self.fleet.say(f"#{entry.number}: goes on as Slurm job {entry.job}")
+        return True
+
+    def _say(self, one: Running, standing: Standing) -> None:
+        if self._standing.get(one.point.number) != standing:
+            self._standing[one.point.number] = standing
+            self.fleet.say(f"#{one.point.number}: {standing.text}")
+
+    def _ended(self, one: Running, standing: Standing) -> None:
+        if one.point.is_finished():
+            self.fleet.one_here(one.point, self.tell, self.look)  # all of it is there: this makes its page
+            return
+        how = self.fleet.ledger.end_of(one.entry.run) or {}
+        if how.get("state") == FAILED:
+            self.tell(one.point, Ending(FAILED, how["error"]))
+        elif one.looking.is_hopeless:
+            self.tell(one.point, Ending(PRUNED))
+        elif one.is_cancelled or standing.is_cancelled:
+            self.tell(one.point, Ending(STOPPED, "" if one.is_cancelled else standing.text))
+        elif how.get("has_moved") or (not how and one.attempts <= RESTARTS):
+            one.attempts += not how
+            self.fleet.say(f"#{one.point.number}: {standing.text}; another job goes on")
+            self.running.append(one)
+            self.submit([one])
+        else:
+            words = self.batch.last_words(one.entry.job)
+            self.tell(one.point, Ending(FAILED, f"{standing.text} {words}".strip()))

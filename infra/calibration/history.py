@@ -1,0 +1,145 @@
+"""What is known of a pool from running on it: facts that were measured, `{root}/pools/<pool>.json`; what
+trainings took beside what was planned, `{root}/pools/<pool>/<trajectory>.json`; and their steps, memory and
+effective time, read from metric segments.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from atelier.engine.config.error import DamageError
+from atelier.engine.config.metric import FOLDER, effective, is_segment, merge, time_spent
+from atelier.engine.config.pool import Pool
+from atelier.engine.io.storage import join, names, read_object, read_text, remove, write_bytes
+from atelier.infra.launch.machine import has_half
+from atelier.infra.store.store import Store
+
+MOST_FILES = 40  # of a trajectory that are read for its steps: the newest ones
+WARM = 3  # first steps of a training, which are slower
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians of the steps; memory is the largest of any rank that wrote lines."""
+
+    step_s: float
+    tokens_per_s: float
+    memory_gb: float
+    effective_time: float
+
+    def row(self) -> dict[str, Any]:
+        return {key: round(value, 6) for key, value in vars(self).items()}
+
+
+def measure(urls: Sequence[str]) -> Measured | None:
+    """What a chain of trajectories took; None when there are no steps, or a file is damaged: a training that
+    is finished does not fail of what is learned from it.
+    """
+    try:
+        return _measured([_files(url) for url in urls])
+    except (DamageError, KeyError):
+        return None
+
+
+def _measured(chain: Sequence[list[tuple[str, str]]]) -> Measured | None:
+    timings = [line.get("timing", {}) for files in chain for line in merge(files)]
+    timings = [timing for timing in timings if "step_s" in timing]
+    share = effective(time_spent(files) for files in chain)
+    if not timings or share is None:
+        return None
+    steady = timings[WARM:] or timings
+    return Measured(
+        step_s=statistics.median(timing["step_s"] for timing in steady),
+        tokens_per_s=statistics.median(timing["tokens_per_s"] for timing in steady),
+        memory_gb=max(timing.get("memory_gb", 0.0) for timing in timings),
+        effective_time=share,
+    )
+
+
+def _files(url: str) -> list[tuple[str, str]]:
+    folder = join(url, FOLDER)
+    found = sorted(name for name in names(folder) if is_segment(name))
+    return [(name, read_text(join(folder, name))) for name in found[-MOST_FILES:]]
+
+
+POOLS = "pools"
+MOST = 20  # lessons of a pool that count: the newest
+HERE = "here"
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One training: seconds of a step, as the arithmetic has them without what was learned, and measured."""
+
+    task: str
+    planned_s: float
+    measured_s: float
+    ended: float
+
+    @property
+    def ratio(self) -> float:
+        return self.measured_s / self.planned_s
+
+
+def learn(store: Store, pool: str, fingerprint: str, lesson: Lesson) -> None:
+    """Keep a lesson; the same training's again is the same file."""
+    place = join(store.root, POOLS, pool or HERE, f"{fingerprint[:16]}.json")
+    write_bytes(place, json.dumps(asdict(lesson), sort_keys=True).encode())
+
+
+def facts(root: str, pool: Pool) -> Pool:
+    """The pool with what was measured of it filled in where its file says auto."""
+    pool = with_half(pool)
+    try:
+        found = read_object(join(root, POOLS, f"{pool.name or HERE}.json"))
+    except (FileNotFoundError, DamageError):
+        return pool
+    known = {
+        name: value
+        for name, value in found.items()
+        if getattr(pool, name, None) == "auto" and _is_positive(value)
+    }
+    return pool.model_copy(update=known)
+
+
+def with_half(pool: Pool) -> Pool:
+    """The pool with its arithmetic filled in; CPUs are taken for like this machine's."""
+    if pool.half != "auto":
+        return pool
+    return pool.model_copy(update={"half": has_half() if pool.is_cpu else True})
+
+
+def keep_facts(root: str, pool: Pool, found: Mapping[str, float]) -> None:
+    """Keep what was measured of a pool. What trainings taught is forgotten: it was beside other facts."""
+    write_bytes(
+        join(root, POOLS, f"{pool.name or HERE}.json"), json.dumps(dict(found), sort_keys=True).encode()
+    )
+    folder = join(root, POOLS, pool.name or HERE)
+    for name in names(folder):
+        remove(join(folder, name))
+
+
+def lessons(store: Store, pool: str) -> list[Lesson]:
+    """The newest of a pool, oldest first; unreadable ones are left out."""
+    folder = join(store.root, POOLS, pool or HERE)
+    found = []
+    for name in names(folder):
+        try:
+            lesson = Lesson(**read_object(join(folder, name)))
+        except (DamageError, TypeError, FileNotFoundError):
+            continue
+        if all(map(_is_positive, (lesson.planned_s, lesson.measured_s, lesson.ended))):
+            found.append(lesson)
+    return sorted(found, key=lambda lesson: lesson.ended)[-MOST:]
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
+
+
+def factor(store: Store, pool: str) -> float:
+    """How many times as long as planned a step takes there: the median of the lessons; 1 without any."""
+    ratios = [lesson.ratio for lesson in lessons(store, pool)]
+    return statistics.median(ratios) if ratios else 1.0

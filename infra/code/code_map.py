@@ -1,0 +1,301 @@
+"""Which code a result depends on: file -> digests of what its functions and the rest of it mean.
+
+A map covers the engine's files that are reached by static imports from what a task runs, the kinds of its
+roles among them; without what moves bits but not meaning (parallel/, checkpoints, storage), configuration
+plumbing and errors. It is the same on every layout. Digests are of syntax trees without docstrings, comments
+and the order of imports: what only reads differently has the same digest.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from atelier import PROJECT
+from atelier.engine.config.role import Role
+from atelier.engine.io.source_check import digest
+from atelier.infra.dag import Node
+
+Map = dict[str, dict[str, str]]  # file -> part of it (function, Class, Class.method; '' = the rest) -> digest
+
+PACKAGE = "atelier."
+MOST = 2000  # files that the cache remembers
+LOOP = "engine/loop/training.py"
+REGISTRIES = (
+    "model",
+    "objective",
+    "optim",
+    "data/datasets",
+    "config/model",
+    "config/objective",
+    "config/optim",
+)
+# what moves no bit, or bits but no meaning; what says how something is written down, asked for or refused;
+# what prepares data, whose results are parents
+LEFT_OUT = (
+    *(
+        f"engine/parallel/{name}.py"
+        for name in ("collective", "context", "expert", "gang", "grid", "pipeline", "shard", "tensor")
+    ),
+    "engine/checkpoint/",
+    "engine/io/",
+    "engine/plan/",
+    "engine/train.py",
+    *(f"engine/loop/{name}.py" for name in ("publish", "replica_check", "report", "resume", "save", "stop")),
+    "engine/loop/straggler.py",
+    *(f"engine/config/{name}.py" for name in ("base", "checks", "device", "document", "error", "metric")),
+    *(f"engine/config/{name}.py" for name in ("identity_defaults", "parallel", "pool", "record", "registry")),
+    *(f"engine/config/{name}.py" for name in ("run_file", "site")),
+)
+WORDS = ("description", "title")  # keywords of fields that a person reads
+TRAINED = ("train", "finetune")
+ROOTS = {  # by task: where its meaning begins
+    "curate": ("engine/data/curate.py",),
+    "learn_tokenizer": ("engine/data/learn_tokenizer.py",),
+    "encode": ("engine/data/encode.py",),
+    "label": ("engine/data/label.py",),
+    "extract": ("engine/data/triples.py",),
+    "describe": ("engine/data/attributes.py",),
+    "imitate": ("engine/imitate.py",),
+    "score": ("engine/evaluate.py",),
+    "train": (LOOP, "engine/config/mixture.py"),
+    "finetune": (LOOP, "engine/data/examples.py"),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is known of one file: the engine's modules that it imports, and the digests of its parts."""
+
+    imports: tuple[str, ...]
+    parts: dict[str, str]
+    content: str  # digest of all of it
+
+
+def training_map(task: str, roles: Mapping[str, Role], name: str, project: Path = PROJECT) -> Map:
+    """The code of the training of the role `name`: loop, data, and the kinds of the role and its teachers."""
+    kinds: set[str] = set()
+    while name:
+        role = roles[name]
+        kinds |= {f"model/{role.model.kind}", f"optim/{role.optim.kind}"}
+        for objective in role.objective.values():
+            kinds |= {f"objective/{objective.kind}", f"data/datasets/{type(objective).reads}"}
+        name = role.teacher
+    return code_map(ROOTS[task], kinds, project)
+
+
+def code_map(roots: Iterable[str], kinds: Iterable[str] = (), project: Path = PROJECT) -> Map:
+    """The files that `roots` reach by imports, and those of `kinds` ("model/gpt"). A file of a registry is
+    reached only as one of these kinds or from another of them: the loop names them all.
+    """
+    chosen = {f"engine/{kind}.py" for kind in kinds} | {f"engine/config/{kind}.py" for kind in kinds}
+    chosen = {file for file in chosen if (project / file).exists()}
+    waiting, found = [*roots, *chosen], {}
+    with _cached() as known:
+        while waiting:
+            file = waiting.pop()
+            if file in found:
+                continue
+            source = found[file] = _source(project / file, known)
+            if file.startswith(LEFT_OUT):
+                continue
+            from_kind = _is_kind(file)
+            for module in source.imports:
+                target = _file(module, project)
+                if target and (from_kind or target in chosen or not _is_kind(target)):
+                    waiting.append(target)
+    return {file: found[file].parts for file in sorted(found) if not file.startswith(LEFT_OUT)}
+
+
+def maps_of(node: Node) -> dict[str, Map]:
+    """By product of the node the code that makes it; none for what is made without the engine."""
+    if node.task not in ROOTS:
+        return {}
+    if node.task not in TRAINED:
+        whole = code_map(ROOTS[node.task])
+        return {key: whole for key in node.products}
+    roles = {name: Role.model_validate(document) for name, document in node.config["roles"].items()}
+    return {name: training_map(node.task, roles, name) for name in roles}
+
+
+def sources_of(maps: Mapping[str, Map], project: Path = PROJECT) -> dict[str, str]:
+    """What the files of these maps held when they were looked at: engine/io/source_check.py compares."""
+    return {file: _read[project / file].content for code in maps.values() for file in code}
+
+
+def digest_of(code: Map) -> str:
+    """16 digits that stand for a map."""
+    return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def files_of(code: Map) -> dict[str, str]:
+    """A map with one digest a file: what records carry."""
+    return {file: digest_of({file: parts})[:8] for file, parts in code.items()}
+
+
+def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The files that differ between two maps (of either form), with the functions that do where these are
+    known.
+    """
+    result = []
+    for file in sorted({*old, *new}):
+        before, now = old.get(file), new.get(file)
+        if before == now:
+            continue
+        if before is None or now is None:
+            result.append(f"{file} ({'new' if before is None else 'gone'})")
+        elif isinstance(before, dict) and isinstance(now, dict):
+            parts = [part for part in sorted({*before, *now}) if part and before.get(part) != now.get(part)]
+            result.append(f"{file} ({', '.join(parts)})" if parts else file)
+        else:
+            result.append(file)
+    return result
+
+
+def _is_kind(file: str) -> bool:
+    """Whether a file is one of a registry's kinds: one that a configuration can name."""
+    folder, _, name = file.removeprefix("engine/").rpartition("/")
+    if folder not in REGISTRIES:
+        return False
+    group = folder.removeprefix("config/")
+    return name in _kinds(group)
+
+
+@cache
+def _kinds(group: str) -> frozenset[str]:
+    """File names of a group's kinds: those that its spec's folder has, or the folder of rows."""
+    folder = PROJECT / "engine" / group if group == "data/datasets" else PROJECT / "engine" / "config" / group
+    return frozenset(path.name for path in folder.glob("*.py")) - {"__init__.py", "load.py"}
+
+
+def _file(module: str, project: Path) -> str:
+    """The file of a module of the engine; '' when there is none (a name that is imported from one)."""
+    place = module.replace(".", "/") + ".py"
+    return place if (project / place).exists() else ""
+
+
+_read: dict[Path, Source] = {}  # by this process: its code is what it was when it was first looked at
+
+
+def _source(path: Path, known: dict[str, Any]) -> Source:
+    """What is known of the file at `path`, by its content."""
+    if path not in _read:
+        _read[path] = _by_content(path.read_bytes(), known)
+    return _read[path]
+
+
+def _by_content(content: bytes, known: dict[str, Any]) -> Source:
+    key = hashlib.sha256(content).hexdigest()[:32]
+    if not _is_source(known.get(key)):
+        tree = ast.parse(content)
+        known[key] = [sorted(_imports(tree)), _parts(tree)]
+    imports, parts = known[key]
+    return Source(tuple(imports), parts, digest(content))
+
+
+def _imports(tree: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name.removeprefix(PACKAGE) for name in names if name.startswith(f"{PACKAGE}engine.")}
+
+
+def _parts(tree: ast.Module) -> dict[str, str]:
+    """Digests of functions, methods and classes by qualified name; '' = all that stands outside."""
+    result: dict[str, str] = {}
+
+    def visit(body: list[ast.stmt], prefix: str) -> str:
+        rest: list[str] = []
+        imports: list[str] = []
+        for node in _without_docstring(body):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                imports.append(_text(node))
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                name = f"{prefix}{node.name}"  # several of one name (overloads, setters) count together
+                result[name] = _digest(result.get(name, "") + _text(node))
+            elif isinstance(node, ast.ClassDef):
+                head = [_text(part) for part in (*node.bases, *node.keywords, *node.decorator_list)]
+                result[f"{prefix}{node.name}"] = _digest(
+                    "|".join(head) + visit(node.body, f"{prefix}{node.name}.")
+                )
+            else:
+                rest.append(_text(node))
+        return "|".join([*sorted(imports), *rest])
+
+    result[""] = _digest(visit(tree.body, ""))
+    return result
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements less those that are nothing but a string."""
+    return [node for node in body if not (isinstance(node, ast.Expr) and _is_string(node.value))]
+
+
+def _is_string(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _text(node: Any) -> str:
+    """A syntax tree in words that no version of Python spells differently: names of nodes and of the fields
+    that hold something.
+    """
+    if isinstance(node, ast.Raise):  # what is refused, not in which words
+        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        return f"Raise({_text(raised)})"
+    if isinstance(node, ast.keyword) and node.arg in WORDS:
+        return ""
+    if isinstance(node, ast.AST):
+        fields = []
+        for name, value in ast.iter_fields(node):
+            if name in ("ctx", "type_comment", "kind") or value is None or value == []:
+                continue
+            if name == "body" and isinstance(value, list):
+                value = _without_docstring(value)
+            fields.append(f"{name}={_text(value)}")
+        return f"{type(node).__name__}({','.join(fields)})"
+    if isinstance(node, list):
+        return f"[{','.join(map(_text, node))}]"
+    return repr(node)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _is_source(found: Any) -> bool:
+    """Whether an entry of the cache is one that this module wrote."""
+    return isinstance(found, list) and [type(part) for part in found] == [list, dict]
+
+
+def _cache_place() -> Path:
+    """Of this algorithm and this Python: either reads the same file otherwise."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "atelier" / f"code-{platform.python_version()}-{digest(Path(__file__).read_bytes())}.json"
+
+
+@contextmanager
+def _cached() -> Iterator[dict[str, Any]]:
+    """What earlier processes found, by content of files: read at first, written when something was added."""
+    known: dict[str, Any] = {}
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(_cache_place().read_bytes())
+        known = found if isinstance(found, dict) else {}
+    before = len(known)
+    yield known
+    if len(known) == before:
+        return
+    with suppress(OSError):  # it only saves time
+        _cache_place().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = _cache_place().with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(dict(list(known.items())[-MOST:])))
+        temporary.replace(_cache_place())

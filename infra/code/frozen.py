@@ -1,0 +1,147 @@
+"""The code of a run, frozen when it is submitted: `{root}/code/<digest>.tar.gz`. Workers check its digest and
+run that, whatever became of the files it was made from.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import tarfile
+import uuid
+import zlib
+from pathlib import Path
+
+from atelier import IMPORT_ROOT, PROJECT
+from atelier.engine.config.error import ConfigError, DamageError
+from atelier.engine.io.storage import exists, join, read_bytes, write_bytes
+from atelier.infra.code.provenance import NOTE, code_provenance
+
+FOLDERS = ("flows", "tasks", "infra", "engine", "conf")
+PACKAGE = "atelier"  # the folder that frozen code has them in
+SUFFIXES = (".py", ".yaml")  # code and configuration; no data, no hidden file, no secret
+MOST = 64 << 20
+THAWED = "ATELIER_THAWED"  # in the environment of a process that runs frozen code
+DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+def freeze(root: str) -> str:
+    """Keep this project's code in the store at `root`; its digest."""
+    packed = _packed(PROJECT)
+    digest = _digest(packed)
+    place = _place(root, digest)
+    if not exists(place):
+        write_bytes(place, packed)
+    return digest
+
+
+def installed() -> str:
+    """The digest that this project's code would be kept under."""
+    return _digest(_packed(PROJECT))
+
+
+def thaw(root: str, digest: str, base: Path) -> Path:
+    """A folder with the code of `digest`, unpacked below `base` when it is not there yet.
+
+    ConfigError when the store has no such code, DamageError when it is not what it should be.
+    """
+    if not DIGEST.fullmatch(digest):
+        raise ConfigError("code", f"{digest[:40]!r} is no digest", "leave it blank for the code as it is now")
+    folder = base / digest
+    if (folder / PACKAGE / NOTE).exists():
+        return folder
+    try:
+        packed = read_bytes(_place(root, digest))
+    except FileNotFoundError:
+        raise ConfigError(
+            "code", f"{root} has no code {digest}", "leave it blank for the code as it is now"
+        ) from None
+    if _digest(packed) != digest:
+        raise DamageError(f"{_place(root, digest)}: its content does not have its digest")
+    base.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = base / f".{digest}.{uuid.uuid4().hex[:8]}"
+    fresh.mkdir(mode=0o700)
+    try:
+        _unpack(packed, fresh)
+        os.rename(fresh, folder)
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
+        raise DamageError(f"{_place(root, digest)}: is no code of Atelier ({error})") from None
+    except OSError:
+        if not (folder / PACKAGE / NOTE).exists():  # else another process was first
+            raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder
+
+
+def go_on_frozen(root: str, digest: str, module: str, *words: str) -> None:
+    """Have this process, `python -m <module> <words>`, run the code of `digest`, by exec if need be."""
+    if digest != installed() and not os.environ.get(THAWED):
+        folder = str(thaw(root, digest, Path.home() / ".cache" / "atelier" / "code"))
+        os.chdir(folder)
+        os.environ |= {THAWED: "1", "PYTHONPATH": folder}
+        os.execv(sys.executable, [sys.executable, "-m", module, *words])
+    others = filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(IMPORT_ROOT), *others])
+
+
+def _unpack(packed: bytes, folder: Path) -> None:
+    """Plain files below `folder` and nothing else; ValueError or a TarError for what would be more."""
+    with gzip.open(io.BytesIO(packed)) as file:
+        raw = file.read(2 * MOST + 1)  # heads and padding included
+    if len(raw) > 2 * MOST:
+        raise ValueError(f"unpacked, it is more than {2 * MOST >> 20} MiB")
+    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
+        for member in archive:
+            if not member.isreg():
+                raise ValueError(f"{member.name!r} is no plain file")
+            archive.extract(member, folder, filter="data")
+    if (folder / NOTE).is_file():
+        raise ConfigError(
+            "code", "was frozen by an Atelier whose modules had other names", "submit it again: it goes on"
+        )
+    if not (folder / PACKAGE / NOTE).is_file():
+        raise ValueError(f"it has no {NOTE}")
+
+
+def _digest(packed: bytes) -> str:
+    return hashlib.sha256(packed).hexdigest()[:32]
+
+
+def _place(root: str, digest: str) -> str:
+    return join(root, "code", f"{digest}.tar.gz")
+
+
+def _packed(project: Path) -> bytes:
+    """The same files give the same bytes: sorted, without times and owners."""
+    files = {f"{PACKAGE}/{path.relative_to(project)}": path.read_bytes() for path in _sources(project)}
+    files |= {f"{PACKAGE}/{path.name}": path.read_bytes() for path in (IMPORT_ROOT / PACKAGE).glob("*.py")}
+    about = {key: code_provenance()[key] for key in ("commit", "diff")}
+    files[f"{PACKAGE}/{NOTE}"] = json.dumps(about, sort_keys=True).encode()
+    if sum(map(len, files.values())) > MOST:
+        raise ConfigError(
+            str(project), f"more than {MOST >> 20} MiB of code", f"only {', '.join(FOLDERS)} belong to it"
+        )
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in sorted(files.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o600
+            archive.addfile(entry, io.BytesIO(content))
+    return gzip.compress(raw.getvalue(), compresslevel=6, mtime=0)
+
+
+def _sources(project: Path) -> list[Path]:
+    return [
+        path
+        for folder in FOLDERS
+        for path in sorted((project / folder).rglob("*"))
+        if path.suffix in SUFFIXES and path.is_file() and not _is_hidden(path.relative_to(project))
+    ]
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part == "__pycache__" or part.startswith(".") for part in path.parts)

@@ -1,0 +1,227 @@
+"""Have a gang run on machines that a batch system gives (Slurm, Kubernetes), and follow it.
+
+The gang's orders lie in the store; on each machine infra/launch/node_agent.py holds a share of it under a
+guard. Who asked for it may die: the gang goes on and publishes, and the same command finds what it made, or
+waits for it.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from atelier.engine.config.error import AtelierError, StoppedError, from_line
+from atelier.infra.code.frozen import freeze
+from atelier.infra.launch.channel import Mail
+from atelier.infra.launch.gang import DiedError, Orders
+from atelier.infra.launch.rendezvous import share_of
+
+LOOK_S = 2.0  # between two questions to the batch system
+POLL_S = 0.5
+PATIENCE_S = 60.0  # for a stopped gang, and for the last words of one that is over
+STOPPED = 75
+
+
+class PausedError(DiedError):
+    """The batch system has ended a gang at a checkpoint, and does not start it again."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a job stands, and the batch system's words for it."""
+
+    phase: Literal["waiting", "running", "over"]
+    text: str
+    is_cancelled: bool = False  # by whoever may
+
+
+class Batch(Protocol):
+    """A batch system."""
+
+    def check(self, root: str) -> None:
+        """ConfigError in the system's words when it would refuse the gangs of the store at `root`."""
+        ...
+
+    def show(self, gang: "Away") -> str:
+        """What it would be asked for, as an administrator reads it."""
+        ...
+
+    def submit(self, gang: "Away") -> str:
+        """Ask for the gang's machines; the job's id. ConfigError in the system's words when it refuses."""
+        ...
+
+    def look(self, job: str) -> Standing:
+        """How it stands; OSError while the system does not answer."""
+        ...
+
+    def end(self, job: str) -> None:
+        """End it now."""
+        ...
+
+    def last_words(self, job: str) -> str:
+        """What its processes wrote outside of the gang, for errors."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Away:
+    """What a batch system has to know of a gang: on each of `nodes` machines one process, `python -m <module>
+    <words>`, which starts `ranks` ranks of `threads` threads; or of an array of such gangs.
+    """
+
+    id: str
+    name: str
+    root: str
+    nodes: int
+    ranks: int
+    threads: int
+    module: str = "atelier.infra.launch.node_agent"
+    more: tuple[str, ...] = ()
+    elements: tuple[int, ...] = ()  # of an array, their numbers; () = it is none
+    at_once: int = 0  # of the elements; 0 = as many as there is room for
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Arguments of the module."""
+        return self.root, self.id, *self.more
+
+
+def start_gang(
+    orders: Orders,
+    on_message: Callable[[dict[str, Any]], None],
+    stop: threading.Event,
+    *,
+    batch: Batch,
+    per_node: int,
+) -> None:
+    """As launch.start_gang, on machines of `per_node` ranks each; as many jobs one after another as their
+    time limit asks for.
+    """
+    nodes = max(1, -(-orders.ranks // per_node))
+    while True:
+        gang = Away(
+            id=f"away-{secrets.token_hex(8)}",
+            name=orders.name,
+            root=orders.root,
+            nodes=nodes,
+            ranks=share_of(orders.ranks, nodes),
+            threads=orders.threads,
+        )
+        mail = Mail(orders.root, gang.id)
+        mail.put("orders", _document(orders, gang))
+        followed = _Followed(gang, mail, batch, on_message, stop, orders.grace_s)
+        try:
+            followed.to_the_end()
+            mail.burn()
+            return
+        except PausedError as error:
+            if not followed.has_moved:
+                raise
+            on_message({"warning": f"{error}; another job goes on from there"})
+
+
+def _document(orders: Orders, gang: Away) -> dict[str, Any]:
+    """The orders as its nodes read them: without what belongs to this machine."""
+    kept = {key: value for key, value in vars(orders).items() if key not in ("scratch", "env")}
+    run = {key: value for key, value in orders.run.items() if key != "scratch"}
+    return kept | {"run": run, "nodes": gang.nodes, "code": freeze(orders.root)}
+
+
+class _Followed:
+    """One job from its submission to its end."""
+
+    def __init__(
+        self,
+        gang: Away,
+        mail: Mail,
+        batch: Batch,
+        on_message: Callable[[dict[str, Any]], None],
+        stop: threading.Event,
+        grace_s: float,
+    ) -> None:
+        self.gang, self.mail, self.batch, self.hear, self.stop = gang, mail, batch, on_message, stop
+        self.grace_s = grace_s
+        self.problems: list[dict[str, Any]] = []
+        self.asked_at = 0.0
+        self.has_moved = False
+
+    def to_the_end(self) -> None:
+        job = self.batch.submit(self.gang)
+        standing = Standing("waiting", "")
+        looked_at, over_at = 0.0, 0.0
+        try:
+            while True:
+                if time.monotonic() - looked_at > LOOK_S:
+                    looked_at = time.monotonic()
+                    standing = self._look(job, standing)
+                end = self._read()
+                if end is not None and end["code"] == 0:
+                    return
+                if standing.phase == "over":
+                    over_at = over_at or time.monotonic()
+                    if end is not None or time.monotonic() - over_at > LOOK_S:
+                        raise self._failure(end, standing, job)
+                if self.stop.is_set():
+                    self._stop(end, standing)
+                time.sleep(POLL_S)
+        except BaseException:
+            if standing.phase != "over":
+                self.batch.end(job)
+            raise
+
+    def _read(self) -> dict[str, Any] | None:
+        """Take what has come; how the gang has ended, if it has. A store that is away is asked again."""
+        with suppress(OSError):
+            end = self.mail.end()
+            for message in self.mail.hear():  # after it: all was said before the end
+                self._take(message)
+            return end
+        return None
+
+    def _take(self, message: dict[str, Any]) -> None:
+        self.has_moved |= "progress" in message
+        if "restart" in message:
+            self.problems.clear()
+        if "error" in message:
+            self.problems.append(message)
+        self.hear(message)
+
+    def _look(self, job: str, before: Standing) -> Standing:
+        with suppress(OSError):  # it is asked again
+            now = self.batch.look(job)
+            if now != before and now.phase == "waiting":
+                self.hear({"waiting": now.text})
+            if now.phase == "running" and before.phase != "running":
+                self.hear({"state": "running"})
+            return now
+        return before
+
+    def _stop(self, end: dict[str, Any] | None, standing: Standing) -> None:
+        """Ask until it is heard; StoppedError when it has stopped, has not begun, or has had its time."""
+        self.asked_at = self.asked_at or time.monotonic()
+        with suppress(OSError):
+            self.mail.stop()
+        if (
+            end is not None
+            or standing.phase == "waiting"
+            or time.monotonic() - self.asked_at > self.grace_s + PATIENCE_S
+        ):
+            raise StoppedError("stopped")
+
+    def _failure(self, end: dict[str, Any] | None, standing: Standing, job: str) -> AtelierError:
+        if self.stop.is_set():
+            return StoppedError("stopped")
+        if end is not None and "error" in end:
+            error = from_line(end)
+            return DiedError(str(error)) if end.get("has_died") else error
+        if self.problems:
+            return from_line(self.problems[-1])
+        if standing.is_cancelled:
+            return StoppedError(f"{standing.text}; it has stopped at a checkpoint")
+        if end is not None:
+            return PausedError(f"{standing.text}; it has stopped at a checkpoint")
+        words = self.batch.last_words(job)
+        return AtelierError("\n".join([f"{self.gang.name}: {standing.text}", *([words] if words else [])]))

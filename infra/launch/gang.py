@@ -1,0 +1,235 @@
+"""Start a gang here under its supervisor and follow it: progress, errors, the end. The way to other machines
+begins here as well. Fork servers of this process: one for each environment that gangs ask for, since
+libraries read parts of it when they are loaded; points of a sweep share them.
+"""
+
+import atexit
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atelier import IMPORT_ROOT
+from atelier.engine.config.error import AtelierError, CopiesError, StoppedError, from_line
+from atelier.engine.io.fork_server import ForkServer, Refused
+from atelier.infra.launch.supervisor import passed, rank_env
+from atelier.infra.store.conditional_create import LEASES
+
+STOPPED = 75
+TAIL = 15
+SCARCE = 1 << 16  # bytes: on a fuller disk a gang cannot even say what failed
+
+
+class DiedError(AtelierError):
+    """Processes were ended from outside: the same again may go well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """All that a guard needs: written to guard.json, run.json beside it."""
+
+    name: str
+    module: str
+    run: dict[str, Any]
+    root: str
+    scratch: Path
+    ranks: int = 1
+    threads: int = 1
+    leases: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    grace_s: float = 10.0
+    first_rank: int = 0
+    world: int = 0  # ranks of the whole gang when other nodes hold some of them
+    held: tuple[int, ...] = ()  # descriptors that hold its slots: they are taken as long as it lives
+
+
+def start_gang(
+    orders: Orders,
+    on_message: Callable[[dict[str, Any]], None],
+    stop: threading.Event,
+    forkserver: ForkServer | None = None,
+) -> None:
+    """Run the gang to its end and its records. Messages of rank 0 (progress, warnings) and of the guard go to
+    `on_message`. Its ranks are forked by `forkserver` where one is given, else executed.
+
+    Raises StoppedError when `stop` is set (the gang has checkpointed then), DataError or AtelierError with
+    the gang's own words.
+    """
+    orders.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (orders.scratch / "run.json").write_text(json.dumps(orders.run, indent=1))
+    document = {k: v for k, v in vars(orders).items() if k not in ("run", "scratch")} | {
+        "scratch": str(orders.scratch),
+        "cwd": str(IMPORT_ROOT),
+    }
+    (orders.scratch / "guard.json").write_text(json.dumps(document, indent=1))
+    with open(orders.scratch / "guard.err", "wb") as err, _connected(forkserver) as descriptors:
+        guard = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "atelier.infra.launch.supervisor",
+                str(orders.scratch / "guard.json"),
+                *map(str, descriptors),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            cwd=IMPORT_ROOT,
+            env=passed(orders.root, LEASES),  # no other credential of the flow's
+            start_new_session=True,
+            pass_fds=(*descriptors, *orders.held),
+        )
+    problems: list[dict[str, Any]] = []
+
+    def hear(message: dict[str, Any]) -> None:
+        if "error" in message:
+            problems.append(message)
+        if "restart" in message:
+            problems.clear()
+        on_message(message)
+
+    ended = threading.Event()
+    tail = threading.Thread(target=_tail, args=(orders.scratch / "rank0.out", hear, ended), daemon=True)
+    ear = threading.Thread(target=_listen, args=(guard, hear), daemon=True)
+    tail.start()
+    ear.start()
+    try:
+        _wait(guard, stop)
+    finally:
+        if guard.poll() is None:
+            guard.send_signal(signal.SIGTERM)
+            guard.wait()
+        ear.join()
+        ended.set()
+        tail.join()
+        for pipe in (guard.stdin, guard.stdout):
+            if pipe:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+    _judge(orders, guard.returncode, problems, stop.is_set())
+
+
+@contextmanager
+def _connected(forkserver: ForkServer | None) -> Iterator[list[int]]:
+    """The descriptor of a connection for a guard; none where there is no server or it is gone."""
+    with ExitStack() as stack:
+        descriptors = []
+        if forkserver is not None:
+            with suppress(Refused):
+                descriptors.append(stack.enter_context(forkserver.connect()).fileno())
+        yield descriptors
+
+
+def _wait(guard: subprocess.Popen[bytes], stop: threading.Event) -> None:
+    while guard.poll() is None:
+        if stop.wait(0.05):
+            guard.send_signal(signal.SIGTERM)
+            guard.wait()
+
+
+def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: bool) -> None:
+    if code == 0:
+        return
+    if code != CopiesError.exit_code:  # told by a gang that was started again: it may be heard after that
+        problems = [each for each in problems if each.get("exit_code") != CopiesError.exit_code]
+    if problems:
+        raise from_line(problems[-1])
+    if stopped or code == STOPPED:
+        raise StoppedError("stopped")
+    if shutil.disk_usage(orders.scratch).free < SCARCE:
+        raise AtelierError(f"{orders.scratch}: No space left on device; make room, then run again")
+    lines = []
+    for path in sorted(orders.scratch.glob("*.err")):
+        text = path.read_text(errors="replace").strip()
+        if text:
+            lines += [f"--- {path.name}", *text.splitlines()[-TAIL:]]
+    if code < 0:
+        reason = f"its guard was ended by {signal.Signals(-code).name}; the gang stops at a checkpoint"
+    elif code > 128:
+        reason = f"the gang was ended by {signal.Signals(code - 128).name}"
+    else:
+        reason = f"the gang ended with exit code {code}"
+    has_died = code < 0 or (code > 128 and orders.world)
+    raise (DiedError if has_died else AtelierError)(
+        "\n".join([f"{reason}; its files are in {orders.scratch}", *lines])
+    )
+
+
+def _listen(guard: subprocess.Popen[bytes], hear: Callable[[dict[str, Any]], None]) -> None:
+    assert guard.stdout is not None
+    for line in guard.stdout:
+        with suppress(ValueError):
+            hear(json.loads(line))
+
+
+def _tail(path: Path, hear: Callable[[dict[str, Any]], None], ended: threading.Event) -> None:
+    """Follow a growing file of JSON lines until `ended` is set and all of it is read."""
+    position, rest = 0, b""
+    while True:
+        last = ended.is_set()
+        if path.exists():
+            with open(path, "rb") as file:
+                file.seek(position)
+                block = file.read()
+            position += len(block)
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                with suppress(ValueError):
+                    message = json.loads(line)
+                    if isinstance(message, dict):
+                        hear(message)
+        if last:
+            return
+        ended.wait(0.1)
+
+
+def compile_cache(root: str) -> dict[str, str]:
+    """Environment that keeps compiled code between gangs, private to this user."""
+    folder = Path(root if "://" not in root else Path.home() / ".cache" / "atelier") / "cache" / "inductor"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.chmod(folder, 0o700)
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder)}
+
+
+MODULES = (
+    "atelier.engine.train",
+    "atelier.engine.evaluate",
+    "atelier.engine.imitate",
+    "atelier.engine.prepare",
+)
+
+_servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+_lock = threading.Lock()
+
+
+def fork_server(root: str) -> ForkServer | None:
+    """The server for gangs over the store at `root`, started when it is not there; None when it cannot be."""
+    env = rank_env(root, 1)  # a rank sets its number of threads itself
+    key = tuple(sorted(env.items()))
+    with _lock:
+        found = _servers.get(key)
+        if found is not None and found.process.poll() is not None:
+            found.close()
+            found = None
+        if found is None:
+            with suppress(OSError):  # it only saves time
+                found = _servers[key] = ForkServer(MODULES, env, str(IMPORT_ROOT), root)
+        return found
+
+
+@atexit.register
+def close() -> None:
+    """End them; what they have forked is not touched."""
+    with _lock:
+        for server in _servers.values():
+            server.close()
+        _servers.clear()

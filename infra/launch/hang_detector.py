@@ -1,0 +1,86 @@
+"""Which rank of a gang holds the others up: read from the pulses that ranks leave in a folder."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from atelier.engine.io.heartbeat import SIZE, Stand, pulse_file, unpack
+
+LOOK_EVERY_S = 0.25
+STATES = {"T": "stopped", "t": "stopped", "D": "waits for the system", "R": "computes", "Z": "dead"}
+
+
+class Watch:
+    """The ranks of a gang by their process ids. `hang` tells who is behind once nobody has moved for as long
+    as that one allows.
+    """
+
+    def __init__(
+        self, folder: Path, pids: Mapping[int, int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder, self._pids, self._clock = folder, pids, clock
+        self._stands: dict[int, Stand] = {}
+        self._still_s = 0.0
+        self._looked = clock()
+
+    def hang(self) -> str:
+        """Who is stuck, and where; '' when nobody is."""
+        now = self._clock()
+        passed = now - self._looked
+        if passed < LOOK_EVERY_S:
+            return ""
+        self._looked = now
+        stands = {rank: stand for rank in self._pids if (stand := self._read(rank)) is not None}
+        if stands != self._stands or len(stands) < len(self._pids):
+            self._stands, self._still_s = stands, 0.0
+            return ""
+        # a guard that was held up itself must not take its own time for the ranks'
+        self._still_s += min(passed, 4 * LOOK_EVERY_S)
+        behind = min(stands.values(), key=lambda stand: stand.place)
+        if not behind.limit_s or self._still_s <= behind.limit_s:
+            return ""
+        return f"{self._told(stands)}; nothing moved for {self._still_s:.0f} s"
+
+    def _read(self, rank: int) -> Stand | None:
+        with suppress(OSError):
+            data = pulse_file(self._folder, rank).read_bytes()
+            return unpack(data) if len(data) == SIZE else None
+        return None
+
+    def _told(self, stands: Mapping[int, Stand]) -> str:
+        lowest = min(stand.place for stand in stands.values())
+        late = [rank for rank, stand in stands.items() if stand.place == lowest]
+        states = {rank: _state(pid) for rank, pid in self._pids.items()}
+        if len(late) == len(stands):  # as far as each other: those that do not just sleep in a collective
+            late = [rank for rank in late if states[rank]] or late
+        words = [f"rank {rank} stands at {_where(stands[rank], states[rank])}" for rank in late]
+        others = [rank for rank in stands if rank not in late]
+        if others:
+            first = _where(stands[others[0]], "")
+            whose = "the others wait" if len(others) > 1 else f"rank {others[0]} waits"
+            words.append(f"{whose} at {first}")
+        return ", ".join(words)
+
+
+def _where(stand: Stand, state: str) -> str:
+    return f"step {stand.step} ({stand.phase}{', ' if state else ''}{state})"
+
+
+def _state(pid: int) -> str:
+    """What a process does but sleep, in words; '' when it sleeps or is gone."""
+    with suppress(OSError, IndexError):
+        return STATES.get(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0], "")
+    return ""
+
+
+def last_error(output: Path) -> str:
+    """The last error among the JSON lines that a rank said; '' when there is none."""
+    with suppress(OSError):
+        for line in reversed(output.read_text(errors="replace").splitlines()):
+            with suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict) and "error" in message:
+                    return str(message["error"])
+    return ""

@@ -1,0 +1,191 @@
+"""Gangs as indexed Jobs of Kubernetes, one pod a node (infra/launch/node_agent.py), which find each other by
+a headless Service. The manifests are checked against Kubernetes' schema; NOT RUN ON A CLUSTER. `atelier
+worker <pool> --show` prints them.
+
+The caller needs kubectl with the rights of infra/k8s/atelier.yaml. Pods get no token of the API and no
+credential but the store's.
+"""
+
+import json
+import os
+import subprocess
+from typing import Any
+
+import yaml
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.site import Kubernetes
+from atelier.infra.launch.batch_job import Away, Standing
+from atelier.infra.launch.rendezvous import SUBDOMAIN
+
+SECONDS = 30  # for an answer of kubectl
+GRACE_S = 60  # from SIGTERM to SIGKILL: a checkpoint
+KEEP_S = 3600  # a finished Job is told of for so long
+LABEL = "atelier.gang"
+TAIL = 15
+ENVIRONMENT = ("PATH", "HOME", "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+
+
+class KubernetesBatch:
+    """Kubernetes as one site has it."""
+
+    def __init__(self, site: Kubernetes, *, gpus: bool) -> None:
+        self.site, self.gpus = site, gpus
+
+    def check(self, root: str) -> None:
+        gang = Away(id="check", name="check", root=root, nodes=1, ranks=1, threads=1)
+        try:
+            answer = self._ask("create", "--dry-run=server", "-f", "-", given=self._text(gang))
+        except FileNotFoundError:
+            way_out = "the worker's image has it; on a laptop install it"
+            raise ConfigError("pool.launcher", "kubernetes, but there is no kubectl here", way_out) from None
+        if answer.returncode:
+            raise ConfigError("site.kubernetes", answer.stderr.strip(), "kubectl describes what there is")
+
+    def show(self, gang: Away) -> str:
+        return yaml.safe_dump_all(self.manifests(gang), sort_keys=False)
+
+    def submit(self, gang: Away) -> str:
+        answer = self._ask("create", "-f", "-", given=self._text(gang))
+        if answer.returncode:
+            raise ConfigError("site.kubernetes", answer.stderr.strip(), "kubectl describes what there is")
+        return gang.id
+
+    def look(self, job: str) -> Standing:
+        answer = self._ask("get", "job", job, "--output=json", "--ignore-not-found")
+        if answer.returncode:
+            raise OSError(answer.stderr.strip())
+        if not answer.stdout.strip():
+            return Standing("over", f"Kubernetes knows Job {job} no more", is_cancelled=True)
+        status = json.loads(answer.stdout).get("status", {})
+        ended = [one for one in status.get("conditions", []) if one.get("status") == "True"]
+        for condition in ended:
+            if condition["type"] in ("Complete", "Failed"):
+                why = condition.get("message") or condition.get("reason") or ""
+                text = f"Kubernetes Job {job} is {condition['type'].lower()}" + (f" ({why})" if why else "")
+                return Standing("over", text)
+        is_running = bool(status.get("ready"))
+        return Standing("running" if is_running else "waiting", f"Kubernetes Job {job} has {_pods(status)}")
+
+    def end(self, job: str) -> None:
+        self._ask(
+            "delete", "job,service", "--selector", f"{LABEL}={job}", "--wait=false", "--ignore-not-found"
+        )
+
+    def last_words(self, job: str) -> str:
+        answer = self._ask("logs", "--selector", f"{LABEL}={job}", f"--tail={TAIL}", "--prefix")
+        return answer.stdout.strip()
+
+    def manifests(self, gang: Away) -> list[dict[str, Any]]:
+        """The Service by which the pods find each other, and the Job."""
+        about = {"name": gang.id, "namespace": self.site.namespace, "labels": _labels(gang)}
+        service = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": about,
+            # pods meet before they are ready
+            "spec": {"clusterIP": "None", "selector": {LABEL: gang.id}, "publishNotReadyAddresses": True},
+        }
+        job = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": about,
+            "spec": {
+                "completions": gang.nodes,
+                "parallelism": gang.nodes,
+                "completionMode": "Indexed",
+                "backoffLimit": 0,  # all of a gang start again, or none: who asked for it asks again
+                "ttlSecondsAfterFinished": KEEP_S,
+                "template": {"metadata": {"labels": _labels(gang)}, "spec": self._pod(gang)},
+            },
+        }
+        return [service, job]
+
+    def _pod(self, gang: Away) -> dict[str, Any]:
+        site = self.site
+        volumes: list[dict[str, Any]] = [
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": site.shared_memory}},
+        ]
+        mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
+        if site.claim:
+            volumes.append({"name": "store", "persistentVolumeClaim": {"claimName": site.claim}})
+            mounts.append({"name": "store", "mountPath": site.mount})
+        spec: dict[str, Any] = {
+            "restartPolicy": "Never",
+            "subdomain": gang.id,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": GRACE_S,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": site.user,
+                "runAsGroup": site.user,
+                "fsGroup": site.user,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [self._container(gang, mounts)],
+            "volumes": volumes,
+        }
+        if site.pull_secret:
+            spec["imagePullSecrets"] = [{"name": site.pull_secret}]
+        if site.nodes:
+            spec["nodeSelector"] = dict(site.nodes)
+        if site.tolerate:
+            spec["tolerations"] = [{"key": key, "operator": "Exists"} for key in site.tolerate]
+        if site.priority:
+            spec["priorityClassName"] = site.priority
+        return spec
+
+    def _container(self, gang: Away, mounts: list[dict[str, str]]) -> dict[str, Any]:
+        site = self.site
+        asked = {
+            "cpu": _times(site.cpu, gang.ranks * gang.threads),
+            "memory": _times(site.memory, gang.ranks),
+        }
+        if self.gpus:
+            asked[site.gpu] = str(gang.ranks)
+        container: dict[str, Any] = {
+            "name": "node",
+            "image": site.image,
+            "command": ["python", "-m", "atelier.infra.launch.node_agent", gang.root, gang.id],
+            "env": [{"name": "HOME", "value": "/tmp"}, {"name": SUBDOMAIN, "value": gang.id}],
+            "resources": {"requests": asked, "limits": asked},
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            "volumeMounts": mounts,
+        }
+        if site.store_secret:
+            container["envFrom"] = [{"secretRef": {"name": site.store_secret}}]
+        return container
+
+    def _text(self, gang: Away) -> str:
+        return json.dumps({"apiVersion": "v1", "kind": "List", "items": self.manifests(gang)})
+
+    def _ask(self, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        env = {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
+        command = ["kubectl", "--namespace", self.site.namespace, *words]
+        try:
+            return subprocess.run(
+                command, input=given, env=env, capture_output=True, text=True, timeout=SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            raise OSError(f"kubectl has not answered for {SECONDS} s") from None
+
+
+def _labels(gang: Away) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "atelier", LABEL: gang.id}
+
+
+def _pods(status: dict[str, Any]) -> str:
+    return f"{status.get('ready', 0)} of {status.get('active', 0)} pods ready"
+
+
+def _times(quantity: str, count: int) -> str:
+    """A quantity many times: `8Gi` twice is `16Gi`."""
+    digits = quantity.rstrip("mkKMGTPiE")
+    number, unit = float(digits) * count, quantity[len(digits) :]
+    return f"{number:g}{unit}"

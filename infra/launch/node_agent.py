@@ -1,0 +1,152 @@
+"""One machine's share of a gang that a batch system started: `python -m atelier.infra.launch.node_agent
+<root> <gang>`.
+
+It reads the gang's orders from the store, unpacks the code that they name, meets the other nodes, and starts
+its ranks under a guard. The first node tells the store what happens. SIGTERM (a preemption, a time limit), a
+stop that was asked for, and the end of another node end it at a checkpoint; a job that is started again goes
+on from there.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from atelier.engine.config.error import AtelierError, StoppedError, of_system, to_line
+from atelier.infra.code.frozen import go_on_frozen
+from atelier.infra.launch.channel import Mail
+from atelier.infra.launch.gang import DiedError, Orders, compile_cache, start_gang
+from atelier.infra.launch.rendezvous import Meeting, Place, share_of
+from atelier.infra.launch.slurm import requeue_this_job
+
+INDEX = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")  # Slurm's, Kubernetes'
+LIFE = "SLURM_RESTART_COUNT"
+STOPPED = 75
+TELL_S = 1.0
+
+
+class Node:
+    """This process's part of the gang."""
+
+    def __init__(self, root: str, gang: str, orders: dict[str, Any]) -> None:
+        self.root, self.gang, self.orders = root, gang, orders
+        self.index = next((int(os.environ[name]) for name in INDEX if name in os.environ), 0)
+        self.life = int(os.environ.get(LIFE) or 0)
+        self.mail = Mail(root, gang)
+        self.stop, self.is_over = threading.Event(), threading.Event()
+        self.is_ended = False  # by the batch system
+        self._said: list[dict[str, Any]] = []
+        self._number = 0
+        self._meeting: Meeting | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._on_signal)
+        scratch = Path(tempfile.mkdtemp(prefix="atelier-node-"))
+        teller = threading.Thread(target=self._tell, daemon=True)
+        teller.start()
+        how: dict[str, Any] = {"code": 0}
+        try:
+            self._gang(scratch)
+        except StoppedError:
+            how = {"code": STOPPED}
+            if not self.is_ended and not self.mail.is_stopped():  # another node has ended it
+                why = self._meeting.why() if self._meeting else "stopped"
+                how = to_line(AtelierError(why)) | {"code": 1, "has_died": True}
+        except (AtelierError, OSError) as error:
+            line = to_line(of_system(error) if isinstance(error, OSError) else error)
+            how = line | {"code": 1, "has_died": isinstance(error, DiedError)}
+        finally:
+            self.is_over.set()
+            teller.join()
+            shutil.rmtree(scratch, ignore_errors=True)
+        if self.is_first:
+            self.mail.tell_end(self.life, how)
+        elif "error" in how:
+            print(how["error"], file=sys.stderr)
+        if how["code"] != STOPPED:
+            return int(how["code"])
+        if self.is_ended and self.is_first:
+            requeue_this_job()
+        return STOPPED if self.is_first else 0  # a bad end would end the others before they are done
+
+    def _gang(self, scratch: Path) -> None:
+        size = int(self.orders["nodes"])
+        share = share_of(self.orders["ranks"], size)
+        given = {key: self.orders[key] for key in ("name", "module", "root", "threads", "grace_s")}
+        run = self.orders["run"] | {"scratch": str(scratch / "work")}
+        (scratch / "work").mkdir()
+        place = Place(id=f"{self.gang}-{self.life}", index=self.index, pools=("",) * size)
+        self._meeting = meeting = Meeting(self.root, place, self.stop) if size > 1 else None
+        env = compile_cache(self.root)
+        if meeting is not None:
+            meeting.arrive()
+            env |= meeting.gather(run, self._say) if self.is_first else meeting.follow()[1]
+            watcher = threading.Thread(target=meeting.watch, args=(self.stop, self.is_over), daemon=True)
+            watcher.start()
+        mine = {key: self.orders[key] for key in ("leases", "outputs")} if self.is_first else {}
+        orders = Orders(
+            **given,
+            **mine,
+            run=run,
+            scratch=scratch / "gang",
+            ranks=share,
+            first_rank=self.index * share,
+            world=self.orders["ranks"] if size > 1 else 0,
+            env=env,
+        )
+        try:
+            start_gang(orders, lambda message: self._say(**message), self.stop)
+        except BaseException as error:
+            if meeting is not None:
+                meeting.end(f"{type(error).__name__}: {error}")
+            raise
+
+    def _say(self, waiting: str = "", **message: Any) -> None:
+        with self._lock:
+            self._said.append(message | ({"waiting": waiting} if waiting else {}))
+
+    def _tell(self) -> None:
+        """Carry messages to the store, and a stop from there."""
+        while True:
+            is_last = self.is_over.wait(TELL_S)
+            with self._lock:
+                said, self._said = self._said, []
+            with suppress(OSError):
+                if said and self.is_first:
+                    self.mail.say(self.life, self._number + 1, said)
+                    self._number += 1
+                    said = []
+                if not self.stop.is_set() and self.mail.is_stopped():
+                    self.stop.set()
+            with self._lock:
+                self._said = said + self._said
+            if is_last:
+                return
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.is_ended = True
+        self.stop.set()
+
+
+def main() -> int:
+    root, gang = sys.argv[1:]
+    orders = Mail(root, gang).get("orders")
+    if orders is None:
+        print(f"{root}: no orders of {gang}; do all nodes see the same store?", file=sys.stderr)
+        return 2
+    go_on_frozen(root, orders["code"], "atelier.infra.launch.node_agent", root, gang)
+    return Node(root, gang, orders).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

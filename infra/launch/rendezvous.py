@@ -1,0 +1,194 @@
+"""Where the nodes of one gang find each other: `{root}/gangs/<id>/` on the store that they share.
+
+Every node says that it is there; when all are, the first one says where to meet. All of them start or none,
+and when one ends the others end. The address is a c10d rendezvous: it is open to whoever reaches that port,
+so the nodes of a gang belong on a network of their own.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from atelier.engine.config.error import AtelierError, StoppedError
+from atelier.engine.io.storage import exists, join, read_object, write_bytes
+
+PATIENCE_S = 120.0  # for a node to come, or for a word from one that waits for slots
+POLL_S = 0.5
+SUBDOMAIN = "ATELIER_SUBDOMAIN"  # of pods, whose names alone do not lead to them
+ADDRESS = "ATELIER_ADDRESS"  # this host as the other nodes reach it; default: its name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One node of a gang: the `index`-th of those whose workers serve `pools`."""
+
+    id: str
+    index: int
+    pools: tuple[str, ...]
+    patience_s: float = PATIENCE_S
+
+    @property
+    def size(self) -> int:
+        return len(self.pools)
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    def share(self, ranks: int) -> int:
+        """Ranks on each node."""
+        return share_of(ranks, self.size)
+
+
+def share_of(ranks: int, nodes: int) -> int:
+    """Ranks on each node; AtelierError when they do not divide."""
+    if ranks % nodes:
+        raise AtelierError(
+            f"parallel: {ranks} ranks do not divide over {nodes} nodes; {(ranks // nodes + 1) * nodes} would"
+        )
+    return ranks // nodes
+
+
+class Meeting:
+    """The gang's folder, from one node's side."""
+
+    def __init__(self, root: str, place: Place, stop: threading.Event) -> None:
+        self.place, self._stop = place, stop
+        self._folder = join(root, "gangs", place.id)
+        self._waits_for, self._beats = "", 0
+
+    def wait_for(self, what: str) -> None:
+        """Say, until it arrives, that this node will come when it has `what`."""
+        self._waits_for = what
+
+    def arrive(self) -> None:
+        """Say that this node is there."""
+        self._waits_for = ""
+        host = os.environ.get(ADDRESS) or ".".join(
+            filter(None, (socket.gethostname(), os.environ.get(SUBDOMAIN)))
+        )
+        self._put(f"node-{self.place.index}", {"host": host, "machine": _machine(), "pid": os.getpid()})
+
+    def gather(self, run: dict[str, Any], say: Any) -> dict[str, str]:
+        """The first node's part: wait for all, then hand `run` (the gang's run file) to the others; the
+        environment that the ranks here need. AtelierError names who did not come in time.
+        """
+        deadline = time.monotonic() + self.place.patience_s
+        told, heard = "", {}
+        while missing := [i for i in range(self.place.size) if self._get(f"node-{i}") is None]:
+            words = {i: word for i in missing if (word := self._get(f"waiting-{i}")) is not None}
+            if words != heard:  # who waits for slots is there, and may wait for long
+                deadline, heard = time.monotonic() + self.place.patience_s, words
+            for_what = ", ".join(dict.fromkeys(str(word["for"]) for word in words.values()))
+            text = f"waits for {self._named(missing)}" + (f" (waits for {for_what})" if for_what else "")
+            if text != told:
+                told = text
+                say(text)
+            if time.monotonic() > deadline:
+                pools = dict.fromkeys(self.place.pools[i] for i in missing if self.place.pools[i])
+                text = f"{self._named(missing)} did not come within {self.place.patience_s:.0f} s"
+                self.end(text)
+                way_out = "; start a worker: " + ", ".join(f"atelier worker {p}" for p in pools)
+                raise AtelierError(text + (way_out if pools else ""))
+            self._pause()
+        nodes = [self._get(f"node-{i}") or {} for i in range(self.place.size)]
+        is_one_machine = len({node["machine"] for node in nodes}) == 1
+        host = "127.0.0.1" if is_one_machine else str(nodes[0]["host"])
+        go = {"rendezvous": f"tcp://{host}:{_free_port(host)}", "is_one_machine": is_one_machine, "run": run}
+        self._put("go", go)
+        return _environment(go)
+
+    def follow(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Another node's part: the run file and environment of its ranks, once all are there."""
+        while True:
+            go = self._get("go")
+            if go is not None:
+                return go["run"], _environment(go)
+            self.check()
+            self._pause()
+
+    def check(self) -> None:
+        """Raise StoppedError when the gang has ended."""
+        end = self._get("end")
+        if end is not None:
+            raise StoppedError(f"the gang has ended: {end['why']}")
+
+    def why(self) -> str:
+        """Why the gang has ended, in the words of the node that ended it first; '' while it lives."""
+        end = self._get("end")
+        return str(end["why"]) if end else ""
+
+    def end(self, why: str) -> None:
+        """Tell the others that it is over."""
+        if not exists(join(self._folder, "end.json")):
+            self._put("end", {"why": why, "by": self.place.index})
+
+    def watch(self, stop: threading.Event, ended: threading.Event) -> None:
+        """Set `stop` when another node has ended the gang, and say what this one waits for; returns when
+        `ended` is set.
+        """
+        while not ended.wait(POLL_S):
+            if waits_for := self._waits_for:
+                self._beats += 1
+                self._put(f"waiting-{self.place.index}", {"for": waits_for, "beat": self._beats})
+            end = self._get("end")
+            if end is not None and end["by"] != self.place.index:
+                stop.set()
+                return
+
+    def _named(self, indices: list[int]) -> str:
+        pools = [f" (pool {pool})" if pool else "" for pool in self.place.pools]
+        return ", ".join(f"node {i} of {self.place.size}{pools[i]}" for i in indices)
+
+    def _pause(self) -> None:
+        if self._stop.wait(POLL_S):
+            self.end("stopped")
+            raise StoppedError("stopped while the gang was gathering")
+
+    def _put(self, name: str, document: dict[str, Any]) -> None:
+        write_bytes(join(self._folder, f"{name}.json"), json.dumps(document).encode())
+
+    def _get(self, name: str) -> dict[str, Any] | None:
+        try:
+            return read_object(join(self._folder, f"{name}.json"), "a letter")
+        except FileNotFoundError:
+            return None
+
+
+def place_of(document: dict[str, Any] | None) -> Place | None:
+    """A node's place as a run's parameter carries it; None for a gang of one node."""
+    if not document:
+        return None
+    return Place(
+        id=document["id"],
+        index=int(document["index"]),
+        pools=tuple(document["pools"]),
+        patience_s=float(document.get("patience_s", PATIENCE_S)),
+    )
+
+
+def document_of(place: Place) -> dict[str, Any]:
+    return asdict(place) | {"pools": list(place.pools)}
+
+
+def _environment(go: dict[str, Any]) -> dict[str, str]:
+    own = {"GLOO_SOCKET_IFNAME": "lo"} if go["is_one_machine"] else {}
+    return {"ATELIER_RENDEZVOUS": go["rendezvous"], **own}
+
+
+def _machine() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1" if host == "127.0.0.1" else "", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,240 @@
+"""Slots of this machine: a gang waits until as many are free as it has ranks; first come, first served. Cores
+are shared by the runs of a store, GPUs by all commands of all users. And who it is that a run waits for, in
+words.
+"""
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atelier.engine.config.error import ConfigError, StoppedError, printable
+from atelier.engine.config.pool import Pool
+from atelier.engine.io.storage import UMASK
+from atelier.infra.launch.locks import FOR_ALL, holder, shared_folder, try_lock, user
+from atelier.infra.launch.machine import VISIBLE, cores, num_cores, visible
+from atelier.infra.launch.rendezvous import Place
+from atelier.infra.store.local_folders import local_folder
+from atelier.infra.store.run_manifest import is_alive, manifests
+from atelier.infra.store.store import Store
+
+POLL_S = 0.1
+PATIENCE_S = 0.5  # shorter waits are not worth a word
+
+OnWait = Callable[[str, list[int]], None]
+
+
+def num_slots(pool: Pool) -> int:
+    """Ranks that may run at once on one machine of the pool."""
+    if pool.slots != "auto":
+        return int(pool.slots)
+    return pool.gpus_per_node or pool.gpus or num_cores()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Slots that are held. `descriptors` hold them: a process that inherits them goes on holding."""
+
+    names: tuple[str, ...]
+    descriptors: tuple[int, ...]
+
+
+class Slots:
+    def __init__(
+        self,
+        total: int,
+        folder: Path,
+        names: Sequence[str] = (),
+        *,
+        doors: Sequence[str] = ("door",),
+        mode: int = 0o666 & ~UMASK,
+        what: str = "slots",
+    ) -> None:
+        """At most `total` at a time of the slots called `names`, the files of which lie in `folder`; `doors`
+        are shared by all whose slots overlap.
+        """
+        self.total, self._folder, self._mode, self._what = total, folder, mode, what
+        self._names = tuple(names) or tuple(f"slot-{number}" for number in range(total))
+        self._doors = sorted(doors)
+        self._queue: deque[object] = deque()
+        self._mutex = threading.Lock()
+        self._in_use = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def num_there(self) -> int:
+        """How many there are, whatever may be used at a time."""
+        return len(self._names)
+
+    @contextmanager
+    def claim(self, count: int, stop: threading.Event, on_wait: OnWait | None = None) -> Iterator[Claim]:
+        """Hold `count` slots (at most all there are) while the block runs; StoppedError when `stop` is set in
+        the wait. `on_wait` hears once what is waited for, and which other processes have it.
+        """
+        count = min(count, self.num_there)
+        wait = _Wait(stop, lambda: self._tell(count, on_wait))
+        held: dict[str, int] = {}
+        ticket = object()
+        with self._mutex:
+            self._queue.append(ticket)
+        try:
+            doors: list[int] = []
+            try:
+                self._at_the_doors(ticket, count, doors, wait)
+                self._collect(count, held, wait)
+                with self._mutex:
+                    self._in_use += count
+            finally:
+                _close(doors)
+                self._leave(ticket)
+            try:
+                yield Claim(tuple(held), tuple(held.values()))
+            finally:
+                with self._mutex:
+                    self._in_use -= count
+        finally:
+            self._leave(ticket)
+            _close(held.values())
+
+    def _at_the_doors(self, ticket: object, count: int, doors: list[int], wait: "_Wait") -> None:
+        """Whoever holds the doors is the only one that collects those slots: no two gangs hold half of what
+        both need, and nobody overtakes one that needs many. They are taken in order: nobody waits in a ring.
+        """
+        while self._queue[0] is not ticket or self._is_enough(count):
+            wait.a_while()
+        for door in self._doors:
+            while (found := self._lock(door)) is None:
+                wait.a_while()
+            doors.append(found)
+
+    def _is_enough(self, count: int) -> bool:
+        """Whether `count` more would be more than may be used at a time of those that there are."""
+        is_limited = self.total < self.num_there
+        return is_limited and 0 < self._in_use > self.total - count
+
+    def _collect(self, count: int, held: dict[str, int], wait: "_Wait") -> None:
+        while True:
+            for name in self._names:
+                if len(held) == count:
+                    return
+                if name not in held and (found := self._lock(name)) is not None:
+                    held[name] = found
+            if len(held) == count:
+                return
+            wait.a_while()
+
+    def _lock(self, name: str) -> int | None:
+        return try_lock(self._place(name), self._mode)
+
+    def _place(self, name: str) -> Path:
+        return self._folder / name
+
+    def _tell(self, count: int, on_wait: OnWait | None) -> None:
+        if on_wait is not None:
+            pids = {holder(self._place(name)) for name in (*self._names, *self._doors)}
+            others = sorted(pid for pid in pids if pid is not None and pid != os.getpid())
+            if others or pids == {None}:
+                on_wait(f"{count} of {self.num_there} {self._what}", others)
+
+    def _leave(self, ticket: object) -> None:
+        with self._mutex, suppress(ValueError):
+            self._queue.remove(ticket)
+
+
+class CoreSlots(Slots):
+    """The cores that this process may use, and beyond them what the pool allows besides."""
+
+    def __init__(self, pool: Pool, folder: Path) -> None:
+        total = num_slots(pool) if pool.is_cpu else num_cores()
+        own = cores()[:total]
+        names = [f"core-{core}" for core in own] + [f"more-{n}" for n in range(total - len(own))]
+        super().__init__(total, folder, names, what="cores")
+
+
+def core_slots(pool: Pool, store: Store, place: Place | None = None) -> CoreSlots:
+    """The cores of this machine for all over this store: commands and workers of pools alike. Nodes of one
+    gang that meet on one machine, where there should be several, have theirs apart: each waits for the other.
+    """
+    folder = local_folder(store) / "slots" / socket.gethostname()
+    return CoreSlots(pool, folder / place.pools[place.index] if place is not None else folder)
+
+
+class GpuSlots(Slots):
+    """The GPUs that this process may use: one lock a GPU, for all commands and users of the machine."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._visible = visible(num_slots(pool))
+        names = [f"atelier-gpu-{_plain(name)}.lock" for name in self._visible]
+        doors = [f"atelier-gpu-{_plain(name)}.door" for name in self._visible]
+        super().__init__(num_slots(pool), shared_folder(), names, doors=doors, mode=FOR_ALL, what="GPUs")
+        self._by_name = dict(zip(names, self._visible, strict=True))
+
+    def check(self, count: int, place: str) -> None:
+        """ConfigError when there are fewer than `count`."""
+        if count > len(self._visible):
+            limit = os.environ.get(VISIBLE)
+            by = "" if limit is None else f" ({VISIBLE}={limit})"
+            raise ConfigError(
+                place,
+                f"takes {count} GPUs of this machine, and there are {len(self._visible)} that it may use{by}",
+                f"pool.gpus={len(self._visible)} would fit"
+                if self._visible
+                else "pool=here computes on CPUs",
+            )
+
+    def devices(self, claim: Claim) -> str:
+        """What CUDA_VISIBLE_DEVICES has to be for the claimed ones."""
+        return ",".join(self._by_name[name] for name in claim.names)
+
+
+class _Wait:
+    """One wait, of which something is said once."""
+
+    def __init__(self, stop: threading.Event, tell: Callable[[], None]) -> None:
+        self._stop, self._tell = stop, tell
+        self._left = round(PATIENCE_S / POLL_S)
+
+    def a_while(self) -> None:
+        if self._stop.wait(POLL_S):
+            raise StoppedError("stopped while waiting for a slot")
+        self._left -= 1
+        if self._left == 0:
+            self._tell()
+
+
+def _plain(name: str) -> str:
+    return name.replace("/", "_")
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+LONGEST = 80  # characters of a command line
+
+
+def who(pids: Sequence[int], store: Store) -> str:
+    """The processes that hold what is waited for, with their runs where the store knows them."""
+    if not pids:
+        return "who has them cannot be seen from here"
+    runs = {m["holder"]["pid"]: m["id"] for m in manifests(store) if m.get("holder") and is_alive(m)}
+    return f"{', '.join(_one(pid, runs.get(pid, '')) for pid in pids)} " + (
+        "has them" if len(pids) == 1 else "have them"
+    )
+
+
+def _one(pid: int, run: str) -> str:
+    name = f"run {run} (process {pid})" if run else f"process {pid}"
+    with suppress(OSError):
+        uid = os.stat(f"/proc/{pid}").st_uid
+        if uid != os.getuid():
+            name += f" of {user(uid)}"
+        if not run:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            name += f" ({printable(' '.join(words).strip(), LONGEST)})"
+    return name

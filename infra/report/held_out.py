@@ -1,0 +1,55 @@
+"""Whether numbers of several models may be ranked: held-out losses only where they are of one held-out
+set.
+"""
+
+from collections.abc import Iterable
+
+from atelier.engine.config.evaluation import scored_name
+from atelier.engine.config.record import Record
+
+UNKNOWN = "a held-out set that was not noted (made by an earlier version)"
+WAY_OUT = (
+    "rank those of one set, or score all of them on one (`atelier score`); train.eval_sequences,"
+    " train.sequence, tokenizer and data say which set a training is measured on"
+)
+OF_SCORES = ("loss", "bits_per_byte")
+
+
+def held_out_of(record: Record, metric: str) -> str | None:
+    """The name of the held-out set that a number of the record's summary was measured on, '' where it is not
+    known; None for a number of another kind. Bits per byte are compared between tokenizers: there the set is
+    what was asked for.
+    """
+    word = metric.rpartition(".")[2]
+    if word != "eval_loss" and not (record.kind == "scores" and word in OF_SCORES):
+        return None
+    most, sequence = _whole(record.identity.get("max_tokens")), _whole(record.identity.get("sequence"))
+    if word == "bits_per_byte":
+        return f"at most {most} tokens in windows of {sequence}"
+    found = record.summary.get("held_out")
+    name = found if isinstance(found, str) else ""
+    if not name and record.kind == "scores" and "tokens" in record.parents:  # their identity says as much
+        return scored_name(record.parents["tokens"], _whole(record.summary.get("tokens")), sequence)
+    return name
+
+
+def differing(found: Iterable[tuple[str, str | None]]) -> str:
+    """Why these, each a label and the name of its set, are not ranked: the first two that differ; '' when all
+    are of one set. Those of which nothing is known are taken to be of one: what earlier versions did.
+    """
+    first: tuple[str, str] | None = None
+    for label, name in found:
+        if name is None:
+            continue
+        if first is None:
+            first = label, name
+        elif name != first[1]:
+            return (
+                f"{first[0]} is of {first[1] or UNKNOWN}, {label} of {name or UNKNOWN}: losses of different"
+                " held-out sets are not ranked"
+            )
+    return ""
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,387 @@
+"""Where artifacts come from and what came of them: a graph built from the store's records and trajectories
+alone.
+"""
+
+import graphlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from atelier.engine.config.error import AtelierError, DamageError, nearest
+from atelier.engine.config.record import Record
+from atelier.engine.config.run_file import Segment
+from atelier.engine.io.storage import join, names
+from atelier.infra.store import trajectory as trajectories
+from atelier.infra.store.run_manifest import ENDING, FOLDER, read_manifest
+from atelier.infra.store.store import Store
+
+NUMBERS = (
+    "eval_loss",
+    "loss",
+    "bits_per_byte",
+    "accuracy",
+    "documents",
+    "params",
+    "tokens",
+    "bytes",
+    "vocab",
+)
+ENDS = ("scores", "report", "registration")
+SIBLINGS = 4  # of one family in a brief picture
+
+
+@dataclass(frozen=True)
+class Node:
+    """One artifact, a trajectory that has no model yet, or a run."""
+
+    fingerprint: str
+    kind: str
+    name: str
+    step: int | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def short(self) -> str:
+        return self.fingerprint[:8]
+
+
+@dataclass(frozen=True)
+class Edge:
+    parent: str
+    child: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """`focus` with all its ancestors and descendants; edges lead from parent to child."""
+
+    focus: str
+    nodes: dict[str, Node]
+    edges: tuple[Edge, ...]
+
+    def only(self, kinds: Iterable[str]) -> "Graph":
+        """The same graph with nothing but the focus and nodes of these kinds."""
+        kept = {fp: node for fp, node in self.nodes.items() if node.kind in set(kinds) or fp == self.focus}
+        edges = tuple(edge for edge in self.edges if edge.parent in kept and edge.child in kept)
+        return Graph(focus=self.focus, nodes=kept, edges=edges)
+
+    def near(self) -> "Graph":
+        """The focus with its data and all its ancestors, and the models that came directly of it."""
+        up = _walk(_nexts(self.edges, up=True), [edge.parent for edge in self.parents(self.focus)])
+        down = {edge.child for edge in self.children(self.focus)}
+        kept = {fp: node for fp, node in self.nodes.items() if fp in up | down | {self.focus}}
+        edges = tuple(edge for edge in self.edges if edge.parent in kept and edge.child in kept)
+        return Graph(focus=self.focus, nodes=kept, edges=edges).brief()
+
+    def brief(self) -> "Graph":
+        """For the eye: without scores, reports and registrations; of many siblings without children only
+        the first few, and how many more there are.
+        """
+        graph = self.only({node.kind for node in self.nodes.values()} - set(ENDS))
+        groups: dict[tuple[Any, ...], list[str]] = {}
+        for fp, node in graph.nodes.items():
+            if fp != graph.focus and graph.parents(fp) and not graph.children(fp):
+                family = (node.kind, *sorted({edge.parent for edge in graph.parents(fp)}))
+                groups.setdefault(family, []).append(fp)
+        nodes = dict(graph.nodes)
+        for group in groups.values():
+            group.sort(key=lambda fp: graph.nodes[fp].name)
+            if len(group) > SIBLINGS:
+                one, *others = group[SIBLINGS - 1 :]
+                nodes[one] = Node(fingerprint=one, kind=nodes[one].kind, name=f"and {len(others) + 1} more")
+                nodes = {fp: node for fp, node in nodes.items() if fp not in others}
+        edges = tuple(edge for edge in graph.edges if edge.parent in nodes and edge.child in nodes)
+        return Graph(focus=graph.focus, nodes=nodes, edges=edges)
+
+    def parents(self, fingerprint: str) -> list[Edge]:
+        return [edge for edge in self.edges if edge.child == fingerprint]
+
+    def children(self, fingerprint: str) -> list[Edge]:
+        return [edge for edge in self.edges if edge.parent == fingerprint]
+
+    def without_shortcuts(self) -> "Graph":
+        """For the eye: a tokenizer that comes with the tokens, and data that comes with the model that was
+        scored on it, are left out.
+        """
+        nexts = _nexts(self.edges, up=False)
+
+        def is_plain(edge: Edge) -> bool:
+            may_go = edge.label == "tokenizer" or self.nodes[edge.child].kind in ENDS
+            return not may_go or edge.child not in _walk(
+                nexts, [child for child in nexts[edge.parent] if child != edge.child]
+            )
+
+        return replace(self, edges=tuple(edge for edge in self.edges if is_plain(edge)))
+
+    def order(self) -> list[str]:
+        """Every node after its parents."""
+        sorter: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter(
+            {fp: () for fp in sorted(self.nodes)}
+        )
+        for edge in self.edges:
+            sorter.add(edge.child, edge.parent)
+        return list(sorter.static_order())
+
+
+class Index:
+    """All records and trajectories of a store, read once."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.records = {record.fingerprint: record for record in store.records()}
+        self.births: dict[str, Record] = {}
+        for short in names(join(store.root, "trajectory")):
+            birth = read_birth(store, short)
+            if birth is not None:
+                self.births[birth.fingerprint] = birth
+
+    def chain(self, trajectory: str) -> list[str]:
+        """The trajectory and the trunks it branched from, nearest first."""
+        result = [trajectory]
+        while (birth := self.births.get(result[-1])) is not None and "trunk" in birth.parents:
+            result.append(birth.parents["trunk"])
+        return result
+
+    @cached_property
+    def _models(self) -> dict[str, list[tuple[int, Record]]]:
+        found: dict[str, list[tuple[int, Record]]] = {}
+        for record in self.records.values():
+            if record.kind == "model" and "trajectory" in record.parents:
+                for distance, trajectory in enumerate(self.chain(record.parents["trajectory"])):
+                    found.setdefault(trajectory, []).append((distance, record))
+        return found
+
+    def models(self, trajectory: str) -> list[Record]:
+        """The models whose training went through the trajectory, those that ended on it first, then the
+        newest first.
+        """
+        found = self._models.get(trajectory, [])
+        return [
+            record
+            for _, record in sorted(found, key=lambda pair: (pair[0], -pair[1].provenance.get("ended", 0)))
+        ]
+
+    def model_of(self, trajectory: str, child: Record | None = None) -> Record | None:
+        """The model that a person means by the trajectory: of several the one made in the same run as
+        `child`.
+        """
+        models = self.models(trajectory)
+        run = child.provenance.get("run") if child is not None else None
+        return next(
+            (m for m in models if run and m.provenance.get("run") == run), models[0] if models else None
+        )
+
+    def students(self, model: Record) -> list[Record]:
+        """The models whose teacher is `model`, oldest first."""
+        chain = set(self.chain(model.parents.get("trajectory", "")))
+        found = [
+            r
+            for r in self.records.values()
+            if r.kind == "model" and r.parents.get("teacher") in chain and self.teacher(r) == model
+        ]
+        return sorted(found, key=lambda r: r.provenance.get("ended", 0))
+
+    def teacher(self, model: Record) -> Record | None:
+        """The model of the trajectory that `model` learned from."""
+        trajectory = model.parents.get("teacher", "")
+        return self.model_of(trajectory, model) if trajectory else None
+
+
+def read_birth(store: Store, fingerprint: str) -> Record | None:
+    """The record of a trajectory, written when it began; None when there is none or it is damaged."""
+    try:
+        return trajectories.read_birth(store, fingerprint)
+    except (FileNotFoundError, NotADirectoryError, DamageError):
+        return None
+
+
+def trajectory_start(birth: Record) -> int:
+    """The step after which a trajectory's own steps begin."""
+    return int(birth.identity.get("trunk_step", birth.identity.get("start", 0)))
+
+
+def trajectory_segments(store: Store, trajectory: str, end: int) -> tuple[Segment, ...]:
+    """The chain of a trajectory from its first trunk on, the last one up to step `end`."""
+    parts: list[Segment] = []
+    fp = trajectory
+    while fp:
+        birth = read_birth(store, fp)
+        start = trajectory_start(birth) if birth else 0
+        parts.append(Segment(fingerprint=fp, url=store.address("trajectory", fp), start=start, end=end))
+        fp, end = birth.parents.get("trunk", "") if birth else "", start
+    return tuple(reversed(parts))
+
+
+def teacher_label(record: Record) -> str:
+    """'teacher @ steps 200-800' with the teacher's steps on which the student learned, when known."""
+    steps = record.summary.get("teacher_steps")
+    return f"teacher @ steps {steps[0]}-{steps[1]}" if steps else "teacher"
+
+
+def lineage(store: Store, word: str) -> Graph:
+    """Ancestors and descendants of what `word` means: a name, an alias, a run's id or 4 or more digits of a
+    fingerprint.
+    """
+    return graph_of(Index(store), word)
+
+
+def graph_of(index: Index, word: str) -> Graph:
+    drawing = _Drawing(index)
+    focus = drawing.find(word)
+    wanted = {focus} | _reach(focus, drawing.edges, up=True) | _reach(focus, drawing.edges, up=False)
+    edges = [edge for edge in drawing.edges if edge.parent in wanted and edge.child in wanted]
+    return Graph(focus=focus, nodes={fp: drawing.nodes[fp] for fp in sorted(wanted)}, edges=tuple(edges))
+
+
+class _Drawing:
+    """Nodes and edges of a whole store: trajectories stand for the models that came of them."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.nodes = {fp: node_of(record) for fp, record in index.records.items()}
+        unfinished = [fp for fp in index.births if not index.models(fp)]
+        self.nodes |= {fp: node_of(index.births[fp]) for fp in unfinished}
+        edges: dict[tuple[str, str], str] = {}
+        for fp in [*index.records, *unfinished]:
+            for parent, label in self._parents(fp):
+                if parent in self.nodes and parent != fp:
+                    edges.setdefault((parent, fp), label)
+        self.edges = [Edge(parent, child, label) for (parent, child), label in sorted(edges.items())]
+
+    def _parents(self, fp: str) -> Iterable[tuple[str, str]]:
+        record = self.index.records.get(fp) or self.index.births[fp]
+        trajectory = record.parents.get("trajectory", "") if record.kind == "model" else ""
+        for role, parent in record.parents.items():
+            if role == "teacher":
+                yield self._stand_in(parent, record), teacher_label(record)
+            elif role == "trunk":
+                yield self._stand_in(parent, record), f"trunk @ step {trajectory_start(record)}"
+            elif role != "trajectory":
+                yield parent, role
+        until = int(record.summary.get("step", 0))
+        for older in self.index.chain(trajectory) if trajectory else []:
+            yield from self._through(older, until, record)
+            birth = self.index.births.get(older)
+            until = trajectory_start(birth) if birth else 0
+
+    def _through(self, trajectory: str, until: int, record: Record) -> Iterable[tuple[str, str]]:
+        """What a model has from a trajectory that it followed to step `until`, and from models that ended on
+        the way.
+        """
+        birth = self.index.births.get(trajectory)
+        yield from (
+            (parent, role)
+            for role, parent in (birth.parents if birth else {}).items()
+            if role not in ("teacher", "trunk")
+        )
+        for other in self.index.models(trajectory):
+            step = int(other.summary.get("step", 0))
+            if (
+                other.parents["trajectory"] == trajectory
+                and step <= until
+                and other.fingerprint != record.fingerprint
+            ):
+                yield other.fingerprint, f"trunk @ step {step}"
+
+    def _stand_in(self, trajectory: str, child: Record) -> str:
+        model = self.index.model_of(trajectory, child)
+        return model.fingerprint if model is not None else trajectory
+
+    def find(self, word: str) -> str:
+        """The node that `word` means. A run becomes a node of its own, the parent of what it made."""
+        manifest = manifest_of(self.index.store, word)
+        if manifest is not None:
+            self._add_run(manifest)
+            return manifest["id"]
+        if len(word) >= 4:
+            matches = [fp for fp in self.index.births if fp.startswith(word)]
+            if len(matches) == 1 and not any(fp.startswith(word) for fp in self.index.records):
+                model = self.index.model_of(matches[0])
+                return model.fingerprint if model is not None else matches[0]
+        models = [
+            r for r in self.index.records.values() if r.kind == "model" and r.name == word.split("@")[0]
+        ]
+        if models:
+            return max(models, key=lambda r: r.provenance.get("ended", 0)).fingerprint
+        try:
+            return self.index.store.resolve(word).fingerprint
+        except AtelierError as error:
+            trajectories = sorted(
+                node.fingerprint
+                for node in self.nodes.values()
+                if node.kind == "trajectory" and node.name == word
+            )
+            if trajectories:
+                return trajectories[0]
+            raise self._unknown(word, error) from None
+
+    def _unknown(self, word: str, error: AtelierError) -> AtelierError:
+        if "begin so" in str(error):
+            return error
+        runs = [name.removesuffix(".json") for name in names(join(self.index.store.root, "runs"))]
+        near = nearest(word, {node.name for node in self.nodes.values()} | set(runs))
+        way_out = (
+            f"; did you mean {near}?" if near else "; `atelier models` and `atelier runs` list what there is"
+        )
+        root = self.index.store.root
+        hidden = self.index.store.unread()
+        return AtelierError(f"no artifact and no run called {word!r} in {root}{way_out}{hidden}")
+
+    def _add_run(self, manifest: dict[str, Any]) -> None:
+        run_id = manifest["id"]
+        self.nodes[run_id] = Node(fingerprint=run_id, kind="run", name=manifest.get("flow", "run"))
+        for task in manifest.get("tasks", []):
+            fp = task.get("fingerprint", "")
+            if fp in self.index.births and fp not in self.nodes:
+                model = self.index.model_of(fp)
+                fp = model.fingerprint if model is not None else fp
+            if fp in self.nodes and fp != run_id:
+                record = self.index.records.get(fp)
+                made = record is None or record.provenance.get("run") == run_id
+                self.edges.append(Edge(run_id, fp, "made" if made else "used"))
+
+
+def manifest_of(store: Store, run_id: str) -> dict[str, Any] | None:
+    """The manifest of a run, by its id (8 or more of its characters); None when no run is called so."""
+    found = [name.removesuffix(ENDING) for name in names(join(store.root, FOLDER)) if name.endswith(ENDING)]
+    match = (
+        [run_id]
+        if run_id in found
+        else [name for name in found if len(run_id) >= 8 and name.startswith(run_id)]
+    )
+    return read_manifest(store, match[0]) if len(match) == 1 else None
+
+
+def node_of(record: Record) -> Node:
+    summary = record.summary
+    numbers = {key: summary[key] for key in NUMBERS if isinstance(summary.get(key), int | float)}
+    step = summary.get("step", record.identity.get("step"))
+    return Node(
+        fingerprint=record.fingerprint, kind=record.kind, name=record.name, step=step, numbers=numbers
+    )
+
+
+def _reach(start: str, edges: Iterable[Edge], *, up: bool) -> set[str]:
+    nexts = _nexts(edges, up=up)
+    return _walk(nexts, nexts.get(start, []))
+
+
+def _nexts(edges: Iterable[Edge], *, up: bool) -> dict[str, list[str]]:
+    nexts: dict[str, list[str]] = {}
+    for edge in edges:
+        here, there = (edge.child, edge.parent) if up else (edge.parent, edge.child)
+        nexts.setdefault(here, []).append(there)
+    return nexts
+
+
+def _walk(nexts: dict[str, list[str]], first: list[str]) -> set[str]:
+    found = set(first)
+    waiting = list(first)
+    while waiting:
+        for fp in nexts.get(waiting.pop(), []):
+            if fp not in found:
+                found.add(fp)
+                waiting.append(fp)
+    return found

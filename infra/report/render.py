@@ -1,0 +1,334 @@
+"""The card of a run: results as tables, loss curves, samples, lineage; as markdown, one HTML file, pictures
+and JSON.
+"""
+
+import base64
+import html
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atelier.infra.report.lineage import Graph
+from atelier.infra.report.lineage_svg import to_svg
+
+FILES = ("report.md", "report.html", "loss.png", "lineage.svg", "table.json")
+ORDER = {
+    "teacher": 0, "model": 1, "student": 2, "control": 2,
+    "zero-shot": 3, "few-shot": 4, "finetuned": 5, "scratch": 5, "baseline": 6,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReportContent:
+    """All that a report shows. `rows` have `name`, `kind` and of the numbers those that there are."""
+
+    title: str
+    command: str
+    rows: list[dict[str, Any]]
+    # name -> metric lines in order of steps
+    curves: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    samples: dict[str, str] = field(default_factory=dict)
+    graph: Graph | None = None
+    notes: list[str] = field(default_factory=list)
+    controls: dict[str, str] = field(default_factory=dict)  # control -> the student it is compared with
+    starts: dict[str, int] = field(default_factory=dict)  # student -> the teacher's step at which it began
+
+    def ordered(self) -> list[dict[str, Any]]:
+        """The rows, teachers first, every control behind its student."""
+        place = {row["name"]: number for number, row in enumerate(self.rows)}
+
+        def key(row: dict[str, Any]) -> tuple[int, int, int]:
+            student = self.controls.get(row["name"], row["name"])
+            return (
+                ORDER.get(row["kind"], len(ORDER)),
+                place.get(student, place[row["name"]]),
+                int(student != row["name"]),
+            )
+
+        return sorted(self.rows, key=key)
+
+
+def write_report(folder: Path, content: ReportContent) -> list[Path]:
+    """Write the files of a report into `folder`; their paths. Without curves no loss.png, without a graph no
+    lineage.svg.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written: dict[str, bytes] = {}
+    if any(content.curves.values()):
+        # here: matplotlib takes 0.5 s to import, and tables do without
+        from atelier.infra.report.loss_plot import loss_png
+
+        written["loss.png"] = loss_png(content.curves, controls=content.controls, starts=content.starts)
+    if content.graph is not None:
+        written["lineage.svg"] = to_svg(content.graph.brief()).encode()
+    document = {
+        "title": content.title,
+        "command": content.command,
+        "rows": content.ordered(),
+        "notes": content.notes,
+    }
+    written["table.json"] = (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
+    written["report.md"] = to_markdown(content).encode()
+    written["report.html"] = to_html(
+        content, written.get("loss.png", b""), written.get("lineage.svg", b"").decode()
+    ).encode()
+    for name, data in written.items():
+        (folder / name).write_bytes(data)
+    return [folder / name for name in FILES if name in written]
+
+
+# tables
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    kinds: list[str]
+
+
+def tables_of(content: ReportContent) -> list[Table]:
+    """Language modelling and, when there is any, accuracy: two tables, since no row has both."""
+    rows = content.ordered()
+    text = [row for row in rows if row.get("bits_per_byte") is not None]
+    right = [row for row in rows if row.get("accuracy") is not None]
+    found = []
+    if text:
+        cells = [
+            [
+                row["name"],
+                row["kind"],
+                size(row.get("params")),
+                size(row.get("tokens")),
+                digits(row["bits_per_byte"], 3),
+                digits(row.get("loss"), 3),
+                signed(row.get("delta")),
+            ]
+            for row in text
+        ]
+        head = ["name", "kind", "parameters", "tokens", "bits/byte", "loss", "loss vs control"]
+        found.append(_without_empty(Table("Held-out text", head, cells, [row["kind"] for row in text])))
+    if right:
+        cells = [
+            [
+                row["name"],
+                row["kind"],
+                interval(row["accuracy"], row.get("accuracy_interval")),
+                str(row.get("draws", "")),
+                interval(row.get("accuracy_delta"), row.get("accuracy_delta_interval"), plus=True),
+            ]
+            for row in right
+        ]
+        head = ["name", "kind", "accuracy", "draws", "vs from scratch"]
+        found.append(_without_empty(Table("Accuracy", head, cells, [row["kind"] for row in right])))
+    return found
+
+
+def _without_empty(table: Table) -> Table:
+    kept = [i for i in range(len(table.head)) if i == 0 or any(row[i] for row in table.rows)]
+    return Table(
+        table.title,
+        [table.head[i] for i in kept],
+        [[row[i] for i in kept] for row in table.rows],
+        table.kinds,
+    )
+
+
+def size(value: float | None) -> str:
+    """12345678 -> 12.3M."""
+    if value is None:
+        return ""
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:.3g}{letter}"
+    return f"{value:g}"
+
+
+def digits(value: float | None, count: int) -> str:
+    return "" if value is None else f"{value:.{count}f}"
+
+
+def signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.3f}"
+
+
+def interval(value: float | None, half: float | None, *, plus: bool = False) -> str:
+    if value is None:
+        return ""
+    text = f"{value:+.3f}" if plus else f"{value:.3f}"
+    return text + (f" ± {half:.3f}" if half else "")
+
+
+def terminal_table(content: ReportContent) -> Any:
+    """The tables for rich."""
+    from rich.console import Group  # here, as below: 50 ms that a report on disk does not need
+    from rich.table import Table as RichTable
+
+    styles = {
+        "teacher": "bold",
+        "student": "bold green",
+        "control": "dim",
+        "scratch": "dim",
+        "baseline": "dim",
+        "finetuned": "bold green",
+    }
+    drawn = []
+    for table in tables_of(content):
+        grid = RichTable(
+            title=table.title,
+            title_justify="left",
+            title_style="bold",
+            box=None,
+            pad_edge=False,
+            header_style="dim",
+        )
+        for number, name in enumerate(table.head):
+            grid.add_column(name, justify="left" if number < 2 else "right", no_wrap=number == 0)
+        for row, kind in zip(table.rows, table.kinds, strict=True):
+            grid.add_row(*row, style=styles.get(kind, ""))
+        drawn.append(grid)
+    return Group(*drawn)
+
+
+# markdown
+
+
+def to_markdown(content: ReportContent) -> str:
+    parts = [f"# {content.title}", f"```\n{content.command}\n```"]
+    if content.notes:
+        parts.append("\n".join(f"- {note}" for note in content.notes))
+    parts += map(markdown_table, tables_of(content))
+    if any(content.curves.values()):
+        parts.append("## Loss\n\n![loss curves](loss.png)")
+    if content.graph is not None:
+        parts.append("## Lineage\n\n![lineage](lineage.svg)")
+    if content.samples:
+        blocks = [
+            f"### {name}\n\n{_fence(text)}\n{text}\n{_fence(text)}" for name, text in content.samples.items()
+        ]
+        parts.append("\n\n".join(["## Samples", *blocks]))
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_table(table: Table) -> str:
+    lines = [
+        "| " + " | ".join(table.head) + " |",
+        "|---|" + "---|" * min(1, len(table.head) - 1) + "---:|" * max(0, len(table.head) - 2),
+    ]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table.rows]
+    return f"## {table.title}\n\n" + "\n".join(lines)
+
+
+def _fence(text: str) -> str:
+    """A code fence longer than any in `text`."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return fence
+
+
+# HTML
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1c2126;--soft:#5a656e;--line:#d5dade;--back:#fff;--panel:#f5f7f8;
+--good:#00654b;--bad:#a33b00;--accent:#b86b00}
+@media (prefers-color-scheme:dark){:root{--ink:#e8ecef;--soft:#a3aeb7;--line:#363f46;--back:#15191c;
+--panel:#1d2327;--good:#4fd6ab;--bad:#ff9d6b;--accent:#f0a840}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:66rem;padding:1rem clamp(.8rem,3vw,2rem) 3rem;background:var(--back);
+color:var(--ink);font:16px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
+h1{font-size:1.7rem;line-height:1.2;margin:.6rem 0}
+h2{font-size:1.15rem;margin:2rem 0 .6rem}
+pre{background:var(--panel);border:1px solid var(--line);border-radius:8px;padding:.7rem .9rem;margin:.5rem 0;
+font:13px/1.45 ui-monospace,"SFMono-Regular",Menlo,monospace;white-space:pre-wrap;overflow-wrap:anywhere}
+ul.notes{padding:0;list-style:none;display:grid;gap:.5rem}
+ul.notes li{border-left:4px solid var(--accent);background:var(--panel);padding:.5rem .8rem;
+border-radius:0 8px 8px 0}
+.wide{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th{color:var(--soft);font-weight:500;font-size:.85rem}
+th,td{text-align:right;padding:.4rem .7rem;border-bottom:1px solid var(--line);white-space:nowrap}
+th:first-child,td:first-child{text-align:left;padding-left:0}
+th:nth-child(2),td:nth-child(2){text-align:left}
+tr.teacher td:first-child,tr.student td:first-child,tr.finetuned td:first-child,
+tr.model td:first-child{font-weight:600}
+tr.control td,tr.baseline td,tr.scratch td{color:var(--soft)}
+tr.control td:first-child,tr.scratch td:first-child{padding-left:1.1rem}
+td.good{color:var(--good);font-weight:600}
+td.bad{color:var(--bad);font-weight:600}
+img{width:100%;min-width:36rem;height:auto;border-radius:8px;background:#fff;display:block}
+details{border-bottom:1px solid var(--line);padding:.35rem 0}
+summary{cursor:pointer;font-weight:600}
+@media (max-width:48rem){th,td{padding:.3rem .45rem;font-size:.85rem}}
+"""
+
+
+META = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+
+
+def to_html(content: ReportContent, png: bytes, svg: str) -> str:
+    """One file that needs no other; wide things scroll inside themselves, so that a phone shows the rest at
+    reading size.
+    """
+    body = [f"<h1>{html.escape(content.title)}</h1>", f"<pre>{html.escape(content.command)}</pre>"]
+    if content.notes:
+        body.append(
+            "<ul class=notes>" + "".join(f"<li>{html.escape(note)}</li>" for note in content.notes) + "</ul>"
+        )
+    body += [html_table(table) for table in tables_of(content)]
+    if png:
+        picture = base64.b64encode(png).decode()
+        body.append(
+            f'<h2>Loss</h2><div class=wide><img alt="{_alt(content)}"'
+            f' src="data:image/png;base64,{picture}"></div>'
+        )
+    if svg:
+        body.append(f"<h2>Lineage</h2><div class=wide>{svg}</div>")
+    if content.samples:
+        body.append("<h2>Samples</h2>")
+        for number, (name, text) in enumerate(content.samples.items()):
+            state = " open" if number == 0 else ""
+            body.append(
+                f"<details{state}><summary>{html.escape(name)}</summary><pre>{html.escape(text)}</pre></details>"
+            )
+    head = f"{META}<title>{html.escape(content.title)}</title><style>{STYLE}</style>"
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n'
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _alt(content: ReportContent) -> str:
+    """The loss picture in words: whose curves, and where they ended."""
+    ends = [
+        f"{name} ends at {looks[-1]:.3f}"
+        for name, lines in content.curves.items()
+        if (looks := [v for line in lines if (v := line["values"].get("eval/loss")) is not None])
+    ]
+    return html.escape(", ".join([f"loss of {', '.join(content.curves)}", *ends]), quote=True)
+
+
+def html_table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.head)
+    rows = []
+    for row, kind in zip(table.rows, table.kinds, strict=True):
+        cells = "".join(_cell(name, cell) for name, cell in zip(table.head, row, strict=True))
+        rows.append(f"<tr class={html.escape(kind)}>{cells}</tr>")
+    grid = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    return f"<h2>{html.escape(table.title)}</h2><div class=wide>{grid}</div>"
+
+
+def _cell(head: str, text: str) -> str:
+    """A comparison is coloured by what it means: a lower loss and a higher accuracy are good; one within its
+    interval means nothing.
+    """
+    if not text or head.split(" ")[-1] not in ("control", "scratch") or "vs" not in head:
+        return f"<td>{html.escape(text)}</td>"
+    middle, _, half = text.partition(" ± ")
+    if half and abs(float(middle)) <= float(half):
+        return f"<td>{html.escape(text.replace('-', '−'))}</td>"
+    is_good = text.startswith("-") if head.startswith("loss") else text.startswith("+")
+    return f"<td class={'good' if is_good else 'bad'}>{html.escape(text.replace('-', '−'))}</td>"

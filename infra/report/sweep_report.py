@@ -1,0 +1,202 @@
+"""The card of a sweep: its points as a table, parallel coordinates, which key mattered, the best one and its
+command line; as markdown, one HTML file, a picture and JSON.
+"""
+
+import base64
+import html
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from atelier.infra.report.render import META, STYLE, Table, digits, html_table, markdown_table
+from atelier.infra.report.scaling_law import Law, Trained
+
+PICTURES = {"parallel.png": "Parallel coordinates", "law.png": "Scaling law"}
+FILES = ("report.md", "report.html", *PICTURES, "points.json")
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """A point: the values of the swept keys as they were written, its state, and what it is compared by."""
+
+    number: int
+    state: str
+    values: dict[str, str]
+    value: float | None
+    error: str = ""
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SweepContent:
+    """All that the report of a sweep shows. `importance`: share of the spread that a key explains."""
+
+    title: str
+    command: str
+    metric: str
+    direction: str
+    rows: list[SweepRow]
+    best: int | None = None
+    best_command: str = ""
+    importance: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    trained: list[Trained] = field(default_factory=list)
+    laws: list[Law] = field(default_factory=list)
+    links: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[str]:
+        return list(dict.fromkeys(key for row in self.rows for key in row.values))
+
+    @property
+    def valued(self) -> list[SweepRow]:
+        return [row for row in self.rows if row.value is not None and math.isfinite(row.value)]
+
+
+def importances(rows: list[SweepRow], direction: str) -> dict[str, float]:
+    """The share of the values' spread that each key explains: functional ANOVA over a random forest (Hutter
+    et al., ICML 2014), as Optuna has it. {} where fewer than four points have a value or nothing varies.
+    """
+    import optuna  # here, as below: half a second that a sweep of few points does without
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+
+    found = [row for row in rows if row.value is not None and math.isfinite(row.value)]
+    keys = [key for key in SweepContent("", "", "", "", found).keys if all(key in r.values for r in found)]
+    space: dict[str, BaseDistribution] = {}
+    for key in keys:
+        texts = list(dict.fromkeys(row.values[key] for row in found))
+        numbers = [number(text) for text in texts]
+        if len(texts) < 2:
+            continue
+        if None in numbers:
+            space[key] = CategoricalDistribution(texts)
+        else:
+            real = [n for n in numbers if n is not None]
+            space[key] = FloatDistribution(
+                min(real), max(real), log=min(real) > 0 and max(real) > 20 * min(real)
+            )
+    if len(found) < 4 or not space or len({row.value for row in found}) < 2:
+        return {}
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction=optuna.study.StudyDirection[direction.upper()])
+    for row in found:
+        params = {
+            key: row.values[key]
+            if isinstance(space[key], CategoricalDistribution)
+            else number(row.values[key])
+            for key in space
+        }
+        study.add_trial(optuna.create_trial(params=params, distributions=space, value=row.value))
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+    return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
+
+
+def number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def write_sweep_report(folder: Path, content: SweepContent) -> list[Path]:
+    """Write the files of the report into `folder`; their paths. Without values there is no picture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written: dict[str, bytes] = {}
+    if len(content.valued) > 1 and content.keys:
+        from atelier.infra.report.sweep_plot import parallel_png  # matplotlib: 0.5 s
+
+        written["parallel.png"] = parallel_png(content)
+    if content.laws:
+        from atelier.infra.report.sweep_plot import law_png  # likewise
+
+        written["law.png"] = law_png(content.trained, content.laws)
+    document = asdict(content) | {"keys": content.keys}
+    written["points.json"] = (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
+    written["report.md"] = to_markdown(content).encode()
+    pictures = {name: data for name, data in written.items() if name in PICTURES}
+    written["report.html"] = to_html(content, pictures).encode()
+    for name, data in written.items():
+        (folder / name).write_bytes(data)
+    return [folder / name for name in FILES if name in written]
+
+
+def table_of(content: SweepContent) -> Table:
+    """The points, the best first, those without a value last."""
+    sign = 1 if content.direction == "minimize" else -1
+    ordered = sorted(
+        content.rows,
+        key=lambda row: (row.value is None, sign * (row.value or 0.0), row.number),
+    )
+    cells = [
+        [
+            f"#{row.number}" + (" best" if row.number == content.best else ""),
+            row.state + (f": {row.error}" if row.error else ""),
+            *(row.values.get(key, "") for key in content.keys),
+            digits(row.value, 4),
+        ]
+        for row in ordered
+    ]
+    head = ["point", "state", *content.keys, content.metric]
+    kinds = ["student" if row.number == content.best else "" for row in ordered]
+    return Table("Points", head, cells, kinds)
+
+
+def _said(content: SweepContent) -> list[str]:
+    states: dict[str, int] = {}
+    for row in content.rows:
+        states[row.state] = states.get(row.state, 0) + 1
+    told = [f"{len(content.rows)} points: " + ", ".join(f"{n} {state}" for state, n in states.items())]
+    if content.importance:
+        shares = ", ".join(f"{key} {share:.0%}" for key, share in content.importance.items())
+        told.append(f"what explains the spread of {content.metric} (functional ANOVA): {shares}")
+    told += content.notes
+    for law in content.laws:
+        told.append(_law(law))
+    return told
+
+
+def _law(law: Law) -> str:
+    """A law with how far it is to be trusted."""
+    size = f" at {law.params / 1e6:.3g} M parameters" if law.params is not None else ""
+    of = "D tokens" if law.params is not None else "N parameters and D tokens"
+    fit = f"{law} nats a token for {of}{size}; off by {law.error:.2%} on average"
+    if law.foresight is None:
+        return fit + " (too few points to test it)"
+    return fit + f", by {law.foresight:.2%} on the longest trainings when fitted without them"
+
+
+def to_markdown(content: SweepContent) -> str:
+    parts = [f"# {content.title}", f"```\n{content.command}\n```"]
+    parts.append("\n".join(f"- {text}" for text in _said(content)))
+    if content.best_command:
+        parts.append(f"The best point:\n\n```\n{content.best_command}\n```")
+    parts.append(markdown_table(table_of(content)))
+    if len(content.valued) > 1 and content.keys:
+        parts.append("## Parallel coordinates\n\n![parallel coordinates](parallel.png)")
+    if content.laws:
+        parts.append("## Scaling law\n\n![scaling law](law.png)")
+    if content.links:
+        parts.append("\n".join(f"- [{text}]({url})" for text, url in content.links.items()))
+    return "\n\n".join(parts) + "\n"
+
+
+def to_html(content: SweepContent, pictures: Mapping[str, bytes]) -> str:
+    """One file that needs no other."""
+    body = [f"<h1>{html.escape(content.title)}</h1>", f"<pre>{html.escape(content.command)}</pre>"]
+    notes = "".join(f"<li>{html.escape(text)}</li>" for text in _said(content))
+    body.append(f"<ul class=notes>{notes}</ul>")
+    if content.best_command:
+        body.append(f"<h2>Best point</h2><pre>{html.escape(content.best_command)}</pre>")
+    for name, png in pictures.items():
+        title = PICTURES[name]
+        alt = html.escape(f"{title} of {', '.join(content.keys)} and {content.metric}", quote=True)
+        picture = base64.b64encode(png).decode()
+        body.append(
+            f'<h2>{title}</h2><div class=wide><img alt="{alt}" src="data:image/png;base64,{picture}"></div>'
+        )
+    body.append(html_table(table_of(content)))
+    head = f"{META}<title>{html.escape(content.title)}</title><style>{STYLE}</style>"
+    inside = "\n".join(body)
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{inside}\n</body></html>\n'

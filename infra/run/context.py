@@ -1,0 +1,364 @@
+"""What a task's `run` works with: the store, slots, the tracker, who asked; and the two ways to make
+artifacts: by a gang, or here.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from atelier.engine.config.error import DamageError, StoppedError
+from atelier.engine.config.pool import Pool
+from atelier.engine.config.record import Record
+from atelier.engine.config.site import Site
+from atelier.engine.config.trajectory import Part
+from atelier.engine.io.fork_server import ForkServer
+from atelier.infra.code.code_map import Map, files_of, maps_of, sources_of
+from atelier.infra.code.provenance import code_provenance
+from atelier.infra.dag import Node, Product
+from atelier.infra.launch import batch_job
+from atelier.infra.launch.batch_systems import batch_of
+from atelier.infra.launch.gang import Orders, compile_cache, fork_server, start_gang
+from atelier.infra.launch.machine import VISIBLE
+from atelier.infra.launch.rendezvous import Meeting, Place
+from atelier.infra.launch.slots import GpuSlots, Slots, num_slots, who
+from atelier.infra.run.resume_plan import Resume
+from atelier.infra.store.lease import Holder, Lease, Renewal, take
+from atelier.infra.store.store import Store, read_body
+from atelier.infra.store.trajectory import begin_again
+
+NO_GPU = ("atelier.engine.prepare",)  # what a GPU is of no use to
+
+
+class Listener(Protocol):
+    def __call__(self, node: str, message: dict[str, Any]) -> None:
+        """Hear progress, warnings and states of the node called `node`."""
+
+
+@dataclass(kw_only=True)
+class House:
+    """One run of one flow on this machine."""
+
+    store: Store
+    slots: Slots  # cores
+    scratch: Path
+    run_id: str
+    flow: str
+    command: str
+    listener: Listener
+    tracker: Any = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    links: dict[str, str] = field(default_factory=dict)
+    pool: Pool = field(default_factory=Pool)
+    site: Site = field(default_factory=Site)
+    place: Place | None = None  # of this node in a gang of several
+    resume: Resume = field(default_factory=Resume)
+    forks: bool = False  # gangs of this machine get their ranks from a fork server
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _gpus: list[GpuSlots] = field(default_factory=list)  # one, once somebody has asked for GPUs
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def missing(self, node: Node) -> dict[str, Product]:
+        """The products of `node` that are not finished yet."""
+        return {key: p for key, p in node.products.items() if self.store.find(p.kind, p.fingerprint) is None}
+
+    def record(self, kind: str, fingerprint: str) -> Record:
+        found = self.store.find(kind, fingerprint)
+        if found is None:
+            raise RuntimeError(
+                f"{kind} {fingerprint[:16]} is not finished, though a task that needs it was started"
+            )
+        return found
+
+    def vocab(self, node: Node) -> int:
+        """Tokens in the vocabulary of the node's tokenizer."""
+        tokenizer = self.record(*node.inputs["tokenizer"])
+        if "vocab" not in tokenizer.summary:
+            raise DamageError(
+                f"{self.store.address(tokenizer.kind, tokenizer.fingerprint)}: without its vocab"
+            )
+        return int(tokenizer.summary["vocab"])
+
+    def peak_tflops(self, node: Node) -> float:
+        """Dense peak of one rank of the node's gang, TFLOP/s; 0 = not known."""
+        threads = node.layout.get("threads", 1)
+        return self.pool.rank_tflops(threads if isinstance(threads, int) else 1)
+
+    def urls(self, node: Node) -> dict[str, str]:
+        """Addresses of the node's inputs, by role."""
+        return {role: self.store.address(kind, fp) for role, (kind, fp) in node.inputs.items()}
+
+    def provenance(self, node: Node) -> dict[str, Any]:
+        about = {
+            "started": time.time(),
+            "flow": self.flow,
+            "run": self.run_id,
+            "command": self.command,
+            "task": node.task,
+        }
+        return code_provenance() | about | self.links | {"layouts": [node.layout] if node.layout else []}
+
+    def draft(self, node: Node, product: Product, code: Map | None = None) -> Record:
+        return Record(
+            kind=product.kind,
+            name=product.name,
+            fingerprint=product.fingerprint,
+            version=product.version,
+            identity=product.identity,
+            parents=product.parents,
+            provenance=self.provenance(node) | ({"code": files_of(code)} if code else {}),
+        )
+
+    def begin_again(self, node: Node, trained: dict[str, list[Part]]) -> None:
+        """Remove what there is of these trainings (by product), here and in the tracker, under their leases;
+        nothing of what somebody has finished while these were waited for.
+        """
+        parts = {part.fingerprint for each in trained.values() for part in each}
+        with self.leases(node, [self.store.address("trajectory", part) for part in sorted(parts)]):
+            done = trained.keys() - self.missing(node).keys()
+            parts -= {part.fingerprint for key in done for part in trained[key]}
+            for part in sorted(parts):
+                begin_again(self.store, part)
+        if self.tracker is not None:
+            self.tracker.begin_again(sorted(parts))
+
+    def say(self, node: Node, **message: Any) -> None:
+        self.listener(node.name, message)
+
+    @contextmanager
+    def following(self, node: Node, roles: dict[str, Any]) -> Iterator[None]:
+        """Metrics of the roles' trajectories go to the tracker while the block runs."""
+        with self.tracker.following(node, roles):
+            yield
+
+    def register(self, name: str, kind: str, fingerprint: str, aliases: list[str]) -> str:
+        """Register a finished model under `name`; returns where it is found."""
+        return self.tracker.register(name, self.record(kind, fingerprint), aliases)
+
+    @contextmanager
+    def leases(self, node: Node, addresses: list[str]) -> Iterator[list[Lease]]:
+        """Hold the leases of all addresses (taken in order); what got published meanwhile is left out."""
+        held: list[Lease] = []
+        with ExitStack() as stack:
+            for address in sorted(set(addresses)):  # one thing under two names has one lease
+                lease = take(
+                    address,
+                    Holder.me(node.name),
+                    stopped=self.stop,
+                    on_wait=lambda text: self.say(node, waiting=text),
+                )
+                if lease is not None:
+                    stack.callback(lease.let_go)
+                    held.append(lease)
+            renewal = Renewal(held)
+            stack.callback(renewal.stop)
+            yield held
+
+    def gang(
+        self,
+        node: Node,
+        module: str,
+        *,
+        config: Callable[[dict[str, int]], dict[str, Any]],
+        outputs: dict[str, Product],
+        addresses: list[str] | None = None,
+        inputs: dict[str, str] | Callable[[], dict[str, str]] | None = None,
+        ranks: int = 1,
+        threads: int = 1,
+        layout: dict[str, Any] | None = None,
+        seed: int = 1,
+        on_message: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Lease, slots, guard and ranks, records. `config` gets the fences of the leased addresses, `inputs`
+        is called after it; `addresses` defaults to the outputs'.
+        """
+        targets = (
+            addresses
+            if addresses is not None
+            else [self.store.address(p.kind, p.fingerprint) for p in outputs.values()]
+        )
+        with self.leases(node, targets) as held:
+            outputs = {key: p for key, p in outputs.items() if self.store.find(p.kind, p.fingerprint) is None}
+            first = {p.fingerprint: key for key, p in reversed(outputs.items())}
+            outputs = {key: p for key, p in outputs.items() if first[p.fingerprint] == key}  # equal ones once
+            if not outputs:
+                return
+            if self.pool.launcher != "here":
+                orders = self._orders(
+                    node, module, config, outputs, held, inputs, ranks, threads, layout, seed
+                )
+                self._start_away(orders, on_message or (lambda message: self.say(node, **message)))
+                return
+            here = self.place.share(ranks) if self.place else ranks
+            with self._claim(node, module, here, threads) as (env, descriptors):
+                orders = self._orders(
+                    node, module, config, outputs, held, inputs, here, threads, layout, seed
+                )
+                orders = replace(orders, env=orders.env | env, held=descriptors)
+                hear = on_message or (lambda message: self.say(node, **message))
+                if self.place is None:
+                    self.say(node, state="running")
+                    start_gang(orders, hear, self.stop, self._fork_server())
+                    return
+                with self._together(Meeting(self.store.root, self.place, self.stop)) as meeting:
+                    meeting.arrive()
+                    met = meeting.gather(orders.run, lambda text: self.say(node, waiting=text))
+                    self.say(node, state="running")
+                    orders = replace(orders, world=ranks, env=orders.env | met)
+                    start_gang(orders, hear, self.stop, self._fork_server())
+
+    def _start_away(self, orders: Orders, hear: Callable[[dict[str, Any]], None]) -> None:
+        """Have the pool's batch system give machines for the gang: its queue takes the place of slots."""
+        batch = batch_of(self.pool, self.site)
+        per_node = num_slots(self.pool) // (orders.threads if self.pool.is_cpu else 1)
+        batch_job.start_gang(orders, hear, self.stop, batch=batch, per_node=max(1, per_node))
+
+    @contextmanager
+    def _claim(
+        self,
+        node: Node,
+        module: str,
+        ranks: int,
+        threads: int,
+        told: Callable[[str], None] = lambda what: None,
+    ) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+        """Hold what so many ranks take while the block runs: a GPU each, or a core for each thread, or gangs
+        would stand in each other's way. Gives the environment with which they see no other GPU, and the
+        descriptors that hold the slots. `told` hears what is waited for.
+        """
+
+        def on_wait(what: str, pids: list[int]) -> None:
+            told(what)
+            self.say(node, waiting=f"waits for {what}; {who(pids, self.store)} (Ctrl-C leaves it running)")
+
+        is_cpu = self.pool.is_cpu and node.layout.get("device") != "cuda"
+        if is_cpu or module in NO_GPU:
+            with self.slots.claim(ranks * threads, self.stop, on_wait) as claim:
+                yield {VISIBLE: ""}, claim.descriptors
+            return
+        with self._lock:
+            self._gpus = self._gpus or [GpuSlots(self.pool)]
+        gpus = self._gpus[0]
+        gpus.check(ranks, node.name)
+        with gpus.claim(ranks, self.stop, on_wait) as claim:
+            yield {VISIBLE: gpus.devices(claim)}, claim.descriptors
+
+    def follow(self, node: Node, module: str, ranks: int, threads: int) -> None:
+        """Hold this node's share of a gang whose first node leases, saves and publishes."""
+        assert self.place is not None
+        share = self.place.share(ranks)
+        with (
+            self._together(Meeting(self.store.root, self.place, self.stop)) as meeting,
+            self._claim(node, module, share, threads, meeting.wait_for) as (visible, descriptors),
+        ):
+            meeting.arrive()
+            run, env = meeting.follow()
+            self.say(node, state="running")
+            scratch = self.scratch / f"{next(self._numbers):03d}-{node.name.replace('/', '-')}"
+            (scratch / "work").mkdir(parents=True, exist_ok=True)
+            orders = Orders(
+                name=node.name,
+                module=module,
+                run=run | {"scratch": str(scratch / "work")},
+                root=self.store.root,
+                scratch=scratch,
+                ranks=share,
+                threads=threads,
+                grace_s=self.pool.grace_s,
+                env=compile_cache(self.store.root) | visible | env,
+                held=descriptors,
+                first_rank=self.place.index * share,
+                world=ranks,
+            )
+            start_gang(orders, lambda message: self.say(node, **message), self.stop, self._fork_server())
+
+    def _fork_server(self) -> ForkServer | None:
+        return fork_server(self.store.root) if self.forks else None
+
+    @contextmanager
+    def _together(self, meeting: Meeting) -> Iterator[Meeting]:
+        """End the gang's other nodes with this one, and this one with them."""
+        ended = threading.Event()
+        watcher = threading.Thread(target=meeting.watch, args=(self.stop, ended), daemon=True)
+        watcher.start()
+        try:
+            yield meeting
+        except BaseException as error:
+            meeting.end(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            ended.set()
+            watcher.join()
+
+    def _orders(
+        self,
+        node: Node,
+        module: str,
+        config: Callable[[dict[str, int]], dict[str, Any]],
+        outputs: dict[str, Product],
+        held: list[Lease],
+        inputs: dict[str, str] | Callable[[], dict[str, str]] | None,
+        ranks: int,
+        threads: int,
+        layout: dict[str, Any] | None,
+        seed: int,
+    ) -> Orders:
+        scratch = self.scratch / f"{next(self._numbers):03d}-{node.name.replace('/', '-')}"
+        maps = maps_of(node)
+        payloads = {key: self.store.new_payload(p.kind, p.fingerprint) for key, p in outputs.items()}
+        fences = {lease.log.address: lease.fence + 1 for lease in held}  # the guard's, once it has taken over
+        run = {
+            "schema": 1,
+            "task": node.task,
+            "version": next(iter(node.products.values())).version,
+            "config": config(fences),
+            "inputs": (inputs() if callable(inputs) else inputs) or self.urls(node),
+            "outputs": payloads,
+            "scratch": str(scratch / "work"),
+            "layout": layout or {},
+            "seed": seed,
+            "ids": {"flow": self.run_id, "task": node.name},
+            "sources": sources_of(maps),
+        }
+        (scratch / "work").mkdir(parents=True, exist_ok=True)
+        return Orders(
+            name=node.name,
+            module=module,
+            run=run,
+            root=self.store.root,
+            scratch=scratch,
+            ranks=ranks,
+            threads=threads,
+            grace_s=self.pool.grace_s,
+            leases={lease.log.address: lease.fence for lease in held},
+            env=compile_cache(self.store.root),
+            outputs={
+                key: {"payload": payloads[key], "draft": self.draft(node, p, maps.get(key)).dump()}
+                for key, p in outputs.items()
+            },
+        )
+
+    def here(self, node: Node, key: str, build: Callable[[str], None]) -> Record:
+        """Make one product in this process: `build(payload_url)` writes files and body with
+        engine.io.artifact.Output.
+        """
+        product = node.products[key]
+        address = self.store.address(product.kind, product.fingerprint)
+        with self.leases(node, [address]) as held:
+            found = self.store.find(product.kind, product.fingerprint)
+            if found is not None:
+                return found
+            if self.stop.is_set():
+                raise StoppedError("stopped")
+            self.say(node, state="running")
+            draft = self.draft(node, product)
+            payload = self.store.new_payload(product.kind, product.fingerprint)
+            build(payload)
+            files, summary = read_body(payload)
+            ended = draft.provenance | {"ended": time.time(), "device_seconds": 0.0}
+            draft = draft.model_copy(update={"files": files, "summary": summary, "provenance": ended})
+            return self.store.publish(draft, Holder.me(node.name), fence=held[0].fence)

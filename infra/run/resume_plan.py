@@ -1,0 +1,312 @@
+"""Decide which roles to train, replay or load frozen, and from which step; refuse students whose start step
+has passed, and trainings that were begun by other code (two codes in one training would be the result of
+neither).
+"""
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from atelier.engine.config.base import Spec
+from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.record import Record
+from atelier.engine.config.role import Role
+from atelier.engine.config.run_file import Member
+from atelier.engine.config.trajectory import Part, in_teaching_order
+from atelier.infra.code.code_map import Map, changed, digest_of, files_of
+from atelier.infra.code.provenance import engine_digest
+from atelier.infra.dag import Product
+from atelier.infra.store.store import Store
+from atelier.infra.store.trajectory import Standing, code_at, read_code, segments, standing
+
+MOST = 6  # changed files that are named
+
+
+class Resume(Spec):
+    """What becomes of trainings that were begun by other code: go on with this one, or begin again (by the
+    names of their tasks).
+    """
+
+    accept_code: bool = False
+    fresh: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OtherCode:
+    """A training that was begun by other code than there is now."""
+
+    node: str
+    role: str
+    step: int
+    changes: tuple[str, ...]  # files, with the functions that differ; none = its code is not known
+
+    def __str__(self) -> str:
+        more = f" and {len(self.changes) - MOST} more" if len(self.changes) > MOST else ""
+        what = f"changed since: {', '.join(self.changes[:MOST])}{more}"
+        if not self.changes:
+            what = "it does not say by which"
+        return (
+            f"{self.node}: the training of {self.role} stands at step {self.step} of other code ({what});"
+            f" --accept-code goes on with the code as it is now, --fresh {self.node} begins it again"
+        )
+
+
+def other_code(
+    node: str, role: str, parts: list[Part], code: Map, store: Store, finished: Record | None
+) -> OtherCode | None:
+    """Why the training of `role` may not go on, or be replayed once it is `finished`; None when it may.
+
+    It is judged by the newest checkpoint that can be read, which a training would go on from.
+    """
+    if finished is not None and (made := finished.provenance.get("code")):
+        differing = changed(made, files_of(code)) if isinstance(made, dict) else []
+        return OtherCode(node, role, parts[-1].end, tuple(differing)) if differing else None
+    for step in sorted(standing(store, parts).steps, reverse=True):
+        if step <= parts[0].start:
+            break  # initial weights: nothing is computed yet
+        part = next(part for part in parts if part.start < step <= part.end)
+        address = store.address("trajectory", part.fingerprint)
+        digest = code_at(address, step)
+        if digest is None:
+            continue
+        if digest == digest_of(code):
+            break
+        return OtherCode(node, role, step, tuple(changed(read_code(address, digest), code)) if digest else ())
+    return None
+
+
+def made_by_other(record: Record, code: Map | None) -> str:
+    """What has changed in the code since `record` was made, in words; '' when nothing that it depends on."""
+    made = record.provenance.get("code")
+    if code is None:
+        return ""
+    if not isinstance(made, dict):  # made before records said more than a digest of the whole engine
+        engine = record.provenance.get("engine", engine_digest())
+        return "" if engine == engine_digest() else "the engine's sources have changed"
+    differing = changed(made, files_of(code))
+    more = f" and {len(differing) - MOST} more" if len(differing) > MOST else ""
+    return f"changed code: {', '.join(differing[:MOST])}{more}" if differing else ""
+
+
+Mode = Literal["train", "replay", "frozen"]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What there is of one role, and how it takes part in the gang that has to be started."""
+
+    parts: list[Part]
+    standing: Standing
+    is_finished: bool
+    mode: Mode = "train"
+
+    @property
+    def is_begun(self) -> bool:
+        return self.standing.newest is not None
+
+    @property
+    def has_trained(self) -> bool:
+        """True when its last checkpoint is there and only its model has to be written."""
+        return self.standing.newest == self.standing.end
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A student that comes too late, and what both ways out cost in steps of the teacher."""
+
+    student: str
+    teacher: str
+    start: int
+    teacher_at: int
+    replay_from: int
+    end: int
+
+    def __str__(self) -> str:
+        return (
+            f"roles.{self.student}: its teacher is already at step {self.teacher_at}, past the start at step"
+            f" {self.start}; attach=replay trains {self.teacher} again from step {self.replay_from}"
+            f" ({self.end - self.replay_from} steps of the teacher), attach=frozen learns from the finished"
+            f" {self.teacher} ({self.end - self.start} forward passes, another identity); set"
+            f" roles.{self.student}.attach=replay or roles.{self.student}.attach=frozen"
+        )
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The gang to start: its roles in teaching order; empty when nothing is left to do."""
+
+    situations: dict[str, Situation]
+    from_step: int
+    refusals: tuple[Refusal | OtherCode, ...] = ()
+
+    @property
+    def refused(self) -> set[str]:
+        """The roles that cannot be trained as it is."""
+        return {each.student if isinstance(each, Refusal) else each.role for each in self.refusals}
+
+
+def survey(
+    roles: Mapping[str, Role],
+    parts: Mapping[str, list[Part]],
+    products: Mapping[str, Product],
+    store: Store,
+    *,
+    node: str,
+    maps: Mapping[str, Map],
+    resume: Resume,
+) -> Survey:
+    """What a gang of `roles` has to do, given what the store holds of their trajectories and models, and the
+    code as it is now (`maps`). `resume` says what becomes of those that other code has begun.
+    """
+    records = {name: store.find(products[name].kind, products[name].fingerprint) for name in roles}
+    is_fresh = node in resume.fresh
+    found = {
+        name: Situation(
+            parts=parts[name],
+            standing=standing(store, [] if is_fresh and records[name] is None else parts[name], parts[name]),
+            is_finished=records[name] is not None,
+        )
+        for name in roles
+    }
+    order = in_teaching_order(roles)
+    needed = _needed(roles, found)
+    chosen = {
+        name: replace(found[name], mode=_mode(name, roles, needed, found)) for name in order if name in needed
+    }
+    refusals: list[Refusal | OtherCode | None] = [_refusal(name, roles, found) for name in chosen]
+    if not resume.accept_code:
+        refusals += [
+            other_code(node, name, parts[name], maps[name], store, records[name])
+            for name, one in chosen.items()
+            if one.mode == "replay"
+            or (one.mode == "train" and not is_fresh and name in _moving(roles, chosen))
+        ]
+    return Survey(
+        situations=chosen, from_step=_resume_step(roles, chosen), refusals=tuple(filter(None, refusals))
+    )
+
+
+def _needed(roles: Mapping[str, Role], found: Mapping[str, Situation]) -> set[str]:
+    """Unfinished roles; and, while they have steps to learn, their teachers and theirs."""
+    needed: set[str] = set()
+    for name in roles:
+        if found[name].is_finished:
+            continue
+        needed.add(name)
+        at = name
+        while roles[at].teacher and not found[at].has_trained:
+            at = roles[at].teacher
+            needed.add(at)
+    return needed
+
+
+def _mode(name: str, roles: Mapping[str, Role], needed: set[str], found: Mapping[str, Situation]) -> Mode:
+    if not found[name].is_finished:
+        return "train"
+    students = [s for s in needed if roles[s].teacher == name and not found[s].is_finished]
+    return "frozen" if students and all(roles[s].attach == "frozen" for s in students) else "replay"
+
+
+def _refusal(name: str, roles: Mapping[str, Role], found: Mapping[str, Situation]) -> Refusal | None:
+    role, student = roles[name], found[name]
+    if not role.teacher or role.attach != "refuse" or student.is_finished or student.is_begun:
+        return None
+    teacher = found[role.teacher]
+    at = teacher.standing.end if teacher.is_finished else teacher.standing.newest or 0
+    if at <= student.standing.start:
+        return None
+    return Refusal(
+        student=name,
+        teacher=role.teacher,
+        start=student.standing.start,
+        teacher_at=at,
+        replay_from=teacher.standing.before(student.standing.start),
+        end=student.standing.end,
+    )
+
+
+def _moving(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> dict[str, Situation]:
+    """Those that have steps to take: all but frozen ones, and trained ones that nobody learns from."""
+    teachers = {roles[name].teacher for name, s in chosen.items() if not s.has_trained}
+    return {
+        n: s for n, s in chosen.items() if s.mode != "frozen" and not (s.has_trained and n not in teachers)
+    }
+
+
+def _resume_step(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> int:
+    """The newest step that every moving role has, or that lies before its start. A trained role without
+    students binds nobody.
+    """
+    moving = _moving(roles, chosen)
+    candidates = {0} | {step for s in moving.values() for step in s.standing.steps}
+
+    def fits(step: int) -> bool:
+        return all(step in s.standing.steps or step <= s.standing.start for s in moving.values())
+
+    if not moving:
+        return max((s.standing.end for s in chosen.values()), default=0)
+    return max(step for step in candidates if fits(step))
+
+
+def members(
+    found: Survey,
+    roles: Mapping[str, Role],
+    products: Mapping[str, Product],
+    store: Store,
+    fences: Mapping[str, int],
+    vocab: int,
+    maps: Mapping[str, Map],
+    resume: Resume,
+) -> dict[str, Member]:
+    """The gang's members for run.json, models with the tokenizer's `vocab`. `fences` (address -> fence)
+    number the metric segments.
+    """
+    result = {}
+    for name, situation in found.situations.items():
+        finished = store.find(products[name].kind, products[name].fingerprint)
+        digest = ""
+        if situation.mode == "replay" and finished is not None:
+            digest = next(f.sha256 for f in finished.files if f.path.endswith("/model.safetensors"))
+        is_init = "init" in situation.parts[0].parents
+
+        role = roles[name].model_copy(update={"model": roles[name].model.resolved(vocab)})
+        result[name] = Member(
+            role=role,
+            mode=situation.mode,
+            segments=segments(store, situation.parts, fences),
+            digest=digest,
+            code=digest_of(maps[name]),
+            accept_code=resume.accept_code,
+            output="" if situation.is_finished else name,
+            init=f"frozen.{name}" if situation.mode == "frozen" else f"init.{name}" if is_init else "",
+        )
+    return result
+
+
+def check(
+    node: str, found: Survey, leased: Container[str] | None = None, store: Store | None = None
+) -> Survey:
+    """`found`, when it can be done; ConfigError with every refusal. Once leases are held, `leased`, it must
+    not ask for others.
+    """
+    if found.refusals:
+        raise ConfigError(node, "; ".join(map(str, found.refusals)))
+    if leased is not None and store is not None:
+        strange = [address for address in lease_addresses(found, store) if address not in leased]
+        if strange:
+            raise AtelierError(
+                f"{node}: what is there of {strange[0]} has changed while this run waited for its lease;"
+                " run the same command again"
+            )
+    return found
+
+
+def lease_addresses(found: Survey, store: Store) -> list[str]:
+    """Addresses of the trajectory segments that the gang will write."""
+    return [
+        store.address("trajectory", part.fingerprint)
+        for situation in found.situations.values()
+        if situation.mode == "train"
+        for part in situation.parts
+        if part.end > found.from_step or situation.has_trained
+    ]

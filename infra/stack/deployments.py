@@ -1,0 +1,173 @@
+"""What `atelier up` puts on a Prefect server: pools, a deployment for every flow, `work` on every pool, and
+the automation that ends the runs of dead processes.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import Any
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import State, StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.events.utilities import emit_event
+from prefect.exceptions import ObjectNotFound
+
+DEPLOYMENT = "atelier"  # every flow's deployment: `titan/atelier`
+WORK = "work"
+TAG = "atelier"
+DEAD_AFTER_S = 60  # two heartbeats
+ENTRY = "atelier.flows.deployments.entry"
+# A pool's jobs are this command in the worker's environment. Whoever may submit a run must not be able to
+# choose either: the template has no variables, and no `env`, into which a worker would merge the run's own.
+TEMPLATE: dict[str, Any] = {
+    "job_configuration": {"stream_output": True, "command": "python -m atelier.infra.stack.flow_process"},
+    "variables": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+QUEUES = ("urgent", "default", "idle")
+ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Paused", "Suspended", "AwaitingRetry")
+BEGUN = ("Pending", "Submitting", "Running")  # a process has the run, or a worker is about to start it
+HEARTBEAT = "prefect.flow-run.heartbeat"
+SILENCE = "its process has said nothing for a minute; start the run again and it goes on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployed:
+    """A flow as the server shows it; `form` is the JSON schema of its parameters."""
+
+    flow: str
+    about: str
+    pool: str
+    form: dict[str, Any]
+    name: str = DEPLOYMENT
+    entry: str = ""
+
+
+def put_pool(client: SyncPrefectClient, name: str, about: str, limit: int) -> None:
+    """A process pool that runs at most `limit` flows at once; an existing one is brought up to date. A limit
+    that a person has set on its page stays until ours is another, which its description remembers.
+    """
+    about = f"{about}; {limit} at once"
+    try:
+        found = client.read_work_pool(name)
+    except ObjectNotFound:
+        client.create_work_pool(
+            WorkPoolCreate(
+                name=name,
+                type="process",
+                description=about,
+                concurrency_limit=limit,
+                base_job_template=TEMPLATE,
+            )
+        )
+        return
+    new = {} if found.description == about else {"description": about, "concurrency_limit": limit}
+    client.update_work_pool(name, WorkPoolUpdate(base_job_template=TEMPLATE, **new))
+
+
+def put_queues(client: SyncPrefectClient, pool: str) -> None:
+    """Queues urgent, default and idle: a free slot goes to the first of them that has a run."""
+    there = {queue.name: queue for queue in client.read_work_queues(work_pool_name=pool)}
+    for priority, name in enumerate(QUEUES, start=1):
+        if name in there:
+            client.update_work_queue(there[name].id, priority=priority)
+        else:
+            client.create_work_queue(name=name, work_pool_name=pool, priority=priority)
+
+
+def put_deployment(client: SyncPrefectClient, deployed: Deployed) -> str:
+    """Create the flow's deployment, or bring what is ours of it up to date; its id.
+
+    What a person has set on its page stays: schedules, the limit of concurrent runs, tags, defaults of
+    parameters, whether it is paused. So nothing of that is sent: Prefect's upsert replaces what it is not
+    told of.
+    """
+    ours: dict[str, Any] = {
+        "description": deployed.about,
+        "entrypoint": f"{ENTRY}.{deployed.entry or deployed.flow}",
+        "parameter_openapi_schema": deployed.form,
+        "enforce_parameter_schema": True,
+    }
+    try:
+        found = client.read_deployment_by_name(f"{deployed.flow}/{deployed.name}")
+    except ObjectNotFound:
+        flow_id = client.create_flow_from_name(deployed.flow)
+        made = client.create_deployment(
+            flow_id, name=deployed.name, work_pool_name=deployed.pool, tags=[TAG], **ours
+        )
+        return str(made)
+    if found.work_pool_name != deployed.pool:  # told again, it would put runs into the pool's default queue
+        ours["work_pool_name"] = deployed.pool
+    if TAG not in found.tags:
+        ours["tags"] = [*found.tags, TAG]
+    client.update_deployment(found.id, DeploymentUpdate(**ours))
+    return str(found.id)
+
+
+def is_silence(state: State[Any]) -> bool:
+    """Whether heartbeats that did not arrive, and nothing else, have ended a run."""
+    return state.is_crashed() and state.message == SILENCE
+
+
+def put_zombie_automation(client: SyncPrefectClient) -> None:
+    """Mark a run crashed, so that its slot is free, when its process has said nothing for a minute.
+
+    One that is there already stays: with an automation the server forgets whom it was waiting for.
+    """
+    wanted = _zombie_automation()
+    there = client.read_automations_by_name(wanted.name)
+    if len(there) != 1 or there[0].description != wanted.description:
+        for old in there:
+            client.delete_automation(old.id)
+        client.create_automation(wanted)
+    knock(client)
+
+
+def _zombie_automation() -> AutomationCore:
+    event = "prefect.flow-run"
+    begun = {f"{event}.{state}" for state in BEGUN}
+    trigger = EventTrigger(
+        match=ResourceSpecification({"prefect.resource.id": f"{event}.*"}),
+        after={HEARTBEAT, *begun},
+        expect={HEARTBEAT, *begun, *(f"{event}.{state}" for state in ENDS)},
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=timedelta(seconds=DEAD_AFTER_S),
+    )
+    action = ChangeFlowRunState(name="Crashed", state=StateType.CRASHED, message=SILENCE, force=False)
+    said = repr((sorted(trigger.after), sorted(trigger.expect), trigger.within, action.message))
+    return AutomationCore(
+        name="atelier: runs of dead processes",
+        description="Frees the slot of a run whose process, worker or host died."
+        f" ({sha256(said.encode()).hexdigest()[:8]})",
+        trigger=trigger,
+        actions=[action],
+    )
+
+
+def knock(client: SyncPrefectClient) -> None:
+    """Have the automation wait for every run that nobody has heard of lately: a server that was away, without
+    its database, or is new, waits for nobody. Who lives then goes on with its heartbeats.
+    """
+    since = datetime.now(UTC) - timedelta(seconds=1.5 * DEAD_AFTER_S)
+    states = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
+    active = client.read_flow_runs(flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=states)))
+    for run in active:
+        resource = f"prefect.flow-run.{run.id}"
+        if run.state and run.state.timestamp < since and not _was_heard(client, resource, since):
+            emit_event(HEARTBEAT, {"prefect.resource.id": resource})
+
+
+def _was_heard(client: SyncPrefectClient, resource: str, since: datetime) -> bool:
+    wanted = {
+        "event": {"name": [HEARTBEAT]},
+        "occurred": {"since": since.isoformat()},
+        "resource": {"id": [resource]},
+    }
+    answer = client.request("POST", "/events/filter", json={"filter": wanted, "limit": 1})
+    return bool(answer.json()["events"])

@@ -1,0 +1,164 @@
+"""What Atelier asks of a Prefect server: whether it is the right one, runs on a pool, their states."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import httpx
+import prefect
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.objects import FlowRun, WorkerStatus
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
+from prefect.states import Cancelling
+
+from atelier.engine.config.error import ConfigError
+
+SEEN_S = 90  # a worker that was not heard for longer is no worker
+AWAY = (httpx.TransportError, OSError)
+
+
+@contextmanager
+def server() -> Iterator[SyncPrefectClient]:
+    """A client of the configured server; one ConfigError for one that is away, locked or of another kind."""
+    url = PREFECT_API_URL.value() or ""
+    if not url:
+        raise ConfigError("PREFECT_API_URL", "no Prefect server is running", "atelier up starts one")
+    try:
+        with get_client(sync_client=True) as client:
+            _check(client, url)
+            yield client
+    except AWAY as error:
+        raise ConfigError(
+            "PREFECT_API_URL", f"no Prefect server answers at {url} ({error})", "atelier up starts one"
+        ) from None
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code in (401, 403):
+            raise _locked(url) from None
+        raise
+
+
+def _check(client: SyncPrefectClient, url: str) -> None:
+    theirs: Any = None
+    try:
+        theirs = client.request("GET", "/admin/version").json()
+    except ValueError:
+        pass  # a page, not an answer
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code != 404:
+            raise
+    if not isinstance(theirs, str):
+        raise ConfigError("PREFECT_API_URL", f"{url} is no Prefect server", "atelier up starts one")
+    if theirs != prefect.__version__:
+        raise ConfigError(
+            "PREFECT_API_URL",
+            f"{url} is Prefect {theirs[:40]}, this is {prefect.__version__}",
+            "use the same version on both sides (constraints.txt names it)",
+        )
+
+
+def _locked(url: str) -> ConfigError:
+    return ConfigError(
+        "PREFECT_API_AUTH_STRING",
+        f"{url} does not accept the user and password",
+        "`atelier status --env` prints those of the stack that `atelier up` started",
+    )
+
+
+def check_pool_exists(client: SyncPrefectClient, pool: str) -> None:
+    """Refuse a pool that the server does not have."""
+    try:
+        client.read_work_pool(pool)
+    except ObjectNotFound:
+        there = ", ".join(sorted(p.name for p in client.read_work_pools())) or "none"
+        way_out = f"there are: {there}; `atelier up` makes those of conf/pool"
+        raise ConfigError("pool", f"the server has no pool {pool!r}", way_out) from None
+
+
+def check_pool(client: SyncPrefectClient, pool: str) -> None:
+    """Refuse a pool that the server does not have, or that no worker serves."""
+    check_pool_exists(client, pool)
+    if not workers(client, pool):
+        raise ConfigError("pool", f"no worker serves the pool {pool!r}", f"start one: atelier worker {pool}")
+
+
+def workers(client: SyncPrefectClient, pool: str) -> list[str]:
+    """Names of the workers that serve `pool` just now."""
+    since = datetime.now(UTC) - timedelta(seconds=SEEN_S)
+    return [
+        worker.name
+        for worker in client.read_workers_for_work_pool(pool)
+        if worker.status == WorkerStatus.ONLINE
+        and worker.last_heartbeat_time is not None
+        and worker.last_heartbeat_time >= since
+    ]
+
+
+def submit(
+    deployment: str, parameters: Mapping[str, Any], *, key: str | None = None, tags: Iterable[str] = ()
+) -> str:
+    """A run of a deployment that belongs to no other run; its id. However often a `key` is given, it starts
+    one run.
+    """
+    with server() as client:
+        found = client.read_deployment_by_name(deployment)
+        run = client.create_flow_run_from_deployment(
+            found.id, parameters=dict(parameters), idempotency_key=key, tags=["atelier", *tags]
+        )
+        return str(run.id)
+
+
+def is_away(error: Exception) -> bool:
+    """Whether the same call may succeed later: no server answers, or it has too much to do."""
+    if isinstance(error, PrefectHTTPStatusError):
+        return error.response.status_code >= 500
+    return isinstance(error, AWAY)
+
+
+def read_run(run_id: str) -> FlowRun | None:
+    """The run as the server knows it; None while the server does not answer."""
+    try:
+        with get_client(sync_client=True) as client:
+            return client.read_flow_run(UUID(run_id))
+    except (*AWAY, PrefectHTTPStatusError) as error:
+        if is_away(error):
+            return None
+        raise
+
+
+def cancel(run_id: str, patience_s: float = 10.0) -> None:
+    """Ask the server to end a run; a server that is away is asked again for a while, then left."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(UUID(run_id), Cancelling(message="its parent was stopped"))
+                return
+        except (*AWAY, PrefectHTTPStatusError):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(1.0)
+
+
+def put_markdown(key: str, markdown: str, about: str) -> str:
+    """A page of its own among Prefect's artifacts; its address. A new one of the same key is its next
+    version.
+    """
+    artifact = ArtifactCreate(key=key, type="markdown", data=markdown, description=about)
+    with server() as client:
+        client.create_artifact(artifact)
+    return f"{_pages()}/v2/artifacts/key/{key}"
+
+
+def page(run_id: str) -> str:
+    """Address of a run's page in Prefect's UI."""
+    return f"{_pages()}/v2/runs/flow-run/{run_id}"
+
+
+def _pages() -> str:
+    """What browsers call the server; a worker may know it by another name."""
+    return (PREFECT_UI_URL.value() or PREFECT_API_URL.value() or "").removesuffix("/api").rstrip("/")

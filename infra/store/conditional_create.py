@@ -1,0 +1,183 @@
+"""Creating a file that nobody else creates, on every kind of store: what leases stand on.
+
+Local folders and memory: engine/io/storage.py. Object stores: a table in the database that ATELIER_LEASES
+names, whose primary key decides, and from which anybody completes the copy in the store; without one, a
+conditional put (If-None-Match: *), where the store is found to honour it.
+"""
+
+import errno
+import os
+import secrets
+import threading
+from functools import cache
+from typing import Any
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.io.remote import ask, is_s3
+from atelier.engine.io.storage import (
+    TEMPORARY,
+    exists,
+    filesystem,
+    has_exclusive_create,
+    join,
+    read_bytes,
+    remove,
+    write_bytes,
+)
+from atelier.engine.io.storage import create_exclusive as create_in_folder
+
+LEASES = "ATELIER_LEASES"  # postgresql+psycopg://user:password@host/database
+PATIENCE_S = 60.0  # for a database that is started again
+_lock = threading.Lock()
+_known: dict[str, bool] = {}  # roots of stores: whether they honour a conditional put
+
+
+def create_exclusive(url: str, data: bytes) -> bool:
+    """Create `url` with `data` unless it exists: True for exactly one of any number of racers, and only whole
+    content is ever seen.
+    """
+    if has_exclusive_create(url):
+        return create_in_folder(url, data)
+    if register := _register():
+        return register.create(url, data)
+    check_exclusive(url)
+    return _put_new(url, data)
+
+
+def check_exclusive(url: str) -> None:
+    """ConfigError unless files can be created exclusively under the store of `url`."""
+    if has_exclusive_create(url):
+        return
+    if register := _register():
+        register.check()
+        return
+    root = "/".join(url.split("/")[:3])  # s3://bucket
+    with _lock:
+        if root not in _known:
+            _known[root] = _honours(url)
+    if not _known[root]:
+        raise ConfigError(
+            url,
+            "the store has no conditional put, so that two gangs could train one model",
+            f"set {LEASES} to a PostgreSQL database that all workers reach: "
+            "postgresql+psycopg://user:password@host/database",
+        )
+
+
+def unlist(url: str) -> None:
+    """Let everything under `url` be created anew: before it is removed for good."""
+    if not has_exclusive_create(url) and (register := _register()):
+        register.unlist(url)
+
+
+def _put_new(url: str, data: bytes) -> bool:
+    system, path = filesystem(url)
+    try:
+        ask(system, "pipe_file", path, data, mode="create")
+        return True
+    except FileExistsError:
+        return read_bytes(url) == data  # a put whose answer was lost is sent again, and then finds itself
+
+
+def _honours(url: str) -> bool:
+    """Whether of two conditional puts the second is refused."""
+    if not is_s3(filesystem(url)[0]):  # fsspec's own way looks first and then writes
+        return False
+    probe = join(url, f"{TEMPORARY}{secrets.token_hex(8)}")
+    try:
+        return _put_new(probe, b"first") and not _put_new(probe, b"second")
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        return False
+    finally:
+        remove(probe)
+
+
+class Register:
+    """A table of what was created, with its content, in a database."""
+
+    def __init__(self, address: str) -> None:
+        import sqlalchemy as sql  # 0.3 s that no local store waits for
+        from sqlalchemy import exc, pool
+
+        try:
+            self._engine = sql.create_engine(address, poolclass=pool.NullPool)
+        except (exc.ArgumentError, ImportError) as error:
+            raise ConfigError(
+                LEASES, f"cannot be used ({error})", "postgresql+psycopg://user:password@host/database"
+            ) from None
+        self._table = sql.Table(
+            "atelier_created",
+            sql.MetaData(),
+            sql.Column("url", sql.Text, primary_key=True),
+            sql.Column("content", sql.LargeBinary, nullable=False),
+            sql.Column("by", sql.Text, nullable=False),
+        )
+        self._is_made = False
+
+    def create(self, url: str, data: bytes) -> bool:
+        """As `create_exclusive`. Whoever comes second sees that the first one's file is there."""
+        mine = secrets.token_hex(16)
+        row = self._act(lambda connection: self._insert(connection, url, data, mine))
+        if row.by == mine or not exists(url):
+            write_bytes(url, bytes(row.content))
+        return row.by == mine
+
+    def check(self) -> None:
+        """ConfigError unless the database answers and can be written to."""
+        self._act(lambda connection: None, patience_s=0)
+
+    def unlist(self, url: str) -> None:
+        """Remove the rows of `url` and of all below it."""
+        below = self._table.c.url.startswith(url.rstrip("/") + "/", autoescape=True)
+        self._act(
+            lambda connection: connection.execute(
+                self._table.delete().where(below | (self._table.c.url == url))
+            )
+        )
+
+    def _insert(self, connection: Any, url: str, data: bytes, mine: str) -> Any:
+        find = self._table.select().where(self._table.c.url == url)
+        row = connection.execute(find).one_or_none()
+        if row is None:
+            connection.execute(self._table.insert().values(url=url, content=data, by=mine))
+            row = connection.execute(find).one()
+        return row
+
+    def _act(self, act: Any, patience_s: float = PATIENCE_S) -> Any:
+        """One transaction, again while the database is away or somebody else was faster."""
+        from sqlalchemy import exc as errors
+        from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
+
+        tries = Retrying(
+            retry=retry_if_exception_type((errors.OperationalError, errors.IntegrityError)),
+            stop=stop_after_delay(patience_s),
+            wait=wait_exponential(multiplier=0.05, max=2),
+            reraise=True,
+        )
+        try:
+            return tries(self._once, act)
+        except errors.SQLAlchemyError as error:
+            reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
+            raise ConfigError(
+                LEASES, f"the database of leases refuses ({reason})", "see that it is up, and who may write"
+            ) from None
+
+    def _once(self, act: Any) -> Any:
+        with self._engine.begin() as connection:
+            if not self._is_made:
+                self._table.metadata.create_all(connection)
+            result = act(connection)
+        self._is_made = True
+        return result
+
+
+@cache
+def _opened(address: str) -> Register:
+    return Register(address)
+
+
+def _register() -> Register | None:
+    address = os.environ.get(LEASES)
+    return _opened(address) if address else None

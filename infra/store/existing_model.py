@@ -1,0 +1,109 @@
+"""A finished model as a starting point: found by name, alias or fingerprint, with its network, tokens and
+tokenizer.
+"""
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from atelier.engine.config.error import AtelierError, ConfigError, DamageError
+from atelier.engine.config.record import Record
+from atelier.engine.config.registry import ModelSpec, spec_class
+from atelier.engine.config.role import Role
+from atelier.engine.io.storage import join, read_object
+from atelier.infra.dag import Reference
+from atelier.infra.store.store import Store
+from atelier.infra.store.trajectory import read_birth
+
+ANY_VOCAB = 2  # the tokenizer is the same, so shapes are compared without its size
+
+_store: ContextVar[Store] = ContextVar("store")
+
+
+def looking_in(store: Store) -> None:
+    """The store that names in a configuration are looked up in."""
+    _store.set(store)
+
+
+@dataclass(frozen=True)
+class Existing:
+    reference: Reference
+    spec: ModelSpec
+    tokens: Reference
+    tokenizer: Reference
+    sequence: int
+
+
+def existing_model(word: str, place: str) -> Existing:
+    """The model called `word`; a ConfigError at `place` when there is none."""
+    store = _store.get()
+    try:
+        record = store.resolve(word, "model")
+    except AtelierError as error:
+        raise ConfigError(place, str(error)) from None
+    spec = _spec_of(record, store)
+    tokens = record.parents.get("tokens.main", "")  # of a blend the source whose held-out text is scored
+    if not tokens and "init" in record.parents:  # a fine-tuned model: its text is its parent's
+        parent = existing_model(record.parents["init"], place)
+        return Existing(
+            reference=_reference(record),
+            spec=spec,
+            tokens=parent.tokens,
+            tokenizer=parent.tokenizer,
+            sequence=parent.sequence,
+        )
+    return Existing(
+        reference=_reference(record),
+        spec=spec,
+        tokens=Reference(kind="tokens", fingerprint=tokens, name="tokens", node=""),
+        tokenizer=Reference(
+            kind="tokenizer", fingerprint=record.parents["tokenizer"], name="tokenizer", node=""
+        ),
+        sequence=int(read_birth(store, record.parents["trajectory"]).identity["sequence"]),
+    )
+
+
+def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "roles") -> dict[str, Reference]:
+    """The finished models that roles begin from, by role. ConfigError for one of other weights than the
+    role's model, or one that was trained with another tokenizer.
+    """
+    found = {}
+    for name, role in roles.items():
+        if not role.init:
+            continue
+        where = f"{place}.{name}.init"
+        there = existing_model(role.init, where)
+        if there.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise ConfigError(
+                where,
+                f"the tokenizer of {role.init} is {there.tokenizer.fingerprint[:8]}, that of this run "
+                f"{tokenizer.fingerprint[:8]}",
+                "give data and tokenizer as they were for it, or a model of this tokenizer",
+            )
+        if there.spec.resolved(ANY_VOCAB).shapes() != role.model.resolved(ANY_VOCAB).shapes():
+            raise ConfigError(
+                where,
+                f"the weights of {role.init} do not fit {place}.{name}.model",
+                "give the role its model",
+            )
+        found[name] = there.reference
+    return found
+
+
+def _spec_of(record: Record, store: Store) -> ModelSpec:
+    """The network as a configuration says it; a DamageError when its config.json describes none."""
+    address = store.address("model", record.fingerprint)
+    entry = next((file for file in record.files if file.path.endswith("/config.json")), None)
+    if entry is None:
+        raise DamageError(f"{address}: a model without config.json")
+    place = join(address, entry.path)
+    document = read_object(place, "a model's configuration")
+    model = document.get("model", document)
+    try:
+        return spec_class("model", str(model["kind"])).model_validate(model | {"vocab": "auto"})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamageError(f"{place}: not a model's configuration ({str(error).splitlines()[0]})") from None
+
+
+def _reference(record: Record) -> Reference:
+    return Reference(kind=record.kind, fingerprint=record.fingerprint, name=record.name, node="")

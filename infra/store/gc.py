@@ -1,0 +1,355 @@
+"""What nothing needs any more, and why.
+
+Needed is what a run's manifest or an alias names, what a running flow has made, and all that these came
+from. While a run goes on, what it may be about to read is not known: then only scratch and stray attempts go.
+Nor is it known where a small file that says what is needed cannot be read: damage removes nothing.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from atelier.engine.config.error import DamageError
+from atelier.engine.config.record import KINDS, Record
+from atelier.engine.io.storage import TEMPORARY, is_local, join, local_path, names
+from atelier.infra.store.alias import Alias, places, read_alias
+from atelier.infra.store.lease import Log
+from atelier.infra.store.removal import Waste, below, holder_of, size_of
+from atelier.infra.store.run_manifest import FOLDER, is_alive, read_manifests
+from atelier.infra.store.store import SHORT, Store
+from atelier.infra.store.trajectory import BIRTH, checkpoint_damage, checkpoint_steps, read_birth
+
+PAYLOAD = "payload-"
+UNKNOWN_S = (
+    24 * 3600.0
+)  # a run without a manifest may still be going on: it is left alone until its files are this old
+LETTERS_S = 30 * 24 * 3600.0  # a gang's job may wait so long in a queue
+ATTEMPT_S = 3600.0  # an unfinished write without a lease is left alone for this long
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`waste` may go; `left` says in words what was left alone although nothing names it."""
+
+    waste: list[Waste]
+    left: list[str]
+
+
+class Collector:
+    """One look at a store. `forget` are ids of runs that count as if they had never been."""
+
+    def __init__(self, store: Store, forget: Iterable[str] = (), now: float | None = None) -> None:
+        self.store = store
+        self.forget = set(forget)
+        self.now = time.time() if now is None else now
+        found, self.unread = read_manifests(store)
+        self.manifests = {m["id"]: m for m in found}
+        self.left: list[str] = []
+        self.damaged: dict[str, DamageError] = {}  # records, births and aliases, by their address or file
+        self.records = dict(self._records())
+        self.births = dict(self._births())
+        self.aliases = list(self._aliases())
+        self.away = {run for run, m in self.manifests.items() if is_alive(m) is None} - self.forget
+        self.living = self._living_runs()
+        self.unknown = [*self._unknown()]
+        self.needed = self._needed()
+
+    def find(self, *, damaged: bool = False, among: set[str] | None = None) -> Finding:
+        """Everything that may go; with `damaged` also what differs from its digest (reads every byte). With
+        `among` only of what is found there (urls of an earlier look).
+        """
+        self.among = among
+        self.left += [f"artifacts and checkpoints, because {why}" for why in self.unknown]
+        waste = [
+            *self._artifacts(),
+            *self._trajectories(),
+            *self._scratch(),
+            *self._letters(),
+            *self._forgotten(),
+        ]
+        if damaged:
+            known = {one.url for one in waste}
+            waste += [one for one in self._damages() if one.url not in known]
+        return Finding(waste=[one for one in waste if among is None or one.url in among], left=self.left)
+
+    # what there is
+
+    def _records(self) -> Iterator[tuple[str, Record]]:
+        for kind in KINDS:
+            for short in self._folders(kind):
+                address = join(self.store.root, kind, short)
+                try:
+                    record = self.store.find(kind, short)
+                except DamageError as damage:
+                    self.damaged[address] = damage
+                    continue
+                if record is not None:
+                    yield address, record
+
+    def _births(self) -> Iterator[tuple[str, Record]]:
+        for short in self._folders("trajectory"):
+            address = join(self.store.root, "trajectory", short)
+            try:
+                yield address, read_birth(self.store, short)
+            except FileNotFoundError:
+                continue
+            except DamageError as damage:
+                self.damaged[join(address, BIRTH)] = damage
+
+    def _aliases(self) -> Iterator[Alias]:
+        for place in places(self.store.root):
+            try:
+                if (alias := read_alias(place)) is not None:
+                    yield alias
+            except DamageError as damage:
+                self.damaged[place] = damage
+
+    def _folders(self, kind: str) -> list[str]:
+        return [name for name in names(join(self.store.root, kind)) if len(name) == SHORT]
+
+    def _living_runs(self) -> set[str]:
+        """Runs that go on: their process lives, or nobody can tell, or their manifest is not there (or not to
+        be read) and their files are young.
+        """
+        living = self.away | {run for run, manifest in self.manifests.items() if is_alive(manifest)}
+        for run in names(join(self.store.root, "scratch")):
+            is_known = run in self.manifests or run in self.forget
+            if not is_known and self._age(join(self.store.root, "scratch", run)) < UNKNOWN_S:
+                living.add(run)
+        return living
+
+    def _unknown(self) -> Iterator[str]:
+        """Why it is not known what is needed, and what to do about it."""
+        here = sorted(self.living - self.away)
+        if here:
+            yield f"a run goes on that may read them ({', '.join(here)})"
+        for run in sorted(self.away):
+            yield (
+                f"run {run} of another machine may go on; when it is over, `atelier gc --forget {run}` lets"
+                " go of what only it needs"
+            )
+        for run, damage in sorted(self.unread.items()):
+            if run not in self.forget:
+                yield f"what run {run} needs cannot be read: {damage}; {damage.way_out}"
+        for damage in self.damaged.values():
+            yield f"what is needed for it cannot be read: {damage}; {damage.way_out}"
+
+    # what is needed
+
+    def _needed(self) -> set[str]:
+        """Fingerprints of artifacts and trajectories that runs name, with everything they came from."""
+        kept_runs = (set(self.manifests) - self.forget) | self.living
+        first = {
+            task["fingerprint"]
+            for run in kept_runs & set(self.manifests)
+            for task in self.manifests[run].get("tasks", [])
+        }
+        everything = [*self.records.values(), *self.births.values()]
+        first |= {
+            kept
+            for run in kept_runs & set(self.manifests)
+            for row in self.manifests[run]["tasks"]
+            for kept in row["keeps"]
+        }
+        first |= {one.fingerprint for one in self.aliases}
+        first |= {one.fingerprint for one in everything if one.provenance.get("run") in self.living}
+        finished = {r.parents.get("trajectory") for r in self.records.values() if r.kind == "model"}
+        unfinished = [birth for birth in self.births.values() if birth.fingerprint not in finished]
+        first |= {birth.fingerprint for birth in unfinished if birth.provenance.get("run") in kept_runs}
+        parents: dict[str, list[str]] = {}
+        for one in everything:
+            parents.setdefault(one.fingerprint, []).extend(one.parents.values())
+        for run in kept_runs & set(
+            self.manifests
+        ):  # what a run names may be unfinished: then its manifest knows the parents
+            for task in self.manifests[run].get("tasks", []):
+                parents.setdefault(task["fingerprint"], []).extend(task.get("parents", {}).values())
+        needed, waiting = set(first), list(first)
+        while waiting:
+            for parent in parents.get(waiting.pop(), []):
+                if parent not in needed:
+                    needed.add(parent)
+                    waiting.append(parent)
+        return needed
+
+    # what is not
+
+    def _artifacts(self) -> Iterator[Waste]:
+        for kind in KINDS:
+            for short in self._folders(kind) if kind != "trajectory" else ():
+                address = join(self.store.root, kind, short)
+                record = self.records.get(address)
+                if address in self.damaged or (
+                    record is None and self._is_held(address, f"{kind} {short[:8]}")
+                ):
+                    continue
+                if record is None:
+                    if self._age(address) > ATTEMPT_S:
+                        yield self._waste(
+                            address, f"{kind} {short[:8]}", "an attempt that was cut off", address
+                        )
+                elif record.fingerprint not in self.needed and not self.unknown:
+                    yield self._waste(
+                        address,
+                        f"{kind} {record.name} {short[:8]}",
+                        "no run names it, and nothing came of it",
+                        address,
+                        is_finished=True,
+                    )
+                else:
+                    yield from self._payloads(address, record)
+
+    def _payloads(self, address: str, record: Record) -> Iterator[Waste]:
+        listed = {entry.path.split("/", 1)[0] for entry in record.files}
+        for name in names(address):
+            if name.startswith(PAYLOAD) and name not in listed:
+                what = f"{record.kind} {record.name} {record.fingerprint[:8]}/{name}"
+                yield self._waste(
+                    join(address, name), what, "files of an attempt that its record does not list"
+                )
+
+    def _trajectories(self) -> Iterator[Waste]:
+        models = [record for record in self.records.values() if record.kind == "model"]
+        ends = {
+            record.parents.get("trajectory", ""): int(record.identity.get("step", 0)) for record in models
+        }
+        shorts = {fingerprint[:SHORT] for fingerprint in self.needed}
+        trunks = {birth.parents["trunk"] for birth in self.births.values() if "trunk" in birth.parents}
+        for short in self._folders("trajectory"):
+            address = join(self.store.root, "trajectory", short)
+            birth = self.births.get(address)
+            what = f"trajectory {birth.name if birth else ''} {short[:8]}".replace("  ", " ")
+            if self._is_held(address, what):
+                continue
+            if birth is None and self._age(address) < ATTEMPT_S:
+                continue
+            if self.unknown:
+                continue
+            if short not in shorts:
+                yield self._waste(address, what, "no run's training, and no model came of it", address)
+            elif birth is not None and (birth.fingerprint in ends or birth.fingerprint in trunks):
+                yield from self._checkpoints(address, what)
+
+    def _checkpoints(self, address: str, what: str) -> Iterator[Waste]:
+        """Older checkpoints of a training that is over: the newest, those at branch points and those that it
+        was asked to keep stay.
+        """
+        steps = checkpoint_steps(address)
+        kept = {
+            int(name)
+            for marker in ("kept", "best")  # see engine/loop/save.py
+            for name in names(join(address, marker))
+            if name.isascii() and name.isdecimal()
+        }
+        fingerprint = self.births[address].fingerprint
+        kept |= {
+            int(b.identity.get("trunk_step", 0))
+            for b in self.births.values()
+            if b.parents.get("trunk") == fingerprint
+        }
+        for step in steps[:-1]:
+            if step not in kept:
+                url = join(address, "checkpoints", f"step-{step:08d}")
+                yield self._waste(
+                    url,
+                    f"{what}, step {step}",
+                    "its model is finished; the newest, branch points and what was asked for stay",
+                    address,
+                )
+
+    def _scratch(self) -> Iterator[Waste]:
+        for run in names(join(self.store.root, "scratch")):
+            if run not in self.living and (run not in self.unread or run in self.forget):
+                status = self.manifests.get(run, {}).get("status", "was cut off")
+                yield self._waste(
+                    join(self.store.root, "scratch", run),
+                    f"scratch of run {run}",
+                    f"the run has ended ({status})",
+                )
+        if is_local(self.store.root):
+            for path in sorted(local_path(self.store.root).glob(f"*/{TEMPORARY}*")):
+                with suppress(FileNotFoundError):  # another's removal, and it is over
+                    if self.now - path.stat().st_mtime > ATTEMPT_S:
+                        what = f"{path.parent.name}/{path.name}"
+                        yield self._waste(str(path), what, "a write or a removal that was cut off")
+
+    def _letters(self) -> Iterator[Waste]:
+        """Orders and messages of gangs on other machines, left by whoever asked for them and died."""
+        for gang in names(join(self.store.root, "gangs")):
+            url = join(self.store.root, "gangs", gang)
+            if self._age(url) > LETTERS_S:
+                yield self._waste(url, f"letters of gang {gang}", "nothing came or went for a month")
+
+    def _forgotten(self) -> Iterator[Waste]:
+        for run in sorted(self.forget & {*self.manifests, *self.unread} - self.living):
+            yield self._waste(join(self.store.root, FOLDER, f"{run}.json"), f"run {run}", "to be forgotten")
+
+    def _damages(self) -> Iterator[Waste]:
+        found = {address: str(damage) for address, damage in self.damaged.items()}
+        for address, record in self.records.items():
+            damages = self.store.check(record) if self.among is None or address in self.among else []
+            if damages:
+                found[address] = damages[0] + (f" and {len(damages) - 1} more" if len(damages) > 1 else "")
+        for address, damage in sorted(found.items()):
+            yield from self._damage(address, damage)
+        for kind in KINDS:
+            for short in self._folders(kind):
+                address = join(self.store.root, kind, short)
+                if address not in self.records and address not in self.damaged:
+                    yield from self._damaged_log(address, f"{kind} {short[:8]}")
+                    yield from self._damaged_checkpoints(address, f"{kind} {short[:8]}")
+
+    def _damaged_checkpoints(self, address: str, what: str) -> Iterator[Waste]:
+        for step in checkpoint_steps(address):
+            url = join(address, "checkpoints", f"step-{step:08d}")
+            is_asked = self.among is None or url in self.among
+            damage = checkpoint_damage(address, step) if is_asked else ""
+            if damage and not self._is_held(address, what):
+                place = damage.removeprefix(address).lstrip("/")
+                why = f"DAMAGED: {place}; a training that needs it makes it again"
+                yield self._waste(url, f"{what}, step {step}", why, address, is_damage=True)
+
+    def _damage(self, address: str, damage: str) -> Iterator[Waste]:
+        """What goes so that it can be made anew: of a small file that stands for itself only that."""
+        record = self.records.get(address)
+        kind, short = address.rsplit("/", 2)[-2:]
+        why = f"DAMAGED: {damage.removeprefix(address).lstrip('/')}; "
+        if short == BIRTH:
+            what = f"trajectory {kind[:8]}/{BIRTH}"
+            yield self._waste(
+                address, what, f"{why}the command that trained it writes it anew", is_damage=True
+            )
+        elif address in self.damaged and kind not in KINDS:
+            yield self._waste(
+                address, f"alias {short}", f"{why}`atelier pick` gives it again", is_damage=True
+            )
+        else:
+            what = f"{kind} {record.name} {short[:8]}" if record else f"{kind} {short[:8]}"
+            if record is not None or not self._is_held(address, what):
+                why += "the next run makes it again"
+                yield self._waste(address, what, why, address, is_damage=True, is_finished=record is not None)
+
+    def _damaged_log(self, address: str, what: str) -> Iterator[Waste]:
+        log = Log(address)
+        last = log.last()
+        if last is not None and last.damage:
+            why = f"DAMAGED: {last.damage}; it goes when nobody was heard of there for a minute"
+            place = log.place(last.number)
+            yield self._waste(place, f"lease of {what}", why, address, is_damage=True, is_log=True)
+
+    def _waste(self, url: str, what: str, why: str, address: str = "", **how: bool) -> Waste:
+        return Waste(url=url, what=what, why=why, bytes=size_of(url), address=address, **how)
+
+    def _is_held(self, address: str, what: str) -> bool:
+        holder = holder_of(address)
+        if holder:
+            self.left.append(f"{what} is being written by {holder}")
+        return bool(holder)
+
+    def _age(self, url: str) -> float:
+        """Seconds since anything below `url` changed; a store that does not tell makes it young."""
+        if not is_local(url):
+            return 0.0
+        times = [each.st_mtime for each in below(local_path(url))]
+        return self.now - max(times, default=0.0)

@@ -1,0 +1,153 @@
+"""Removing from a store: by one rename, under the lease of what goes, and while no run begins.
+
+Whoever removes holds one lease of the whole store. A run that begins writes its manifest, then waits until
+nobody holds that lease, and only then looks for what it may reuse: so whoever looks for what is needed, lease
+in hand, sees the manifest, or the run sees what is left.
+"""
+
+import os
+import stat
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atelier.engine.config.error import StoppedError
+from atelier.engine.io.storage import TEMPORARY, exists, is_local, join, local_path, remove, size_below
+from atelier.infra.store.conditional_create import unlist
+from atelier.infra.store.lease import (
+    EXPIRY_S,
+    LOG,
+    POLL_S,
+    Holder,
+    Lease,
+    Log,
+    Renewal,
+    take,
+    wait_until_free,
+)
+from atelier.infra.store.store import RECORD
+
+FOLDER = "removal"
+
+
+@dataclass(frozen=True)
+class Waste:
+    """One thing that may go, why, and its size. `address` is the artifact to lock meanwhile; `is_finished`
+    when it has a record, so that nobody writes there. What `is_log` stays: its damaged last entry goes.
+    """
+
+    url: str
+    what: str
+    why: str
+    bytes: int
+    address: str = ""
+    is_damage: bool = False
+    is_finished: bool = False
+    is_log: bool = False
+
+
+@contextmanager
+def removing(root: str, on_wait: Callable[[str], None]) -> Iterator[Lease]:
+    """The lease of whoever removes things from a store; runs that begin wait for the end of the block."""
+    address = join(root, FOLDER)
+    lease = take(address, Holder.me("gc"), on_wait=on_wait)
+    assert lease is not None  # nothing is ever published there
+    renewal = Renewal([lease])
+    try:
+        for number in lease.log.numbers():
+            if number < lease.fence:
+                remove(lease.log.place(number))  # only the newest entry counts
+        yield lease
+    finally:
+        renewal.stop()
+        lease.let_go()
+
+
+def wait_for_removals(root: str, on_wait: Callable[[str], None], stopped: threading.Event) -> None:
+    """Return when nobody removes things: for a run whose manifest is written, before it relies on any."""
+    wait_until_free(join(root, FOLDER), on_wait=on_wait, stopped=stopped)
+
+
+def holder_of(address: str) -> str:
+    """Who may be writing at an address, in words; '' when nobody is."""
+    last = Log(address).last()
+    if last is None or last.act in ("release", "publish"):
+        return ""
+    return "" if last.holder is not None and last.holder.is_gone() else last.whose
+
+
+def discard(waste: Waste, patience_s: float = EXPIRY_S) -> bool:
+    """Remove it by one rename; False when somebody has taken it up meanwhile. Where the lease log does not
+    say who writes there, their silence is waited for, for twice `patience_s` at most.
+    """
+    if not waste.address:
+        remove(waste.url)
+        return True
+    last = Log(waste.address).last()
+    if last is None and not exists(waste.address):
+        return True  # somebody else's removal was faster
+    if waste.is_finished or (last is not None and last.act == "publish"):
+        _vanish(waste.url)
+        return True
+    lease = _taken(waste.address, patience_s if last is not None and last.damage else 0.0)
+    if lease is None:
+        return False
+    if waste.is_log and last is not None:
+        remove(lease.log.place(last.number))
+    else:
+        _vanish(waste.url)
+    if waste.is_log or waste.url != waste.address:
+        lease.release()
+    return True
+
+
+def _taken(address: str, patience_s: float) -> Lease | None:
+    """The lease, at once or after the silence of a holder that nobody knows; None when it is somebody's."""
+    enough = threading.Event()
+    timer = threading.Timer(2 * patience_s + POLL_S, enough.set)
+    timer.daemon = True
+    if patience_s:
+        timer.start()
+    else:
+        enough.set()
+    try:
+        return take(address, Holder.me("gc"), expiry_s=patience_s or EXPIRY_S, stopped=enough)
+    except StoppedError:
+        return None
+    finally:
+        timer.cancel()
+
+
+def _vanish(url: str) -> None:
+    if not is_local(url):
+        unlist(url)
+        for each in (join(url, LOG), join(url, RECORD), url):  # or a reader would write its record anew
+            remove(each)
+        return
+    path = local_path(url)
+    aside = path.parent / f"{TEMPORARY}gc-{uuid.uuid4().hex[:8]}"
+    with suppress(FileNotFoundError):
+        path.rename(aside)
+        remove(str(aside))
+
+
+def size_of(url: str) -> int:
+    """Bytes of a file or of all files below a folder."""
+    if is_local(url):
+        return sum(each.st_size for each in below(local_path(url)) if stat.S_ISREG(each.st_mode))
+    return size_below(url)
+
+
+def below(path: Path) -> Iterator[os.stat_result]:
+    """What the system says of a file, or of a folder and all below it; of what vanishes meanwhile nothing."""
+    paths = [str(path)]
+    if not path.is_symlink():
+        paths += [
+            os.path.join(root, name) for root, *names in os.walk(path) for name in (*names[0], *names[1])
+        ]
+    for each in paths:
+        with suppress(FileNotFoundError):
+            yield os.stat(each)

@@ -1,0 +1,191 @@
+"""Runs leave a small manifest each: `{root}/runs/<id>.json`. Plans are compared with them, `atelier runs`
+lists them, and what they name is needed (infra/store/gc.py): so each carries its own digest.
+"""
+
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from atelier.engine.config.base import Spec, canonical, flatten
+from atelier.engine.config.document import MOST_BYTES, check_as, opened, sealed
+from atelier.engine.config.error import DamageError
+from atelier.engine.config.record import LATEST, Record
+from atelier.engine.io.storage import join, names, read_bytes, write_bytes
+from atelier.infra.dag import Node, Product
+from atelier.infra.store.lease import Holder
+from atelier.infra.store.store import Store
+
+FOLDER = "runs"
+ENDING = ".json"
+
+
+class Row(Spec):
+    """One product that a run makes or reuses. `keeps` are the trajectories that it is trained in."""
+
+    model_config = ConfigDict(extra="allow")
+
+    fingerprint: str
+    name: str = ""
+    kind: str = ""
+    key: str = ""
+    task: str = ""
+    identity: dict[str, Any] = {}
+    parents: dict[str, str] = {}
+    keeps: tuple[str, ...] = ()
+    model: str = ""
+
+
+class Manifest(Spec):
+    """What is read of a run's manifest."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    flow: str = ""
+    command: str = ""
+    overrides: tuple[str, ...] = ()
+    sweep: str = ""
+    config: dict[str, Any] = {}
+    started: float = Field(default=0.0, ge=0, le=LATEST)
+    ended: float | None = Field(default=None, ge=0, le=LATEST)
+    status: str = "running"
+    holder: dict[str, Any] | None = None
+    tasks: tuple[Row, ...] = ()
+    states: dict[str, str] = {}
+    links: dict[str, str] = {}
+
+    def model_post_init(self, context: Any) -> None:
+        if self.holder is not None:
+            Holder.read(self.holder)
+
+
+UNSEALED = frozenset(Manifest.model_fields)  # keys of a manifest of before they had a digest
+
+
+def write_manifest(store: Store, manifest: dict[str, Any]) -> None:
+    write_bytes(join(store.root, FOLDER, f"{manifest['id']}{ENDING}"), sealed(manifest))
+
+
+def manifests(store: Store) -> list[dict[str, Any]]:
+    """All runs' manifests, oldest first; one that is damaged (`read_manifests`) or goes meanwhile is left
+    out.
+    """
+    found, _ = read_manifests(store)
+    return found
+
+
+def read_manifests(store: Store) -> tuple[list[dict[str, Any]], dict[str, DamageError]]:
+    """The manifests, oldest first, and by id what is wrong with those that cannot be read."""
+    found, damaged = [], {}
+    for name in names(join(store.root, FOLDER)):
+        if not name.endswith(ENDING):
+            continue
+        run = name.removesuffix(ENDING)
+        try:
+            found.append(read_manifest(store, run))
+        except FileNotFoundError:
+            continue
+        except DamageError as damage:
+            damaged[run] = damage
+    return sorted(found, key=lambda manifest: manifest.get("started", 0)), damaged
+
+
+def read_manifest(store: Store, run: str) -> dict[str, Any]:
+    """The manifest of the run with this id; a DamageError, with the way out, when it cannot be read."""
+    place = join(store.root, FOLDER, f"{run}{ENDING}")
+    what = "a run's manifest"
+    try:
+        document = opened(read_bytes(place, MOST_BYTES), place, what, UNSEALED)
+        manifest = check_as(Manifest, document, place, what)
+        if manifest.id != run:
+            raise DamageError(f"{place}: is the manifest of another run")
+    except DamageError as damage:
+        raise DamageError(str(damage), f"`atelier gc --forget {run}` removes it") from None
+    return manifest.model_dump(mode="json")
+
+
+def is_alive(manifest: dict[str, Any]) -> bool | None:
+    """Whether the run goes on; None when its process is of another machine, and nobody here can know."""
+    if manifest.get("status", "running") != "running":
+        return False
+    if manifest.get("holder") is None:
+        return None
+    holder = Holder.read(manifest["holder"])
+    if holder.is_over():
+        return False
+    return True if holder.is_here() else None
+
+
+def described(node: Node) -> list[dict[str, Any]]:
+    """The node's products as a manifest keeps them."""
+    return [
+        {
+            "name": row_name(node, key),
+            "key": key,
+            "task": node.task,
+            "kind": product.kind,
+            "fingerprint": product.fingerprint,
+            "identity": comparable(product),
+            "parents": parents_of(product),
+            "keeps": list(product.trajectories),
+            "model": product.name,
+        }
+        for key, product in node.products.items()
+    ]
+
+
+def measured(store: Store, rows: list[dict[str, Any]], metric: str) -> tuple[float, Record] | None:
+    """What `metric` is of the products in `rows`, and whose. `<name>.<word>` is a word of the summary of what
+    is called so (a model, a role, a task or a kind), such as `student_a.eval_loss`; without a name of the
+    first that has the word.
+    """
+    name, _, word = metric.rpartition(".")
+    for row in rows:
+        if name not in ("", row.get("key", ""), row["model"], row["name"], row["kind"]):
+            continue
+        record = store.find(row["kind"], row["fingerprint"])
+        found = record.summary.get(word) if record is not None else None
+        if record is not None and isinstance(found, int | float):
+            return float(found), record
+    return None
+
+
+def row_name(node: Node, key: str) -> str:
+    return node.name if len(node.products) == 1 else f"{node.name}.{key}"
+
+
+def comparable(product: Product) -> dict[str, Any]:
+    """The product's identity in configuration keys: what a person would change."""
+    flat = flatten({**product.identity, **product.detail})
+    result = {}
+    for key, value in flat.items():
+        first, _, rest = key.partition(".")
+        place = product.origin.get(first, first)
+        result[f"{place}.{rest}" if rest else place] = value
+    return result
+
+
+def parents_of(product: Product) -> dict[str, str]:
+    return {
+        key: fp
+        for key, fp in {**product.parents, **product.detail_parents}.items()
+        if key not in ("trajectory", "trunk")
+    }
+
+
+def nearest_run(store: Store, flow: str, config: dict[str, Any]) -> dict[str, Any] | None:
+    """The finished run of the same flow with the fewest differing keys; of equals the newest."""
+    wanted = flatten(config)
+    best, fewest = None, None
+    for manifest in manifests(store):
+        if manifest.get("flow") != flow or manifest.get("status") != "finished":
+            continue
+        theirs = flatten(manifest.get("config", {}))
+        differing = sum(
+            1
+            for key in wanted.keys() | theirs.keys()
+            if canonical(wanted.get(key)) != canonical(theirs.get(key))
+        )
+        if fewest is None or differing <= fewest:
+            best, fewest = manifest, differing
+    return best

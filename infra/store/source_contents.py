@@ -1,0 +1,85 @@
+"""Identity of input from outside: sorted (path, sha256); remote objects by etag or checksum and size. Cached
+by size, times and inode.
+"""
+
+import hashlib
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+
+from atelier.engine.config.base import fingerprint
+from atelier.engine.config.error import DataError, printable
+from atelier.engine.io.source_files import BLOCK, content_id, reading
+from atelier.engine.io.storage import is_local, local_path, write_bytes
+from atelier.infra.store.local_folders import cache_folder
+
+YOUNG_S = 2.0  # a file changed so recently may change again within its time stamp's resolution
+
+
+def contents_of(urls: list[str], *, place: str = "", most: int = 0) -> list[tuple[str, str]]:
+    """(url, digest) of every file, sorted by url. Local files by sha256 of their bytes. DataError for what
+    cannot be read, is no regular file, or, with `most`, is empty or has more than so many bytes. `place` is
+    what errors name.
+    """
+    kept = cache_folder() / "contents.json"
+    cache: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        cache = json.loads(kept.read_text())
+    known = len(cache)
+    result = [(url, _content(url, cache, place, most)) for url in sorted(urls)]
+    if len(cache) != known or cache.pop("changed", None):
+        with suppress(OSError):
+            write_bytes(str(kept), json.dumps(cache).encode())
+    return result
+
+
+def _content(url: str, cache: dict[str, Any], place: str, most: int) -> str:
+    with reading(url, place or url):
+        is_here = is_local(url)
+    return _local(url, cache, place, most) if is_here else content_id(url, place)
+
+
+def _local(url: str, cache: dict[str, Any], place: str, most: int) -> str:
+    path, shown = local_path(url), f"{place}{': ' if place else ''}{printable(url)}"
+    try:
+        stat = path.stat()
+        key = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+        hit = cache.get(str(path))
+        if hit and hit[:4] == key:
+            return hit[4]
+        if not S_ISREG(stat.st_mode):
+            raise DataError(f"{shown}: is no regular file; give one, or a folder or glob of files")
+        if most and not stat.st_size:
+            raise DataError(f"{shown}: is empty")
+        if most and stat.st_size > most:
+            raise DataError(f"{shown}: has {stat.st_size} bytes, more than the {most} that are read of it")
+        digest = _digest(path, stat.st_size)
+    except OSError as error:
+        raise DataError(f"{shown}: cannot be read ({error.strerror})") from None
+    if time.time() - max(stat.st_mtime, stat.st_ctime) > YOUNG_S:
+        cache[str(path)] = [*key, digest]
+        cache["changed"] = True
+    return digest
+
+
+def _digest(path: Path, size: int) -> str:
+    """sha256 of the file's `size` bytes: some files of the system never end. Not waited for where it would
+    block.
+    """
+    digest = hashlib.sha256()
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        while size and (block := file.read(min(BLOCK, size))):
+            digest.update(block)
+            size -= len(block)
+    return digest.hexdigest()
+
+
+def identity_of(contents: list[tuple[str, str]]) -> dict[str, Any]:
+    """A set of files as identity: how many, and one digest over (path below their common folder, digest)."""
+    folder = os.path.commonpath([os.path.dirname(url) for url, _ in contents]) if contents else ""
+    listed = [[url.removeprefix(folder).lstrip("/"), digest] for url, digest in contents]
+    return {"files": len(listed), "content": fingerprint(sorted(listed))}

@@ -1,0 +1,201 @@
+"""What the store holds of trajectories: their birth records, code maps and checkpoints; and from where a
+training would go on.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from atelier.engine.config.document import MOST_BYTES, check_as, parse_object, without_digest
+from atelier.engine.config.error import DamageError
+from atelier.engine.config.record import FileEntry, Record
+from atelier.engine.config.run_file import Segment
+from atelier.engine.config.trajectory import VERSION, Part
+from atelier.engine.io.storage import (
+    exists,
+    join,
+    names,
+    read_bytes,
+    read_object,
+    remove,
+    verify,
+    write_bytes,
+)
+from atelier.infra.code.code_map import Map, digest_of
+from atelier.infra.store.conditional_create import create_exclusive
+from atelier.infra.store.lease import LOG
+from atelier.infra.store.store import Store
+
+BIRTH = "trajectory.json"
+MANIFEST = "manifest.json"  # of a checkpoint
+WAY_OUT = "the command that trained it, run again, writes it anew; `atelier gc --damaged` offers to remove it"
+STEP = re.compile(r"step-(\d{8})")
+
+
+def checkpoint_steps(address: str) -> list[int]:
+    """Steps of the committed checkpoints under a trajectory, sorted; their content is not looked at."""
+    return sorted(
+        int(match.group(1)) for name in names(join(address, "checkpoints")) if (match := STEP.fullmatch(name))
+    )
+
+
+def checkpoint_damage(address: str, step: int) -> str:
+    """What is wrong with a checkpoint, naming the file; '' when it is as it was saved. Reads every byte."""
+    folder = join(address, "checkpoints", f"step-{step:08d}")
+    place = join(folder, MANIFEST)
+    try:
+        text = without_digest(read_bytes(place, MOST_BYTES), place)
+        files = parse_object(text, place, what := "a checkpoint's manifest").get("files")
+        if not isinstance(files, list):
+            raise DamageError(f"{place}: not {what} (it lists no files)")
+        for file in files:
+            entry = check_as(FileEntry, file, place, what)
+            verify(join(folder, entry.path), entry)
+    except DamageError as damage:
+        return str(damage)
+    except FileNotFoundError:
+        return f"{place}: missing"
+    except OSError as error:
+        return f"{folder}: cannot be read ({error.strerror or error})"
+    return ""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a role's training has come in the store."""
+
+    steps: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def newest(self) -> int | None:
+        return self.steps[-1] if self.steps else None
+
+    def before(self, step: int) -> int:
+        """The newest checkpoint at or before `step`; 0 = from initialisation."""
+        return max([s for s in self.steps if s <= step], default=0)
+
+
+def standing(store: Store, parts: list[Part], whole: list[Part] | None = None) -> Standing:
+    """The steps of `parts` that have a checkpoint; of `whole`, where others of its parts do not count."""
+    whole = whole or parts
+    steps: set[int] = set()
+    for part in parts:
+        found = checkpoint_steps(store.address("trajectory", part.fingerprint))
+        steps |= {
+            step
+            for step in found
+            if part.start < step <= part.end or (step == part.start and part is whole[0])
+        }
+    return Standing(steps=tuple(sorted(steps)), start=whole[0].start, end=whole[-1].end)
+
+
+def segments(store: Store, parts: list[Part], fences: Mapping[str, int] | None = None) -> tuple[Segment, ...]:
+    """The parts as a run file names them; `fences` are those of the leases that are held, by address."""
+    addresses = [(part, store.address("trajectory", part.fingerprint)) for part in parts]
+    return tuple(
+        Segment(
+            fingerprint=part.fingerprint,
+            url=address,
+            start=part.start,
+            end=part.end,
+            attempt=(fences or {}).get(address, 1),
+            is_leased=address in (fences or {}),
+        )
+        for part, address in addresses
+    )
+
+
+def read_birth(store: Store, fingerprint: str) -> Record:
+    """The record that a trajectory was begun with; a DamageError when it cannot be read."""
+    place = join(store.address("trajectory", fingerprint), BIRTH)
+    try:
+        record = Record.read(read_bytes(place, MOST_BYTES), place)
+    except DamageError as damage:
+        raise DamageError(str(damage), WAY_OUT) from None
+    if record.kind != "trajectory" or not record.fingerprint.startswith(fingerprint):
+        raise DamageError(f"{place}: is the record of another trajectory", WAY_OUT)
+    return record
+
+
+def give_birth(
+    store: Store, name: str, part: Part, provenance: dict[str, object], code: Map | None = None
+) -> None:
+    """Write a trajectory's record before anything is trained under its address. The first one stays, unless
+    it cannot be read any more: whoever would train there knows all of it that matters. Beside it the map of
+    the code that trains it now, under its digest.
+    """
+    address = store.address("trajectory", part.fingerprint)
+    if code is not None and not exists(code_place(address, digest_of(code))):
+        create_exclusive(code_place(address, digest_of(code)), json.dumps(code, sort_keys=True).encode())
+    place = join(address, BIRTH)
+    state = _birth_state(store, part.fingerprint)
+    if state == "whole":
+        return
+    record = Record(
+        kind="trajectory",
+        name=name,
+        fingerprint=part.fingerprint,
+        version=VERSION,
+        identity=part.identity,
+        parents=part.parents,
+        provenance=dict(provenance),
+    )
+    text = record.sealed().text().encode()
+    if state == "damaged":
+        write_bytes(place, text)
+    else:
+        create_exclusive(place, text)
+
+
+def mend_birth(store: Store, name: str, part: Part, provenance: dict[str, object]) -> None:
+    """`give_birth`, where there is one that cannot be read."""
+    if _birth_state(store, part.fingerprint) == "damaged":
+        give_birth(store, name, part, provenance)
+
+
+def _birth_state(store: Store, fingerprint: str) -> Literal["whole", "damaged", "missing"]:
+    try:
+        read_birth(store, fingerprint)
+        return "whole"
+    except FileNotFoundError:
+        return "missing"
+    except DamageError:
+        return "damaged"
+
+
+def code_place(address: str, digest: str) -> str:
+    """Where a trajectory keeps a code map."""
+    return join(address, f"code-{digest}.json")
+
+
+def code_at(address: str, step: int) -> str | None:
+    """Digest of the code that computed the checkpoint of `step`; '' when it does not say, None when its
+    manifest cannot be read: a training leaves such a checkpoint out.
+    """
+    place = join(address, "checkpoints", f"step-{step:08d}", MANIFEST)
+    with suppress(OSError, DamageError):
+        codes = read_object(place, "a checkpoint's manifest").get("codes", [])
+        return (str(codes[-1]) if codes else "") if isinstance(codes, list) else None
+    return None
+
+
+def read_code(address: str, digest: str) -> dict[str, Any]:
+    """A code map of a trajectory; {} when there is none that is what its name says."""
+    with suppress(OSError, DamageError):
+        found = read_object(code_place(address, digest), "a code map")
+        if digest_of(found) == digest:
+            return found
+    return {}
+
+
+def begin_again(store: Store, fingerprint: str) -> None:
+    """Remove what was trained under a trajectory's address, all but its lease's log. For who holds that."""
+    address = store.address("trajectory", fingerprint)
+    for name in names(address):
+        if name != LOG:
+            remove(join(address, name))

@@ -1,0 +1,67 @@
+"""What commands write into MLflow without a tracker: an alias on a model's pages, a sweep's own run."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from atelier.infra.store.store import Store
+from atelier.infra.tracking.address import tracking_address
+from atelier.infra.tracking.backend import NOTE, Backend, Point
+from atelier.infra.tracking.page import Links, linked
+
+
+def show_alias(store: Store, fingerprint: str, alias: str) -> list[str]:
+    """Give `alias` to every registered version of the model; `name@alias` of each. Raises what MLflow's
+    client raises.
+    """
+    from atelier.infra.tracking.backend import Backend  # MLflow: two seconds
+
+    backend = Backend(tracking_address("", store), f"{store.root}/mlartifacts")
+    found = []
+    for version in backend.client.search_model_versions(f"tags.`atelier.fingerprint` = '{fingerprint}'"):
+        backend.alias(version.name, alias, str(version.version))
+        found.append(f"{version.name}@{alias}")
+    return found
+
+
+def show_sweep(
+    uri: str,
+    store: Store,
+    *,
+    flow: str,
+    sweep: str,
+    markdown: str,
+    paths: Sequence[Path],
+    trajectories: Sequence[str],
+    numbers: Mapping[str, float],
+    is_failed: bool,
+) -> str:
+    """Put the report into the sweep's run, which its points' runs are under, with a link to the runs of all
+    `trajectories` beside each other; the run's address, '' when MLflow has no page or knows of no such sweep.
+    Raises what MLflow's client raises.
+    """
+    backend = Backend(tracking_address(uri, store), f"{store.root}/mlartifacts")
+    experiment = backend.experiment(flow)
+    run = backend.find_run([experiment], {"atelier.sweep": sweep, "atelier.kind": "sweep"})
+    if run is None:
+        return ""
+    run_id = run.info.run_id
+    backend.files(run_id, [str(path) for path in paths], "report")
+    links = Links(backend.page)
+    for path in paths:
+        markdown = markdown.replace(f"]({path.name})", f"]({links.file(run_id, f'report/{path.name}')})")
+    everywhere = backend.experiments()  # a point is the run of whatever sweep or flow made it first
+    curves = [
+        backend.find_run(everywhere, {"atelier.trajectory": one, "atelier.kind": "trajectory"})
+        for one in trajectories
+    ]
+    runs = {curve.info.run_id: curve.info.experiment_id for curve in curves if curve is not None}
+    if len(runs) > 1:
+        beside = linked("All points beside each other: parallel coordinates", links.beside(runs))
+        markdown = f"{beside}\n\n{markdown}"
+    backend.tag(run_id, {NOTE: markdown})
+    # a step a point that is finished: as a sweep grows, its curve shows what that brought
+    points = [Point(key, value, len(trajectories), time.time()) for key, value in numbers.items()]
+    backend.points(run_id, points)
+    backend.end_run(run_id, "FAILED" if is_failed else "FINISHED")
+    return links.report(experiment, run_id) if links.page else ""

@@ -1,0 +1,99 @@
+"""The MLflow tracker in the words of a flow: nodes, roles and their segments, records."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from atelier.engine.config.base import flatten
+from atelier.engine.config.error import StoppedError
+from atelier.engine.config.record import Record
+from atelier.engine.config.trajectory import Part
+from atelier.infra.dag import Node
+from atelier.infra.store.run_manifest import comparable
+from atelier.infra.store.store import Store
+from atelier.infra.store.trajectory import segments
+from atelier.infra.tracking.about import Followed, TaskHandle
+from atelier.infra.tracking.address import tracking_address
+from atelier.infra.tracking.tracker import Tracker
+
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+
+
+class FlowTracker:
+    """One flow run and its tasks, trajectories and models in MLflow."""
+
+    def __init__(self, uri: str, store: Store, **about: Any) -> None:
+        self.store = store
+        self.tracker = Tracker(tracking_address(uri, store), store, **about)
+        self._handles: dict[str, TaskHandle] = {}
+        self._makers: dict[str, TaskHandle] = {}  # by the fingerprint of what is made
+        self._flow_run = ""
+
+    @property
+    def urls(self) -> dict[str, str]:
+        return self.tracker.urls()
+
+    def link(self, **links: str) -> None:
+        """Other pages about this run, as tags."""
+        self.tracker.tag({f"atelier.{key}": value for key, value in links.items()})
+
+    def start_task(self, node: Node, is_reused: bool) -> TaskHandle | None:
+        if is_reused:
+            return None
+        handle = self._handles[node.name] = self.tracker.start_task(node.name, node.task)
+        self._makers |= {product.fingerprint: handle for product in node.products.values()}
+        return handle
+
+    def end_task(self, handle: TaskHandle | None, status: str) -> None:
+        if handle is not None:
+            self.tracker.end_task(handle, status)
+
+    @contextmanager
+    def following(self, node: Node, roles: dict[str, list[Part]]) -> Iterator[None]:
+        """The curves of the roles' trajectories while the block runs; their runs end as it ends."""
+        followed = [self._followed(node, role, parts) for role, parts in roles.items()]
+        following = self.tracker.follow(self._handles.get(node.name), followed)
+        try:
+            yield
+        except BaseException as error:
+            following.stop("KILLED" if isinstance(error, StoppedError) else "FAILED")
+            raise
+        following.stop()
+
+    def _followed(self, node: Node, role: str, parts: list[Part]) -> Followed:
+        product = node.products[role]
+        teacher = str(node.config["roles"].get(role, {}).get("teacher", ""))
+        # without the role in their names: two roles are compared key by key
+        params = {
+            key.removeprefix(f"roles.{role}."): value
+            for key, value in flatten(comparable(product)).items()
+            if not key.startswith("horizon")
+        } | {"role": role, "teacher": teacher, "train.steps": parts[-1].end}
+        inputs = {name: fingerprint for name, (_, fingerprint) in node.inputs.items()}
+        return Followed(
+            segments=segments(self.store, parts),
+            role=role,
+            name=product.name,
+            params=params,
+            teacher=teacher,
+            inputs=inputs,
+        )
+
+    def begin_again(self, trajectories: list[str]) -> None:
+        for fingerprint in trajectories:
+            self.tracker.forget(fingerprint)
+
+    def record(self, record: Record) -> None:
+        self.tracker.record(record, self._makers.get(record.fingerprint))
+
+    def register(self, name: str, record: Record, aliases: list[str]) -> str:
+        return self.tracker.register(record, name=name, aliases=aliases)
+
+    def register_later(self, name: str, record: Record, aliases: list[str]) -> None:
+        self.tracker.register_later(record, name=name, aliases=aliases)
+
+    def report(self, record: Record, markdown: str, paths: list[str]) -> None:
+        self.tracker.report(record, markdown, paths)
+
+    def close(self, status: str) -> list[str]:
+        return self.tracker.close(STATUS[status])

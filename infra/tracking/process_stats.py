@@ -1,0 +1,71 @@
+"""What a gang's processes use of this machine, read from /proc beside them: the ranks do nothing for it."""
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from atelier.infra.store.lease import Holder, Log
+
+EVERY_S = 1.0
+PROC = Path("/proc")
+
+
+class Gauge:
+    """The processes under whoever trains a gang's trajectories; silent when they run on another machine."""
+
+    def __init__(self, trajectories: Sequence[str]) -> None:
+        """`trajectories`: addresses of the folders whose leases tell the gang's guard."""
+        self._trajectories = trajectories
+        self._guard: Holder | None = None
+        self._seconds: dict[int, float] = {}
+        self._at = 0.0
+        self._used: dict[str, float] = {}
+
+    def read(self) -> dict[str, float]:
+        """`cpu_cores` that were busy between the last two looks and `resident_gb` at the last, at most a
+        second ago; {} when there is nothing to tell yet.
+        """
+        now = time.monotonic()
+        if now - self._at < EVERY_S:
+            return self._used
+        pids = _under(guard.pid) if (guard := self._find()) else []
+        seconds, resident = {}, 0
+        for pid in pids:
+            with suppress(OSError):  # it has just ended
+                fields = (PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
+                seconds[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                resident += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+        before, since, self._seconds, self._at = self._seconds, now - self._at, seconds, now
+        self._used = {}
+        if before and seconds:
+            used = sum(value - before.get(pid, 0.0) for pid, value in seconds.items())
+            self._used = {"cpu_cores": used / since, "resident_gb": resident / 1e9}
+        return self._used
+
+    def _find(self) -> Holder | None:
+        if self._guard is None or self._guard.is_gone():
+            self._guard = next(filter(None, map(_holder_here, self._trajectories)), None)
+        return self._guard
+
+
+def _holder_here(address: str) -> Holder | None:
+    """The living process of this machine that holds the lease at `address`."""
+    last, me = Log(address).last(), Holder.me()
+    if last is None or last.act != "take":
+        return None
+    found = last.holder
+    return found if found and (found.host, found.boot) == (me.host, me.boot) and not found.is_gone() else None
+
+
+def _under(pid: int) -> list[int]:
+    """`pid` and all processes below it."""
+    found, waiting = [], [pid]
+    while waiting:
+        current = waiting.pop()
+        found.append(current)
+        for children in (PROC / str(current) / "task").glob("*/children"):
+            with suppress(OSError):  # as above
+                waiting += [int(word) for word in children.read_text().split()]
+    return found

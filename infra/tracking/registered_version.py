@@ -1,0 +1,115 @@
+"""A registered version that stands alone: weights and tokenizer by copy, the engine's code and the predictor
+beside them, no pickle.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # advice of MLflow to itself
+    from mlflow.exceptions import MlflowException
+    from mlflow.models import Model
+    from mlflow.models.signature import ModelSignature
+    from mlflow.pyfunc import save_model  # type: ignore[reportPrivateImportUsage]  # the documented name
+    from mlflow.types import DataType, ParamSchema, ParamSpec
+
+    from atelier.infra.tracking.predictor import DEFAULTS
+
+from atelier import IMPORT_ROOT, PROJECT
+from atelier.engine.config.record import Record
+from atelier.engine.io.artifact import Input
+from atelier.engine.io.storage import is_local, local_path
+from atelier.infra.code.provenance import versions
+from atelier.infra.store.store import RECORD, Store
+from atelier.infra.tracking.backend import Backend
+
+EXTERNAL = "mlflow.model.isExternal"
+VERSIONS = "mlflow.modelVersions"  # by this a logged model's page lists its versions
+NEEDED = ("torch", "numpy", "pydantic", "safetensors", "tokenizers", "fsspec")
+
+
+def new_version(
+    backend: Backend,
+    store: Store,
+    record: Record,
+    *,
+    name: str,
+    model_id: str,
+    run_id: str,
+    tags: dict[str, str],
+) -> str:
+    """Put the model's files into MLflow and make a version of `name`, unless there is one of this
+    fingerprint; its number.
+    """
+    client = backend.client
+    with suppress(MlflowException):
+        client.create_registered_model(name)  # there already, or the search below tells what is wrong
+    found = client.search_model_versions(
+        f"name = '{name}' AND tags.`atelier.fingerprint` = '{record.fingerprint}'"
+    )
+    if found:
+        return str(found[0].version)
+    base = local_path(store.root) if is_local(store.root) else None
+    with tempfile.TemporaryDirectory(prefix=".tmp-version-", dir=base) as folder:
+        saved = save(record, store, Path(folder), model_id)
+        client.log_model_artifacts(model_id, str(saved))
+    with suppress(MlflowException):
+        client.delete_logged_model_tag(model_id, EXTERNAL)
+    # a server resolves models:/ itself; without one MLflow would look in the process's default database
+    source = f"models:/{model_id}" if backend.page else client.get_logged_model(model_id).artifact_location
+    version = client.create_model_version(
+        name, source, run_id=run_id, tags=tags, model_id=model_id, await_creation_for=0
+    )
+    shown = client.get_logged_model(model_id).tags.get(VERSIONS, "[]")
+    listed = [*json.loads(shown), {"name": name, "version": str(version.version)}]
+    client.set_logged_model_tags(model_id, {VERSIONS: json.dumps(listed)})
+    return str(version.version)
+
+
+def save(record: Record, store: Store, folder: Path, model_id: str) -> Path:
+    """A folder that `mlflow.pyfunc.load_model` reads: the weights are hard links where the file system has
+    them.
+    """
+    stage, saved = folder / "stage", folder / "saved"
+    (stage / "model").mkdir(parents=True)
+    (stage / "code").mkdir()
+    (stage / "model" / RECORD).write_text(record.text())
+    defaults = {
+        "max_tokens": DataType.long,
+        "temperature": DataType.double,
+        "top_p": DataType.double,
+        "seed": DataType.long,
+    }
+    parameters = ParamSchema([ParamSpec(key, kind, DEFAULTS[key]) for key, kind in defaults.items()])
+    have = versions()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice to give an input example, which would have to run the model
+        save_model(
+            str(saved),
+            python_model=str(Path(__file__).with_name("predictor.py")),
+            artifacts={"model": str(stage / "model"), "code": str(stage / "code")},
+            signature=ModelSignature(params=parameters),
+            pip_requirements=[f"{lib}=={have[lib]}" if lib in have else lib for lib in NEEDED],
+            mlflow_model=Model(model_id=model_id),
+        )
+    code = saved / "artifacts" / "code" / "atelier"  # after MLflow has copied what it takes
+    shutil.copytree(PROJECT / "engine", code / "engine", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(IMPORT_ROOT / "atelier" / "__init__.py", code)
+    source = Input(url=store.address(record.kind, record.fingerprint), record=record)
+    for entry in record.files:
+        target = saved / "artifacts" / "model" / entry.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _put(source.file(entry.path, folder / "fetched"), target)
+    return saved
+
+
+def _put(path: Path, target: Path) -> None:
+    try:
+        os.link(path, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(path, target)

@@ -1,0 +1,169 @@
+"""A thread that does what it is given, in order, again and again until it succeeds: its caller never waits
+and is never harmed.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from atelier.engine.config.error import printable
+from atelier.infra.tracking.address import without_secret
+
+POLL_S = 2.0
+WAIT_S = (0.25, 8.0)
+TRIES = 4  # of a call that fails while the server answers others
+
+
+@dataclass
+class Job:
+    """Something to do with the backend. `done` is set when it succeeded or was given up (`error` then says
+    why).
+    """
+
+    label: str
+    action: Callable[[Any], Any]
+    done: threading.Event = field(default_factory=threading.Event)
+    result: Any = None
+    error: str = ""
+    tries: int = 0
+
+
+class Worker:
+    """Jobs one after the other on one thread, which also opens the backend; jobs wait while it is away."""
+
+    def __init__(self, open_backend: Callable[[], Any]) -> None:
+        """`open_backend()` gives an object with `ping()` and `is_lasting(error)`; called on the thread."""
+        self._open = open_backend
+        self._jobs: deque[Job] = deque()
+        self._regular: dict[str, Callable[[Any], Any]] = {}
+        self._wake = threading.Condition()
+        self._closing = threading.Event()
+        self._backend: Any = None
+        self.problems: list[str] = []
+        self.trouble = ""
+        self.busy_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
+        self._thread.start()
+
+    def put(self, label: str, action: Callable[[Any], Any]) -> Job:
+        """Have `action(backend)` done after all jobs before it."""
+        job = Job(label, action)
+        with self._wake:
+            if self._closing.is_set():
+                job.error = "the tracker is closed"
+                job.done.set()
+                return job
+            self._jobs.append(job)
+            self._wake.notify()
+        return job
+
+    def regularly(self, label: str, action: Callable[[Any], Any]) -> None:
+        """Call `action(backend)` every two seconds until `no_longer(label)`; a failure is tried again the
+        next time.
+        """
+        with self._wake:
+            self._regular[label] = action
+
+    def no_longer(self, label: str) -> None:
+        with self._wake:
+            self._regular.pop(label, None)
+
+    def close(self, timeout_s: float) -> list[str]:
+        """Finish what is waiting, for `timeout_s` at most; what is missing then, and what was given up, as
+        text.
+        """
+        end = time.monotonic() + timeout_s
+        with self._wake:
+            self._closing.set()
+            self._wake.notify()
+        self._thread.join(max(0.0, end - time.monotonic()))
+        with self._wake:
+            left = [job.label for job in self._jobs]
+            self._jobs.clear()
+        return self.problems + (
+            [f"not written: {', '.join(left)} ({self.trouble or 'no answer in time'})"] if left else []
+        )
+
+    def _run(self) -> None:
+        last_poll = time.monotonic()
+        while True:
+            with self._wake:
+                if not self._jobs and not self._closing.is_set():
+                    self._wake.wait(POLL_S)
+                job = self._jobs[0] if self._jobs else None
+                if job is None and self._closing.is_set():
+                    return
+            if self._backend is None and not self._connect():
+                self._pause(WAIT_S[1] / 4)
+                continue
+            if job is not None:
+                self._try(job)
+            if time.monotonic() - last_poll >= POLL_S or job is None:
+                last_poll = time.monotonic()
+                self._poll()
+
+    def _connect(self) -> bool:
+        began = time.monotonic()
+        try:
+            self._backend = self._open()
+            self.trouble = ""
+        except Exception as error:  # whatever MLflow raises: it must not reach the training
+            self.trouble = first_line(error)
+        self.busy_s += time.monotonic() - began
+        return self._backend is not None
+
+    def _try(self, job: Job) -> None:
+        began = time.monotonic()
+        try:
+            job.result = job.action(self._backend)
+            self.trouble = ""
+        except Exception as error:  # as above
+            job.tries += 1
+            job.error = first_line(error)
+            if not self._backend.is_lasting(error) and not (job.tries >= TRIES and self._answers()):
+                self.trouble = job.error
+                self._pause(min(WAIT_S[0] * 2**job.tries, WAIT_S[1]))
+                return
+            self.problems.append(f"{job.label}: {job.error}")
+        else:
+            job.error = ""
+        finally:
+            self.busy_s += time.monotonic() - began
+        with self._wake:
+            if self._jobs and self._jobs[0] is job:
+                self._jobs.popleft()
+        job.done.set()
+
+    def _answers(self) -> bool:
+        try:
+            self._backend.ping()
+        except Exception:  # as above
+            return False
+        return True
+
+    def _poll(self) -> None:
+        with self._wake:
+            regular = list(self._regular.values())
+        began = time.monotonic()
+        for action in regular:
+            try:
+                action(self._backend)
+            # the same points go out at the next poll; `trouble` tells why they are late
+            except Exception as error:
+                self.trouble = first_line(error)
+        self.busy_s += time.monotonic() - began
+
+    def _pause(self, seconds: float) -> None:
+        if self._closing.is_set():
+            time.sleep(min(seconds, 0.5))
+        else:
+            self._closing.wait(seconds)
+
+
+def first_line(error: BaseException) -> str:
+    """What is told of an error: one line, no password."""
+    text = str(error).strip().splitlines()
+    return printable(without_secret(text[0] if text else type(error).__name__), 300)

@@ -1,0 +1,174 @@
+"""What a layout cannot carry is refused with place, numbers and what would fit."""
+
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.checks import check_layout, micro_batches
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.objective.logits import Logits
+from atelier.engine.config.optim.adamw import AdamW
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
+
+
+def net(**more: Any) -> GPT:
+    return GPT(**{"num_layers": 4, "hidden": 32, "num_heads": 4, "num_kv_heads": 2, "vocab": 66} | more)
+
+
+def roles(**more: Any) -> dict[str, Role]:
+    optim = AdamW(lr=1e-3)
+    student = {"lm": LM(), "kd": Logits()}
+    return {
+        "teacher": Role(model=net(**more), objective={"lm": LM()}, optim=optim),
+        "s": Role(model=net(), objective=student, optim=optim, teacher="teacher"),
+    }
+
+
+def check(model: dict[str, Any] | None = None, how: dict[str, Any] | None = None, **axes: Any) -> None:
+    train = {"steps": 4, "global_batch": 8, "sequence": 16, "micro_batch": 1} | (how or {})
+    check_layout(Parallel(**{"shard": 1} | axes), roles(**(model or {})), Train(**train))
+
+
+REFUSED = {
+    "heads": (
+        {"tensor": 3, "sequence_parallel": False},
+        {},
+        "parallel.tensor: 3 does not divide roles.teacher.model.num_heads 4; tensor=2 would fit",
+    ),
+    "key heads": (
+        {"tensor": 4},
+        {},
+        "parallel.tensor: 4 does not divide roles.teacher.model.num_kv_heads 2; tensor=2 would fit",
+    ),
+    "vocabulary": (
+        {"tensor": 4},
+        {"num_kv_heads": 4},
+        "parallel.tensor: 4 does not divide roles.teacher.model.vocab 66; tensor=3 would fit",
+    ),
+    "experts": (
+        {"expert": 4},
+        {"num_experts": 6},
+        "parallel.expert: 4 does not divide roles.teacher.model.num_experts 6; expert=3 would fit",
+    ),
+    "no experts": (
+        {"expert": 2},
+        {},
+        "parallel.expert: 2, but no role's model has experts; shard=2 uses the same ranks",
+    ),
+    "layers": (
+        {"pipeline": 8},
+        {},
+        "parallel.pipeline: 8 stages are more than roles.teacher.model.num_layers 4; pipeline=4 would fit",
+    ),
+    "stages": (
+        {"pipeline": 2, "stages": (2, 1)},
+        {},
+        "parallel.stages: [2, 1] are 2 stages of 3 blocks; roles.teacher.model has 4 for 2 stages; "
+        "stages=[] balances them",
+    ),
+    "speeds": (
+        {"pipeline": 2, "speeds": (1.0,)},
+        {},
+        "parallel.speeds: 1 numbers for 2 pipeline ranks; give one for each, or none",
+    ),
+    "batch": (
+        {"shard": 3},
+        {},
+        "parallel: replicate 1 x shard 3 = 3 does not divide train.global_batch 8; 2 ranks would fit",
+    ),
+    "context": (
+        {"context": 3},
+        {},
+        "parallel.context: context 3 and tensor 1 need parts of 6 of the train.sequence 16; "
+        "train.sequence=18 would fit",
+    ),
+    "a zero-bubble pipeline of shards": (
+        {"pipeline": 2, "shard": 2, "schedule": "zb"},
+        {},
+        "parallel.schedule: zb does not work where weights are shared by ranks",
+    ),
+    "a student of nobody": (
+        {"roles": {"x": {"shard": 1}}},
+        {},
+        "parallel.roles.x: is no student here; students: s",
+    ),
+    "a student on other ranks": (
+        {"tensor": 2, "roles": {"s": {"shard": 4}}},
+        {},
+        "parallel.roles.s: its axes' product is 4, but 2 ranks hold the outputs of teacher; shard=2 may fit",
+    ),
+    "a student split further": (
+        {"shard": 2, "roles": {"s": {"tensor": 2}}},
+        {},
+        "parallel.roles.s: context x tensor = 2 does not divide the 1 x 1 of teacher; a student's tokens "
+        "come from its teacher's ranks: give the rest to shard or replicate",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_layout_that_does_not_divide_is_refused_with_one_that_would(name: str) -> None:
+    axes, model, message = REFUSED[name]
+    with pytest.raises(ConfigError) as caught:
+        check(model, **axes)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_student_whose_ranks_cannot_share_a_micro_batch_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"share micro-batches of 1 of teacher's 1; train.micro_batch=2 would"
+    ):
+        check(tensor=2, roles={"s": {"shard": 2}})
+
+
+def test_fewer_micro_batches_than_pipeline_ranks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="4 ranks, but 2 micro-batches a step on each of them"):
+        check(how={"micro_batch": 4}, pipeline=4)
+
+
+def test_zero_bubble_with_selective_recomputation_is_refused() -> None:
+    zb: dict[str, Any] = {"pipeline": 2, "schedule": "zb"}
+    with pytest.raises(ConfigError, match=r"parallel\.recompute: selective does not work with schedule=zb"):
+        check(recompute="selective", how={"micro_batch": 1}, **zb)
+    check(recompute="full", how={"micro_batch": 1}, **zb)
+
+
+def test_rows_are_shared_down_a_chain_of_students() -> None:
+    """The root's micro-batch of two is enough for its student, and too little for that one's student."""
+    found = roles(num_kv_heads=4)
+    found["second"] = found["s"].model_copy(update={"teacher": "s"})
+    own = {"s": {"shard": 2, "context": 2}, "second": {"shard": 4}}
+    layout = Parallel.model_validate({"shard": 1, "context": 4, "roles": own})
+    how: dict[str, Any] = {"steps": 8, "global_batch": 8, "sequence": 32}
+    with pytest.raises(ConfigError, match=r"roles\.second: its 4 ranks .* of 2 of teacher's 1; .*=4 would"):
+        check_layout(layout, found, Train.model_validate(how | {"micro_batch": 2}))
+    check_layout(layout, found, Train.model_validate(how | {"micro_batch": 4}))
+    assert micro_batches(layout, 8) == [4, 8]
+
+
+def test_what_divides_is_taken() -> None:
+    check(pipeline=2, tensor=2, shard=2, how={"sequence": 32})
+    check({"num_experts": 4}, shard=2, expert=2)  # its student has none: there the axis deals out samples
+    check(how={"micro_batch": 2}, context=2, tensor=2, roles={"s": {"shard": 2, "tensor": 2}})
+
+
+def test_a_gang_of_another_size_is_told_what_would_fit() -> None:
+    with pytest.raises(ConfigError, match=r"tensor 2 x pipeline 2 = 4, but 6 processes were started"):
+        Parallel(shard=1, tensor=2, pipeline=2).for_world(6)
+    assert Parallel(tensor=2, pipeline=2).for_world(8).shard == 2
+    assert Parallel(tensor=2).resolved(slots=8, cores=8).shard == 4
+
+
+def test_a_model_that_offers_no_split_is_refused_on_these_axes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GPT, "limits", ModelSpec.limits)
+    check(shard=2, replicate=2)
+    for axis in ("tensor", "context", "pipeline"):
+        with pytest.raises(
+            ConfigError, match=rf"parallel\.{axis}: 2, but .* of kind gpt offers no such split"
+        ):
+            check(**{axis: 2})

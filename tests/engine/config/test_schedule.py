@@ -1,0 +1,79 @@
+"""Schedules: a floor is where the last step is, and nothing that had none has moved."""
+
+import math
+import random
+from typing import Literal
+
+import pytest
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.schedule import Schedule
+
+Falling = Literal["linear", "cosine", "wsd"]
+FALLING: tuple[Falling, ...] = ("linear", "cosine", "wsd")
+
+
+def drawn(kind: Falling, floor: float, seed: int) -> tuple[Schedule, int, int]:
+    """A schedule whose warm-up fits, its first step and its end."""
+    draw = random.Random(f"{kind} {seed}")
+    start, length = draw.randrange(50), draw.randint(1, 200)
+    bare = Schedule(kind=kind, decay=draw.choice((0.01, 0.2, 0.5, 1.0)), floor=floor)
+    room = bare.branch_step(start, start + length) - start if kind == "wsd" else length - 1
+    return bare.model_copy(update={"warmup": draw.randint(0, room)}), start, start + length
+
+
+@pytest.mark.parametrize("kind", FALLING)
+def test_the_last_step_is_at_the_floor_and_none_before_is_below(kind: Falling) -> None:
+    for seed in range(200):
+        schedule, start, end = drawn(kind, floor := 0.1, seed)
+        assert schedule.misfit(start, end) == ("", "")
+        found = [schedule.factor(step, start, end) for step in range(start, end)]
+        after = found[schedule.warmup :]
+        assert found[-1] == pytest.approx(floor, abs=1e-12), (schedule, start, end)
+        assert after == sorted(after, reverse=True) and min(after) >= floor - 1e-12
+        assert len(after) < 3 or after[0] > floor, (schedule, start, end)
+
+
+@pytest.mark.parametrize("kind", FALLING)
+def test_a_schedule_without_a_floor_keeps_its_bits(kind: Falling) -> None:
+    for seed in range(200):
+        schedule, start, end = drawn(kind, 0.0, seed)
+        schedule = schedule.model_copy(update={"warmup": random.Random(seed).randrange(250)})
+        for step in range(start, end):
+            assert schedule.factor(step, start, end) == first_version(schedule, step, start, end)
+
+
+def first_version(schedule: Schedule, step: int, start: int, end: int) -> float:
+    done = step - start
+    warm = min(1.0, (done + 1) / (schedule.warmup + 1)) if schedule.warmup else 1.0
+    if schedule.kind == "wsd":
+        first = schedule.branch_step(start, end)
+        return warm * (1.0 if step < first else (end - step) / (end - first + 1))
+    share = min(1.0, max(0.0, (done - schedule.warmup) / max(1, end - start - schedule.warmup)))
+    return warm * (1.0 - share if schedule.kind == "linear" else 0.5 * (1 + math.cos(math.pi * share)))
+
+
+def test_a_floor_above_0_is_the_second_version_and_a_trunk_knows_none_of_it() -> None:
+    with_floor, without = Schedule(warmup=3, floor=0.1), Schedule(warmup=3)
+    assert with_floor.as_identity() == without.as_identity() | {"floor": 0.1, "version": 2}
+    assert "version" not in without.as_identity() and "version" not in Schedule(kind="constant").as_identity()
+    assert with_floor.trunk() == without.trunk() == {"kind": "constant", "warmup": 3}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        (
+            Schedule(warmup=50),
+            r"optim\.schedule\.warmup: 50 steps of warm-up, but lr falls after 32 of its 40",
+        ),
+        (Schedule(warmup=33), "32 would fit, or more steps"),
+        (Schedule(kind="cosine", warmup=40), "39 would fit"),
+        (Schedule(kind="linear", warmup=41, floor=0.1), "39 would fit"),
+    ],
+)
+def test_a_warm_up_that_does_not_end_before_lr_falls_is_refused(schedule: Schedule, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        schedule.check(10, 50, "optim.schedule")
+    schedule.model_copy(update={"warmup": 32}).check(10, 50, "optim.schedule")
+    Schedule(kind="constant", warmup=1000).check(10, 50, "optim.schedule")

@@ -1,0 +1,54 @@
+"""What a supervisor starts computes with the code that it was ordered with, or not at all."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.io import source_check
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of one module, loaded, in a supervised process."""
+    path = tmp_path / "engine" / "some.py"
+    path.parent.mkdir()
+    path.write_text("x = 1\n")
+    module = ModuleType("atelier.engine.some")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "atelier.engine.some", module)
+    monkeypatch.setattr(source_check, "PROJECT", tmp_path)
+    monkeypatch.setattr(source_check, "_loaded", {})
+    monkeypatch.setenv(source_check.SUPERVISED, "3")
+    return path
+
+
+def test_a_file_that_changed_after_the_order_is_refused(file: Path) -> None:
+    wanted = {"engine/some.py": source_check.digest(file.read_bytes())}
+    source_check.check(wanted)
+    file.write_text("x = 2\n")
+    with pytest.raises(ConfigError, match=r"engine/some\.py: was changed while this run was going"):
+        source_check.check(wanted)
+    file.unlink()
+    with pytest.raises(ConfigError, match="was changed"):
+        source_check.check(wanted)
+
+
+def test_a_process_that_loaded_the_file_before_it_changed_goes_on(file: Path) -> None:
+    wanted = {"engine/some.py": source_check.digest(file.read_bytes())}
+    source_check.keep()
+    file.write_text("x = 2\n")
+    source_check.check(wanted)
+    with pytest.raises(ConfigError):
+        source_check.check(
+            {"engine/some.py": source_check.digest(b"x = 2\n")}
+        )  # ordered with what it does not hold
+
+
+def test_a_run_file_that_a_person_starts_by_hand_is_not_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(source_check.SUPERVISED)
+    source_check.check({"engine/some.py": "0" * 16})

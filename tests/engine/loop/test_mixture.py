@@ -1,0 +1,228 @@
+"""Objectives that read rows of their own: what each is a mean of, what it weighs, and what is refused."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from atelier.engine.config.checks import check_teaching
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.mixture import ROWS, identity_of, row_specs, streams
+from atelier.engine.config.model.ernie import Ernie, Net
+from atelier.engine.config.objective.attention import Attention
+from atelier.engine.config.objective.document import DocumentLM
+from atelier.engine.config.objective.logits import Logits
+from atelier.engine.config.objective.mlm import MLM
+from atelier.engine.config.objective.reorder import Reorder
+from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.config.role import Role, Trainable
+from atelier.engine.config.run_file import Member, Training
+from atelier.engine.io.artifact import open_input
+from atelier.engine.loop import step
+from atelier.engine.loop.counts import count
+from atelier.engine.loop.samples import Samples
+from tests.engine.row_inputs import VOCAB, every_objective, harbour
+from tests.engine.trainings import House, role, train
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return harbour(tmp_path_factory.mktemp("harbour"))
+
+
+def net(hidden: int = 32, **more: Any) -> Ernie:
+    own = Net(num_layers=1, hidden=16, num_heads=2)
+    heads = more.pop("classes", {"reorder": 9, "distance": 3})
+    return Ernie(
+        num_layers=2, hidden=hidden, num_heads=2, vocab=VOCAB, nlu=own, nlg=own, classes=heads, **more
+    )
+
+
+def reader(objective: dict[str, ObjectiveSpec] | None = None, **more: Any) -> Role:
+    return role(shape=net(), objective=objective or every_objective(), **more)
+
+
+def how(steps: int = 8, **more: Any) -> Any:
+    return train(steps, **({"global_batch": 16, "micro_batch": 4, "sequence": 32} | more))
+
+
+def test_every_objective_has_its_own_curve_and_they_fall(tmp_path: Path, inputs: dict[str, str]) -> None:
+    house = House(tmp_path, inputs)
+    house.train(house.training({"model": reader(lr=1e-2)}, how(40, eval_sequences=40)))
+    lines = [line["values"] for line in house.curve("model")]
+    for name in ("document", "mlm"):
+        found = [line[f"objective/{name}"] for line in lines if f"objective/{name}" in line]
+        assert sum(found[-6:]) < sum(found[:6]), name
+    assert set(lines[-1]) >= {
+        "eval/loss",
+        "eval/objective/mlm",
+        "eval/objective/knowledge",
+        "eval/objective/accuracy/reorder",
+    }
+    assert lines[-1]["eval/objective/document"] < lines[3]["eval/objective/document"]
+
+
+def test_a_total_weighs_each_mean_by_its_share_however_few_rows_it_has(
+    tmp_path: Path, inputs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals: list[float] = []
+    after = step.Round.after
+
+    def noted(self: Any, member: Any, index: int, total: torch.Tensor) -> torch.Tensor:
+        result = after(self, member, index, total)
+        totals.append(float(result.detach()))
+        return result
+
+    monkeypatch.setattr(step.Round, "after", noted)
+    house = House(tmp_path, inputs)
+    house.train(house.training({"model": reader()}, how(1, precision="fp64", eval_sequences=4)))
+    values = house.curve("model")[0]["values"]
+    shares = {name: spec.weight for name, spec in every_objective().items()}
+    expected = sum(share * values.get(f"objective/{name}", 0.0) for name, share in shares.items())
+    assert sum(totals) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_step_may_have_classes_to_predict_and_no_token(tmp_path: Path, inputs: dict[str, str]) -> None:
+    rare: dict[str, ObjectiveSpec] = {
+        "document": DocumentLM(weight=0.5, rows=0.5), "reorder": Reorder(weight=0.5, rows=0.5),
+    }  # fmt: skip
+    house = House(tmp_path, inputs)
+    house.train(house.training({"model": reader(rare)}, how(12, global_batch=1, micro_batch=1)))
+    lines = [line["values"] for line in house.curve("model")]
+    without = [line for line in lines if "loss" not in line]
+    assert len(lines) == 12 and 0 < len(without) < 12
+    for line in without:
+        assert line["objective/reorder"] > 0 and line["grad_norm"] > 0
+    assert sum("objective/document" in line for line in lines) == 12 - len(without)
+
+
+def test_a_mean_is_over_what_its_own_rows_have_to_predict() -> None:
+    labels = torch.tensor([[1, 2, -100], [-100, -100, -100], [-100, 5, -100]])
+    batch = {
+        "labels_BT": labels,
+        "documents_BT": torch.zeros_like(labels),
+        "classes_B": torch.tensor([-100, 2, -100]),
+        "parts_B": torch.tensor([0, 1, 2]),
+    }
+    found = count([batch, batch], 3)
+    assert (found.scored, found.tokens, found.parts) == (6, 18, (4, 2, 2))
+    assert (found.of(None), found.of(1)) == (6, 2)
+
+
+def test_students_of_a_mixture_leave_their_teacher_its_bits(tmp_path: Path, inputs: dict[str, str]) -> None:
+    alone, taught = House(tmp_path / "alone", inputs), House(tmp_path / "taught", inputs)
+    alone.train(alone.training({"teacher": reader()}, how()))
+    lessons = {"kd": Logits(), "attention": Attention()}
+    pupil = role(shape=net(16), objective=every_objective() | lessons, teacher="teacher", start=2)
+    bare = role(shape=net(16), objective=lessons, teacher="teacher")
+    taught.train(taught.training({"teacher": reader(), "pupil": pupil, "bare": bare}, how()))
+    assert alone.weights("teacher") == taught.weights("teacher")
+    assert alone.curve("teacher") == taught.curve("teacher")
+    assert taught.summary("teacher")["forwards"] == 8 * 4
+
+
+def test_a_training_of_a_mixture_resumes_with_the_same_bits(tmp_path: Path, inputs: dict[str, str]) -> None:
+    whole, halves = House(tmp_path / "whole", inputs), House(tmp_path / "halves", inputs)
+    for house, ends in ((whole, (8,)), (halves, (4, 8))):
+        for end in ends:
+            house.train(house.training({"model": reader()}, how(end)))
+    assert whole.weights("model") == halves.weights("model")
+    assert whole.curve("model")[-1] == halves.curve("model")[-1]
+
+
+def test_rows_are_drawn_in_the_shares_of_objectives_and_sources() -> None:
+    found = streams(row_specs({"m": reader()}), {"main": 3.0, "more": 1.0})
+    assert {(s.kind, s.input): s.weight for s in found}["mlm", "tokens.more"] == pytest.approx(0.3)
+    assert {s.input for s in found if s.kind == "knowledge"} == {"triples.main", "triples.more"}
+    assert [s.kind for s in streams(row_specs({"m": role()}), {"main": 1.0})] == ["windows"]
+
+
+def test_samples_do_not_depend_on_the_order_of_sources_and_objectives(
+    tmp_path: Path, inputs: dict[str, str]
+) -> None:
+    more = {key.replace(".main", ".more"): url for key, url in inputs.items() if key.endswith(".main")}
+    opened = {key: open_input(url) for key, url in (inputs | more).items()}
+    found: list[bytes] = []
+    for seed in range(4):
+        draw = random.Random(seed)
+        objective = draw.sample(list(every_objective().items()), 5)
+        weights = draw.sample([("main", 3.0), ("more", 1.0)], 2)
+        one = reader(dict(objective))
+        training = Training(
+            members={"m": Member(role=one)},
+            streams=streams(row_specs({"m": one}), dict(weights)),
+            train=how(),
+        )
+        batch = Samples(training, opened, tmp_path).blend(32).batch(0, 24)
+        found.append(b"".join(batch[name].tobytes() for name in ("tokens_BT", "labels_BT", "parts_B")))
+    assert len(set(found)) == 1
+
+
+def test_a_mixture_has_a_version_and_a_single_stream_has_none() -> None:
+    assert identity_of(["windows"], {"main": 2.0}) == {}
+    assert identity_of(["windows", "windows"], {"main": 2.0}) == {}
+    assert identity_of(["mlm", "windows"], {"main": 2.0}) == {"mixture": {"version": 2}}
+    shares = {"main": 0.75, "more": 0.25}
+    assert identity_of(["windows"], {"main": 3.0, "more": 1.0}) == {
+        "weights": shares, "mixture": {"version": 2}
+    }  # fmt: skip
+
+
+def test_a_kind_of_rows_is_identity_where_its_version_is_not_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(ROWS, "mlm", 3)
+    assert identity_of(["mlm"], {"main": 1.0}) == {"rows": {"mlm": 3}}
+    assert identity_of(["windows"], {"main": 1.0}) == {}
+
+
+def test_two_objectives_of_one_kind_of_rows_want_the_same_rows() -> None:
+    reader({"a": MLM(rate=0.3), "b": MLM(rate=0.3, weight=2.0)})
+    with pytest.raises(ValueError, match="objectives a and b read the same kind of rows, mlm"):
+        Role.model_validate(
+            reader().model_dump() | {"objective": {"b": MLM(rate=0.3), "a": MLM(), "document": DocumentLM()}}
+        )
+
+
+def test_roles_of_one_training_read_the_same(tmp_path: Path) -> None:
+    other = reader({"mlm": MLM(rate=0.3), "document": DocumentLM()})
+    with pytest.raises(ConfigError, match=r"roles\.b\.objective: reads document, mlm; a reads document, mlm"):
+        row_specs({"a": reader({"document": DocumentLM(), "mlm": MLM()}), "b": other})
+    eager = role(shape=net(16), objective={"mlm": MLM(), "kd": Logits()}, teacher="a")
+    with pytest.raises(ConfigError, match=r"roles\.b\.objective: reads mlm, but a, who says"):
+        row_specs({"a": reader({"document": DocumentLM()}), "b": eager})
+
+
+def test_a_model_without_the_head_of_an_objective_is_refused() -> None:
+    needs = {"document": DocumentLM(), "reorder": Reorder()}
+    with pytest.raises(
+        ConfigError, match=r"roles\.m\.model\.classes: .* a head of 9 classes; heads: reorder: 3"
+    ):
+        check_teaching({"m": role(shape=net(classes={"reorder": 3}), objective=needs)})
+    with pytest.raises(ConfigError, match="heads: none; model=ernie_tiny"):
+        check_teaching({"m": role(objective=needs)})
+
+
+def test_either_net_can_be_tuned_alone(tmp_path: Path, inputs: dict[str, str]) -> None:
+    house = House(tmp_path, inputs)
+    house.train(house.training({"first": reader()}, how(2)))
+    for part in ("nlu", "nlg"):
+        house.inputs = inputs | {"base": house.as_input("first")}
+        spec = reader(trainable=Trainable(kind="parts", parts=(part,)), init="base")
+        member = house.member(part, spec, 4).model_copy(update={"init": "base"})
+        house.train(house.training({part: member}, how(4)))
+        before, after = load(house.weights("first")), load(house.weights(part))
+        moved = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+        assert moved == {part}
+
+
+def test_a_part_that_the_model_does_not_have_is_named(tmp_path: Path, inputs: dict[str, str]) -> None:
+    house = House(tmp_path, inputs)
+    spec = reader(trainable=Trainable(kind="parts", parts=("nlq",)))
+    with pytest.raises(
+        ConfigError, match=r"trainable\.parts: the model has no part 'nlq'; did you mean nl[ug]"
+    ):
+        house.train(house.training({"model": spec}, how(1)))

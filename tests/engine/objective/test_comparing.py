@@ -1,0 +1,128 @@
+"""Students that learn from their teacher's attention and hidden states: what moves, what is left, what is
+exported.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.objective.attention import Attention
+from atelier.engine.config.objective.hidden import Hidden
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.objective.logits import Logits
+from atelier.engine.config.role import Role
+from atelier.engine.loop.build import House as Building
+from atelier.engine.loop.build import build_member
+from atelier.engine.loop.counts import count
+from atelier.engine.loop.prefetch import tensors_of
+from atelier.engine.loop.teacher_outputs import side_for
+from atelier.engine.parallel.gang import start_gang
+from tests.engine.trainings import ONE, House, model, role, train
+
+TEACHER = role(shape=model(32, num_layers=3, dropout=0.1))
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def learner(*, auxiliary: bool = True, **more: Any) -> Role:
+    """A student that learns from attention alone."""
+    return role(16, objective={"attention": Attention(auxiliary=auxiliary)}, teacher="teacher", **more)
+
+
+def gradients(house: House, student: Role) -> dict[str, torch.Tensor]:
+    """The student's gradients of one micro-batch."""
+    training = house.training({"teacher": TEACHER, "student": student}, train(precision="fp64"))
+    gang = start_gang(ONE)
+    building = Building(gang=gang, layout=ONE, inputs={}, scratch=house.folder)
+    members = {n: build_member(n, s, training=training, house=building) for n, s in training.members.items()}
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randint(0, 64, (2, 17), generator=generator).numpy()
+    batch = tensors_of(
+        {
+            "tokens_BT": rows[:, :-1],
+            "labels_BT": rows[:, 1:],
+            "documents_BT": rows[:, 1:] * 0,
+            "positions_BT": rows[:, 1:] * 0 + torch.arange(16).numpy(),
+        }
+    ) | {"samples_B": torch.arange(2)}
+    works = {name: member.work([batch], 0, count([batch], 0)) for name, member in members.items()}
+    body = members["student"].body
+    assert body is not None
+
+    def after(index: int, total: torch.Tensor) -> torch.Tensor:
+        result = works["teacher"].results.pop(index)
+        grids = members["student"].grid, members["teacher"].grid
+        works["student"].sides[index] = side_for(*grids, result, 16, with_relations=True)
+        body.train_one(index, works["student"], lambda _, mine: mine)
+        return total
+
+    members["teacher"].train(works["teacher"], after)
+    return {
+        name: torch.zeros_like(weight) if weight.grad is None else weight.grad
+        for name, weight in body.parameters().items()
+    }
+
+
+def test_without_the_auxiliary_layer_the_last_mlp_learns_nothing_from_attention(house: House) -> None:
+    found = gradients(house, learner(auxiliary=False))
+    silent = {name for name, gradient in found.items() if not gradient.any()}
+    last = {f"blocks.1.mlp.{leaf}.weight" for leaf in ("gate", "up", "down")}
+    others = {"blocks.1.attention.value.weight", "blocks.1.attention.out.weight", "blocks.1.norm2.weight"}
+    assert silent == last | others | {"norm.weight"}
+
+
+def test_with_the_auxiliary_layer_every_part_of_every_block_learns(house: House) -> None:
+    found = gradients(house, learner())
+    assert {name for name, gradient in found.items() if not gradient.any()} == {"norm.weight"}
+    assert {name for name in found if name.startswith("auxiliary.")} == {
+        "auxiliary.norm.weight",
+        "auxiliary.attention.query.weight",
+        "auxiliary.attention.key.weight",
+    }
+
+
+def everything(**more: Any) -> Role:
+    objective = {"lm": LM(), "kd": Logits(), "attention": Attention(), "hidden": Hidden()}
+    return role(16, objective=objective, teacher="teacher", **more)
+
+
+def test_the_exported_student_has_its_own_layers_alone(house: House) -> None:
+    student = everything()
+    house.train(house.training({"teacher": TEACHER, "student": student}, train()))
+    weights = load(house.weights("student"))
+    assert {name: tuple(weight.shape) for name, weight in weights.items()} == student.model.shapes()
+
+
+def test_attention_and_hidden_states_come_nearer_while_the_teacher_keeps_its_bits(tmp_path: Path) -> None:
+    alone, taught = House(tmp_path / "alone"), House(tmp_path / "taught")
+    alone.train(alone.training({"teacher": TEACHER}, train(32)))
+    roles = {"teacher": TEACHER, "student": everything(), "still": everything(lr=1e-9)}
+    taught.train(taught.training(roles, train(32)))
+    assert alone.weights("teacher") == taught.weights("teacher")
+    for name in ("objective/attention", "objective/hidden"):
+        ends = {who: taught.curve(who)[-1]["values"][name] for who in ("student", "still")}
+        assert ends["student"] < 0.8 * ends["still"], name
+
+
+def test_a_student_by_attention_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    whole, halves = House(tmp_path / "whole"), House(tmp_path / "halves")
+    for house, ends in ((whole, (8,)), (halves, (4, 8))):
+        for end in ends:
+            roles = {"teacher": TEACHER, "student": everything()}
+            house.train(house.training(roles, train(end)))
+    assert whole.weights("student") == halves.weights("student")
+
+
+def test_relation_heads_that_do_not_fit_are_refused_before_anything_starts(house: House) -> None:
+    student = role(16, objective={"attention": Attention(relation_heads=5)}, teacher="teacher")
+    with pytest.raises(
+        ConfigError, match=r"roles\.student\.objective\.attention\.relation_heads.*5.*would fit"
+    ):
+        house.train(house.training({"teacher": TEACHER, "student": student}, train()))

@@ -1,0 +1,95 @@
+"""What the layout's `auto` numbers become, and that compiled blocks compute the same training."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.run_file import Training
+from atelier.engine.loop.build import auto_micro_batch
+from atelier.engine.parallel.compute import WORTH_COMPILING, compile_mode
+from atelier.engine.parallel.gang import num_threads, start_gang
+from tests.engine.trainings import ONE, House, role, student, train
+
+CPU = torch.device("cpu")
+
+
+def test_auto_compiles_where_a_compiler_is_found_and_the_training_is_long_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    auto = Parallel(compile="auto")
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/clang++" if name == "clang++" else None)
+    assert compile_mode(auto, flops=WORTH_COMPILING["cpu"], device=CPU) == "block"
+    assert compile_mode(auto, flops=WORTH_COMPILING["cpu"] * 0.99, device=CPU) == "none"
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert compile_mode(auto, flops=1e30, device=CPU) == "none"
+    assert compile_mode(Parallel(compile="block"), flops=0.0, device=CPU) == "block"
+
+
+def test_threads_are_an_even_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)))
+    assert num_threads(Parallel(), 4) == 3
+    assert num_threads(Parallel(), 16) == 1
+    assert num_threads(Parallel(threads=5), 16) == 5
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert num_threads(Parallel(), 16) == 6
+
+
+def test_an_automatic_micro_batch_divides_a_ranks_share_and_fits_its_room() -> None:
+    def auto(layout: Parallel = ONE, **how: Any) -> int:
+        return auto_micro_batch(train(**how), layout, CPU)
+
+    assert auto(global_batch=48, micro_batch="auto", sequence=512) == 16
+    assert auto(Parallel(shard=8), global_batch=48, micro_batch="auto", sequence=512) == 6
+    assert auto(global_batch=7, micro_batch="auto", sequence=20_000) == 1
+    assert auto(global_batch=7, micro_batch=7) == 7
+    pipeline = Parallel(shard=1, pipeline=2)
+    assert auto(pipeline, global_batch=64, micro_batch="auto", sequence=32) == 8  # 4 for each of its ranks
+
+
+def test_cuda_where_there_is_none_is_refused() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    with pytest.raises(ConfigError, match=r"parallel\.device: is cuda"):
+        start_gang(Parallel(device="cuda", threads=1))
+
+
+def apart(house: House, *trainings: Training) -> None:
+    """Train with compiled blocks in a process of its own: torch warns while it compiles, and warnings are
+    errors here.
+    """
+    layout = ONE.model_copy(update={"compile": "block"})
+    (process,) = house.processes(house.run_file(*trainings, layout=layout))
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+def test_compiled_blocks_train_to_the_same_numbers_and_resume_to_the_same_bits(tmp_path: Path) -> None:
+    roles = {"teacher": role(), "s": student()}
+    plain, fast, again = (House(tmp_path / name) for name in ("plain", "fast", "again"))
+    plain.train(plain.training(roles, train(8, precision="fp64")))
+    apart(fast, fast.training(roles, train(8, precision="fp64")))
+    apart(again, again.training(roles, train(4, precision="fp64")))
+    apart(again, again.training(roles, train(8, precision="fp64")))
+    for name in roles:
+        assert fast.weights(name) == again.weights(name)
+        eager, quick = load(plain.weights(name)), load(fast.weights(name))
+        for key in eager:
+            assert torch.allclose(eager[key], quick[key], rtol=0, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_a_compiled_teacher_ends_with_the_same_bits_with_and_without_students(tmp_path: Path) -> None:
+    alone, gang = House(tmp_path / "alone"), House(tmp_path / "gang")
+    how = train(8, precision="bf16")
+    apart(alone, alone.training({"teacher": role()}, how))
+    apart(gang, gang.training({"teacher": role(), "a": student(), "b": student(24, gate=0.02, start=3)}, how))
+    assert alone.weights("teacher") == gang.weights("teacher")
+    assert alone.curve("teacher") == gang.curve("teacher")

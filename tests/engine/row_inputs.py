@@ -1,0 +1,56 @@
+"""A small corpus with names, identifiers and phrases, and what the rows of all objectives are made of."""
+
+import random
+from pathlib import Path
+
+from atelier.engine.config.generation import TAGS
+from atelier.engine.config.objective.distance import Distance
+from atelier.engine.config.objective.document import DocumentLM
+from atelier.engine.config.objective.knowledge import Knowledge
+from atelier.engine.config.objective.mlm import MLM
+from atelier.engine.config.objective.reorder import Reorder
+from atelier.engine.config.registry import ObjectiveSpec
+from tests.engine.data.conftest import Workshop
+
+VOCAB = 400
+SPECIALS = ("<|mask|>", "<|cls|>", "<|sep|>", *TAGS)
+PLACES = ("harbour", "lighthouse", "estuary", "breakwater", "pier", "sandbank", "channel", "anchorage")
+
+
+def story(n: int) -> str:
+    """A document of 3 to 60 sentences that holds its number in each, with names, identifiers and a phrase."""
+    draw = random.Random(n)
+    lines = [f"Log {n} of the survey."]
+    for line in range(draw.randint(2, 60)):
+        place, other = draw.sample(PLACES, 2)
+        kind = draw.randrange(5)
+        lines.append(
+            (
+                f"On day {line} of log{n} the steam boat left the {place} for the {other}.",
+                f"Captain Ada Lovelace wrote {place}_{other}.depth_{n} = {draw.randrange(999)} to the book!",
+                f"Was the steam boat in the {place} again?\n",
+                f"The {other} near MacKenzie Point is {draw.randrange(99)} fathoms deep.",
+                f"Buoy{n}x{line} is a {place} marker of the steam boat.",
+            )[kind]
+        )
+    return " ".join(lines) + "\n"
+
+
+def harbour(folder: Path) -> dict[str, str]:
+    """The inputs of a training: tokens, their tokenizer and the triples of the same documents."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shop = Workshop(folder)
+    corpus = shop.corpus([story(n) for n in range(150)], 0.2)
+    tokenizer = shop.tokenizer(corpus, vocab=VOCAB, specials=SPECIALS)
+    tokens, triples = shop.tokens(corpus, tokenizer), shop.run("extract", {}, {"corpus": corpus}, "triples")
+    return {"tokens.main": tokens.url, "tokenizer": tokenizer.url, "triples.main": triples.url}
+
+
+def every_objective() -> dict[str, ObjectiveSpec]:
+    return {
+        "document": DocumentLM(weight=0.5, rows=0.4),
+        "mlm": MLM(weight=0.25, rows=0.3),
+        "knowledge": Knowledge(weight=0.1, rows=0.1),
+        "reorder": Reorder(weight=0.1, rows=0.1),
+        "distance": Distance(weight=0.05, rows=0.1),
+    }

@@ -1,0 +1,80 @@
+"""What a person set on the pages of a Prefect server stays when everything is deployed again."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from atelier.flows.run.embedded_server import Server
+from atelier.flows.run.execute import EMBEDDED
+from atelier.infra.stack.deployments import Deployed, put_deployment, put_pool, put_queues
+
+FORM: dict[str, Any] = {"type": "object", "properties": {"steps": {"type": "integer"}}}
+POOL = "light"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncPrefectClient]:
+    """Of a real server with a database of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in EMBEDDED.items():
+            patch.setenv(key, value)
+        home = tmp_path_factory.mktemp("prefect")
+        patch.setenv("PREFECT_HOME", str(home))
+        server = Server(home)
+        server.wait()
+    with temporary_settings({PREFECT_API_URL: server.url}), get_client(sync_client=True) as there:
+        yield there
+    server.close()
+
+
+def deploy(client: SyncPrefectClient, *, steps: int, limit: int = 2) -> str:
+    """What `atelier up` and the compose file do, for one flow whose form has a field of so many steps."""
+    put_pool(client, POOL, "gangs", limit)
+    put_queues(client, POOL)
+    form = {"type": "object", "properties": {f"steps_{steps}": {"type": "integer"}}}
+    return put_deployment(client, Deployed(flow="titan", about=f"{steps} steps", pool=POOL, form=form))
+
+
+def test_what_a_person_set_on_a_deployment_stays_and_the_form_is_the_new_one(
+    client: SyncPrefectClient,
+) -> None:
+    there = client.read_deployment(deploy(client, steps=1))
+    assert (there.tags, there.schedules, there.work_queue_name) == (["atelier"], [], "default")
+    cron, every = CronSchedule(cron="0 3 * * *"), IntervalSchedule(interval=timedelta(hours=7))
+    client.create_deployment_schedules(there.id, [(cron, True), (every, False)])
+    client.update_deployment(
+        there.id,
+        DeploymentUpdate(
+            tags=["mine"], paused=True, concurrency_limit=3, parameters={"steps_1": 5}, work_queue_name="idle"
+        ),
+    )
+    before = client.read_deployment(there.id)
+    assert before.work_queue_name == "idle" and len(before.schedules) == 2
+
+    for steps in (2, 3):
+        assert deploy(client, steps=steps) == str(there.id)
+    after = client.read_deployment(there.id)
+    assert after.schedules == before.schedules
+    assert after.global_concurrency_limit is not None and after.global_concurrency_limit.limit == 3
+    assert (after.paused, after.parameters, after.work_queue_name) == (True, {"steps_1": 5}, "idle")
+    assert sorted(after.tags) == ["atelier", "mine"]
+    assert (after.description, after.enforce_parameter_schema) == ("3 steps", True)
+    assert list((after.parameter_openapi_schema or {})["properties"]) == ["steps_3"]
+
+
+def test_a_limit_that_a_person_gave_a_pool_stays_until_the_pool_s_own_is_another(
+    client: SyncPrefectClient,
+) -> None:
+    deploy(client, steps=1, limit=2)
+    client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=1, is_paused=True))
+    deploy(client, steps=1, limit=2)
+    pool = client.read_work_pool(POOL)
+    assert (pool.concurrency_limit, pool.is_paused) == (1, True)
+    deploy(client, steps=1, limit=4)
+    assert client.read_work_pool(POOL).concurrency_limit == 4

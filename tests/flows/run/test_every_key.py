@@ -1,0 +1,103 @@
+"""Every key of every flow acts: another value moves a fingerprint, or is layout, or is refused by name."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.registry import Place
+from atelier.flows.run.compose import compose
+from atelier.flows.run.registry import is_idle, parameters
+from tests.flows.run.test_order import nodes, parent
+
+__all__ = ["parent"]
+BLEND = ("data.blend.a.source=stdlib:csv", "data.blend.a.weight=0.3")
+FLOWS = {
+    "corpus": BLEND[:1],
+    "pretrain": BLEND,
+    "distill": (*BLEND, "roles.student_a.trainable.kind=lora"),
+    "finetune": ("init=parent",),
+    "score": ("models=[parent]",),
+    "titan": BLEND,
+}
+
+
+def leaves(place: Place) -> Iterator[Place]:
+    below = list(place.below())
+    if not below:
+        yield place
+    for inner in below:
+        yield from leaves(inner)
+
+
+def is_layout(place: Place) -> bool:
+    extra = place.field.json_schema_extra if place.field else None
+    return isinstance(extra, Mapping) and bool(extra.get("layout"))
+
+
+def others(place: Place) -> list[Any]:
+    """Other values, some of which a spec may refuse."""
+    value = place.value
+    if isinstance(value, bool):
+        return [not value]
+    words: list[Any] = [word for word in place.choices() if word != value]
+    if isinstance(value, int | float):
+        return [*words, value + 1, value * 2, value / 2, value + 4, value - 1, 0.4]
+    if isinstance(value, list):
+        return [value + value[:1], value[:1], value[1:], [*value, "other"], [0.7]]
+    return [*words, "other", 2, 4, 0.5, {"other": 1}]
+
+
+def changed(document: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    result = json.loads(json.dumps(document))
+    *path, last = name.split(".")
+    at = result
+    for part in path:
+        at = at[part]
+    at[last] = value
+    return result
+
+
+def acts(flow: str, document: dict[str, Any], before: dict[str, Any], place: Place) -> bool:
+    """Whether a value that the specs take moves a fingerprint, or none is taken."""
+    is_taken = False
+    for value in [other for other in others(place) if other != place.value]:
+        try:
+            found = fingerprints(flow, changed(document, place.name, value))
+        except AtelierError:
+            continue
+        if found != before:
+            return True
+        is_taken = True
+    return not is_taken
+
+
+def fingerprints(flow: str, document: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: [product.fingerprint for product in node.products.values()]
+        for name, node in nodes(flow, document).items()
+    }
+
+
+@pytest.mark.usefixtures("parent")
+@pytest.mark.parametrize("flow", FLOWS)
+def test_another_value_of_a_key_moves_a_fingerprint_or_is_layout_or_is_refused(flow: str) -> None:
+    document = compose(flow, ["experiment=tiny", *FLOWS[flow]]).document
+    before, spec = fingerprints(flow, document), parameters(flow)
+    seen: set[tuple[Any, ...]] = set()
+    ignored = []
+    for place in leaves(Place("", spec, document)):
+        first, last = place.name.split(".")[0], place.name.split(".")[-1]
+        kind = (first, last, place.about, repr(place.value))  # of roles alike one is enough
+        if kind in seen:
+            continue
+        seen.add(kind)
+        idle = is_idle(flow, place.name)
+        if idle:
+            with pytest.raises(ConfigError, match=f"{place.name}: does nothing in the flow {flow}"):
+                compose(flow, ["experiment=tiny", *FLOWS[flow], f"{place.name}={place.value}"])
+        elif first != "parallel" and not is_layout(place) and not acts(flow, document, before, place):
+            ignored.append(place.name)
+    assert not ignored

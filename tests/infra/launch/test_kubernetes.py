@@ -1,0 +1,76 @@
+"""What Kubernetes is asked for, against its own schema."""
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from atelier.engine.config.site import Kubernetes
+from atelier.flows.run.pools import pool_of, site_of
+from atelier.infra.launch.batch_job import Away
+from atelier.infra.launch.kubernetes import KubernetesBatch
+from tests.checkout import TOP
+
+VERSION = "1.37"
+PLAIN = Kubernetes()
+FULL = Kubernetes(
+    claim="store",
+    store_secret="s3",
+    pull_secret="pull",
+    nodes={"zone": "a"},
+    tolerate=("gpu",),
+    priority="low",
+)
+
+
+def gang(nodes: int = 2, ranks: int = 8) -> Away:
+    return Away(id="away-1f", name="train", root="/store", nodes=nodes, ranks=ranks, threads=2)
+
+
+def check(manifest: dict[str, Any]) -> None:
+    kubernetes_validate.validate(manifest, VERSION, strict=True)
+
+
+@pytest.mark.parametrize("site", [PLAIN, FULL], ids=["plain", "full"])
+@pytest.mark.parametrize("gpus", [True, False])
+def test_a_gangs_manifests_are_valid(site: Kubernetes, gpus: bool) -> None:
+    for manifest in KubernetesBatch(site, gpus=gpus).manifests(gang()):
+        check(manifest)
+
+
+def test_what_conf_asks_for_is_valid_and_what_an_administrator_is_shown() -> None:
+    pool = pool_of("kubernetes")
+    batch = KubernetesBatch(site_of(pool).kubernetes, gpus=not pool.is_cpu)
+    shown = list(yaml.safe_load_all(batch.show(gang())))
+    assert shown == batch.manifests(gang()) and [one["kind"] for one in shown] == ["Service", "Job"]
+    for manifest in shown:
+        check(manifest)
+
+
+def test_the_manifests_of_the_workers_are_valid() -> None:
+    text = (TOP / "infra" / "k8s" / "atelier.yaml").read_text()
+    manifests = list(yaml.safe_load_all(text))
+    assert len(manifests) == 7
+    for manifest in manifests:
+        check(manifest)
+
+
+def test_a_typo_is_caught() -> None:
+    _, job = KubernetesBatch(PLAIN, gpus=True).manifests(gang())
+    job["spec"]["completion"] = job["spec"].pop("completions")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        check(job)
+
+
+def test_every_node_has_one_pod_with_all_that_its_ranks_need_and_nothing_that_is_not_theirs() -> None:
+    service, job = KubernetesBatch(FULL, gpus=True).manifests(gang(nodes=3, ranks=4))
+    spec = job["spec"]
+    assert spec["completions"] == spec["parallelism"] == 3 and spec["completionMode"] == "Indexed"
+    pod = spec["template"]["spec"]
+    [container] = pod["containers"]
+    limits = container["resources"]["limits"]
+    assert limits == {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "4"}
+    assert pod["subdomain"] == service["metadata"]["name"] and not pod["automountServiceAccountToken"]
+    assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
+    assert container["securityContext"]["readOnlyRootFilesystem"] and pod["securityContext"]["runAsNonRoot"]

@@ -1,0 +1,54 @@
+"""What a task's `run` works with."""
+
+import threading
+from pathlib import Path
+
+from atelier.infra.dag import Node, Product
+from atelier.infra.launch.slots import Slots
+from atelier.infra.run.context import House
+from atelier.infra.store.store import Store
+
+RANK = {"who": 0, "gains": False, "deaths": 0, "hangs": False, "code": 0}
+
+
+def house(root: Path) -> House:
+    return House(
+        store=Store(str(root / "store")),
+        slots=Slots(2, root / "slots"),
+        scratch=root / "scratch",
+        run_id="run-1",
+        flow="demo",
+        command="atelier demo",
+        listener=lambda node, message: None,
+    )
+
+
+def product(seed: int) -> Product:
+    return Product(kind="score", name="s", version=1, identity={"seed": seed}, parents={})
+
+
+def test_equal_outputs_under_two_names_are_made_once(tmp_path: Path) -> None:
+    """As a score of two models that are one: it had waited for its own lease."""
+    home = house(tmp_path)
+    node = Node(name="score", task="score", products={"a": product(1), "b": product(1), "c": product(2)})
+    asked: list[dict[str, int]] = []
+    done = threading.Event()
+
+    def config(fences: dict[str, int]) -> dict[str, object]:
+        asked.append(fences)
+        return RANK | {"trajectory": ""}
+
+    def work() -> None:
+        home.gang(node, "tests.infra.launch.rank", config=config, outputs=home.missing(node))
+        done.set()
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    ended = done.wait(60)
+    home.stop.set()  # what still waits for a lease ends
+    worker.join(30)
+    assert ended
+    assert [len(fences) for fences in asked] == [2]
+    assert home.missing(node) == {}
+    records = [home.record(one.kind, one.fingerprint) for one in node.products.values()]
+    assert len({record.fingerprint for record in records}) == 2
