@@ -27,7 +27,7 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.plan.estimate import Estimate, estimate
-from atelier.engine.plan.search import Option, fastest, search
+from atelier.engine.plan.search import LayoutOption, fastest, search
 
 A100 = Pool(gpu="a100-80g")
 VOCAB, SEQUENCE = 51200, 2048
@@ -110,7 +110,7 @@ def throughput() -> list[dict[str, Any]]:
     """Table 1 of PTD-P: nothing of it is fitted."""
     found = []
     for row in rows("ptdp_table1"):
-        best: Option = fastest(role(row), train(row), A100, layout(row), recompute=("full",))
+        best: LayoutOption = fastest(role(row), train(row), A100, layout(row), recompute=("full",))
         ours = tflops(best.estimate)
         found.append(
             {

@@ -13,7 +13,7 @@ from pathlib import Path
 from machine import about
 
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import draw_nodes
+from atelier.flows.run.plan import collect_nodes
 from atelier.infra.code.provenance import code_provenance
 from atelier.infra.store.run_manifest import row_name
 from atelier.infra.store.store import Store
@@ -29,7 +29,7 @@ def found() -> dict[str, dict[str, str]]:
         return {
             flow: {
                 row_name(node, key): product.fingerprint[:16]
-                for node in draw_nodes(compose(flow, ["experiment=tiny"]), Store(root))
+                for node in collect_nodes(compose(flow, ["experiment=tiny"]), Store(root))
                 for key, product in node.products.items()
             }
             for flow in FLOWS

@@ -20,7 +20,8 @@ from machine import keep
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.fork_server import Connection, ForkServer, Process
-from tests.engine.trainings import ROOT, House, role, student, train
+from tests.checkout import TOP
+from tests.engine.trainings import House, role, student, train
 
 LIBRARIES = ("/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
 DEBUG = "libc_malloc_debug.so.0"
@@ -53,13 +54,13 @@ def start(folder: Path, is_compiled: bool, forks: Connection | None) -> tuple[li
         with open(folder / f"rank{rank}.err", "w") as log:
             arguments = [str(folder / "run.json")]
             if forks is not None:
-                where = {"cwd": str(ROOT), "out": log.fileno(), "err": log.fileno()}
+                where = {"cwd": str(TOP), "out": log.fileno(), "err": log.fileno()}
                 processes.append(
                     forks.start("atelier.engine.train", arguments, env=env, inherited={}, **where)
                 )
             else:
                 command = [sys.executable, "-m", "atelier.engine.train", *arguments]
-                processes.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log))
+                processes.append(subprocess.Popen(command, cwd=TOP, env=env, stdout=log, stderr=log))
     deadline = time.monotonic() + LONGEST_S
     while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
         if any(p.poll() for p in processes):
@@ -82,7 +83,7 @@ def environment() -> dict[str, str]:
 def main() -> int:
     minutes = float(next((word for word in sys.argv[1:] if word.replace(".", "").isdigit()), "15"))
     is_compiled = "compile" in sys.argv[1:]
-    server = ForkServer(["atelier.engine.train"], environment(), str(ROOT), "gang_starts")
+    server = ForkServer(["atelier.engine.train"], environment(), str(TOP), "gang_starts")
     forks = Connection(server.connect())
     counts: Counter[str] = Counter()
     faults: list[str] = []

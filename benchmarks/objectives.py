@@ -34,7 +34,7 @@ from machine import keep
 from study import Batch, Study, batches
 
 from atelier.engine.config.data import SEP
-from atelier.engine.config.generation import Sampling, Wishes
+from atelier.engine.config.generation import GenerationAttributes, Sampling
 from atelier.engine.config.objective.control import Control
 from atelier.engine.config.objective.distance import Distance
 from atelier.engine.config.objective.document import DocumentLM
@@ -135,7 +135,10 @@ def lengths(study: Study) -> dict[str, Any]:
     found: dict[str, list[tuple[int, int]]] = {"asked": [], "not asked": []}
     for asked in LENGTHS:
         for number in range(2 if study.tiny else 16):
-            for way, wishes in (("asked", Wishes(length=asked)), ("not asked", Wishes())):
+            for way, wishes in (
+                ("asked", GenerationAttributes(length=asked)),
+                ("not asked", GenerationAttributes()),
+            ):
                 found[way].append((asked, produced(study, wishes, seed=1000 * asked + number)))
 
     def correlation(pairs: np.ndarray, chosen: np.ndarray) -> float:
@@ -156,7 +159,7 @@ def lengths(study: Study) -> dict[str, Any]:
     return result
 
 
-def produced(study: Study, wishes: Wishes, seed: int) -> int:
+def produced(study: Study, wishes: GenerationAttributes, seed: int) -> int:
     """Tokens that come before the end, 256 at most."""
     prefix = prefix_of(wishes, study.vocabulary, first_prompt=0, num_prompts=0)
     end = study.vocabulary.end_id

@@ -27,9 +27,9 @@ from tests.flow import served
 
 TASK = '''"""noop: nothing, as an artifact."""
 
-from atelier.engine.io.artifact import Output
+from atelier.engine.io.artifact import ArtifactOutput
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 
 
 def noop(name: str, salt: int, after: list[Reference]) -> Reference:
@@ -42,13 +42,13 @@ def noop(name: str, salt: int, after: list[Reference]) -> Reference:
     return declare(node, after)["out"]
 
 
-def run(node: Node, house: House) -> None:
+def run(node: Node, context: RunContext) -> None:
     def build(payload: str) -> None:
-        output = Output(payload)
+        output = ArtifactOutput(payload)
         output.add_json("nothing.json", {})
         output.close({})
 
-    house.here(node, "out", build)
+    context.here(node, "out", build)
 '''
 FLOW = '''"""noops: layers of tasks that do nothing.
 

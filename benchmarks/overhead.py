@@ -18,12 +18,12 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "src"), str(Path(__
 
 from machine import keep
 
-from atelier.engine.io.artifact import Output
-from atelier.flows.run.execute import Submitting, embed
+from atelier.engine.io.artifact import ArtifactOutput
+from atelier.flows.run.execute import PrefectScheduler, embed
 from atelier.flows.run.work import work
 from atelier.infra.dag import Node, Product, Reference, declare, scheduling, stop_scheduling
 from atelier.infra.launch.slots import Slots
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.factory import NoTracker
 
@@ -32,9 +32,9 @@ def noop_task() -> types.ModuleType:
     """A task that makes one small artifact in this process."""
     module = types.ModuleType("atelier.tasks.noop")
 
-    def run(node: Node, house: House) -> None:
+    def run(node: Node, house: RunContext) -> None:
         def build(payload: str) -> None:
-            output = Output(payload)
+            output = ArtifactOutput(payload)
             output.add_bytes("nothing", b"")
             output.close({})
 
@@ -44,7 +44,7 @@ def noop_task() -> types.ModuleType:
     return module
 
 
-def ours(prefect: Any, house: House, count: int, salt: float) -> float:
+def ours(prefect: Any, house: RunContext, count: int, salt: float) -> float:
     states: dict[str, str] = {}
     errors: dict[str, Exception] = {}
 
@@ -57,7 +57,7 @@ def ours(prefect: Any, house: House, count: int, salt: float) -> float:
         def submit(node: Node, waits: list[Any]) -> Any:
             return node_task.with_options(task_run_name=node.name).submit(node.model_dump(mode="json"), waits)
 
-        scheduler = Submitting(submit)
+        scheduler = PrefectScheduler(submit)
         token = scheduling(scheduler)
         before: list[Reference] = []
         for i in range(count):
@@ -107,7 +107,7 @@ def main() -> None:
         import prefect
 
         sys.modules["atelier.tasks.noop"] = noop_task()
-        house = House(
+        house = RunContext(
             store=Store(root),
             slots=Slots(2, Path(root) / "slots"),
             scratch=Path(root) / "scratch",

@@ -25,14 +25,16 @@ from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.datasets.load import kinds, rows_of
 from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input, open_input
+from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.io.source_files import content_id, files_of
 from atelier.engine.prepare import prepare
 
 NUM_ROWS = 2048
 
 
-def made(folder: Path, task: str, kind: str, config: dict[str, Any], **inputs: Input) -> Input:
+def made(
+    folder: Path, task: str, kind: str, config: dict[str, Any], **inputs: ArtifactInput
+) -> ArtifactInput:
     """The artifact that a verb of engine.prepare makes."""
     target = folder / kind
     run = RunFile(

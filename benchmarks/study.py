@@ -19,9 +19,9 @@ from aims import AIMS
 
 from atelier.engine.data.datasets.load import rows_of
 from atelier.engine.data.tokens import NOT_SCORED
-from atelier.engine.inference.generator import Speaker, read_speaker
+from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.inference.scoring import label_nats
-from atelier.engine.io.artifact import Input, open_input
+from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.load import read_weights
 from tests.engine.trainings import artifact
 
@@ -39,11 +39,11 @@ class Study:
         self.rng = np.random.default_rng(1)
         self.ask(self.teacher)
 
-    def ask(self, model: Input) -> None:
+    def ask(self, model: ArtifactInput) -> None:
         """What follows is asked of this model."""
         folder = self.scratch / Path(model.url).name
         folder.mkdir(exist_ok=True)
-        self.speaker: Speaker = read_speaker(model, folder, torch.device("cpu"))
+        self.speaker: Generator = read_generator(model, folder, torch.device("cpu"))
         self.model, self.vocabulary = self.speaker.model, self.speaker.vocabulary
 
     def aim(self, name: str) -> None:
@@ -120,17 +120,17 @@ class Study:
         env = os.environ | {"ATELIER_ROOT": str(self.store)}
         subprocess.run([sys.executable, "-m", "atelier", *words], env=env, cwd=PROJECT, check=True)
 
-    def artifact(self, kind: str, name: str) -> Input:
+    def artifact(self, kind: str, name: str) -> ArtifactInput:
         """The newest one of this name."""
         found = [open_input(str(place.parent)) for place in self.store.glob(f"{kind}/*/record.json")]
         named = [each for each in found if each.record.name == name]
         return max(named, key=lambda each: each.record.provenance["started"])
 
-    def only(self, kind: str) -> Input:
+    def only(self, kind: str) -> ArtifactInput:
         [place] = self.store.glob(f"{kind}/*/record.json")
         return open_input(str(place.parent))
 
-    def rows(self, kind: str, spec: Any, source: Input) -> Any:
+    def rows(self, kind: str, spec: Any, source: ArtifactInput) -> Any:
         return rows_of(kind).open_rows(
             spec, source, self.vocabulary, self.scratch, split="held_out", sequence=self.sequence, seed=1
         )

@@ -41,7 +41,7 @@ from atelier.engine.data.examples import Examples
 from atelier.engine.data.ngram import gzip_bits, trigram_bits, xz_bits
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.inference.generator import TOKENIZER, Speaker, check_vocabulary
+from atelier.engine.inference.generator import TOKENIZER, Generator, check_vocabulary
 from atelier.engine.inference.sampling import num_positions
 from atelier.engine.inference.scoring import (
     HeldOutText,
@@ -52,7 +52,7 @@ from atelier.engine.inference.scoring import (
     row_lengths,
     text_nats,
 )
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
 from atelier.engine.model.load import read_model
 from atelier.engine.parallel.gang import start_gang
@@ -121,7 +121,9 @@ def targets_of(run: RunFile, config: Scoring) -> dict[str, Target]:
     return {key: target for key, target in config.targets.items() if key in run.outputs}
 
 
-def set_exam(run: RunFile, asked: Score, targets: dict[str, Target], scratch: Path) -> tuple[Exam, Input]:
+def set_exam(
+    run: RunFile, asked: Score, targets: dict[str, Target], scratch: Path
+) -> tuple[Exam, ArtifactInput]:
     """The held-out text and the examples that the targets need, and the tokenizer."""
     tokenizer = input_of(run, "tokenizer")
     vocabulary = Vocabulary.read(tokenizer.file(TOKENIZER, scratch))
@@ -152,7 +154,7 @@ def set_exam(run: RunFile, asked: Score, targets: dict[str, Target], scratch: Pa
 
 
 def read_examples(
-    labels: Input, tokenizer: Input, asked: Score, scratch: Path, shots: int | None
+    labels: ArtifactInput, tokenizer: ArtifactInput, asked: Score, scratch: Path, shots: int | None
 ) -> Examples:
     """The first `score.max_examples` test examples of a fixed order; score.sequence=auto cuts no prompt."""
     return Examples(
@@ -167,7 +169,7 @@ def read_examples(
     )
 
 
-def check_tokens(tokens: Input, tokenizer: Input, vocabulary: Vocabulary) -> None:
+def check_tokens(tokens: ArtifactInput, tokenizer: ArtifactInput, vocabulary: Vocabulary) -> None:
     """Refuse tokens that another tokenizer made."""
     made_by = tokens.record.parents.get("tokenizer", tokenizer.record.fingerprint)
     size = int(tokens.record.summary["vocab"])
@@ -181,7 +183,7 @@ def check_tokens(tokens: Input, tokenizer: Input, vocabulary: Vocabulary) -> Non
 
 
 def check_tokenizer(
-    model: Input, tokenizer: Input, vocabulary: Vocabulary, scratch: Path, place: str
+    model: ArtifactInput, tokenizer: ArtifactInput, vocabulary: Vocabulary, scratch: Path, place: str
 ) -> None:
     """Refuse a model of another tokenizer, even of the same size: ids would mean other text."""
     if TOKENIZER not in model.names():
@@ -223,7 +225,7 @@ def score(network: Any, exam: Exam, target: Target, progress: Progress, place: s
             "held_out": scored_name(exam.tokens, len(text.tokens_N), exam.sequence),
             "loss": nats / len(text.tokens_N),
             "bits_per_byte": nats / math.log(2) / text.num_bytes,
-            "sample": exam.prompt + Speaker(network, exam.vocabulary).text(exam.prompt, SAMPLE),
+            "sample": exam.prompt + Generator(network, exam.vocabulary).text(exam.prompt, SAMPLE),
         } | counts(text)
     if examples := exam.asked(target):
         choices = choose(network, examples, advance=progress.advance)
@@ -241,7 +243,9 @@ def counts(text: HeldOutText) -> dict[str, int]:
     return {"tokens": len(text.tokens_N), "bytes": text.num_bytes, "documents": len(text.ends_D)}
 
 
-def baselines(text: HeldOutText, vocabulary: Vocabulary, tokens: Input, scratch: Path) -> dict[str, Any]:
+def baselines(
+    text: HeldOutText, vocabulary: Vocabulary, tokens: ArtifactInput, scratch: Path
+) -> dict[str, Any]:
     """What needs no model, in bits per byte; the trigram, too, pays ln V for first tokens."""
     raw = vocabulary.bytes_of(text.tokens_N)
     dtype = token_dtype(vocabulary.size)

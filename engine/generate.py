@@ -20,7 +20,7 @@ from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.generation import Generation, Request, Sampling
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
-from atelier.engine.inference.generator import Speaker, read_speaker
+from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.io.process import input_of, run_verb, say
 from atelier.engine.parallel.gang import start_gang
 
@@ -28,23 +28,23 @@ from atelier.engine.parallel.gang import start_gang
 SMALL = 30_000_000
 
 
-def answer_prompts(speaker: Speaker, prompts: Iterable[str], sampling: Sampling, target: TextIO) -> None:
+def answer_prompts(generator: Generator, prompts: Iterable[str], sampling: Sampling, target: TextIO) -> None:
     """Write the pieces of each prompt's continuation as they come, then the count and speed of tokens."""
-    before, began = speaker.num_tokens, time.monotonic()
+    before, began = generator.num_tokens, time.monotonic()
     for number, prompt in enumerate(prompts):
-        for piece in speaker.stream(prompt, sampling):
+        for piece in generator.stream(prompt, sampling):
             say(target, {"prompt": number, "text": piece})
-    num_tokens = speaker.num_tokens - before
+    num_tokens = generator.num_tokens - before
     rate = num_tokens / max(time.monotonic() - began, 1e-9)
     say(target, {"done": {"tokens": num_tokens, "tokens_per_s": round(rate, 1)}})
 
 
-def serve(speaker: Speaker, lines: Iterable[bytes], target: TextIO) -> None:
+def serve(generator: Generator, lines: Iterable[bytes], target: TextIO) -> None:
     """Answer every line with one line; a request that cannot be answered says why and hurts no other."""
     for line in lines:
         try:
             request = parse_request(line)
-            say(target, {"text": speaker.text(request.prompt, request)})
+            say(target, {"text": generator.text(request.prompt, request)})
         except AtelierError as error:
             say(target, {"error": str(error)})
 
@@ -63,13 +63,13 @@ def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
     """Do what the run file says: requests are read from `lines`, answers go to `target`."""
     generation = parse(Generation, run.config, "config")
     gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
-    speaker = read_speaker(input_of(run, "model"), Path(run.scratch), gang.device)
-    if run.layout.threads == "auto" and sum(each.numel() for each in speaker.model.parameters()) < SMALL:
+    generator = read_generator(input_of(run, "model"), Path(run.scratch), gang.device)
+    if run.layout.threads == "auto" and sum(each.numel() for each in generator.model.parameters()) < SMALL:
         torch.set_num_threads(1)
     if generation.serve:
-        serve(speaker, lines, target)
+        serve(generator, lines, target)
     else:
-        answer_prompts(speaker, generation.prompts, generation, target)
+        answer_prompts(generator, generation.prompts, generation, target)
 
 
 if __name__ == "__main__":

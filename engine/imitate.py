@@ -24,12 +24,12 @@ from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.corpus import HELD_OUT, TRAIN
 from atelier.engine.data.counter_rng import Chance, below, uniform
 from atelier.engine.data.datasets.natural import IMITATIONS
-from atelier.engine.data.tokens import Text
+from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
-from atelier.engine.inference.generator import TOKENIZER, read_speaker
+from atelier.engine.inference.generator import TOKENIZER, read_generator
 from atelier.engine.inference.sampling import continuations
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
 from atelier.engine.parallel.gang import start_gang
 
@@ -49,7 +49,7 @@ class Paragraph:
     temperature: float
 
 
-def paragraphs(text: Text, sentences: Sentences, asked: Imitate, count: int) -> list[Paragraph]:
+def paragraphs(text: TokenText, sentences: Sentences, asked: Imitate, count: int) -> list[Paragraph]:
     """`count` natural paragraphs: whole sentences of one document, its beginning at most half of it."""
     chance = Chance(asked.seed, "imitate", text.split)
     long_E = np.flatnonzero(text.lengths_D > asked.tokens // 2)
@@ -92,16 +92,18 @@ def imitate(run: RunFile, asked: Imitate) -> dict[str, int]:
     scratch = Path(run.scratch)
     gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
     source, tokens = input_of(run, "model"), input_of(run, "tokens")
-    speaker = read_speaker(source, scratch, gang.device)
+    generator = read_generator(source, scratch, gang.device)
     check_tokenizer(source, input_of(run, "tokenizer"))
-    sentences = Sentences(speaker.vocabulary)
+    sentences = Sentences(generator.vocabulary)
     found = _chosen(tokens, sentences, asked, scratch)
     progress = Progress(sys.stdout)
     progress.start(len(found), "paragraphs")
     lines: dict[tuple[str, int], bytes] = {}
     for batch in batches(found):
-        for each, ids in zip(batch, _continued(speaker.model, speaker.vocabulary, batch, asked), strict=True):
-            is_ended = ids[-1] == speaker.vocabulary.end_id
+        for each, ids in zip(
+            batch, _continued(generator.model, generator.vocabulary, batch, asked), strict=True
+        ):
+            is_ended = ids[-1] == generator.vocabulary.end_id
             generated = ids[:-1] if is_ended else sentences.whole(ids, each.prefix)
             line = {
                 "split": each.split, "prefix": each.prefix, "temperature": each.temperature,
@@ -117,13 +119,13 @@ def imitate(run: RunFile, asked: Imitate) -> dict[str, int]:
     return summary
 
 
-def _chosen(tokens: Input, sentences: Sentences, asked: Imitate, scratch: Path) -> list[Paragraph]:
+def _chosen(tokens: ArtifactInput, sentences: Sentences, asked: Imitate, scratch: Path) -> list[Paragraph]:
     """Of both splits, a tenth of them held out."""
     held_out = max(2, asked.paragraphs // 10)
     wanted = {TRAIN: asked.paragraphs - held_out, HELD_OUT: held_out}
     found = []
     for split, count in wanted.items():
-        mine = paragraphs(Text(tokens, scratch, split), sentences, asked, count)
+        mine = paragraphs(TokenText(tokens, scratch, split), sentences, asked, count)
         if not mine:
             raise DataError(
                 f"{tokens.url}: no paragraph of {asked.tokens} tokens in {split}; imitate.tokens=32?"
@@ -155,7 +157,7 @@ def _continued(
     return [[*prompt, *ids] for prompt, ids in zip(prompts, found, strict=True)]
 
 
-def check_tokenizer(model: Input, tokenizer: Input) -> None:
+def check_tokenizer(model: ArtifactInput, tokenizer: ArtifactInput) -> None:
     """Refuse a model of another tokenizer: its ids mean other text."""
     own, given = model.entry(TOKENIZER).sha256, tokenizer.entry(TOKENIZER).sha256
     if own != given:

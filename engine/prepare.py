@@ -21,7 +21,7 @@ from atelier.engine.data.label import label
 from atelier.engine.data.learn_tokenizer import TOKENIZER, learn_tokenizer
 from atelier.engine.data.triples import extract
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input, Output, open_input
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
 from atelier.engine.io.process import Progress, run_verb, say
 
 
@@ -53,14 +53,14 @@ class Describe(Spec):
     pass
 
 
-class Job:
+class PrepareJob:
     """A run file with its inputs opened and its outputs at hand."""
 
     def __init__(self, run: RunFile, progress: Progress) -> None:
         self.run, self.progress = run, progress
         self.scratch = Path(run.scratch)
 
-    def input(self, name: str) -> Input:
+    def input(self, name: str) -> ArtifactInput:
         if name not in self.run.inputs:
             raise ConfigError(
                 "run.inputs",
@@ -69,17 +69,17 @@ class Job:
             )
         return open_input(self.run.inputs[name])
 
-    def output(self, name: str) -> Output:
+    def output(self, name: str) -> ArtifactOutput:
         if name not in self.run.outputs:
             raise ConfigError(
                 "run.outputs",
                 f"{self.run.task} writes {name}",
                 f"given: {', '.join(self.run.outputs) or 'none'}",
             )
-        return Output(self.run.outputs[name])
+        return ArtifactOutput(self.run.outputs[name])
 
 
-def _curate(job: Job) -> tuple[Output, dict[str, Any]]:
+def _curate(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
     config = parse(Curate, job.run.config, "config")
     output = job.output("corpus")
     return output, curate(
@@ -87,7 +87,7 @@ def _curate(job: Job) -> tuple[Output, dict[str, Any]]:
     )
 
 
-def _learn_tokenizer(job: Job) -> tuple[Output, dict[str, Any]]:
+def _learn_tokenizer(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
     config = parse(Learn, job.run.config, "config")
     names = sorted((n for n in job.run.inputs if n.startswith("corpus")), key=lambda n: (len(n), n))
     output, files = job.output("tokenizer"), list(config.files)
@@ -95,32 +95,32 @@ def _learn_tokenizer(job: Job) -> tuple[Output, dict[str, Any]]:
     return output, learn_tokenizer(config.tokenizer, corpora, files, output, job.scratch, job.progress)
 
 
-def _encode(job: Job) -> tuple[Output, dict[str, Any]]:
+def _encode(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
     parse(Encode, job.run.config, "config")
     output, corpus = job.output("tokens"), job.input("corpus")
     vocabulary = Vocabulary.read(job.input("tokenizer").file(TOKENIZER, job.scratch))
     return output, encode(corpus, vocabulary, output, job.scratch, job.progress)
 
 
-def _label(job: Job) -> tuple[Output, dict[str, Any]]:
+def _label(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
     config = parse(Label, job.run.config, "config")
     output = job.output("labels")
     return output, label(config.labels, list(config.files), output, job.progress)
 
 
-def _extract(job: Job) -> tuple[Output, dict[str, Any]]:
+def _extract(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
     parse(Extract, job.run.config, "config")
     output = job.output("triples")
     return output, extract(job.input("corpus"), output, job.scratch, job.progress)
 
 
-def _describe(job: Job) -> tuple[Output, dict[str, Any]]:
+def _describe(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
     parse(Describe, job.run.config, "config")
     output = job.output("attributes")
     return output, describe(job.input("corpus"), output, job.scratch, job.progress)
 
 
-VERBS: dict[str, Callable[[Job], tuple[Output, dict[str, Any]]]] = {
+VERBS: dict[str, Callable[[PrepareJob], tuple[ArtifactOutput, dict[str, Any]]]] = {
     "curate": _curate, "learn_tokenizer": _learn_tokenizer, "encode": _encode, "label": _label,
     "extract": _extract, "describe": _describe,
 }  # fmt: skip
@@ -135,7 +135,7 @@ def prepare(run: RunFile, stream: TextIO) -> dict[str, Any]:
             f"{run.task} is no task of preparation",
             f"known: {', '.join(VERBS)}" + (f"; did you mean {near}?" if near else ""),
         )
-    output, summary = VERBS[run.task](Job(run, Progress(stream)))
+    output, summary = VERBS[run.task](PrepareJob(run, Progress(stream)))
     output.close(summary)
     return summary
 

@@ -17,11 +17,11 @@ from atelier.engine.config.run_file import RunFile, Trainings
 from atelier.engine.io import source_check
 from atelier.engine.io.artifact import open_input
 from atelier.engine.io.process import began, leave
-from atelier.engine.loop.build import House
-from atelier.engine.loop.report import Report
+from atelier.engine.loop.build import BuildContext
+from atelier.engine.loop.report import ProgressReport
 from atelier.engine.loop.save import forget
 from atelier.engine.loop.stop import STOPPED, StopRequest
-from atelier.engine.loop.training import Surroundings, run_training
+from atelier.engine.loop.training import TrainingServices, run_training
 from atelier.engine.parallel.gang import Gang, start_gang
 
 
@@ -30,10 +30,12 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
     config = parse(Trainings, run.config, "config")
     scratch = Path(run.scratch)
     inputs = {key: open_input(url) for key, url in run.inputs.items()}
-    house = House(gang=gang, layout=run.layout.for_world(gang.world), inputs=inputs, scratch=scratch)
-    report = Report(total=sum(each.end for each in config.trainings), is_first=gang.is_first)
-    around = Surroundings(
-        house=house,
+    build_context = BuildContext(
+        gang=gang, layout=run.layout.for_world(gang.world), inputs=inputs, scratch=scratch
+    )
+    report = ProgressReport(total=sum(each.end for each in config.trainings), is_first=gang.is_first)
+    services = TrainingServices(
+        build_context=build_context,
         outputs=run.outputs,
         report=report,
         stop=stop,
@@ -42,8 +44,8 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
     )
     done = []
     for training in config.trainings:
-        members = run_training(training, around)
-        around = replace(around, began=time.monotonic())
+        members = run_training(training, services)
+        services = replace(services, began=time.monotonic())
         report.before += training.end
         if not training.train.keep:
             done += members
@@ -55,7 +57,7 @@ def main(arguments: list[str]) -> int:
     (path,) = arguments
     try:
         run = parse(RunFile, json.loads(Path(path).read_bytes()), path)
-        source_check.check(run.sources)
+        source_check.check_sources(run.sources)
         stop = StopRequest(Path(run.scratch))
         stop.watch_guard()
         gang = start_gang(run.layout)

@@ -6,7 +6,7 @@ from typing import Any
 from atelier.engine.config.data import Data, Source
 from atelier.engine.io.source_files import files_of, is_stdlib
 from atelier.infra.dag import Node, Product, Reference, declare
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 from atelier.infra.store.source_contents import contents_of, identity_of
 
 VERSION = 1
@@ -50,5 +50,7 @@ def curate(name: str, source: Source, data: Data) -> Reference:
     return declare(node, [])["corpus"]
 
 
-def run(node: Node, house: House) -> None:
-    house.gang(node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))
+def run(node: Node, context: RunContext) -> None:
+    context.gang(
+        node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=context.missing(node)
+    )

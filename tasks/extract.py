@@ -3,7 +3,7 @@ its documents are.
 """
 
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 
 VERSION = 1
 
@@ -25,5 +25,7 @@ def extract(name: str, corpus: Reference) -> Reference:
     return declare(node, [corpus])["triples"]
 
 
-def run(node: Node, house: House) -> None:
-    house.gang(node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))
+def run(node: Node, context: RunContext) -> None:
+    context.gang(
+        node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=context.missing(node)
+    )

@@ -13,13 +13,13 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
-from atelier.engine.config.trajectory import Feed, Part, parts_of
+from atelier.engine.config.trajectory import Feed, Segment, segments_of
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import House
-from atelier.infra.run.resume_plan import Resume, Survey, check, lease_addresses, members, survey
+from atelier.infra.run.context import RunContext
+from atelier.infra.run.resume_plan import Resume, ResumePlan, check, lease_addresses, members, resume_plan
 from atelier.infra.store.store import Store
-from atelier.infra.store.trajectory import give_birth, mend_birth
+from atelier.infra.store.trajectory import register_trajectory, repair_trajectory
 from atelier.tasks.train import model_product
 
 VERSION = 1
@@ -102,18 +102,18 @@ def feed_of(node: Node, key: str) -> Feed:
     )
 
 
-def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Part]]]:
+def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]]:
     """Roles, settings and segments by product key."""
     roles = {key: Role.model_validate(value) for key, value in node.config["roles"].items()}
     settings = Train.model_validate(node.config["train"])
     parts = {}
     for key, role in roles.items():
         inits = {ROLE: node.inputs["init"][1]} if role.init else {}
-        parts[key] = parts_of({ROLE: role}, settings, feed_of(node, key), inits)[ROLE]
+        parts[key] = segments_of({ROLE: role}, settings, feed_of(node, key), inits)[ROLE]
     return roles, settings, parts
 
 
-def _product(name: str, parts: list[Part], feed: Feed) -> Product:
+def _product(name: str, parts: list[Segment], feed: Feed) -> Product:
     product = model_product(name, parts, feed, "finetune.")
     moved = {
         "num_labels": "finetune.num_labels",
@@ -130,12 +130,12 @@ def _product(name: str, parts: list[Part], feed: Feed) -> Product:
     return product.model_copy(update={"origin": product.origin | moved})
 
 
-def look(node: Node, store: Store, resume: Resume) -> dict[str, Survey]:
+def plan_resume(node: Node, store: Store, resume: Resume) -> dict[str, ResumePlan]:
     """By product key what has to be done; finished ones are left out."""
     roles, _, parts = unpack(node)
     maps = maps_of(node)
     found = {
-        key: survey(
+        key: resume_plan(
             {ROLE: roles[key]},
             {ROLE: parts[key]},
             {ROLE: node.products[key]},
@@ -149,44 +149,46 @@ def look(node: Node, store: Store, resume: Resume) -> dict[str, Survey]:
     return {key: one for key, one in found.items() if one.situations}
 
 
-def mend(node: Node, house: House) -> None:
+def mend(node: Node, context: RunContext) -> None:
     """Write the records of trajectories anew that cannot be read any more, though the models are finished."""
     roles, _, parts = unpack(node)
     for key in roles:
         for part in parts[key]:
-            mend_birth(house.store, node.products[key].name, part, house.provenance(node))
+            repair_trajectory(context.store, node.products[key].name, part, context.provenance(node))
 
 
-def run(node: Node, house: House) -> None:
+def run(node: Node, context: RunContext) -> None:
     roles, settings, parts = unpack(node)
     maps = maps_of(node)
-    if node.name in house.resume.fresh:
-        house.begin_again(node, {key: parts[key] for key in house.missing(node)})
-    resume = house.resume.model_copy(update={"fresh": ()})
-    found = {key: check(node.name, one) for key, one in look(node, house.store, resume).items()}
+    if node.name in context.resume.fresh:
+        context.begin_again(node, {key: parts[key] for key in context.missing(node)})
+    resume = context.resume.model_copy(update={"fresh": ()})
+    found = {key: check(node.name, one) for key, one in plan_resume(node, context.store, resume).items()}
     if not found:
         return
 
     def write_births(keys: Iterable[str]) -> None:
         for key in keys:
             for part in parts[key]:
-                give_birth(house.store, node.products[key].name, part, house.provenance(node), maps.get(key))
+                register_trajectory(
+                    context.store, node.products[key].name, part, context.provenance(node), maps.get(key)
+                )
 
     write_births(found)
 
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
         trainings = []
-        still = look(node, house.store, resume)
+        still = plan_resume(node, context.store, resume)
         write_births(still)  # again: somebody may have begun it again meanwhile
         for key, now in still.items():
-            one = check(node.name, now, leased=fences, store=house.store)
+            one = check(node.name, now, leased=fences, store=context.store)
             [member] = members(
                 one,
                 {ROLE: roles[key]},
                 {ROLE: node.products[key]},
-                house.store,
+                context.store,
                 fences,
-                house.vocab(node),
+                context.vocab(node),
                 {ROLE: maps[key]},
                 resume,
             ).values()
@@ -200,10 +202,10 @@ def run(node: Node, house: House) -> None:
             trainings.append(
                 Training(members={ROLE: member}, streams=(stream,), train=settings).model_dump(mode="json")
             )
-        return {"trainings": trainings, "peak_tflops": house.peak_tflops(node)}
+        return {"trainings": trainings, "peak_tflops": context.peak_tflops(node)}
 
-    addresses = [address for one in found.values() for address in lease_addresses(one, house.store)]
-    house.gang(
+    addresses = [address for one in found.values() for address in lease_addresses(one, context.store)]
+    context.gang(
         node,
         "atelier.engine.train",
         config=config,

@@ -6,7 +6,7 @@ from atelier.engine.config.generation import Imitate
 from atelier.engine.config.parallel import Parallel
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.launch.machine import num_cores
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 
 VERSION = 1
 
@@ -37,12 +37,12 @@ def imitate(
     return declare(node, list(parents.values()))["imitations"]
 
 
-def run(node: Node, house: House) -> None:
-    house.gang(
+def run(node: Node, context: RunContext) -> None:
+    context.gang(
         node,
         "atelier.engine.imitate",
         config=lambda fences: node.config,
-        outputs=house.missing(node),
+        outputs=context.missing(node),
         threads=int(node.layout["threads"]),
         layout=node.layout,
     )

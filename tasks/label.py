@@ -6,7 +6,7 @@ from typing import Any
 from atelier.engine.config.data import Labels
 from atelier.engine.io.source_files import files_of, is_stdlib
 from atelier.infra.dag import Node, Product, Reference, declare
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 from atelier.infra.store.source_contents import contents_of, identity_of
 
 VERSION = 1
@@ -36,5 +36,7 @@ def label(labels: Labels) -> Reference:
     ]
 
 
-def run(node: Node, house: House) -> None:
-    house.gang(node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))
+def run(node: Node, context: RunContext) -> None:
+    context.gang(
+        node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=context.missing(node)
+    )

@@ -7,7 +7,7 @@ from typing import Any
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.io.source_files import check_no_password
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 from atelier.infra.store.source_contents import contents_of
 
 VERSION = 1
@@ -44,5 +44,7 @@ def learn_tokenizer(corpora: dict[str, Reference], tokenizer: Tokenizer) -> Refe
     return declare(node, [] if tokenizer.load else list(corpora.values()))["tokenizer"]
 
 
-def run(node: Node, house: House) -> None:
-    house.gang(node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=house.missing(node))
+def run(node: Node, context: RunContext) -> None:
+    context.gang(
+        node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=context.missing(node)
+    )

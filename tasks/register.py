@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from atelier.engine.io.artifact import Output
+from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.storage import join, read_object
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
 
 VERSION = 1
@@ -48,21 +48,21 @@ def is_owed(node: Node, store: Store) -> bool:
     return not all(versions.values())
 
 
-def reuse(node: Node, house: House) -> None:
+def reuse(node: Node, context: RunContext) -> None:
     """A finished registration may have been made without a tracker, or with another one."""
     for key in node.config["names"]:
-        record = house.record(*node.inputs[f"model.{key}"])
-        house.tracker.register_later(key, record, list(ALIASES))
+        record = context.record(*node.inputs[f"model.{key}"])
+        context.tracker.register_later(key, record, list(ALIASES))
 
 
-def run(node: Node, house: House) -> None:
+def run(node: Node, context: RunContext) -> None:
     def build(payload: str) -> None:
-        output = Output(payload)
+        output = ArtifactOutput(payload)
         versions = {
-            key: house.register(key, *node.inputs[f"model.{key}"], aliases=list(ALIASES))
+            key: context.register(key, *node.inputs[f"model.{key}"], aliases=list(ALIASES))
             for key in node.config["names"]
         }
         output.add_json(VERSIONS, versions)
         output.close({"models": len(versions)})
 
-    house.here(node, "registration", build)
+    context.here(node, "registration", build)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.report.collect import card_of
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 
 VERSION = 1
 
@@ -37,5 +37,5 @@ def report(
     return declare(node, [*models.values(), *scores.values()])["report"]
 
 
-def run(node: Node, house: House) -> None:
-    house.here(node, "report", lambda payload: card_of(node, house, payload))
+def run(node: Node, context: RunContext) -> None:
+    context.here(node, "report", lambda payload: card_of(node, context, payload))

@@ -9,7 +9,7 @@ from typing import Any
 from atelier.engine.config.data import Score
 from atelier.engine.config.evaluation import Target
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 
 VERSION = 1
 
@@ -90,8 +90,8 @@ def _product(
     )
 
 
-def run(node: Node, house: House) -> None:
-    missing = house.missing(node)
+def run(node: Node, context: RunContext) -> None:
+    missing = context.missing(node)
 
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
         return node.config | {
@@ -99,8 +99,8 @@ def run(node: Node, house: House) -> None:
         }
 
     wanted = {f"model.{key}" for key in missing} | {"tokens", "tokenizer", "labels"}
-    inputs = {role: url for role, url in house.urls(node).items() if role in wanted}
-    house.gang(
+    inputs = {role: url for role, url in context.urls(node).items() if role in wanted}
+    context.gang(
         node,
         "atelier.engine.evaluate",
         config=config,

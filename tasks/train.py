@@ -12,13 +12,13 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
 from atelier.engine.config.train import Train
-from atelier.engine.config.trajectory import Feed, Part, origins, parts_of
+from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
-from atelier.infra.run.context import House
-from atelier.infra.run.resume_plan import Resume, Survey, check, lease_addresses, members, survey
+from atelier.infra.run.context import RunContext
+from atelier.infra.run.resume_plan import Resume, ResumePlan, check, lease_addresses, members, resume_plan
 from atelier.infra.store.store import Store
-from atelier.infra.store.trajectory import give_birth, mend_birth
+from atelier.infra.store.trajectory import register_trajectory, repair_trajectory
 
 VERSION = 1
 
@@ -92,14 +92,14 @@ def feed_of(node: Node, roles: Mapping[str, Role]) -> Feed:
     return Feed(parents=parents, identity=identity_of(row_specs(roles), node.config["weights"]))
 
 
-def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Part]]]:
+def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]]:
     """Roles, settings and segments that the node's configuration stands for."""
     roles = {key: Role.model_validate(value) for key, value in node.config["roles"].items()}
     settings = Train.model_validate(node.config["train"])
     inits = {
         role.removeprefix("init."): fp for role, (_, fp) in node.inputs.items() if role.startswith("init.")
     }
-    return roles, settings, parts_of(roles, settings, feed_of(node, roles), inits)
+    return roles, settings, segments_of(roles, settings, feed_of(node, roles), inits)
 
 
 def _from_init(name: str, member: Member, node: Node) -> Member:
@@ -110,7 +110,7 @@ def _from_init(name: str, member: Member, node: Node) -> Member:
     )
 
 
-def model_product(name: str, parts: list[Part], feed: Feed, prefix: str) -> Product:
+def model_product(name: str, parts: list[Segment], feed: Feed, prefix: str) -> Product:
     """The model that a role's last segment ends in: its identity is that trajectory and the step."""
     last = parts[-1]
     kept = {key: fp for key, fp in {**parts[0].parents, **last.parents}.items() if key in ("teacher", "init")}
@@ -127,65 +127,69 @@ def model_product(name: str, parts: list[Part], feed: Feed, prefix: str) -> Prod
     )
 
 
-def look(node: Node, store: Store, resume: Resume) -> Survey:
+def plan_resume(node: Node, store: Store, resume: Resume) -> ResumePlan:
     """What the gang of this node would have to do now."""
     roles, _, parts = unpack(node)
-    return survey(roles, parts, node.products, store, node=node.name, maps=maps_of(node), resume=resume)
+    return resume_plan(roles, parts, node.products, store, node=node.name, maps=maps_of(node), resume=resume)
 
 
-def mend(node: Node, house: House) -> None:
+def mend(node: Node, context: RunContext) -> None:
     """Write the records of trajectories anew that cannot be read any more, though the models are finished."""
     roles, _, parts = unpack(node)
     for role in roles:
         for part in parts[role]:
-            mend_birth(house.store, node.products[role].name, part, house.provenance(node))
+            repair_trajectory(context.store, node.products[role].name, part, context.provenance(node))
 
 
-def run(node: Node, house: House) -> None:
+def run(node: Node, context: RunContext) -> None:
     roles, settings, parts = unpack(node)
     maps = maps_of(node)
-    if node.name in house.resume.fresh:
-        house.begin_again(node, {role: parts[role] for role in house.missing(node)})
-    resume = house.resume.model_copy(update={"fresh": ()})
-    found = check(node.name, look(node, house.store, resume))
+    if node.name in context.resume.fresh:
+        context.begin_again(node, {role: parts[role] for role in context.missing(node)})
+    resume = context.resume.model_copy(update={"fresh": ()})
+    found = check(node.name, plan_resume(node, context.store, resume))
     if not found.situations:
         return
     for role, situation in found.situations.items():
         for part in situation.parts:
-            give_birth(house.store, node.products[role].name, part, house.provenance(node), maps.get(role))
+            register_trajectory(
+                context.store, node.products[role].name, part, context.provenance(node), maps.get(role)
+            )
 
     now = found
 
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
         # again: somebody may have trained on, or finished a role, while we waited for the lease
         nonlocal now
-        now = check(node.name, look(node, house.store, resume), leased=fences, store=house.store)
+        now = check(node.name, plan_resume(node, context.store, resume), leased=fences, store=context.store)
         for role, situation in now.situations.items():  # again: somebody may have begun it again meanwhile
             for part in situation.parts:
-                give_birth(house.store, node.products[role].name, part, house.provenance(node), maps[role])
-        every = members(now, roles, node.products, house.store, fences, house.vocab(node), maps, resume)
+                register_trajectory(
+                    context.store, node.products[role].name, part, context.provenance(node), maps[role]
+                )
+        every = members(now, roles, node.products, context.store, fences, context.vocab(node), maps, resume)
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
             streams=streams(row_specs(roles), node.config["weights"]),
             train=settings,
         )
-        return {"trainings": [training.model_dump(mode="json")], "peak_tflops": house.peak_tflops(node)}
+        return {"trainings": [training.model_dump(mode="json")], "peak_tflops": context.peak_tflops(node)}
 
     def inputs() -> dict[str, str]:
-        return house.urls(node) | {
-            f"frozen.{role}": house.store.address("model", node.products[role].fingerprint)
+        return context.urls(node) | {
+            f"frozen.{role}": context.store.address("model", node.products[role].fingerprint)
             for role, situation in now.situations.items()
             if situation.mode == "frozen"
         }
 
     missing = {role: node.products[role] for role, s in found.situations.items() if not s.is_finished}
-    with house.following(node, {role: parts[role] for role in missing}):
-        house.gang(
+    with context.following(node, {role: parts[role] for role in missing}):
+        context.gang(
             node,
             "atelier.engine.train",
             config=config,
             outputs=missing,
-            addresses=lease_addresses(found, house.store),
+            addresses=lease_addresses(found, context.store),
             inputs=inputs,
             ranks=node.ranks,
             threads=int(node.layout["threads"]),

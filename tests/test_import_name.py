@@ -21,11 +21,17 @@ def test_a_folder_cannot_be_imported_under_its_own_name(folder: str) -> None:
 
 
 def test_every_module_of_the_checkout_has_one_name() -> None:
-    """No two of the loaded modules come from one file, whatever was imported before this test."""
+    """No two of the loaded modules come from one file, whatever was imported before this test; MLflow loads
+    a copy of the predictor by its file.
+    """
     names: dict[str, set[str]] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
-        if file.startswith(str(TOP)) and "site-packages" not in file and name != "__main__":
+        if (
+            file.startswith(str(TOP))
+            and "site-packages" not in file
+            and name.rpartition(".")[2] in (Path(file).stem, Path(file).parent.name)
+        ):
             names.setdefault(file, set()).add(name)
     assert names and {file: found for file, found in names.items() if len(found) > 1} == {}
     assert PROJECT == TOP and IMPORT_ROOT == TOP / "src"

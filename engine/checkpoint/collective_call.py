@@ -12,7 +12,7 @@ Work = TypeVar("Work")
 Answer = TypeVar("Answer")
 
 
-class Gang(Protocol):
+class RankGroup(Protocol):
     """The processes that save or load together."""
 
     @property
@@ -25,7 +25,7 @@ class Gang(Protocol):
 
 
 @dataclass(frozen=True)
-class Alone:
+class SingleRank:
     """One process that is no gang: a tool, or training on one device."""
 
     rank: int = 0
@@ -62,7 +62,9 @@ def _failure(error: Exception, rank: int) -> _Failure:
     return _Failure("RuntimeError", (f"rank {rank}: {type(error).__name__}: {error}",))
 
 
-def settle(gang: Gang, work: Callable[[], Work], decide: Callable[[list[Work]], list[Answer]]) -> Answer:
+def all_or_none(
+    gang: RankGroup, work: Callable[[], Work], decide: Callable[[list[Work]], list[Answer]]
+) -> Answer:
     """Run `work` on every rank, `decide` on rank 0 over all results in rank order; return this rank's answer.
 
     An error in any `work` or in `decide` is raised on every rank; where it happened, the very exception is.
@@ -94,14 +96,14 @@ def nothing(found: list[Any]) -> list[None]:
     return [None] * len(found)
 
 
-def check_gang(gang: Gang) -> None:
+def check_gang(gang: RankGroup) -> None:
     if gang.world > 1 and gang.group is None:
         raise ConfigError(
             "gang.group", f"is None in a gang of {gang.world} ranks", "give a gloo process group"
         )
 
 
-def _gather(gang: Gang, item: Any) -> list[Any] | None:
+def _gather(gang: RankGroup, item: Any) -> list[Any] | None:
     if gang.world == 1:
         return [item]
     found = [None] * gang.world if gang.rank == 0 else None
@@ -109,7 +111,7 @@ def _gather(gang: Gang, item: Any) -> list[Any] | None:
     return found
 
 
-def _scatter(gang: Gang, answers: list[Any] | None) -> Any:
+def _scatter(gang: RankGroup, answers: list[Any] | None) -> Any:
     if gang.world == 1:
         return cast(list[Any], answers)[0]
     mine: list[Any] = [None]

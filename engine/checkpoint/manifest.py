@@ -34,7 +34,7 @@ class Chunk(Spec):
     shape: tuple[int, ...]
 
 
-class Stored(Spec):
+class StoredTensor(Spec):
     """A tensor: its chunks do not overlap and together cover it."""
 
     dtype: str
@@ -59,7 +59,7 @@ class Manifest(Spec):
     computed: str = Field("", description="arithmetic that it was computed in; '' = not known")
     held_out: str = Field("", description="what its eval/loss was measured on; '' = not known")
     files: tuple[FileEntry, ...]
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
     values: list[tuple[tuple[str | int, ...], Any]]
 
     def model_post_init(self, context: Any) -> None:

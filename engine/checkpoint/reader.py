@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 
-from atelier.engine.checkpoint.collective_call import Gang, check_gang, nothing, settle
+from atelier.engine.checkpoint.collective_call import RankGroup, all_or_none, check_gang, nothing
 from atelier.engine.checkpoint.folder import step_of
 from atelier.engine.checkpoint.manifest import MANIFEST, Chunk, Manifest, key, read_manifest
 from atelier.engine.checkpoint.state import nested, tensors_of
@@ -20,7 +20,7 @@ from atelier.engine.config.error import ConfigError, DamageError, nearest
 from atelier.engine.io.storage import join
 
 
-def load(url: str, state: dict[str, Any], *, step: int, trajectory: str, gang: Gang) -> dict[Any, Any]:
+def load(url: str, state: dict[str, Any], *, step: int, trajectory: str, gang: RankGroup) -> dict[Any, Any]:
     """Fill the tensors of `state` from the checkpoint at `url`; return its Python values, nested.
 
     Every rank calls it; the layout may differ from the one that saved. The state's own Python values are
@@ -32,8 +32,8 @@ def load(url: str, state: dict[str, Any], *, step: int, trajectory: str, gang: G
     check_gang(gang)
     drain()  # a save under way uses the gang's group
     reading = _Reading(url, state, step, trajectory)
-    settle(gang, reading.plan, nothing)
-    settle(gang, reading.fill, nothing)
+    all_or_none(gang, reading.plan, nothing)
+    all_or_none(gang, reading.fill, nothing)
     return nested(reading.manifest.values)
 
 

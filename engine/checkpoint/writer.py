@@ -19,10 +19,10 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from atelier.engine.checkpoint.collective_call import Gang, check_gang, settle
+from atelier.engine.checkpoint.collective_call import RankGroup, all_or_none, check_gang
 from atelier.engine.checkpoint.commit import Commit
 from atelier.engine.checkpoint.folder import step_of
-from atelier.engine.checkpoint.manifest import Chunk, Manifest, Stored, key
+from atelier.engine.checkpoint.manifest import Chunk, Manifest, StoredTensor, key
 from atelier.engine.checkpoint.state import Value, merged, tensors_of, values_of
 from atelier.engine.checkpoint.tensorfile import check_dtype, write_tensors
 from atelier.engine.config.error import ConfigError
@@ -60,7 +60,7 @@ class Pending:
 
 
 def save_async(
-    url: str, state: dict[str, Any], *, step: int, trajectory: str, gang: Gang, **about: Any
+    url: str, state: dict[str, Any], *, step: int, trajectory: str, gang: RankGroup, **about: Any
 ) -> Pending:
     """Save `state` at `url` (.../step-00000100) in the background; every rank calls it, in the same order.
     `about` are other fields of the manifest.
@@ -117,7 +117,7 @@ def _pinned(size: int) -> torch.Tensor:
 class _Save:
     """One save: `copy` in the caller's thread, `run` in the writer's."""
 
-    def __init__(self, url: str, step: int, trajectory: str, gang: Gang, about: dict[str, Any]) -> None:
+    def __init__(self, url: str, step: int, trajectory: str, gang: RankGroup, about: dict[str, Any]) -> None:
         self.url, self.step, self.trajectory, self.gang, self.about = url, step, trajectory, gang, about
         self.plan = SavePlan([])
         self.values: list[Value] = []
@@ -144,8 +144,8 @@ class _Save:
         """Plan together, write this rank's files, commit on rank 0; returns the seconds it took."""
         started = time.perf_counter()
         try:
-            place, attempt, plan = settle(self.gang, self._offer, self._begin)
-            settle(self.gang, lambda: self._write(place, attempt, plan), self._finish)
+            place, attempt, plan = all_or_none(self.gang, self._offer, self._begin)
+            all_or_none(self.gang, lambda: self._write(place, attempt, plan), self._finish)
         except BaseException:
             if self.commit is not None:
                 with suppress(OSError):  # the error that led here is the one to tell
@@ -195,9 +195,9 @@ class _Save:
         return [None] * self.gang.world
 
 
-def _stored(name: str, meta: Any, file_of: dict[Box, int]) -> Stored:
+def _stored(name: str, meta: Any, file_of: dict[Box, int]) -> StoredTensor:
     tensor = cast(TensorStorageMetadata, meta)
-    return Stored(
+    return StoredTensor(
         dtype=str(tensor.properties.dtype).removeprefix("torch."),
         shape=tuple(tensor.size),
         chunks=tuple(

@@ -111,11 +111,13 @@ def explain(error: ValidationError, kind: type[BaseModel], place: str, document:
 
     With the faulty `document` the names below a part whose kind chooses the spec are known too.
     """
-    from atelier.engine.config.registry import Place  # here: walk.py is built on the specs of this module
+    from atelier.engine.config.registry import (
+        FieldPlace,  # here: walk.py is built on the specs of this module
+    )
 
     faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     fault = faults[0]
-    here, is_field = Place("", kind, document), True
+    here, is_field = FieldPlace("", kind, document), True
     parts: list[str] = []
     for part in fault["loc"]:
         below = here.down(str(part)) if is_field else None

@@ -18,7 +18,7 @@ TAGS = (
 ROUND = 8  # a length is asked for in multiples of so many tokens
 
 
-class Wishes(Spec):
+class GenerationAttributes(Spec):
     genre: Literal["", "code", "test", "documentation", "line", "prose"] = Field(
         default="", description="code, test, documentation, line or prose"
     )
@@ -31,7 +31,7 @@ class Wishes(Spec):
 
     @property
     def is_empty(self) -> bool:
-        return self == Wishes()
+        return self == GenerationAttributes()
 
 
 class Sampling(Spec):
@@ -48,7 +48,9 @@ class Sampling(Spec):
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="of the draws; the same seed gives the same text"
     )
-    wishes: Wishes = Field(default=Wishes(), description="what the text should be")
+    wishes: GenerationAttributes = Field(
+        default=GenerationAttributes(), description="what the text should be"
+    )
     best_of: int = Field(
         default=1,
         ge=1,

@@ -147,7 +147,7 @@ Optim = Annotated[SerializeAsAny[OptimSpec], BeforeValidator(_chooser("optim"))]
 
 
 @dataclass(frozen=True)
-class Place:
+class FieldPlace:
     """One value of a document: its dotted name, its type, and what is known of the field that holds it."""
 
     name: str
@@ -172,20 +172,20 @@ class Place:
         kind = str(self.value.get("kind", "")) if isinstance(self.value, Mapping) else ""
         return spec_class(group, kind) if kind in kinds(group) else None
 
-    def down(self, part: str) -> "Place | None":
+    def down(self, part: str) -> "FieldPlace | None":
         """The place called `part` below this one; None when the type has no such part."""
         value = self.value.get(part) if isinstance(self.value, Mapping) else None
         name = f"{self.name}.{part}".strip(".")
         spec = self.spec()
         if spec is not None:
             field = spec.model_fields.get(part)
-            return Place(name, field.annotation, value, tuple(field.metadata), field) if field else None
+            return FieldPlace(name, field.annotation, value, tuple(field.metadata), field) if field else None
         for arm in _arms(self.annotation):
             if get_origin(arm) is dict:
                 return _item(name, get_args(arm)[1], value)
         return None
 
-    def below(self) -> Iterator["Place"]:
+    def below(self) -> Iterator["FieldPlace"]:
         """The places one step down: a spec's fields, a mapping's items."""
         spec = self.spec()
         parts = spec.model_fields if spec else self.value if isinstance(self.value, Mapping) else ()
@@ -209,10 +209,10 @@ class Place:
         return " or ".join(dict.fromkeys(_type_text(arm) for arm in _arms(self.annotation)))
 
 
-def _item(name: str, annotation: Any, value: Any) -> Place:
+def _item(name: str, annotation: Any, value: Any) -> FieldPlace:
     if get_origin(annotation) is Annotated:
-        return Place(name, annotation.__origin__, value, tuple(annotation.__metadata__))
-    return Place(name, annotation, value)
+        return FieldPlace(name, annotation.__origin__, value, tuple(annotation.__metadata__))
+    return FieldPlace(name, annotation, value)
 
 
 def _arms(annotation: Any) -> tuple[Any, ...]:

@@ -36,7 +36,7 @@ class RunFile(Spec):
     )
 
 
-class Segment(Spec):
+class SegmentAddress(Spec):
     """A stretch of a role's training that belongs to one trajectory: steps start < s <= end are its
     checkpoints.
     """
@@ -58,7 +58,7 @@ class Member(Spec):
 
     role: Role
     mode: Literal["train", "replay", "frozen"] = "train"
-    segments: tuple[Segment, ...] = Field(
+    segments: tuple[SegmentAddress, ...] = Field(
         default=(), description="in order; the last ends where the training ends"
     )
     init: str = Field(

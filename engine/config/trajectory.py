@@ -20,7 +20,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Part:
+class Segment:
     """One segment of a role's training: the steps start < s <= end of one trajectory."""
 
     start: int
@@ -108,21 +108,23 @@ def resolve_starts(roles: Mapping[str, Role], train: Train, place: str = "roles"
     return result
 
 
-def parts_of(
+def segments_of(
     roles: Mapping[str, Role], train: Train, feed: Feed, inits: Mapping[str, str]
-) -> dict[str, list[Part]]:
+) -> dict[str, list[Segment]]:
     """The segments of every role, teachers first. `inits` holds fingerprints of the models that roles start
     from.
     """
-    result: dict[str, list[Part]] = {}
+    result: dict[str, list[Segment]] = {}
     for name in in_teaching_order(roles):
-        result[name] = _parts(
+        result[name] = _segments(
             name, roles[name], train, feed, inits.get(name, ""), result.get(roles[name].teacher, [])
         )
     return result
 
 
-def _parts(name: str, role: Role, train: Train, feed: Feed, init: str, teaching: list[Part]) -> list[Part]:
+def _segments(
+    name: str, role: Role, train: Train, feed: Feed, init: str, teaching: list[Segment]
+) -> list[Segment]:
     start, end = int(role.start), role.last(train.num_steps)
     schedule = role.optim.schedule
     is_whole = train.health.rolls_back and not role.teacher
@@ -130,7 +132,7 @@ def _parts(name: str, role: Role, train: Train, feed: Feed, init: str, teaching:
     frozen = role.attach == "frozen"
     cuts = {own} | (set() if frozen else {part.end for part in teaching})
     ends = sorted({cut for cut in cuts if start < cut < end} | {end})
-    parts: list[Part] = []
+    parts: list[Segment] = []
     for stop in ends:
         begin = parts[-1].end if parts else start
         knows_end = begin >= own
@@ -145,11 +147,11 @@ def _parts(name: str, role: Role, train: Train, feed: Feed, init: str, teaching:
         if parts:
             parents["trunk"] = parts[-1].fingerprint
             identity["trunk_step"] = begin
-        parts.append(Part(start=begin, end=stop, identity=identity, parents=parents))
+        parts.append(Segment(start=begin, end=stop, identity=identity, parents=parents))
     return parts
 
 
-def _covering(teaching: list[Part], step: int) -> Part:
+def _covering(teaching: list[Segment], step: int) -> Segment:
     """The teacher's segment in which the step after `step` lies."""
     return next(part for part in teaching if part.start <= step < part.end)
 

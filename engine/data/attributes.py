@@ -14,7 +14,7 @@ from typing import Any
 
 from atelier.engine.config.error import DataError
 from atelier.engine.data.corpus import corpus_lines, fraction
-from atelier.engine.io.artifact import Input, Output
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 
 ATTRIBUTES = "attributes.jsonl"
@@ -29,7 +29,9 @@ NEGATIVE = """error errors fail fails failed failure bad wrong invalid broken un
 deprecated warning exception raise raises raised missing unsupported false problem bug cannot never"""
 
 
-def describe(corpus: Input, output: Output, scratch: Path, progress: Progress) -> dict[str, Any]:
+def describe(
+    corpus: ArtifactInput, output: ArtifactOutput, scratch: Path, progress: Progress
+) -> dict[str, Any]:
     """Write attributes.jsonl: a line is {"genre", "topic", "keywords", "sentiment", "text", "split"}. Returns
     the summary.
     """

@@ -6,7 +6,7 @@ Shape letters: P tokens of a prefix.
 from typing import NamedTuple
 
 from atelier.engine.config.data import SEP
-from atelier.engine.config.generation import ROUND, TAGS, Wishes
+from atelier.engine.config.generation import ROUND, TAGS, GenerationAttributes
 from atelier.engine.data.vocabulary import Vocabulary
 
 
@@ -22,7 +22,9 @@ class Prefix(NamedTuple):
         return self.prompts if any(prompt >= 0 for prompt in self.prompts) else None
 
 
-def prefix_of(wishes: Wishes, vocabulary: Vocabulary, *, first_prompt: int, num_prompts: int) -> Prefix:
+def prefix_of(
+    wishes: GenerationAttributes, vocabulary: Vocabulary, *, first_prompt: int, num_prompts: int
+) -> Prefix:
     """What stands before a text; with no wish at all the separator alone."""
     ids, prompts = [vocabulary.pad_id] * num_prompts, list(range(first_prompt, first_prompt + num_prompts))
     said = (

@@ -9,12 +9,12 @@ from typing import Any
 
 from atelier.engine.config.document import parse_object
 from atelier.engine.config.error import DataError
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 
 DOCUMENTS = "documents.jsonl"
 
 
-def corpus_lines(corpus: Input, scratch: Path) -> Iterator[dict[str, Any]]:
+def corpus_lines(corpus: ArtifactInput, scratch: Path) -> Iterator[dict[str, Any]]:
     """The documents of a corpus in order: {"id", "text", "split", "group"}."""
     path = corpus.file(DOCUMENTS, scratch)
     with open(path, "rb") as file:

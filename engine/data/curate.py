@@ -9,13 +9,13 @@ from typing import Any
 from atelier.engine.config.data import Source
 from atelier.engine.config.error import DataError
 from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, split_of
-from atelier.engine.data.source import Document, Files, Reader, documents, total_bytes
-from atelier.engine.io.artifact import Output
+from atelier.engine.data.source import Document, Files, SourceReader, documents, total_bytes
+from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.process import Progress
 
 
 def curate(
-    source: Source, held_out: float, files: Files, output: Output, scratch: Path, progress: Progress
+    source: Source, held_out: float, files: Files, output: ArtifactOutput, scratch: Path, progress: Progress
 ) -> dict[str, Any]:
     """Write documents.jsonl: a line is {"id", "text", "split", "group"}. Returns the summary.
 
@@ -23,7 +23,7 @@ def curate(
     document, never the texts.
     """
     progress.start(total_bytes(files), "bytes")
-    reader = Reader(on_error=source.on_error, place="data", progress=progress)
+    reader = SourceReader(on_error=source.on_error, place="data", progress=progress)
     scratch.mkdir(parents=True, exist_ok=True)
     unsplit, split = scratch / "unsplit.jsonl", scratch / DOCUMENTS
     kinds: Counter[str] = Counter()

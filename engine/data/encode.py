@@ -16,7 +16,7 @@ import numpy as np
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, corpus_lines
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input, Output
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 
 BATCH_BYTES = 1 << 21
@@ -36,7 +36,7 @@ class _Split:
 
 
 def encode(
-    corpus: Input, vocabulary: Vocabulary, output: Output, scratch: Path, progress: Progress
+    corpus: ArtifactInput, vocabulary: Vocabulary, output: ArtifactOutput, scratch: Path, progress: Progress
 ) -> dict[str, Any]:
     """Write the token files of both splits. Returns the summary."""
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
@@ -69,7 +69,7 @@ def encode(
     }
 
 
-def _batches(corpus: Input, scratch: Path) -> Iterator[list[dict[str, Any]]]:
+def _batches(corpus: ArtifactInput, scratch: Path) -> Iterator[list[dict[str, Any]]]:
     """Documents in their order, about BATCH_BYTES of text at a time."""
     batch, size = [], 0
     for line in corpus_lines(corpus, scratch):

@@ -14,7 +14,7 @@ from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.data.counter_rng import Permutation
 from atelier.engine.data.tokens import NOT_SCORED, PADDING
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Examples:
 
     def __init__(
         self,
-        labels: Input,
+        labels: ArtifactInput,
         tokenizer: Path,
         scratch: Path,
         *,
@@ -177,7 +177,7 @@ class Examples:
         return _stacked(parts, max(len(r.tokens_T) for r in rows), self._vocabulary.pad_id), rows
 
 
-def _lines(labels: Input, split: str, scratch: Path) -> list[dict[str, Any]]:
+def _lines(labels: ArtifactInput, split: str, scratch: Path) -> list[dict[str, Any]]:
     return labels.lines(f"{split}.jsonl", scratch)
 
 

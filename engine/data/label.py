@@ -19,7 +19,7 @@ from atelier.engine.data import standard_library
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, fraction, split_of
 from atelier.engine.data.source import (
     Files,
-    Reader,
+    SourceReader,
     decode_source,
     kind_of,
     stdlib_name,
@@ -27,7 +27,7 @@ from atelier.engine.data.source import (
     text_problem,
     total_bytes,
 )
-from atelier.engine.io.artifact import Output
+from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.process import Progress
 from atelier.engine.io.source_files import TOPICS, is_stdlib
 
@@ -40,12 +40,12 @@ EACH = 24
 Example = dict[str, Any]  # prompt, completion, group; options when finished
 
 
-def label(labels: Labels, files: Files, output: Output, progress: Progress) -> dict[str, Any]:
+def label(labels: Labels, files: Files, output: ArtifactOutput, progress: Progress) -> dict[str, Any]:
     """Write train.jsonl and test.jsonl: a line is {"prompt", "completion", "options", "group"}. Returns the
     summary.
     """
     progress.start(total_bytes(files), "bytes")
-    reader = Reader(on_error=labels.on_error, place="labels", progress=progress)
+    reader = SourceReader(on_error=labels.on_error, place="labels", progress=progress)
     if is_stdlib(labels.source):
         examples, splits = _from_docstrings(labels, files, reader)
     else:
@@ -83,7 +83,9 @@ def _check_options(options: list[str], source: str) -> None:
         )
 
 
-def _from_docstrings(labels: Labels, files: Files, reader: Reader) -> tuple[list[Example], dict[str, str]]:
+def _from_docstrings(
+    labels: Labels, files: Files, reader: SourceReader
+) -> tuple[list[Example], dict[str, str]]:
     if labels.task == "keyword":
         examples = list(_statements(files, reader, labels.max_chars))
         return examples, split_of((e["group"] for e in examples), labels.held_out, "labels.source")
@@ -105,7 +107,7 @@ def _from_docstrings(labels: Labels, files: Files, reader: Reader) -> tuple[list
     return _examples(answers, "Package", labels.max_chars), splits
 
 
-def _statements(files: Files, reader: Reader, max_chars: int) -> Iterator[Example]:
+def _statements(files: Files, reader: SourceReader, max_chars: int) -> Iterator[Example]:
     """Code up to a statement, and the keyword that the statement begins with; at most `EACH` of a file,
     chosen by hash.
     """
@@ -126,7 +128,7 @@ def _statements(files: Files, reader: Reader, max_chars: int) -> Iterator[Exampl
                 yield {"prompt": prompt, "completion": f" {place[2]}", "group": name}
 
 
-def _docstrings(files: Files, reader: Reader) -> Iterator[tuple[str, str, str]]:
+def _docstrings(files: Files, reader: SourceReader) -> Iterator[tuple[str, str, str]]:
     """(docstring, file, kind), files by their hash, so that no package is always first to have a text."""
     for path, expected in sorted(files, key=lambda entry: fraction(stdlib_name(entry[0]))):
         name = stdlib_name(path)
@@ -164,7 +166,7 @@ def _examples(answers: list[tuple[str, str, str]], question: str, max_chars: int
     return sorted(result.values(), key=lambda e: (e["group"], e["prompt"]))
 
 
-def _from_lines(labels: Labels, files: Files, reader: Reader) -> Iterator[Example]:
+def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[Example]:
     """Examples of .jsonl lines, copies left out. The group is the line's own `group`, else its text."""
     seen: set[tuple[str, str]] = set()
     for path, expected in files:
@@ -175,7 +177,7 @@ def _from_lines(labels: Labels, files: Files, reader: Reader) -> Iterator[Exampl
                 yield example
 
 
-def _from_line(line: dict[str, Any], labels: Labels, reader: Reader, where: str) -> Example | None:
+def _from_line(line: dict[str, Any], labels: Labels, reader: SourceReader, where: str) -> Example | None:
     """Prompt and completion as they stand, or `text` and `label` with "Label:" between; None when broken and
     left out.
 

@@ -13,9 +13,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from atelier.engine.config.data import END, PAD, Tokenizer
 from atelier.engine.config.error import ConfigError
 from atelier.engine.data.corpus import TRAIN, corpus_lines
-from atelier.engine.data.source import Files, Reader
+from atelier.engine.data.source import Files, SourceReader
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input, Output
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 
 TOKENIZER = "tokenizer.json"
@@ -23,7 +23,12 @@ MEASURED = 1 << 20  # bytes of held-out text by which bytes_per_token is measure
 
 
 def learn_tokenizer(
-    spec: Tokenizer, corpora: list[Input], files: Files, output: Output, scratch: Path, progress: Progress
+    spec: Tokenizer,
+    corpora: list[ArtifactInput],
+    files: Files,
+    output: ArtifactOutput,
+    scratch: Path,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Write tokenizer.json: the same bytes from the same training text, whatever the threads. Returns the
     summary.
@@ -44,7 +49,7 @@ def learn_tokenizer(
 
 def _given(url: str, files: Files, progress: Progress) -> bytes:
     if files:
-        return Reader(on_error="stop", place="tokenizer", progress=progress).whole(*files[0])
+        return SourceReader(on_error="stop", place="tokenizer", progress=progress).whole(*files[0])
     try:
         system, path = fsspec.core.url_to_fs(url)
         return system.cat_file(path)
@@ -54,7 +59,7 @@ def _given(url: str, files: Files, progress: Progress) -> bytes:
         ) from None
 
 
-def _learned(spec: Tokenizer, corpora: list[Input], scratch: Path, progress: Progress) -> bytes:
+def _learned(spec: Tokenizer, corpora: list[ArtifactInput], scratch: Path, progress: Progress) -> bytes:
     if not corpora:
         raise ConfigError(
             "tokenizer",
@@ -74,7 +79,7 @@ def _learned(spec: Tokenizer, corpora: list[Input], scratch: Path, progress: Pro
     return (tokenizer.to_str(pretty=True) + "\n").encode()
 
 
-def _training_texts(corpora: list[Input], scratch: Path, progress: Progress) -> Iterator[str]:
+def _training_texts(corpora: list[ArtifactInput], scratch: Path, progress: Progress) -> Iterator[str]:
     progress.start(sum(int(c.record.summary.get("documents", 0)) for c in corpora), "documents")
     for corpus in corpora:
         for line in corpus_lines(corpus, scratch):
@@ -83,7 +88,7 @@ def _training_texts(corpora: list[Input], scratch: Path, progress: Progress) -> 
                 yield line["text"]
 
 
-def _bytes_per_token(vocabulary: Vocabulary, corpora: list[Input], scratch: Path) -> float:
+def _bytes_per_token(vocabulary: Vocabulary, corpora: list[ArtifactInput], scratch: Path) -> float:
     """UTF-8 bytes a token of held-out text, on the first of it; 0 without a corpus."""
     size = tokens = 0
     for corpus in corpora:

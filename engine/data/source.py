@@ -60,7 +60,7 @@ class _Watched(io.RawIOBase):
         return len(block)
 
 
-class Reader:
+class SourceReader:
     """Reads files that must be what they were when the run was planned, and deals with broken lines: stop, or
     leave out and count.
     """
@@ -140,7 +140,7 @@ def total_bytes(files: Files) -> int:
     return total
 
 
-def documents(source: Source, files: Files, reader: Reader) -> Iterator[Document]:
+def documents(source: Source, files: Files, reader: SourceReader) -> Iterator[Document]:
     """Every document of the source, in the order of the files; empty ones are left out."""
     if is_stdlib(source.source):
         yield from _stdlib_documents(files, reader)
@@ -155,7 +155,7 @@ def documents(source: Source, files: Files, reader: Reader) -> Iterator[Document
             yield from _lines(path, names[path], expected, source.field, reader)
 
 
-def _text(path: str, name: str, expected: str, reader: Reader) -> Iterator[Document]:
+def _text(path: str, name: str, expected: str, reader: SourceReader) -> Iterator[Document]:
     raw = reader.whole(path, expected)
     try:
         text = raw.decode()
@@ -166,7 +166,7 @@ def _text(path: str, name: str, expected: str, reader: Reader) -> Iterator[Docum
         yield Document(id=name, text=text, group=text_group(text), kind="text")
 
 
-def _lines(path: str, name: str, expected: str, wanted: str, reader: Reader) -> Iterator[Document]:
+def _lines(path: str, name: str, expected: str, wanted: str, reader: SourceReader) -> Iterator[Document]:
     for number, line in reader.json_lines(path, expected):
         problem = text_problem(line, wanted)
         if problem:
@@ -192,7 +192,7 @@ def text_problem(line: dict[str, Any], wanted: str) -> str:
     return ""
 
 
-def _stdlib_documents(files: Files, reader: Reader) -> Iterator[Document]:
+def _stdlib_documents(files: Files, reader: SourceReader) -> Iterator[Document]:
     for path, expected in files:
         name = stdlib_name(path)
         text = decode_source(reader.whole(path, expected), path)

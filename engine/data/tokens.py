@@ -9,7 +9,7 @@ import numpy as np
 
 from atelier.engine.config.error import DataError
 from atelier.engine.data.corpus import TRAIN
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 
 
 def token_dtype(vocab: int) -> str:
@@ -17,12 +17,12 @@ def token_dtype(vocab: int) -> str:
     return "<u2" if vocab <= 65536 else "<u4"
 
 
-class Text:
+class TokenText:
     """`tokens_N`, and `begins_D`, `ends_D`: document d is tokens begins_D[d] .. ends_D[d] - 1, the last of
     which is its end token.
     """
 
-    def __init__(self, tokens: Input, scratch: Path, split: str) -> None:
+    def __init__(self, tokens: ArtifactInput, scratch: Path, split: str) -> None:
         dtype = token_dtype(int(tokens.record.summary["vocab"]))
         path = tokens.file(f"{split}.bin", scratch)
         size = path.stat().st_size // np.dtype(dtype).itemsize
@@ -65,8 +65,8 @@ class Windows:
     document's first token is never scored.
     """
 
-    def __init__(self, tokens: Input, scratch: Path, split: str, sequence: int) -> None:
-        text = Text(tokens, scratch, split)
+    def __init__(self, tokens: ArtifactInput, scratch: Path, split: str, sequence: int) -> None:
+        text = TokenText(tokens, scratch, split)
         size = len(text)
         if size <= sequence:
             more = "more text" if split == "train" else "a larger data.held_out"

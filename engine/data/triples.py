@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from atelier.engine.config.error import DataError
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, corpus_lines
 from atelier.engine.data.datasets.knowledge import TRIPLES
-from atelier.engine.io.artifact import Input, Output
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 
 DEFINED, METHOD, SUBCLASS, RAISES, IS = "defined in", "method of", "subclass of", "raises", "is a"
@@ -39,7 +39,9 @@ class Triple(NamedTuple):
     text: str
 
 
-def extract(corpus: Input, output: Output, scratch: Path, progress: Progress) -> dict[str, Any]:
+def extract(
+    corpus: ArtifactInput, output: ArtifactOutput, scratch: Path, progress: Progress
+) -> dict[str, Any]:
     """Write triples.jsonl: a line is {"head", "relation", "tail", "text", "split"}. Returns the summary.
 
     Of equal triples one is kept: the first, but one of the training documents before any held-out one, so

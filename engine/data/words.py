@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atelier.engine.data.counter_rng import mixed
-from atelier.engine.data.tokens import Text
+from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import Vocabulary
 
 LONGEST = 16  # tokens of a word; longer runs (scripts without spaces, base64) are cut
@@ -171,7 +171,7 @@ class Sentences:
 STRETCHES, STRETCH = 64, 1 << 16  # at most 4M tokens are looked at, in stretches spread over the text
 
 
-def find_phrases(text: Text, spelling: Spelling, *, count: int, pmi: float) -> np.ndarray:
+def find_phrases(text: TokenText, spelling: Spelling, *, count: int, pmi: float) -> np.ndarray:
     """Hashes (sorted uint64) of the pairs of words, a space apart, seen `count` times or more, whose
     pointwise mutual information log2 p(a b) / (p(a) p(b)) is `pmi` bits or more (Church and Hanks 1990).
     """

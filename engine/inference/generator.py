@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from atelier.engine.config.data import CLS
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.generation import GENRES, Sampling, Wishes
+from atelier.engine.config.generation import GENRES, GenerationAttributes, Sampling
 from atelier.engine.config.seed import seed_of
 from atelier.engine.data.control_prompt import Prefix, prefix_of
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
 from atelier.engine.inference.sampling import continuation, continuations, room_behind, whole_characters
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.load import read_model
 
 TOKENIZER = "tokenizer.json"
@@ -24,12 +24,12 @@ TOGETHER = 16  # candidates that are drawn at once
 HEAD = "natural"  # of the classes of models that rank what they draw
 
 
-class Candidate(NamedTuple):
+class RankedText(NamedTuple):
     text: str
     natural: float  # probability, by the model's own head
 
 
-class Speaker:
+class Generator:
     """A model with its tokenizer. `num_tokens` counts what it drew."""
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary) -> None:
@@ -45,7 +45,7 @@ class Speaker:
             return iter([self.ranked(prompt, sampling)[0].text])
         return whole_characters(self._pieces(self._before(prompt, sampling), sampling))
 
-    def ranked(self, prompt: str, sampling: Sampling) -> list[Candidate]:
+    def ranked(self, prompt: str, sampling: Sampling) -> list[RankedText]:
         """`best_of` continuations, those first to which the model's adversarial head gives the highest
         probability of being natural (self-ranking of 2112.12731, section 3.3). ConfigError for a model
         without that head.
@@ -61,7 +61,7 @@ class Speaker:
                 is_cut = len(ids) == sampling.max_tokens  # what the head learned from ends with a sentence
                 read = [*before.ids, *ids]
                 whole = self._sentences.whole(read, len(before.ids)) if is_cut else read
-                found.append(Candidate(text, self.natural(whole)))
+                found.append(RankedText(text, self.natural(whole)))
         return sorted(found, key=lambda candidate: -candidate.natural)
 
     @cached_property
@@ -114,7 +114,7 @@ class Speaker:
         self.num_tokens += sum(map(len, rows))
         return rows
 
-    def _genre(self, wishes: Wishes) -> tuple[int, int]:
+    def _genre(self, wishes: GenerationAttributes) -> tuple[int, int]:
         """The first soft prompt of the wanted genre, and how many there are."""
         num_prompts = getattr(self.model, "num_prompts", 0)
         if not num_prompts:
@@ -148,12 +148,12 @@ class Speaker:
             yield token
 
 
-def read_speaker(source: Input, scratch: Path, device: torch.device) -> Speaker:
+def read_generator(source: ArtifactInput, scratch: Path, device: torch.device) -> Generator:
     """A model artifact and the tokenizer in it; weights and arithmetic in float32."""
     model, spec = read_model(source, scratch, device=device, dtype=torch.float32)
     vocabulary = Vocabulary.read(source.file(TOKENIZER, scratch))
     check_vocabulary(vocabulary, spec, source.url)
-    return Speaker(model, vocabulary)
+    return Generator(model, vocabulary)
 
 
 def check_judge(model: Any, vocabulary: Vocabulary) -> None:

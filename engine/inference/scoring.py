@@ -17,7 +17,7 @@ from torch import Tensor
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.tokens import NOT_SCORED, PADDING, token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 
 TOKENS_AT_ONCE = 2048  # a forward pass; more is slower on a CPU
 LOGITS_AT_ONCE = 1 << 21  # fp32 logits that still fit in a core's share of the cache
@@ -64,7 +64,9 @@ class HeldOutText:
         return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in rows.items()}
 
 
-def read_held_out(tokens: Input, vocabulary: Vocabulary, scratch: Path, max_tokens: int) -> HeldOutText:
+def read_held_out(
+    tokens: ArtifactInput, vocabulary: Vocabulary, scratch: Path, max_tokens: int
+) -> HeldOutText:
     """The first held-out documents, at most `max_tokens` tokens; of a longer first one its beginning."""
     dtype = token_dtype(int(tokens.record.summary["vocab"]))
     ends = np.load(tokens.file("held_out.ends.npy", scratch), allow_pickle=False)

@@ -27,7 +27,7 @@ BODY = "body.json"
 
 
 @dataclass(frozen=True)
-class Input:
+class ArtifactInput:
     """A finished artifact: its record and where its files are."""
 
     url: str
@@ -67,13 +67,13 @@ class Input:
         return parse_lines(read_bytes(path), path)
 
 
-def open_input(url: str) -> Input:
+def open_input(url: str) -> ArtifactInput:
     """Read and check the record at `url`."""
     place = join(url, "record.json")
-    return Input(url=url.rstrip("/"), record=Record.read(read_bytes(place, MOST_BYTES), place))
+    return ArtifactInput(url=url.rstrip("/"), record=Record.read(read_bytes(place, MOST_BYTES), place))
 
 
-class Output:
+class ArtifactOutput:
     """The files of one output: `add` each, then `close` with the summary; body.json is written last and lists
     the digests.
     """

@@ -243,12 +243,12 @@ def _has_ended(pidfd: int, timeout: float) -> bool:
         return bool(selector.select(timeout))
 
 
-class Server:
+class ForkingProcess:
     """The server's side: one thread, one loop."""
 
     def __init__(self, control: socket.socket, modules: Iterable[str]) -> None:
         self.modules = {name: importlib.import_module(name) for name in modules}
-        source_check.keep()
+        source_check.remember_sources()
         gc.collect()
         gc.freeze()  # pages of what is imported stay shared: no collection of a child's writes to them
         self.selector = selectors.DefaultSelector()
@@ -393,7 +393,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=os.dup(0))
     if modules := control.recv(MESSAGE):
-        Server(control, json.loads(modules)).run()
+        ForkingProcess(control, json.loads(modules)).run()
 
 
 if __name__ == "__main__":

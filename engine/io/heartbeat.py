@@ -15,7 +15,7 @@ SIZE = _BYTES.size
 
 
 @dataclass(frozen=True)
-class Stand:
+class RankProgress:
     """Where a rank stands: the step it works on, the beats of it so far, what it does."""
 
     step: int = 0
@@ -31,12 +31,12 @@ class Stand:
         return _BYTES.pack(self.step, self.beat, self.limit_s, self.phase.encode()[:24])
 
 
-def unpack(data: bytes) -> Stand:
+def unpack(data: bytes) -> RankProgress:
     step, beat, limit_s, phase = _BYTES.unpack(data)
-    return Stand(step, beat, limit_s, phase.rstrip(b"\0").decode(errors="replace"))
+    return RankProgress(step, beat, limit_s, phase.rstrip(b"\0").decode(errors="replace"))
 
 
-def pulse_file(folder: str | Path, rank: int) -> Path:
+def heartbeat_file(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"rank-{rank:04d}"
 
 
@@ -44,7 +44,7 @@ SHORTEST_S = 600.0  # of `auto`
 LONGEST_STEPS = 20
 
 
-class Pulse:
+class Heartbeat:
     """Told where training is; tells whoever watches the file. Without a file it only listens."""
 
     def __init__(self, file: mmap.mmap | None = None) -> None:
@@ -55,14 +55,14 @@ class Pulse:
         self._step = self._beat = 0
 
     @staticmethod
-    def of_rank(rank: int) -> "Pulse":
+    def of_rank(rank: int) -> "Heartbeat":
         """The pulse whose folder the environment names; silent when it names none."""
         folder = os.environ.get(PULSE, "")
         if not folder:
-            return Pulse()
-        with open(pulse_file(folder, rank), "w+b") as file:
+            return Heartbeat()
+        with open(heartbeat_file(folder, rank), "w+b") as file:
             file.truncate(SIZE)
-            return Pulse(mmap.mmap(file.fileno(), SIZE))
+            return Heartbeat(mmap.mmap(file.fileno(), SIZE))
 
     def watch(self, hang_s: float | Literal["auto"]) -> None:
         """From now on a usual step that stands still for so long is a hang; 0 = none is."""
@@ -88,7 +88,7 @@ class Pulse:
         """A beat: `phase` begins."""
         self._beat += 1
         if self._file is not None:
-            self._file[:] = Stand(self._step, self._beat, self._limit_s, phase).pack()
+            self._file[:] = RankProgress(self._step, self._beat, self._limit_s, phase).pack()
 
     @property
     def _limit_s(self) -> float:

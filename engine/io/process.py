@@ -17,7 +17,7 @@ from atelier.engine.config.base import explain
 from atelier.engine.config.error import AtelierError, ConfigError, of_system, to_line
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.io import source_check
-from atelier.engine.io.artifact import Input, Output, open_input
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
 
 
 def say(stream: TextIO, document: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
             usage = f"usage: python -m atelier.engine.{verb} run.json"
             raise ConfigError(f"atelier.engine.{verb}", f"{len(arguments)} arguments", usage)
         run = read_run(arguments[0])
-        source_check.check(run.sources)
+        source_check.check_sources(run.sources)
         act(run)
     except AtelierError as error:
         say(sys.stdout, to_line(error))
@@ -117,7 +117,7 @@ def read_run(path: str) -> RunFile:
         raise explain(error, RunFile, path) from None
 
 
-def input_of(run: RunFile, name: str) -> Input:
+def input_of(run: RunFile, name: str) -> ArtifactInput:
     """The artifact given as input `name`; ConfigError when none is given, or none is there."""
     given = f"given: {', '.join(run.inputs) or 'none'}"
     if name not in run.inputs:
@@ -130,9 +130,9 @@ def input_of(run: RunFile, name: str) -> Input:
         ) from None
 
 
-def output_of(run: RunFile, name: str) -> Output:
+def output_of(run: RunFile, name: str) -> ArtifactOutput:
     """The output called `name`; ConfigError when the run file has no place for it."""
     if name not in run.outputs:
         given = f"given: {', '.join(run.outputs) or 'none'}"
         raise ConfigError("run.outputs", f"{run.task} writes {name}", given)
-    return Output(run.outputs[name])
+    return ArtifactOutput(run.outputs[name])

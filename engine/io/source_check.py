@@ -17,12 +17,12 @@ SUPERVISED = "ATELIER_GUARD_FD"  # in the environment of what a supervisor has s
 _loaded: dict[str, str] = {}
 
 
-def digest(content: bytes) -> str:
+def source_digest(content: bytes) -> str:
     """What a source file is compared by: sha256, 16 digits."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def keep() -> None:
+def remember_sources() -> None:
     """Remember the files of all modules of the project that are loaded: of a process that forks others later,
     when the files may have changed.
     """
@@ -30,10 +30,10 @@ def keep() -> None:
         path = Path(getattr(module, "__file__", None) or "/")
         if name.startswith("atelier.engine") and path.is_relative_to(PROJECT) and path.suffix == ".py":
             with suppress(OSError):
-                _loaded[str(path.relative_to(PROJECT))] = digest(path.read_bytes())
+                _loaded[str(path.relative_to(PROJECT))] = source_digest(path.read_bytes())
 
 
-def check(wanted: Mapping[str, str]) -> None:
+def check_sources(wanted: Mapping[str, str]) -> None:
     """ConfigError when a supervised process holds other code than `wanted` says: two codes would be mixed in
     one run. One that a person started by hand computes with what there is.
     """
@@ -49,7 +49,7 @@ def check(wanted: Mapping[str, str]) -> None:
 def _now(file: str) -> str:
     if file not in _loaded:
         try:
-            return digest((PROJECT / file).read_bytes())
+            return source_digest((PROJECT / file).read_bytes())
         except OSError:
             return ""
     return _loaded[file]

@@ -17,10 +17,10 @@ from atelier.engine.config.role import Trainable
 from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
-from atelier.engine.io.artifact import Input
-from atelier.engine.loop.decisions import Detector
-from atelier.engine.loop.role_state import Member, end_of
-from atelier.engine.loop.stage import Body, Learner
+from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.loop.decisions import HealthDetector
+from atelier.engine.loop.role_state import RoleState, end_of
+from atelier.engine.loop.stage import RoleModel, StageModule
 from atelier.engine.model import auxiliary
 from atelier.engine.model.load import blank, build, first_values, read_weights
 from atelier.engine.model.lora import addition_values, is_addition
@@ -49,14 +49,14 @@ Values = Callable[[str, torch.Size], Tensor]
 
 
 @dataclass
-class House:
+class BuildContext:
     """Where members are built: the gang, its layout, the finished models to start from, a folder for copies
     of remote files.
     """
 
     gang: Gang
     layout: Parallel
-    inputs: Mapping[str, Input]
+    inputs: Mapping[str, ArtifactInput]
     scratch: Path
     _grids: dict[str, Grid] = field(default_factory=dict)
 
@@ -70,12 +70,14 @@ class House:
         return self._grids[key]
 
 
-def build_member(name: str, spec: MemberSpec, *, training: Training, house: House) -> Member:
+def build_member(
+    name: str, spec: MemberSpec, *, training: Training, build_context: BuildContext
+) -> RoleState:
     """A member with its initial weights at its start, or on a rank that has no part of it one without any."""
     train = training.train
-    grid = house.grid(name, is_student=bool(spec.role.teacher))
-    health = Detector(train.health)
-    member = Member(
+    grid = build_context.grid(name, is_student=bool(spec.role.teacher))
+    health = HealthDetector(train.health)
+    member = RoleState(
         name,
         spec,
         grid=grid,
@@ -85,13 +87,15 @@ def build_member(name: str, spec: MemberSpec, *, training: Training, house: Hous
         parts=training.parts,
         progressive=train.progressive,
     )
-    plain, values = _plain(name, spec, training=training, house=house)
+    plain, values = _plain(name, spec, training=training, build_context=build_context)
     weights = dict(plain().named_parameters())
     member.every_name = list(weights)
     moving = [name for name, weight in weights.items() if weight.requires_grad]
     member.places = {name: place for place, name in enumerate(moving)}
     if grid.is_here:
-        member.body = _body(name, training=training, house=house, grid=grid, plain=plain, values=values)
+        member.body = _body(
+            name, training=training, build_context=build_context, grid=grid, plain=plain, values=values
+        )
         member.body.set_training(spec.mode != "frozen")
         if member.moves:
             member.optimizer = build_optimizer(spec.role.optim, member.body.parameters().items())
@@ -103,20 +107,20 @@ def _body(
     name: str,
     *,
     training: Training,
-    house: House,
+    build_context: BuildContext,
     grid: Grid,
     plain: Callable[[], nn.Module],
     values: Values,
-) -> Body:
+) -> RoleModel:
     """The stages of a role that lie on this rank."""
-    spec, train, layout = training.members[name], training.train, house.layout
+    spec, train, layout = training.members[name], training.train, build_context.layout
     is_pipeline = grid.pipeline > 1 and not grid.last_only
     counts = _stage_blocks(name, training, layout) if is_pipeline else (spec.role.model.num_layers,)
     bare = plain()
     mode = compile_mode(
         layout,
-        flops=_flops(spec, train) / house.gang.world,
-        device=house.gang.device,
+        flops=_flops(spec, train) / build_context.gang.world,
+        device=build_context.gang.device,
         is_plain=grid.axes.context * grid.axes.tensor * len(counts) == 1 and not mixtures(bare),
     )
     numbers = stage_numbers(grid, layout)
@@ -127,22 +131,26 @@ def _body(
             counts,
             spec=spec,
             train=train,
-            house=house,
+            build_context=build_context,
             grid=grid,
             is_compiled=mode == "block",
         )
         for number in numbers
     ]
     for stage in stages:
-        stage.to_empty(device=house.gang.device)
+        stage.to_empty(device=build_context.gang.device)
         for path, weight in stage.named_parameters():
             fill(weight, partial(values, path.removeprefix("model."), weight.shape))
     dtype = weight_dtype(train.precision)
-    if train.precision in HALF and house.gang.device.type == "cuda" and grid.sharding("dense") is not None:
+    if (
+        train.precision in HALF
+        and build_context.gang.device.type == "cuda"
+        and grid.sharding("dense") is not None
+    ):
         dtype = torch.bfloat16
     tied = tied_names(bare) if is_pipeline else set()
     hidden = spec.role.model.hidden
-    return Body(stages, numbers, grid=grid, layout=layout, hidden=hidden, dtype=dtype, tied=tied)
+    return RoleModel(stages, numbers, grid=grid, layout=layout, hidden=hidden, dtype=dtype, tied=tied)
 
 
 def _stage(
@@ -152,20 +160,20 @@ def _stage(
     *,
     spec: MemberSpec,
     train: Train,
-    house: House,
+    build_context: BuildContext,
     grid: Grid,
     is_compiled: bool,
-) -> Learner:
+) -> StageModule:
     """A plain model without memory, changed for its place: keep the stage's parts, split matrices, split
     experts, gather keys, recompute, compile, shard (float8 before all of it). In this order: each sees what
     the ones before made.
     """
-    layout = house.layout
+    layout = build_context.layout
     is_first, is_last, begin = number == 0, number == len(counts) - 1, sum(counts[:number])
     if len(counts) > 1:
         keep_stage(model, range(begin, begin + counts[number]), is_first=is_first, is_last=is_last)
     if train.precision == "fp8":
-        check_float8(house.gang.device)
+        check_float8(build_context.gang.device)
         use_float8(model)
     split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
     split_experts(model, grid)
@@ -175,7 +183,7 @@ def _stage(
         recompute_blocks(blocks, layout.recompute, layout.recompute_every)
     if is_compiled:
         compile_blocks(model.blocks)  # type: ignore[arg-type]
-    stage = Learner(
+    stage = StageModule(
         model,
         grid=grid,
         precision=train.precision,
@@ -190,7 +198,7 @@ def _stage(
 
 
 def _plain(
-    name: str, spec: MemberSpec, *, training: Training, house: House
+    name: str, spec: MemberSpec, *, training: Training, build_context: BuildContext
 ) -> tuple[Callable[[], nn.Module], Values]:
     """What makes the plain network without memory, and what its weights begin with."""
     role, train = spec.role, training.train
@@ -198,10 +206,10 @@ def _plain(
     source: Mapping[str, Tensor] | None = None
     model_spec = role.model
     if spec.init:
-        if spec.init not in house.inputs:
-            known = ", ".join(house.inputs) or "none"
+        if spec.init not in build_context.inputs:
+            known = ", ".join(build_context.inputs) or "none"
             raise ConfigError(f"roles.{name}.init", f"no input {spec.init!r}", f"inputs are: {known}")
-        source, parent_spec = read_weights(house.inputs[spec.init], house.scratch)
+        source, parent_spec = read_weights(build_context.inputs[spec.init], build_context.scratch)
         if spec.mode == "frozen":
             model_spec = parent_spec
         elif parent_spec.shapes() != model_spec.shapes():

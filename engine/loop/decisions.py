@@ -12,7 +12,7 @@ from atelier.engine.config.train import Bad, Health
 GATE_BETA = 0.98
 
 
-class Gate:
+class DistillationGate:
     """Opens for good when the bias-corrected EMA of (student loss - teacher loss) reaches `threshold` nats;
     "open" from `start` on.
 
@@ -53,7 +53,7 @@ class Gate:
 BETA = 0.98
 
 
-class Detector:
+class HealthDetector:
     """Averages of the good steps, and what was done about the bad ones."""
 
     def __init__(self, spec: Health) -> None:

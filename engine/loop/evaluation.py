@@ -10,7 +10,7 @@ from atelier.engine.data.blend import Dataset
 from atelier.engine.data.tokens import NOT_SCORED
 from atelier.engine.loop.counts import Counts, count
 from atelier.engine.loop.prefetch import Batch, tensors_of
-from atelier.engine.loop.role_state import Member
+from atelier.engine.loop.role_state import RoleState
 from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
 
@@ -54,7 +54,7 @@ class HeldOut:
         length = max((stream.length for stream, _ in places), default=0)
         return held_out_name({source: counts[id(stream)] for source, (stream, _) in pairs}, length)
 
-    def means(self, member: Member) -> dict[str, float]:
+    def means(self, member: RoleState) -> dict[str, float]:
         """By metric name, nats: the next-token loss of windows, each objective's mean of its rows; and the
         share of rows that are right.
         """
@@ -69,7 +69,7 @@ class HeldOut:
                 found[f"eval/objective/accuracy/{name}"] = right
         return found
 
-    def _mean(self, member: Member, kind: str, name: str) -> tuple[float, float]:
+    def _mean(self, member: RoleState, kind: str, name: str) -> tuple[float, float]:
         key = (kind, member.grid.data_index, member.grid.axes.data)
         if key not in self._batches:
             self._batches[key] = self._read(*key, member.parts.get(kind, -1))

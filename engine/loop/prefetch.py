@@ -29,7 +29,7 @@ class StepData:
     wait_s: float = 0.0
 
 
-class Feed:
+class Prefetcher:
     """Reads a blend on one rank; steps up to `last` are made ahead."""
 
     def __init__(

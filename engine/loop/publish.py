@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from atelier.engine.config.error import AtelierError
-from atelier.engine.io.artifact import Input, Output
-from atelier.engine.loop.role_state import Member
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
+from atelier.engine.loop.role_state import RoleState
 from atelier.engine.model.auxiliary import is_auxiliary
 from atelier.engine.model.load import WEIGHTS, model_files
 from atelier.engine.model.lora import adapter_files, merged_state
@@ -20,7 +20,7 @@ from atelier.engine.model.placement import whole
 TOKENIZER = "tokenizer.json"
 
 
-def finished_files(member: Member) -> dict[str, bytes]:
+def finished_files(member: RoleState) -> dict[str, bytes]:
     """The files of the model as it is now, on rank 0, {} elsewhere; the same bytes for the same weights. A
     collective.
     """
@@ -31,7 +31,7 @@ def finished_files(member: Member) -> dict[str, bytes]:
     return model_files(merged_state(own, member.role.trainable), member.role.model) | _adapter(member, own)
 
 
-def _whole_state(member: Member) -> dict[str, Tensor]:
+def _whole_state(member: RoleState) -> dict[str, Tensor]:
     """All weights, whole, on rank 0's CPU: every stage puts its own together and its first rank sends."""
     grid, gang = member.grid, member.gang
     mine = {name: whole(weight.detach()) for name, weight in member.parameters().items()}
@@ -50,14 +50,14 @@ def _whole_state(member: Member) -> dict[str, Tensor]:
     return mine if gang.is_first else {}
 
 
-def _adapter(member: Member, state: dict[str, Tensor]) -> dict[str, bytes]:
+def _adapter(member: RoleState, state: dict[str, Tensor]) -> dict[str, bytes]:
     """The trained additions alone, when the role was trained by low-rank additions."""
     if member.role.trainable.kind != "lora":
         return {}
     return adapter_files(state, member.role.trainable, base=member.role.init)
 
 
-def check_digest(member: Member) -> None:
+def check_digest(member: RoleState) -> None:
     """A replayed teacher must end as the model it replays did; then what its students learned is what their
     fingerprints say.
     """
@@ -71,12 +71,12 @@ def check_digest(member: Member) -> None:
         )
 
 
-def publish(member: Member, url: str, *, inputs: Mapping[str, Input], scratch: Path) -> None:
+def publish(member: RoleState, url: str, *, inputs: Mapping[str, ArtifactInput], scratch: Path) -> None:
     """Write the model's files and their body to `url`. A collective."""
     files = finished_files(member)
     if not member.gang.is_first:
         return
-    output = Output(url)
+    output = ArtifactOutput(url)
     for name, data in files.items():
         output.add_bytes(name, data)
     if "tokenizer" in inputs:
@@ -84,7 +84,7 @@ def publish(member: Member, url: str, *, inputs: Mapping[str, Input], scratch: P
     output.close(summary(member))
 
 
-def summary(member: Member) -> dict[str, Any]:
+def summary(member: RoleState) -> dict[str, Any]:
     """What the record says of the training. Steps are the clock's: at step s a student learned from the
     teacher's weights after s steps.
     """

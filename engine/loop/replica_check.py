@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from atelier.engine.config.error import CopiesError
-from atelier.engine.loop.role_state import Member
+from atelier.engine.loop.role_state import RoleState
 from atelier.engine.model.placement import is_split, local
 from atelier.engine.parallel.gang import Gang
 
@@ -35,7 +35,7 @@ def digest(tensor: Tensor) -> Tensor:
     return result
 
 
-def held_tensors(member: Member, axis: str) -> dict[str, Tensor]:
+def held_tensors(member: RoleState, axis: str) -> dict[str, Tensor]:
     """Every tensor of a role, weights and optimiser states, of which each rank along the axis holds the same
     part.
     """
@@ -72,7 +72,7 @@ def compare(
     return suspects
 
 
-def check_copies(members: Sequence[Member], gang: Gang, step: int) -> None:
+def check_copies(members: Sequence[RoleState], gang: Gang, step: int) -> None:
     """Refuse to go on, on every rank, when copies of the roles' weights differ anywhere; names the ranks. A
     collective.
     """
@@ -101,7 +101,7 @@ def check_copies(members: Sequence[Member], gang: Gang, step: int) -> None:
     )
 
 
-def _all_suspects(suspects: dict[int, str], member: Member, gang: Gang) -> dict[int, str]:
+def _all_suspects(suspects: dict[int, str], member: RoleState, gang: Gang) -> dict[int, str]:
     """Every rank of the gang that any of its group suspects, with the weight; the same on all ranks."""
     marks = torch.zeros(gang.world, dtype=torch.int64, device=gang.device)
     if gang.rank in suspects:

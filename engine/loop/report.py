@@ -9,13 +9,13 @@ from contextlib import suppress
 from typing import Any
 
 from atelier.engine.config.metric import MetricLine
-from atelier.engine.config.run_file import Segment
+from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.io.metric_writer import Segments
 
 PROGRESS_EVERY = 0.5  # seconds
 
 
-class Report:
+class ProgressReport:
     """Progress of the whole run file: `total` steps over all its trainings."""
 
     def __init__(self, *, total: int, is_first: bool) -> None:
@@ -51,10 +51,10 @@ class Report:
         )
 
 
-class Curve:
+class MetricLog:
     """The metric lines of one role, each to the trajectory that its step belongs to."""
 
-    def __init__(self, segments: Sequence[Segment], *, is_first: bool) -> None:
+    def __init__(self, segments: Sequence[SegmentAddress], *, is_first: bool) -> None:
         self._segments = tuple(segments) if is_first else ()
         self._open: dict[str, Segments] = {}
 

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from atelier.engine.checkpoint.collective_call import Gang, settle
+from atelier.engine.checkpoint.collective_call import RankGroup, all_or_none
 from atelier.engine.checkpoint.folder import newest_good
 from atelier.engine.config.error import ConfigError, DamageError
-from atelier.engine.config.run_file import Member, Segment
+from atelier.engine.config.run_file import Member, SegmentAddress
 from atelier.engine.io.storage import join, reach
 
 CHECKPOINTS = "checkpoints"
 
 
 @dataclass
-class Plan:
+class ResumePoint:
     """Where the roles stand: `steps` by role (frozen ones have none), which of them have a checkpoint there,
     what was found damaged.
     """
@@ -35,23 +35,23 @@ class Plan:
         return min(unfinished, default=max(self.steps.values(), default=0))
 
 
-def plan(members: Mapping[str, Member], limits: Mapping[str, int]) -> Plan:
+def resume_point(members: Mapping[str, Member], limits: Mapping[str, int]) -> ResumePoint:
     """Find every role's step, not past its limit where it has one. Roles that nobody needs any more, finished
     and published, are left out of `steps`.
     """
-    result = Plan()
+    result = ResumePoint()
     for name in students_first(members):
         member = members[name]
         unfinished = [
-            learner
-            for learner, other in members.items()
+            student
+            for student, other in members.items()
             if other.role.teacher == name
-            and result.steps.get(learner, other.segments[-1].end) < other.segments[-1].end
+            and result.steps.get(student, other.segments[-1].end) < other.segments[-1].end
         ]
         if member.mode == "frozen":
             continue
         end = member.segments[-1].end
-        at_most = min([limits.get(name, end), end, *(result.steps[learner] for learner in unfinished)])
+        at_most = min([limits.get(name, end), end, *(result.steps[student] for student in unfinished)])
         step = _newest(member, at_most, result.damages)
         result.has_checkpoint[name] = step is not None
         start = int(member.role.start)
@@ -68,20 +68,22 @@ def plan(members: Mapping[str, Member], limits: Mapping[str, int]) -> Plan:
     return result
 
 
-def plan_together(members: Mapping[str, Member], limits: Mapping[str, int], gang: Gang) -> Plan:
+def resume_point_together(
+    members: Mapping[str, Member], limits: Mapping[str, int], gang: RankGroup
+) -> ResumePoint:
     """`plan` by rank 0, after it has reached every store that checkpoints go to; its result or its error is
     every rank's.
     """
 
-    def look() -> Plan | None:
+    def look() -> ResumePoint | None:
         if gang.rank != 0:
             return None
         for member in members.values():
             if member.mode == "train":
                 reach(checkpoints(member.segments[-1]))
-        return plan(members, limits)
+        return resume_point(members, limits)
 
-    return cast(Plan, settle(gang, look, lambda found: found[:1] * gang.world))
+    return cast(ResumePoint, all_or_none(gang, look, lambda found: found[:1] * gang.world))
 
 
 def students_first(members: Mapping[str, Member]) -> list[str]:
@@ -89,9 +91,9 @@ def students_first(members: Mapping[str, Member]) -> list[str]:
     result: list[str] = []
 
     def visit(name: str) -> None:
-        for learner, member in members.items():
+        for student, member in members.items():
             if member.role.teacher == name:
-                visit(learner)
+                visit(student)
         if name not in result:
             result.append(name)
 
@@ -135,6 +137,6 @@ def _check_leases(member: Member, step: int, damages: list[str]) -> None:
             )
 
 
-def checkpoints(segment: Segment) -> str:
+def checkpoints(segment: SegmentAddress) -> str:
     """The folder of a trajectory's checkpoints."""
     return join(segment.url, CHECKPOINTS)

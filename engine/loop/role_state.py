@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.run_file import Member as MemberSpec
-from atelier.engine.config.run_file import Segment
+from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
 from atelier.engine.loop.counts import Counts
-from atelier.engine.loop.decisions import Detector, Gate
-from atelier.engine.loop.stage import RIGHT, After, Body, Work
+from atelier.engine.loop.decisions import DistillationGate, HealthDetector
+from atelier.engine.loop.stage import RIGHT, After, RoleModel, StepWork
 from atelier.engine.model.placement import local
 from atelier.engine.model.transformer import noise_keys
 from atelier.engine.objective.chunked import Mix
@@ -28,7 +28,7 @@ from atelier.engine.parallel.context import own_tokens
 from atelier.engine.parallel.grid import Grid
 
 
-class Member:
+class RoleState:
     """A role at `step`: the number of steps of the clock that its weights have behind them. It moves only
     while the clock is there. On ranks that have no part of it, it has no `body`.
     """
@@ -41,13 +41,13 @@ class Member:
         grid: Grid,
         precision: Precision,
         seed: int,
-        health: Detector,
+        health: HealthDetector,
         parts: Sequence[str] = (),
         progressive: Progressive = Progressive(),  # noqa: B008 - frozen
     ) -> None:
         self.name, self.spec, self.role = name, spec, spec.role
         self.grid, self.gang, self.seed = grid, grid.gang, seed
-        self.body: Body | None = None
+        self.body: RoleModel | None = None
         self.precision: Precision = precision
         self.progressive = progressive
         self.parts = {kind: number for number, kind in enumerate(parts)}  # of the mixture, by kind of rows
@@ -58,7 +58,7 @@ class Member:
         self.optimizer: torch.optim.Optimizer | None = None
         self.every_name: list[str] = []  # of all weights, on whatever rank
         self.places: dict[str, int] = {}  # of those that train, in the order of their squared norms
-        self.gate = Gate(spec.role.gate, self.start) if spec.role.teacher else None
+        self.gate = DistillationGate(spec.role.gate, self.start) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
         self.codes: tuple[str, ...] = (
             (spec.code,) if spec.code else ()
@@ -117,21 +117,21 @@ class Member:
         """FLOPs that a training token costs: forward and backward, or a third of them when nothing moves."""
         return self.role.model.flops_per_token(sequence) / (1 if self.moves else 3)
 
-    def ease(self, share: float) -> None:
+    def scale_dropout(self, share: float) -> None:
         """Multiply the model's dropout by this for the steps that come."""
         if self.body is not None and self.moves:
-            self.body.ease(share)
+            self.body.scale_dropout(share)
 
-    def hears(self) -> bool:
+    def needs_logits(self) -> bool:
         """True in steps in which it learns from its teacher's logits, on this rank."""
         specs = self.role.objective.values()
         return (
             self.body is not None
-            and self.distils()
+            and self.is_distilling()
             and any(type(spec).needs_teacher and type(spec).compares == "logits" for spec in specs)
         )
 
-    def distils(self) -> bool:
+    def is_distilling(self) -> bool:
         """Whether the step that comes is a lesson."""
         is_due = (self.step - self.start) % self.role.period == 0
         return self.gate is not None and self.gate.is_open and is_due
@@ -143,7 +143,7 @@ class Member:
         active = {
             name: spec
             for name, spec in self.role.objective.items()
-            if self.distils() or not type(spec).needs_teacher
+            if self.is_distilling() or not type(spec).needs_teacher
         }
         whole = sum(spec.weight for spec in active.values())
         return {name: (spec, spec.weight / whole) for name, spec in active.items()}
@@ -165,7 +165,7 @@ class Member:
         scales = {name: counts.divisor / max(1, counts.of(self.part(name))) for name in self.mix()}
         return {name: (spec, share * scales[name]) for name, (spec, share) in self.mix().items()}
 
-    def work(self, batches: list[dict[str, Tensor]], clock: int, counts: Counts) -> Work:
+    def work(self, batches: list[dict[str, Tensor]], clock: int, counts: Counts) -> StepWork:
         """The step's work on this rank's tokens; dropout's keys are those of (seed, role, step, sample,
         place).
         """
@@ -177,18 +177,18 @@ class Member:
                 places_T = torch.arange(batch["tokens_BT"].shape[1], device=batch["tokens_BT"].device)
                 more["noise_BT"] = noise_keys(seed, batch["samples_B"], places_T)
             mine.append(own_tokens(batch | more, self.grid))
-        return Work(mine, self._shares(counts), self._parts())
+        return StepWork(mine, self._shares(counts), self._parts())
 
     def _parts(self) -> dict[str, int]:
         found = {name: self.part(name) for name in self.mix()}
         return {name: part for name, part in found.items() if part is not None}
 
-    def train(self, work: Work, after: After) -> None:
+    def train(self, work: StepWork, after: After) -> None:
         """Forward and backward passes of all micro-batches."""
         if self.body is not None:
             self.body.train(work, after)
 
-    def infer(self, work: Work, after: After) -> None:
+    def infer(self, work: StepWork, after: After) -> None:
         """Forward passes of all micro-batches; touches no generator and leaves nothing behind."""
         if self.body is not None:
             with torch.no_grad():
@@ -201,10 +201,10 @@ class Member:
         total = torch.zeros(2, dtype=torch.float64, device=self.gang.device)
         if self.body is None:
             return total
-        self.gang.pulse.at("look")
+        self.gang.heartbeat.at("look")
         spec, part = self.role.objective.get(name, LM()), self.part(name)
         parts = {} if part is None else {name: part}
-        work = Work([own_tokens(batch, self.grid) for batch in batches], {name: (spec, 1.0)}, parts)
+        work = StepWork([own_tokens(batch, self.grid) for batch in batches], {name: (spec, 1.0)}, parts)
 
         def add(index: int, _: Tensor) -> None:
             sums = work.results.pop(index).sums
@@ -266,7 +266,7 @@ class Member:
     def check_skipped(self) -> None:
         self.health.check_patience(f"roles.{self.name}", self.step, self.num_skipped)
 
-    def segment(self, step: int) -> Segment:
+    def segment(self, step: int) -> SegmentAddress:
         """The trajectory whose checkpoint `step` is; a role's first one is at its start."""
         first = self.spec.segments[0]
         if step == first.start:

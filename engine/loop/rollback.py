@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from atelier.engine.checkpoint.folder import address, drop, steps
 from atelier.engine.config.error import AtelierError
-from atelier.engine.loop.report import Report
+from atelier.engine.loop.report import ProgressReport
 from atelier.engine.loop.resume import checkpoints
-from atelier.engine.loop.role_state import Member
-from atelier.engine.loop.step import Circle, Outcome
+from atelier.engine.loop.role_state import RoleState
+from atelier.engine.loop.step import StepGroup, StepOutcome
 from atelier.engine.parallel.gang import Gang
 
 
@@ -36,19 +36,19 @@ class RolledBack(Exception):
         self.history = history
 
 
-def root_of(members: Mapping[str, Member], member: Member) -> Member:
+def root_of(members: Mapping[str, RoleState], member: RoleState) -> RoleState:
     """The role at the head of a role's teachers."""
     while member.role.teacher in members:
         member = members[member.role.teacher]
     return member
 
 
-def back_to(root: Member, member: Member, bad: int) -> int:
+def back_to(root: RoleState, member: RoleState, bad: int) -> int:
     """The step that a member of the root's circle returns to at most when the root rolls back for `bad`."""
     return max(member.start, root.start, bad - root.health.spec.pass_over)
 
 
-def remember(members: Mapping[str, Member], history: History) -> History | None:
+def remember(members: Mapping[str, RoleState], history: History) -> History | None:
     """Every role knows the steps that its root passes over: from the history, and from the checkpoint of any
     role of the root's circle.
 
@@ -71,36 +71,38 @@ def remember(members: Mapping[str, Member], history: History) -> History | None:
     return History({name: tuple(sorted(bad)) for name, bad in known.items()}, at_most) if at_most else None
 
 
-def part(circle: Circle, clock: int) -> tuple[Circle, list[Member]]:
+def part(step_group: StepGroup, clock: int) -> tuple[StepGroup, list[RoleState]]:
     """Who takes the step of `clock`, and whose root passes it over."""
-    passing: list[Member] = []
+    passing: list[RoleState] = []
 
-    def visit(member: Member) -> None:
+    def visit(member: RoleState) -> None:
         passing.append(member)
-        for learner in circle.learners.get(member.name, ()):
-            visit(learner)
+        for student in step_group.students.get(member.name, ()):
+            visit(student)
 
-    for root in circle.roots:
+    for root in step_group.roots:
         if root.moves and root.health.passes_over(clock + 1):
             visit(root)
     if not passing:
-        return circle, []
+        return step_group, []
     names = {member.name for member in passing}
-    learners = {name: each for name, each in circle.learners.items() if name not in names}
-    return Circle(tuple(root for root in circle.roots if root.name not in names), learners), passing
+    students = {name: each for name, each in step_group.students.items() if name not in names}
+    return StepGroup(tuple(root for root in step_group.roots if root.name not in names), students), passing
 
 
-def pass_over(member: Member) -> Outcome:
+def pass_over(member: RoleState) -> StepOutcome:
     """The step goes by: no samples, no update."""
     nothing = float("nan")
     member.step += 1
     is_bad = member.step in member.health.rolled_back
-    return Outcome(
+    return StepOutcome(
         nothing, {}, nothing, lr=nothing, passed_over=True, rolled_back=is_bad and not member.role.teacher
     )
 
 
-def act(members: Mapping[str, Member], outcomes: Mapping[str, Outcome], report: Report) -> History | None:
+def act(
+    members: Mapping[str, RoleState], outcomes: Mapping[str, StepOutcome], report: ProgressReport
+) -> History | None:
     """Tell what went wrong in a step and do what the roles' health says; a history when the gang has to begin
     again.
     """
@@ -110,24 +112,24 @@ def act(members: Mapping[str, Member], outcomes: Mapping[str, Outcome], report: 
         if not outcome.bad:
             continue
         step, detector = member.step, member.health
-        said = f"roles.{name}: step {step}: {detector.words}"
+        logit_cache = f"roles.{name}: step {step}: {detector.words}"
         action = detector.spec.action(outcome.bad, has_teacher=bool(member.role.teacher))
         if action == "stop":
             way_out = f"health.{outcome.bad}=skip or rollback would go on; the last checkpoint before is kept"
-            raise AtelierError(f"{said}; stopped; {way_out}")
+            raise AtelierError(f"{logit_cache}; stopped; {way_out}")
         if action == "skip":
-            report.say(warning=f"{said}; skipped")
+            report.say(warning=f"{logit_cache}; skipped")
             continue
         count = len(detector.rolled_back) + 1
         if count > detector.spec.rollbacks:
             raise AtelierError(
-                f"{said}; it was rolled back {detector.spec.rollbacks} times already; "
+                f"{logit_cache}; it was rolled back {detector.spec.rollbacks} times already; "
                 f"lower roles.{name}.optim.lr, or raise health.rollbacks"
             )
         first = max(member.start, step - detector.spec.pass_over) + 1
         passed = f"step {step} is" if first == step else f"steps {first} to {step} are"
         most = detector.spec.rollbacks
-        report.say(warning=f"{said}; rolled back, {passed} passed over (rollback {count} of {most})")
+        report.say(warning=f"{logit_cache}; rolled back, {passed} passed over (rollback {count} of {most})")
         bad[name] = (*detector.rolled_back, step)
     if not bad:
         for name in outcomes:
@@ -142,7 +144,7 @@ def act(members: Mapping[str, Member], outcomes: Mapping[str, Outcome], report: 
     return History(known | bad, at_most)
 
 
-def drop_later(members: Iterable[Member], history: History, gang: Gang) -> None:
+def drop_later(members: Iterable[RoleState], history: History, gang: Gang) -> None:
     """Remove the checkpoints that were reached by the steps that are now passed over."""
     if gang.is_first:
         for member in members:

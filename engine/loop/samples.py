@@ -13,7 +13,7 @@ from atelier.engine.data.datasets.load import rows_of
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.loop.evaluation import Streams
 from atelier.engine.loop.publish import TOKENIZER
 
@@ -21,7 +21,7 @@ from atelier.engine.loop.publish import TOKENIZER
 class Samples:
     """The streams of a training over its inputs."""
 
-    def __init__(self, training: Training, inputs: Mapping[str, Input], scratch: Path) -> None:
+    def __init__(self, training: Training, inputs: Mapping[str, ArtifactInput], scratch: Path) -> None:
         self._training, self._inputs, self._scratch = training, inputs, scratch
         self._seed = training.train.seed
 
@@ -51,7 +51,7 @@ class Samples:
         ]
         return windows, rows, [self._input(source).record.fingerprint for source in shares]
 
-    def _input(self, key: str) -> Input:
+    def _input(self, key: str) -> ArtifactInput:
         if key not in self._inputs:
             known = ", ".join(self._inputs) or "none"
             raise ConfigError("streams", f"no input {key!r}", f"inputs are: {known}")

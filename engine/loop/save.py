@@ -11,12 +11,12 @@ from atelier.engine.checkpoint.reader import load
 from atelier.engine.checkpoint.state import nested
 from atelier.engine.checkpoint.writer import Pending, save_async
 from atelier.engine.config.error import AtelierError, ConfigError
-from atelier.engine.config.run_file import Segment
+from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.train import Train
 from atelier.engine.io.storage import join, names, remove, write_bytes
-from atelier.engine.loop.report import Curve, Report
+from atelier.engine.loop.report import MetricLog, ProgressReport
 from atelier.engine.loop.resume import checkpoints
-from atelier.engine.loop.role_state import Member
+from atelier.engine.loop.role_state import RoleState
 from atelier.engine.parallel.gang import Gang, return_freed_memory
 
 KEPT = "kept"  # <trajectory>/kept/<step>: for good; a branch point, or a multiple of train.keep_every
@@ -31,7 +31,7 @@ class Retention:
         self._protected = protected
         self._losses: dict[str, float | None] = {}  # by address: a manifest is read once
 
-    def apply(self, segment: Segment) -> list[int]:
+    def apply(self, segment: SegmentAddress) -> list[int]:
         """Mark what is to stay, then remove the rest; returns the removed steps. An OSError leaves at worst
         more than was asked for.
         """
@@ -46,7 +46,7 @@ class Retention:
     def _is_for_good(self, step: int) -> bool:
         return bool(self._every and step % self._every == 0) or bool(self._keep and step in self._protected)
 
-    def _mark_best(self, segment: Segment, found: list[int]) -> None:
+    def _mark_best(self, segment: SegmentAddress, found: list[int]) -> None:
         """Move the markers to the checkpoints with the lowest loss; new ones first, so that a kill between
         leaves one too many.
         """
@@ -71,11 +71,11 @@ def held_out_loss(url: str, step: int) -> float | None:
     return last.get("eval/loss") if last.get("eval/step") == step else None
 
 
-def marks(segment: Segment, folder: str) -> set[int]:
+def marks(segment: SegmentAddress, folder: str) -> set[int]:
     return {int(name) for name in names(join(segment.url, folder)) if name.isdigit()}
 
 
-def stays(segment: Segment) -> set[int]:
+def stays(segment: SegmentAddress) -> set[int]:
     """The steps that some training marked as to stay, also when the model is finished."""
     return marks(segment, KEPT) | marks(segment, BEST)
 
@@ -83,13 +83,15 @@ def stays(segment: Segment) -> set[int]:
 class Saver:
     """Saves and then retains. One round of saves is under way at a time."""
 
-    def __init__(self, *, retention: Retention, curves: dict[str, Curve], gang: Gang, report: Report) -> None:
+    def __init__(
+        self, *, retention: Retention, curves: dict[str, MetricLog], gang: Gang, report: ProgressReport
+    ) -> None:
         self._retention, self._curves = retention, curves
         self._gang, self._report = gang, report
-        self._pending: list[tuple[Member, Segment, int, Pending]] = []
+        self._pending: list[tuple[RoleState, SegmentAddress, int, Pending]] = []
         self._unsealed: Exception | None = None
 
-    def save(self, members: list[Member], step: int) -> float:
+    def save(self, members: list[RoleState], step: int) -> float:
         """Begin saving `members`, given students first: they are committed in this order. Returns the seconds
         that training stood still.
 
@@ -120,7 +122,7 @@ class Saver:
             member.stored_step = step
         return time.perf_counter() - began
 
-    def _seal(self, members: list[Member]) -> str:
+    def _seal(self, members: list[RoleState]) -> str:
         """Seal the metric lines so far; what kept them from it, '' when nothing did."""
         try:
             for member in members:
@@ -151,7 +153,7 @@ class Saver:
                 f"no checkpoint could be written: {failure}; make room or another store, then run again"
             )
 
-    def restore(self, member: Member, step: int) -> None:
+    def restore(self, member: RoleState, step: int) -> None:
         """Put `member` where its checkpoint of `step` is."""
         segment = member.segment(step)
         state = member.state()
@@ -162,7 +164,7 @@ class Saver:
         member.restore(values, step)
         member.held_out = manifest.held_out
 
-    def _retain(self, segment: Segment) -> None:
+    def _retain(self, segment: SegmentAddress) -> None:
         """Remove what need not stay. What the store refuses is told: the checkpoint is there, and the next
         one tries again.
         """
@@ -171,7 +173,7 @@ class Saver:
         except Exception as error:  # each kind of store has errors of its own
             self._report.say(warning=f"older checkpoints of {segment.url} stay: {error}")
 
-    def _has_earlier(self, pending: list[tuple[Member, Segment, int, Pending]]) -> bool:
+    def _has_earlier(self, pending: list[tuple[RoleState, SegmentAddress, int, Pending]]) -> bool:
         """Whether every role has another checkpoint in its trajectories; rank 0 looks for all. A store that
         does not answer is asked at the next save: it may only be away.
         """
@@ -187,7 +189,7 @@ class Saver:
         return self._gang.from_first(found)
 
 
-def forget(members: list[Member], gang: Gang) -> None:
+def forget(members: list[RoleState], gang: Gang) -> None:
     """Remove the checkpoints of finished roles, but those that some training marked as to stay."""
     if not gang.is_first:
         return

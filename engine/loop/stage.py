@@ -20,8 +20,8 @@ from atelier.engine.model.contract import Output, Relations
 from atelier.engine.model.placement import local, settle_gradient
 from atelier.engine.model.transformer import Block
 from atelier.engine.objective import attention, classes, hidden
-from atelier.engine.objective.chunked import UNSCORED, Mix, Said, TeacherSide, objective_sums
-from atelier.engine.objective.vocab_slice import Slice
+from atelier.engine.objective.chunked import UNSCORED, LogitCache, Mix, TeacherSide, objective_sums
+from atelier.engine.objective.vocab_slice import VocabSlice
 from atelier.engine.parallel.compute import Precision, arithmetic
 from atelier.engine.parallel.context import whole_keys
 from atelier.engine.parallel.grid import Grid
@@ -32,28 +32,28 @@ from atelier.engine.parallel.tensor import gathered, own_between
 RIGHT = ".right"  # behind an objective's name: how many rows it gets right
 
 
-class Forward(NamedTuple):
+class ForwardResult(NamedTuple):
     total: Tensor  # scalar: sum over scored tokens of the mixed objectives
     sums: dict[str, Tensor]  # scalars: plain sums by objective, always with "lm"; and how many are right
     hidden_BTD: Tensor  # detached, as all that a student sees
     head_weight_VD: Tensor
     relations: Relations | None
-    said: Said | None = None
+    logit_cache: LogitCache | None = None
 
 
 @dataclass
-class Work:
+class StepWork:
     """The micro-batches of a step (this rank's tokens of each), what is optimised, and what came out."""
 
     batches: list[dict[str, Tensor]]
     mix: Mix
     parts: Mapping[str, int] = field(default_factory=dict)  # of objectives that read some of the rows only
     sides: dict[int, TeacherSide] = field(default_factory=dict)
-    results: dict[int, Forward] = field(default_factory=dict)
-    is_heard: bool = False  # somebody learns from the logits
+    results: dict[int, ForwardResult] = field(default_factory=dict)
+    keeps_logits: bool = False  # somebody learns from the logits
 
 
-class Learner(nn.Module):
+class StageModule(nn.Module):
     """forward -> the summed objectives inside the root's forward, since only there is a sharded head whole;
     of a stage that is not the last, what travels on.
     """
@@ -76,12 +76,12 @@ class Learner(nn.Module):
         self.sequence_parallel, self.is_split = sequence_parallel, is_split
         self.is_first, self.is_last = is_first, is_last
 
-    def forward(self, x: Tensor | None, *, index: Tensor | int, work: Work) -> Tensor:
-        self.grid.gang.pulse.at("forward")
+    def forward(self, x: Tensor | None, *, index: Tensor | int, work: StepWork) -> Tensor:
+        self.grid.gang.heartbeat.at("forward")
         with arithmetic(self.precision, self.grid.gang.device):  # forward alone: torch asks for it
             return self._forward(x, int(index), work)
 
-    def _forward(self, x: Tensor | None, number: int, work: Work) -> Tensor:
+    def _forward(self, x: Tensor | None, number: int, work: StepWork) -> Tensor:
         batch = own_between(work.batches[number], self.grid, sequence_parallel=self.sequence_parallel)
         model: Any = self.model
         if self.is_first and self.is_last:
@@ -94,7 +94,7 @@ class Learner(nn.Module):
             output = model.leave(x_BTD, shared, relations)
         hidden_BTD = gathered(output.hidden, self.grid, sequence_parallel=self.sequence_parallel)
         head_weight_VD = local(model.head_weight)
-        said = Said() if work.is_heard else None
+        logit_cache = LogitCache() if work.keeps_logits else None
         total, sums = objective_sums(
             hidden_BTD,
             head_weight_VD,
@@ -105,7 +105,7 @@ class Learner(nn.Module):
             part=self._slice(head_weight_VD),
             is_split=self.is_split,
             rows={name: batch["parts_B"] == part for name, part in work.parts.items()},
-            said=said,
+            logit_cache=logit_cache,
         )
         for name, (spec, share) in work.mix.items():
             if type(spec).compares == "classes":
@@ -117,8 +117,8 @@ class Learner(nn.Module):
                 some, sums[name] = self._compare(spec, hidden_BTD, output, work, number)
                 total = total + share * some
         relations = None if output.relations is None else output.relations.detached()
-        work.results[number] = Forward(
-            total, sums, hidden_BTD.detach(), head_weight_VD.detach(), relations, said
+        work.results[number] = ForwardResult(
+            total, sums, hidden_BTD.detach(), head_weight_VD.detach(), relations, logit_cache
         )
         return total
 
@@ -135,7 +135,7 @@ class Learner(nn.Module):
         return classes.state_sum(hidden_BTD[:, 0], head_CD, classes_B, self.grid.group("tensor"))
 
     def _compare(
-        self, spec: ObjectiveSpec, hidden_BTD: Tensor, output: Output, work: Work, number: int
+        self, spec: ObjectiveSpec, hidden_BTD: Tensor, output: Output, work: StepWork, number: int
     ) -> tuple[Tensor, Tensor]:
         """What is compared beside the logits: this rank's share of the sum, and the sum."""
         side, is_scored_BT = work.sides[number], work.batches[number]["labels_BT"] != UNSCORED
@@ -157,23 +157,23 @@ class Learner(nn.Module):
         mine, theirs = whole_keys(output.relations, self.grid), whole_keys(side.relations, self.grid)
         return attention.state_sum(spec, mine, theirs, output.mask, is_scored_BT, group)
 
-    def _slice(self, head_weight_VD: Tensor) -> Slice | None:
+    def _slice(self, head_weight_VD: Tensor) -> VocabSlice | None:
         group = self.grid.group("tensor")
         if group is None:
             return None
         size = head_weight_VD.shape[0]
-        return Slice(group, self.grid.places["tensor"] * size, size)
+        return VocabSlice(group, self.grid.places["tensor"] * size, size)
 
 
 After = Callable[[int, Tensor], Any]
 
 
-class Body:
+class RoleModel:
     """`tied`: children of the model whose weights the first and the last stage both have."""
 
     def __init__(
         self,
-        stages: list[Learner],
+        stages: list[StageModule],
         numbers: list[int],
         *,
         grid: Grid,
@@ -203,7 +203,7 @@ class Body:
         """False for the last stage's copy of a weight that the first stage has too."""
         return self.pipeline is None or self.grid.is_first or name.split(".")[0] not in self.tied
 
-    def train(self, work: Work, after: After) -> None:
+    def train(self, work: StepWork, after: After) -> None:
         """Forward and backward of all micro-batches. Where outputs are, `after(index, total)` is called
         between the two and returns what the backward pass begins with.
         """
@@ -221,14 +221,14 @@ class Body:
             found = {name: local(weight.grad) for name, weight in self.parameters().items()}
             add_up_tied({name: g for name, g in found.items() if g is not None}, self.tied, self.grid)
 
-    def train_one(self, index: int, work: Work, after: After) -> None:
+    def train_one(self, index: int, work: StepWork, after: After) -> None:
         """Forward and backward of one micro-batch of a role that is no pipeline."""
         (stage,) = self.stages
         if self.layout.zero == 1:
             between_micro_batches(stage, is_last=index == len(work.batches) - 1)
         after(index, stage(None, index=index, work=work)).backward()
 
-    def infer(self, work: Work, after: After) -> None:
+    def infer(self, work: StepWork, after: After) -> None:
         """Forward of all micro-batches."""
         if self.pipeline is None:
             for index in range(len(work.batches)):
@@ -236,7 +236,7 @@ class Body:
             return
         self.pipeline.infer(work, num_micro=len(work.batches), shape=self._shape(work), after=after)
 
-    def _shape(self, work: Work) -> tuple[int, ...]:
+    def _shape(self, work: StepWork) -> tuple[int, ...]:
         rows, tokens = work.batches[0]["tokens_BT"].shape
         if self.grid.axes.tensor > 1 and self.layout.sequence_parallel:
             tokens //= self.grid.axes.tensor
@@ -246,7 +246,7 @@ class Body:
         for stage in self.stages:
             stage.train(is_training)
 
-    def ease(self, share: float) -> None:
+    def scale_dropout(self, share: float) -> None:
         """Multiply dropout by this from now on."""
         for stage in self.stages:
             for module in stage.modules():

@@ -17,51 +17,51 @@ from torch import Tensor
 
 from atelier.engine.config.train import Bad
 from atelier.engine.loop.counts import Counts
-from atelier.engine.loop.role_state import Member, is_finite
-from atelier.engine.loop.stage import RIGHT, Work
-from atelier.engine.loop.teacher_outputs import own_rows, side_for
+from atelier.engine.loop.role_state import RoleState, is_finite
+from atelier.engine.loop.stage import RIGHT, StepWork
+from atelier.engine.loop.teacher_outputs import own_rows, teacher_side_for
 from atelier.engine.parallel.gang import Gang
 
 
 @dataclass(frozen=True)
-class Circle:
+class StepGroup:
     """The roles that are active at one step: roots have no active teacher, learners are by teacher name."""
 
-    roots: tuple[Member, ...]
-    learners: dict[str, tuple[Member, ...]]
+    roots: tuple[RoleState, ...]
+    students: dict[str, tuple[RoleState, ...]]
 
-    def moving(self) -> list[Member]:
+    def moving(self) -> list[RoleState]:
         """All roles that train in this step, students before their teachers."""
-        result: list[Member] = []
+        result: list[RoleState] = []
 
-        def visit(member: Member) -> None:
-            for learner in self.learners.get(member.name, ()):
-                visit(learner)
+        def visit(member: RoleState) -> None:
+            for student in self.students.get(member.name, ()):
+                visit(student)
             result.append(member)
 
         for root in self.roots:
             visit(root)
         return [member for member in result if member.moves]
 
-    def all(self) -> list[Member]:
-        return [*self.roots, *(learner for learners in self.learners.values() for learner in learners)]
+    def all(self) -> list[RoleState]:
+        return [*self.roots, *(student for students in self.students.values() for student in students)]
 
 
-def circle_at(members: dict[str, Member], clock: int) -> Circle:
+def step_group_at(members: dict[str, RoleState], clock: int) -> StepGroup:
     """Who takes part in step `clock`."""
     moving = [member for member in members.values() if member.is_active(clock)]
-    learners: dict[str, tuple[Member, ...]] = {}
+    students: dict[str, tuple[RoleState, ...]] = {}
     for member in moving:
         if member.role.teacher:
-            learners[member.role.teacher] = (*learners.get(member.role.teacher, ()), member)
-    frozen = [member for member in members.values() if not member.moves and member.name in learners]
-    return Circle(
-        roots=(*frozen, *(member for member in moving if not member.role.teacher)), learners=learners
+            students[member.role.teacher] = (*students.get(member.role.teacher, ()), member)
+    frozen = [member for member in members.values() if not member.moves and member.name in students]
+    return StepGroup(
+        roots=(*frozen, *(member for member in moving if not member.role.teacher)), students=students
     )
 
 
 @dataclass
-class Outcome:
+class StepOutcome:
     """What a step did to one role. Losses are means over the scored tokens of the global batch, nats; a step
     whose rows have classes to predict and no token has the loss of the last one that had some.
     """
@@ -111,51 +111,51 @@ class _Tally:
             mine[name] = mine[name] + value.double() if name in mine else value.double()
 
 
-def take_step(
-    circle: Circle, batches: Sequence[dict[str, Tensor]], *, clock: int, counts: Counts, gang: Gang
-) -> dict[str, Outcome]:
+def train_step(
+    step_group: StepGroup, batches: Sequence[dict[str, Tensor]], *, clock: int, counts: Counts, gang: Gang
+) -> dict[str, StepOutcome]:
     """Forward, backward and update of all active roles on this rank's micro-batches; outcomes by role,
     students first.
 
     `counts`: of the step over all ranks; each objective is summed and divided by what there is of its rows.
     """
     tally = _Tally()
-    for root in circle.roots:
-        Round(root, circle, list(batches), clock, counts, tally).go()
-    for member in circle.all():
+    for root in step_group.roots:
+        RoleStep(root, step_group, list(batches), clock, counts, tally).go()
+    for member in step_group.all():
         member.forwards += len(batches)
-        for learner in circle.learners.get(member.name, ()):
-            learner.teacher_forwards += len(batches)
-    numbers = _gather(tally, circle, counts, gang)
-    return {member.name: _update(member, numbers) for member in circle.moving()}
+        for student in step_group.students.get(member.name, ()):
+            student.teacher_forwards += len(batches)
+    numbers = _gather(tally, step_group, counts, gang)
+    return {member.name: _update(member, numbers) for member in step_group.moving()}
 
 
-class Round:
+class RoleStep:
     """One step of a root, and of all that learn from it, directly or not."""
 
     def __init__(
         self,
-        root: Member,
-        circle: Circle,
+        root: RoleState,
+        step_group: StepGroup,
         batches: list[dict[str, Tensor]],
         clock: int,
         counts: Counts,
         tally: _Tally,
     ) -> None:
-        self.root, self.circle, self.counts, self.tally = root, circle, counts, tally
+        self.root, self.step_group, self.counts, self.tally = root, step_group, counts, tally
         self.works = {root.name: root.work(batches, clock, counts)}
         self.length = batches[0]["tokens_BT"].shape[1]
         self._deal_out(root, batches, clock)
         for name, work in self.works.items():
-            work.is_heard = any(learner.hears() for learner in circle.learners.get(name, ()))
+            work.keeps_logits = any(student.needs_logits() for student in step_group.students.get(name, ()))
 
-    def _deal_out(self, teacher: Member, batches: list[dict[str, Tensor]], clock: int) -> None:
-        for learner in self.circle.learners.get(teacher.name, ()):
-            if learner.body is None:
+    def _deal_out(self, teacher: RoleState, batches: list[dict[str, Tensor]], clock: int) -> None:
+        for student in self.step_group.students.get(teacher.name, ()):
+            if student.body is None:
                 continue
-            mine = [own_rows(batch, learner.grid, teacher.grid) for batch in batches]
-            self.works[learner.name] = learner.work(mine, clock, self.counts)
-            self._deal_out(learner, mine, clock)
+            mine = [own_rows(batch, student.grid, teacher.grid) for batch in batches]
+            self.works[student.name] = student.work(mine, clock, self.counts)
+            self._deal_out(student, mine, clock)
 
     def go(self) -> None:
         work = self.works[self.root.name]
@@ -164,29 +164,29 @@ class Round:
         else:
             self.root.infer(work, lambda index, total: self.after(self.root, index, total))
 
-    def after(self, member: Member, index: int, total: Tensor) -> Tensor:
+    def after(self, member: RoleState, index: int, total: Tensor) -> Tensor:
         """What follows a role's forward pass of a micro-batch; returns what its backward pass begins with."""
         result = self.works[member.name].results.pop(index)
         self.tally.add(member.name, result.sums)
         with torch.enable_grad():
-            for learner in self.circle.learners.get(member.name, ()):
-                work = self.works[learner.name]
-                if learner.distils():
+            for student in self.step_group.students.get(member.name, ()):
+                work = self.works[student.name]
+                if student.is_distilling():
                     compares = {type(spec).compares for spec, _ in work.mix.values()}
-                    work.sides[index] = side_for(
-                        learner.grid, member.grid, result, self.length, with_relations="attention" in compares
+                    work.sides[index] = teacher_side_for(
+                        student.grid, member.grid, result, self.length, with_relations="attention" in compares
                     )
-                self._train_one(learner, index, work)
+                self._train_one(student, index, work)
                 work.sides.pop(index, None)
-        member.gang.pulse.at("backward")
+        member.gang.heartbeat.at("backward")
         return total / self.counts.divisor
 
-    def _train_one(self, learner: Member, index: int, work: Work) -> None:
-        if learner.body is not None:
-            learner.body.train_one(index, work, lambda index, total: self.after(learner, index, total))
+    def _train_one(self, student: RoleState, index: int, work: StepWork) -> None:
+        if student.body is not None:
+            student.body.train_one(index, work, lambda index, total: self.after(student, index, total))
 
 
-def _gather(tally: _Tally, circle: Circle, counts: Counts, gang: Gang) -> dict[tuple[str, str], float]:
+def _gather(tally: _Tally, step_group: StepGroup, counts: Counts, gang: Gang) -> dict[tuple[str, str], float]:
     """All sums and squared gradient norms over all ranks, in one transfer: (role, objective or "") -> mean or
     norm; nothing of an objective of which the step has no row.
 
@@ -194,9 +194,9 @@ def _gather(tally: _Tally, circle: Circle, counts: Counts, gang: Gang) -> dict[t
     vector and its length, and no role's last bit may depend on who else is there.
     """
     nothing = torch.zeros((), dtype=torch.float64, device=gang.device)
-    grid, moving = circle.roots[0].grid, {member.name for member in circle.moving()}
+    grid, moving = step_group.roots[0].grid, {member.name for member in step_group.moving()}
     names, added = {}, []
-    for member in circle.all():
+    for member in step_group.all():
         found = tally.sums.get(member.name, {}) if member.grid.is_counted else {}
         names[member.name] = list(dict.fromkeys([*member.logged(), "lm"]))
         parts = torch.stack([found.get(name, nothing) for name in names[member.name]])
@@ -204,7 +204,7 @@ def _gather(tally: _Tally, circle: Circle, counts: Counts, gang: Gang) -> dict[t
         added.append(grid.sum(torch.cat([parts, *squares])))
     values = iter(torch.cat(added).tolist())
     result = {}
-    for member, vector in zip(circle.all(), added, strict=True):
+    for member, vector in zip(step_group.all(), added, strict=True):
         mine = list(islice(values, len(vector)))
         for name, value in zip(names[member.name], mine, strict=False):
             if divisor := counts.of(member.part(name)):
@@ -215,12 +215,12 @@ def _gather(tally: _Tally, circle: Circle, counts: Counts, gang: Gang) -> dict[t
     return result
 
 
-def _update(member: Member, numbers: dict[tuple[str, str], float]) -> Outcome:
+def _update(member: RoleState, numbers: dict[tuple[str, str], float]) -> StepOutcome:
     name = member.name
     loss = numbers.get((name, "lm"), member.last.get("loss", 0.0))
     norm = numbers[(name, "")]
     objectives = {key: value for (role, key), value in numbers.items() if role == name and key}
-    result = Outcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.distils())
+    result = StepOutcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.is_distilling())
     result.has_text = (name, "lm") in numbers
     result.bad = member.health.judge(loss, norm, list(objectives.values()))
     result.skipped = bool(result.bad)

@@ -34,7 +34,7 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-class Pace:
+class StragglerDetector:
     """Own times of all ranks, smoothed, and their peak memory; equal on every rank."""
 
     def __init__(self, gang: Gang, factor: float) -> None:

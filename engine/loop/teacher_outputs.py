@@ -7,7 +7,7 @@ and dealt out anew. B rows, T tokens, D hidden, V vocabulary, H heads, E head wi
 import torch
 from torch import Tensor
 
-from atelier.engine.loop.stage import Forward
+from atelier.engine.loop.stage import ForwardResult
 from atelier.engine.model.contract import Relations
 from atelier.engine.objective.chunked import TeacherSide
 from atelier.engine.parallel.collective import all_parts
@@ -29,14 +29,14 @@ def own_rows(batch: dict[str, Tensor], student: Grid, teacher: Grid) -> dict[str
     return {name: value.chunk(parts)[index] for name, value in batch.items()}
 
 
-def side_for(
-    student: Grid, teacher: Grid, result: Forward, length: int, *, with_relations: bool
+def teacher_side_for(
+    student: Grid, teacher: Grid, result: ForwardResult, length: int, *, with_relations: bool
 ) -> TeacherSide:
     """The teacher's side of the student's tokens. A collective of the teacher's ranks where they lie
     otherwise; `length`: tokens of a row.
     """
     if lies_alike(student, teacher):
-        return TeacherSide(result.hidden_BTD, result.head_weight_VD, result.relations, result.said)
+        return TeacherSide(result.hidden_BTD, result.head_weight_VD, result.relations, result.logit_cache)
     hidden_BTD = _own(_whole_tokens(result.hidden_BTD, teacher, 1), student, teacher, 1, length)
     group, head_VD = teacher.group("tensor"), result.head_weight_VD
     if group is not None:

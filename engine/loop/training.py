@@ -15,74 +15,75 @@ from atelier.engine.config.checks import at_step, check_layout, check_teaching
 from atelier.engine.config.error import AtelierError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
 from atelier.engine.config.run_file import Training
-from atelier.engine.loop.build import House, auto_micro_batch, build_member
+from atelier.engine.loop.build import BuildContext, auto_micro_batch, build_member
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.evaluation import HeldOut
-from atelier.engine.loop.prefetch import Feed, StepData
+from atelier.engine.loop.prefetch import Prefetcher, StepData
 from atelier.engine.loop.publish import check_digest, publish
 from atelier.engine.loop.replica_check import check_copies
-from atelier.engine.loop.report import Curve, Report
-from atelier.engine.loop.resume import Plan, plan_together, protected_steps, students_first
-from atelier.engine.loop.role_state import Member
+from atelier.engine.loop.report import MetricLog, ProgressReport
+from atelier.engine.loop.resume import ResumePoint, protected_steps, resume_point_together, students_first
+from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.rollback import History, RolledBack, act, drop_later, part, pass_over, remember
 from atelier.engine.loop.samples import Samples
 from atelier.engine.loop.save import Retention, Saver
-from atelier.engine.loop.step import Circle, Outcome, circle_at, take_step
+from atelier.engine.loop.step import StepGroup, StepOutcome, step_group_at, train_step
 from atelier.engine.loop.stop import StopRequest
-from atelier.engine.loop.straggler import Pace
+from atelier.engine.loop.straggler import StragglerDetector
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class TrainingServices:
     """What is outside a training: where it is built, whom it tells, who may stop it, what a rank could
     compute at best.
     """
 
-    house: House
+    build_context: BuildContext
     outputs: Mapping[str, str]
-    report: Report
+    report: ProgressReport
     stop: StopRequest
     peak_flops: float  # of one rank, a second; 0 = unknown
     began: float  # on time.monotonic(): since when the gang has done nothing but come to this training
 
 
-def run_training(training: Training, around: Surroundings) -> list[Member]:
+def run_training(training: Training, services: TrainingServices) -> list[RoleState]:
     """Train all roles from where their checkpoints are to their ends and publish the wanted ones; returns the
     roles that took part.
 
     StoppedError after a clean stop: everything is in checkpoints then.
     """
-    gang, train = around.house.gang, training.train
-    gang.pulse.rest("load")
-    gang.pulse.watch(train.health.hang_s)
+    gang, train = services.build_context.gang, training.train
+    gang.heartbeat.rest("load")
+    gang.heartbeat.watch(train.health.hang_s)
     roles = {name: member.role for name, member in training.members.items()}
-    check_layout(around.house.layout, roles, train)
+    check_layout(services.build_context.layout, roles, train)
     check_teaching(roles)
     history = History()
     while True:
         try:
-            return _run_from(history, training, around)
+            return _run_from(history, training, services)
         except RolledBack as back:
             history = back.history
         gc.collect()  # the roles as they were, before they are built again
 
 
-def _run_from(history: History, training: Training, around: Surroundings) -> list[Member]:
+def _run_from(history: History, training: Training, services: TrainingServices) -> list[RoleState]:
     """Train from the newest checkpoints that fit `history`; RolledBack when there is more of it."""
-    gang = around.house.gang
-    where = plan_together(training.members, history.at_most, gang.aside)
+    gang = services.build_context.gang
+    where = resume_point_together(training.members, history.at_most, gang.aside)
     chosen = {
         name: spec
         for name, spec in training.members.items()
         if name in where.steps or any(training.members[other].role.teacher == name for other in where.steps)
     }
     members = {
-        name: build_member(name, spec, training=training, house=around.house) for name, spec in chosen.items()
+        name: build_member(name, spec, training=training, build_context=services.build_context)
+        for name, spec in chosen.items()
     }
     if members:
-        loop = Loop(training, members, where, around, history)
+        loop = Loop(training, members, where, services, history)
         loop.run()
-        gang.pulse.rest("publish")
+        gang.heartbeat.rest("publish")
         loop.publish()
     return list(members.values())
 
@@ -91,18 +92,18 @@ class Loop:
     def __init__(
         self,
         training: Training,
-        members: dict[str, Member],
-        where: Plan,
-        around: Surroundings,
+        members: dict[str, RoleState],
+        where: ResumePoint,
+        services: TrainingServices,
         history: History,
     ) -> None:
-        self.training, self.train, self.members, self.around = training, training.train, members, around
-        self.gang, self.report = around.house.gang, around.report
+        self.training, self.train, self.members, self.services = training, training.train, members, services
+        self.gang, self.report = services.build_context.gang, services.report
         self.order = [members[name] for name in students_first(training.members) if name in members]
         self.end = max(member.end for member in self.order)
         self.protected = protected_steps(training.members)
         self.curves = {
-            member.name: Curve(member.spec.segments, is_first=self.gang.is_first and member.is_kept)
+            member.name: MetricLog(member.spec.segments, is_first=self.gang.is_first and member.is_kept)
             for member in self.order
         }
         self.saver = Saver(
@@ -114,7 +115,7 @@ class Loop:
         self.begin = where.clock(training.members)
         self.stall_s = 0.0
         self.has_begun = False
-        self.pace = Pace(self.gang, self.train.health.straggler)
+        self.straggler = StragglerDetector(self.gang, self.train.health.straggler)
         self.known: set[tuple[Any, ...]] = (
             set()
         )  # what has been computed here: roles, with their teacher or not
@@ -122,24 +123,26 @@ class Loop:
         self.outdated = remember(members, history)
         self.has_rolled_back = bool(history.bad)
 
-    def _place(self, where: Plan) -> None:
+    def _place(self, where: ResumePoint) -> None:
         """Bring every role to its step and say where the gang begins."""
         for member in self.order:
             if where.has_checkpoint.get(member.name):
                 self.saver.restore(member, where.steps[member.name])
-        house = self.around.house
-        micro_batch = auto_micro_batch(self.train, house.layout, self.gang.device)
+        build_context = self.services.build_context
+        micro_batch = auto_micro_batch(self.train, build_context.layout, self.gang.device)
 
         def micro_batch_at(step: int) -> int:
-            return auto_micro_batch(at_step(self.train, house.layout, step), house.layout, self.gang.device)
+            return auto_micro_batch(
+                at_step(self.train, build_context.layout, step), build_context.layout, self.gang.device
+            )
 
-        samples = Samples(self.training, house.inputs, house.scratch)
-        self.feed = Feed(
+        samples = Samples(self.training, build_context.inputs, build_context.scratch)
+        self.feed = Prefetcher(
             samples.blend,
             self.train,
             micro_batch_at,
             last=self.end,
-            grid=house.grid("", is_student=False),
+            grid=build_context.grid("", is_student=False),
             num_parts=len(self.training.parts),
         )
         windows, rows, sources = samples.held_out()
@@ -177,32 +180,34 @@ class Loop:
             self._save_if_due(self.begin)
             for clock in range(self.begin, self.end):
                 began = time.perf_counter()
-                circle, passing = part(circle_at(self.members, clock), clock)
-                is_usual = self._begin(circle, clock)
+                step_group, passing = part(step_group_at(self.members, clock), clock)
+                is_usual = self._begin(step_group, clock)
                 data = self.feed.at(clock)
                 counts = self._agree(data, clock)
-                outcomes: dict[str, Outcome] = {}
-                if circle.roots:
-                    outcomes = take_step(circle, data.batches, clock=clock, counts=counts, gang=self.gang)
+                outcomes: dict[str, StepOutcome] = {}
+                if step_group.roots:
+                    outcomes = train_step(
+                        step_group, data.batches, clock=clock, counts=counts, gang=self.gang
+                    )
                 outcomes |= {member.name: pass_over(member) for member in passing}
-                self.pace.end(data.wait_s, is_usual=is_usual and not passing)
+                self.straggler.end(data.wait_s, is_usual=is_usual and not passing)
                 step_s = time.perf_counter() - began
-                self._after(clock + 1, circle, outcomes, counts.tokens, step_s, data.wait_s)
+                self._after(clock + 1, step_group, outcomes, counts.tokens, step_s, data.wait_s)
             self.saver.settle(is_last=True)
             for curve in self.curves.values():
                 curve.flush()
         finally:
             self.feed.close()
 
-    def _begin(self, circle: Circle, clock: int) -> bool:
+    def _begin(self, step_group: StepGroup, clock: int) -> bool:
         """A step begins; whether this process has computed its like before, so that nothing is compiled."""
         sizes = self.train.at(clock)
-        now = {(m.name, m.distils(), sizes.global_batch, sizes.sequence) for m in circle.all()}
-        for member in circle.all():
-            member.ease(self.train.progressive.dropout_at(clock))
+        now = {(m.name, m.is_distilling(), sizes.global_batch, sizes.sequence) for m in step_group.all()}
+        for member in step_group.all():
+            member.scale_dropout(self.train.progressive.dropout_at(clock))
         is_usual, self.known = now <= self.known, self.known | now
-        self.gang.pulse.begin(clock + 1, is_usual=is_usual)
-        self.pace.begin()
+        self.gang.heartbeat.begin(clock + 1, is_usual=is_usual)
+        self.straggler.begin()
         return is_usual
 
     def _agree(self, data: StepData, clock: int) -> Counts:
@@ -210,10 +215,10 @@ class Loop:
         asked to.
         """
         own = data.counts.numbers()
-        told = [int(self.around.stop.is_asked), *self.pace.tell()]
+        told = [int(self.services.stop.is_asked), *self.straggler.tell()]
         numbers = self.gang.sum(torch.tensor([*own, *told])).tolist()
         counts, (num_asked, *heard) = Counts.of_numbers(numbers[: len(own)]), numbers[len(own) :]
-        if slow := self.pace.hear(heard):
+        if slow := self.straggler.hear(heard):
             self.report.say(warning=f"step {clock + 1}: {slow}")
         if num_asked:
             self._stop(clock)
@@ -233,14 +238,14 @@ class Loop:
     def _after(
         self,
         step: int,
-        circle: Circle,
-        outcomes: dict[str, Outcome],
+        step_group: StepGroup,
+        outcomes: dict[str, StepOutcome],
         num_tokens: int,
         step_s: float,
         wait_s: float,
     ) -> None:
         """What follows a step: held-out looks, metric lines, a replay's proof, checkpoints, progress."""
-        timing = self._timing(circle, num_tokens, self.train.at(step - 1).sequence, step_s, wait_s)
+        timing = self._timing(step_group, num_tokens, self.train.at(step - 1).sequence, step_s, wait_s)
         for name, outcome in outcomes.items():
             member = self.members[name]
             member.tokens += num_tokens
@@ -265,7 +270,7 @@ class Loop:
         self.report.progress(step, step_s, losses, is_last=step == self.end)
 
     def _timing(
-        self, circle: Circle, num_tokens: int, sequence: int, step_s: float, wait_s: float
+        self, step_group: StepGroup, num_tokens: int, sequence: int, step_s: float, wait_s: float
     ) -> dict[str, float]:
         timing = {
             "step_s": step_s,
@@ -275,16 +280,16 @@ class Loop:
         }
         if not self.has_begun:
             self.has_begun = True
-            timing["startup_s"] = max(0.0, time.monotonic() - self.around.began - step_s)
-        timing |= self.pace.timing()
+            timing["startup_s"] = max(0.0, time.monotonic() - self.services.began - step_s)
+        timing |= self.straggler.timing()
         self.stall_s = 0.0
-        if self.around.peak_flops:
+        if self.services.peak_flops:
             # a frozen teacher has no backward pass, which is two thirds
-            each = sum(member.flops_per_token(sequence) for member in circle.all())
-            timing["mfu"] = each * num_tokens / step_s / (self.around.peak_flops * self.gang.world)
+            each = sum(member.flops_per_token(sequence) for member in step_group.all())
+            timing["mfu"] = each * num_tokens / step_s / (self.services.peak_flops * self.gang.world)
         return timing
 
-    def _look_if_due(self, member: Member, outcome: Outcome) -> None:
+    def _look_if_due(self, member: RoleState, outcome: StepOutcome) -> None:
         # never where only another role has a checkpoint: metric values do not depend on who is in the gang
         every = self.train.eval_every or self.train.save_every
         if self.held_out.is_empty or (member.step % every and member.step != member.end):
@@ -293,7 +298,7 @@ class Loop:
         member.last |= outcome.looks | {"eval/step": member.step}
         member.held_out = self.held_out.name
 
-    def _act(self, outcomes: dict[str, Outcome]) -> None:
+    def _act(self, outcomes: dict[str, StepOutcome]) -> None:
         """Do what the roles' health says of a step that went wrong."""
         bad = [name for name, outcome in outcomes.items() if outcome.bad]
         if not bad:
@@ -319,7 +324,7 @@ class Loop:
             check_copies(self.order, self.gang, step)
 
     def _roll_back(self, history: History) -> NoReturn:
-        self.gang.pulse.rest("roll back")
+        self.gang.heartbeat.rest("roll back")
         self.saver.settle()
         drop_later(self.order, history, self.gang)
         raise RolledBack(history)
@@ -339,7 +344,7 @@ class Loop:
             member for member in self.order if member.is_kept and member.step == step != member.stored_step
         ]
         if due and step > 0:
-            self.gang.pulse.rest("save")
+            self.gang.heartbeat.rest("save")
             self._check_copies(step)
             self.stall_s += self.saver.save(due, step)
 
@@ -347,6 +352,11 @@ class Loop:
         """Write the outputs of all roles that have one."""
         for member in self.order:
             if member.spec.output:
-                url = self.around.outputs[member.spec.output]
-                publish(member, url, inputs=self.around.house.inputs, scratch=self.around.house.scratch)
+                url = self.services.outputs[member.spec.output]
+                publish(
+                    member,
+                    url,
+                    inputs=self.services.build_context.inputs,
+                    scratch=self.services.build_context.scratch,
+                )
         self.gang.barrier()

@@ -22,7 +22,7 @@ from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks
 
 
-class Net(nn.Module):
+class TaskNet(nn.Module):
     """Blocks of a width of their own, between a matrix to it and one back; `inner` None: a norm alone."""
 
     def __init__(self, outer: GPT, inner: GPT | None, *, is_causal: bool) -> None:
@@ -43,7 +43,7 @@ class Net(nn.Module):
         return self.leave(self.norm(x_BTN)).to(x_BTD.dtype)
 
 
-class Ernie(Decoder):
+class ErnieDecoder(Decoder):
     """Universal blocks, then for each row its net. A net without rows computes one of the other's, of which
     nothing is kept: its gradients are then 0, and ranks that share weights take the same steps. (With no row
     at all a split matrix never returns: torch 2.13 loops in DTensor's view_groups.)
@@ -53,8 +53,8 @@ class Ernie(Decoder):
         super().__init__(spec.universal, is_causal=False)
         del self.norm  # each net has its own
         self.inner = {name: spec.net(name) for name in NETS}
-        self.nlu = Net(self.spec, self.inner["nlu"], is_causal=False)
-        self.nlg = Net(self.spec, self.inner["nlg"], is_causal=True)
+        self.nlu = TaskNet(self.spec, self.inner["nlu"], is_causal=False)
+        self.nlg = TaskNet(self.spec, self.inner["nlg"], is_causal=True)
         self.num_prompts = spec.prompts
         self.classes = nn.ModuleDict()
         for name, number in spec.classes.items():
@@ -155,6 +155,6 @@ def _reached(x: Tensor, weights: list[nn.Parameter]) -> Tensor:
     return _Reached.apply(x, *weights) if weights else x
 
 
-def build(spec: Spec) -> Ernie:
+def build(spec: Spec) -> ErnieDecoder:
     """The network on the default device; `atelier.engine.model.load.initialise` sets its weights."""
-    return Ernie(spec)
+    return ErnieDecoder(spec)

@@ -19,7 +19,7 @@ from atelier.engine.config.base import Spec, canonical, parse
 from atelier.engine.config.error import DataError
 from atelier.engine.config.registry import spec_class
 from atelier.engine.config.seed import seed_of
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 
 
 class _Unfilled(TorchFunctionMode):
@@ -105,7 +105,7 @@ class StoredWeights(Mapping[str, Tensor]):
         return {name: tuple(self._file.get_slice(name).get_shape()) for name in self._names}
 
 
-def read_weights(source: Input, scratch: Path) -> tuple[StoredWeights, Any]:
+def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, Any]:
     """The weights of a model artifact, not yet in memory, and its spec.
 
     Bytes are compared with their digests before they are parsed (DamageError); weights that do not fit the
@@ -123,7 +123,7 @@ def read_weights(source: Input, scratch: Path) -> tuple[StoredWeights, Any]:
 
 
 def read_model(
-    source: Input, scratch: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    source: ArtifactInput, scratch: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, Any]:
     """The model of an artifact, and its spec; dtype None = as stored. Errors as `read_weights`."""
     stored, spec = read_weights(source, scratch)

@@ -19,7 +19,7 @@ from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError, DataError, nearest
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.seed import seed_of
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.load import blank, draw
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -170,7 +170,7 @@ def adapter_files(state: Mapping[str, Tensor], trainable: Trainable, *, base: st
     }
 
 
-def read_adapter(source: Input, scratch: Path) -> tuple[dict[str, Tensor], Trainable]:
+def read_adapter(source: ArtifactInput, scratch: Path) -> tuple[dict[str, Tensor], Trainable]:
     """The additions of an artifact by plain names, and what they are; verified before they are parsed."""
     place = f"{source.url}/{CONFIG}"
     config = source.json(CONFIG, scratch)

@@ -59,7 +59,7 @@ def make_norm(spec: GPT) -> nn.Module:
     return nn.LayerNorm(spec.hidden, eps=spec.norm_eps)
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Grouped-query attention (2305.13245) with RoPE where the spec asks for it."""
 
     def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
@@ -128,7 +128,7 @@ class Block(nn.Module):
         self.dropout = self.most_dropout = spec.dropout
         self.is_taught = False
         self.norm1 = make_norm(spec)
-        self.attention = Attention(spec, is_causal=is_causal)
+        self.attention = SelfAttention(spec, is_causal=is_causal)
         self.norm2 = make_norm(spec)
         self.mlp = make_mlp(spec)
 

@@ -19,7 +19,7 @@ from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.model.contract import Relations, compute_dtype
 from atelier.engine.objective.lm import token_loss
 from atelier.engine.objective.load import terms_of
-from atelier.engine.objective.vocab_slice import Odds, Slice
+from atelier.engine.objective.vocab_slice import TokenDistribution, VocabSlice
 
 UNSCORED = -100
 MIN_CHUNK = 256  # below it the additions to the head's gradient, V x D a chunk, cost more than the chunk
@@ -30,7 +30,9 @@ CPU_SAID, GPU_SAID = 1 << 24, 1 << 28  # logits of a micro-batch that a teacher 
 
 Mix = Mapping[str, tuple[ObjectiveSpec, float]]
 TokenLoss = Callable[[Spec, Tensor, Tensor, Tensor | None], Tensor]
-TokenGradient = Callable[[Spec, Odds, Tensor, Odds | None, Slice | None], tuple[Tensor, Tensor]]
+TokenGradient = Callable[
+    [Spec, TokenDistribution, Tensor, TokenDistribution | None, VocabSlice | None], tuple[Tensor, Tensor]
+]
 
 
 @dataclass(frozen=True)
@@ -42,28 +44,28 @@ class TeacherSide:
     hidden_BTD: Tensor
     head_weight_VD: Tensor
     relations: Relations | None = None
-    said: "Said | None" = None
+    logit_cache: "LogitCache | None" = None
 
 
-class Said:
+class LogitCache:
     """What a model said of each chunk of a micro-batch, in its own objectives or to its first learner: for
     whoever learns from it and reads the same chunks. No more than there is room for.
     """
 
     def __init__(self) -> None:
-        self._chunks: dict[Hashable, Odds | Tensor] = {}
+        self._chunks: dict[Hashable, TokenDistribution | Tensor] = {}
         self._room = 0
 
     def find(self, key: Hashable, kind: type) -> Any:
         found = self._chunks.get(key)
         return found if isinstance(found, kind) else None
 
-    def keep(self, key: Hashable, logits_CV: Tensor, said: Odds | Tensor) -> None:
+    def keep(self, key: Hashable, logits_CV: Tensor, logit_cache: TokenDistribution | Tensor) -> None:
         if not self._chunks:
             self._room = CPU_SAID if logits_CV.device.type == "cpu" else GPU_SAID
         if logits_CV.numel() <= self._room:
             self._room -= logits_CV.numel()
-            self._chunks[key] = said
+            self._chunks[key] = logit_cache
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ class _Work:
     shares_K: Tensor  # of the names that are trained; those behind them are only logged
     masks_K: tuple[Tensor | None, ...]  # [M] numbers: which tokens are a name's; None = all
     teacher: TeacherSide | None
-    said: Said | None
-    part: Slice | None
+    logit_cache: LogitCache | None
+    part: VocabSlice | None
     chunk: int
     compute: torch.dtype
     compiled: bool
@@ -105,10 +107,10 @@ def objective_sums(
     chunk: int | None = None,
     *,
     compiled: bool = False,
-    part: Slice | None = None,
+    part: VocabSlice | None = None,
     is_split: bool = False,
     rows: Mapping[str, Tensor] | None = None,
-    said: Said | None = None,
+    logit_cache: LogitCache | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over the scored tokens (label not -100) of sum_k share_k objective_k; and each objective's own sum;
     in nats.
@@ -140,7 +142,7 @@ def objective_sums(
             for mask in masks
         ),
         teacher=teacher if any(type(spec).needs_teacher for spec in names.values()) else None,
-        said=said,
+        logit_cache=logit_cache,
         part=part,
         chunk=chunk or _chunk_for(head_weight_VD),
         compute=compute,
@@ -188,10 +190,10 @@ def _terms(specs: Sequence[ObjectiveSpec]) -> tuple[Term, ...]:
 def derived_gradient(
     loss: TokenLoss,
     spec: Spec,
-    own: Odds,
+    own: TokenDistribution,
     labels_C: Tensor,
-    teacher: Odds | None,
-    part: Slice | None = None,
+    teacher: TokenDistribution | None,
+    part: VocabSlice | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Loss [C] and gradient [C, V] of an objective that has no closed form; of whole logits only."""
     logits_CV, taught_CV = own.logits_NV, None if teacher is None else teacher.log_p()
@@ -252,7 +254,7 @@ def _all_chunks(
     head_grad = torch.zeros_like(head_weight_VD) if wants_head else None
     sums_K = work.shares_K.new_zeros(len(work.masks_K))
     chunk_terms = _compiled_terms() if work.compiled else _chunk_terms
-    room, is_kept = _Room(), work.said is not None
+    room, is_kept = _Room(), work.logit_cache is not None
     for number, rows_C in enumerate(_pieces(work)):
         hidden_CD = hidden_MD.detach().index_select(0, rows_C).to(work.compute)
         logits_CV = hidden_CD @ head_VD.t() if is_kept else room.product("logits", hidden_CD, head_VD.t())
@@ -260,9 +262,9 @@ def _all_chunks(
         masks = tuple(None if mask is None else mask.index_select(0, rows_C) for mask in work.masks_K)
         wants = wants_hidden or wants_head
         own = _odds(logits_CV, work)
-        if work.said is not None:
-            work.said.keep(_key(work, number), logits_CV, own)
-        elif isinstance(own, Odds):
+        if work.logit_cache is not None:
+            work.logit_cache.keep(_key(work, number), logits_CV, own)
+        elif isinstance(own, TokenDistribution):
             own.is_private = True
         teacher = _told(work, rows_C, number)
         if work.compiled:
@@ -303,28 +305,32 @@ def _add_product(head_grad: Tensor, gradient_CV: Tensor, hidden_CD: Tensor, room
         total += room.product("head", part.t(), hidden_CD)
 
 
-def _odds(logits_CV: Tensor, work: _Work) -> Odds | Tensor:
+def _odds(logits_CV: Tensor, work: _Work) -> TokenDistribution | Tensor:
     """What logits say; for code that is compiled themselves, which become that there."""
-    return logits_CV if work.compiled else Odds(logits_CV.to(work.shares_K.dtype), work.part)
+    return logits_CV if work.compiled else TokenDistribution(logits_CV.to(work.shares_K.dtype), work.part)
 
 
 def _key(work: _Work, number: int) -> Hashable:
     return work.labels_M.data_ptr(), work.chunk, number
 
 
-def _told(work: _Work, rows_C: Tensor, number: int) -> Odds | Tensor | None:
+def _told(work: _Work, rows_C: Tensor, number: int) -> TokenDistribution | Tensor | None:
     """What the teacher says of a chunk."""
     if work.teacher is None:
         return None
-    said = work.teacher.said
-    known = said.find(_key(work, number), Tensor if work.compiled else Odds) if said is not None else None
+    logit_cache = work.teacher.logit_cache
+    known = (
+        logit_cache.find(_key(work, number), Tensor if work.compiled else TokenDistribution)
+        if logit_cache is not None
+        else None
+    )
     if known is not None:
         return known
     hidden_CD = work.teacher.hidden_BTD.detach().flatten(0, 1).index_select(0, rows_C).to(work.compute)
     logits_CV = hidden_CD @ work.teacher.head_weight_VD.detach().to(work.compute).t()
     told = _odds(logits_CV, work)
-    if said is not None:
-        said.keep(_key(work, number), logits_CV, told)
+    if logit_cache is not None:
+        logit_cache.keep(_key(work, number), logits_CV, told)
     return told
 
 
@@ -339,11 +345,11 @@ def _chunk_terms(
     shares_K: Tensor,
     masks_K: tuple[Tensor | None, ...],
     logits_CV: Tensor,
-    own: Odds | Tensor,
+    own: TokenDistribution | Tensor,
     labels_C: Tensor,
-    teacher: Odds | Tensor | None,
+    teacher: TokenDistribution | Tensor | None,
     wants_gradient: bool,
-    part: Slice | None = None,
+    part: VocabSlice | None = None,
     *,
     takes_logits: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
@@ -351,10 +357,10 @@ def _chunk_terms(
     type; in their memory if it `takes_logits`. A mask is [C].
     """
     if isinstance(own, Tensor):
-        own = Odds(own.to(shares_K.dtype), part)
+        own = TokenDistribution(own.to(shares_K.dtype), part)
     own.is_private = own.is_private and len(terms) == 1
     if isinstance(teacher, Tensor):
-        teacher = Odds(teacher.to(shares_K.dtype), part)
+        teacher = TokenDistribution(teacher.to(shares_K.dtype), part)
     sums: dict[int, Tensor] = {}
     total_CV: Tensor | None = None
     for term in terms:
@@ -389,7 +395,7 @@ def _compiled_terms() -> Callable[..., tuple[Tensor, Tensor | None]]:
     return torch.compile(_chunk_terms)
 
 
-def _allow_any_length(*tensors: Odds | Tensor | None) -> None:
+def _allow_any_length(*tensors: TokenDistribution | Tensor | None) -> None:
     """Compile once for chunks of every length: the number of scored tokens changes from batch to batch."""
     for tensor in tensors:
         if isinstance(tensor, Tensor):

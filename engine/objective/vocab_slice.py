@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Slice:
+class VocabSlice:
     """Rows `begin` .. `begin + size - 1` of a vocabulary that the ranks of `group` share in order."""
 
     group: dist.ProcessGroup
@@ -46,7 +46,7 @@ def summed(part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return whole
 
 
-def log_softmax(logits_NV: Tensor, part: Slice | None) -> Tensor:
+def log_softmax(logits_NV: Tensor, part: VocabSlice | None) -> Tensor:
     """Over the whole vocabulary."""
     if part is None:
         return logits_NV.log_softmax(1)
@@ -55,14 +55,14 @@ def log_softmax(logits_NV: Tensor, part: Slice | None) -> Tensor:
     return shifted_NV - part.sum(shifted_NV.exp().sum(1, keepdim=True)).log()
 
 
-class Odds:
+class TokenDistribution:
     """What logits [N, V] say: probabilities and their logarithms at any temperature, over the whole
     vocabulary, each computed once however many objectives and learners ask for it. Nothing of it is to be
     changed in place, unless it `is_private` to one reader, who asks for logarithms, then for probabilities,
     each once: then one's memory becomes the other's.
     """
 
-    def __init__(self, logits_NV: Tensor, part: Slice | None = None) -> None:
+    def __init__(self, logits_NV: Tensor, part: VocabSlice | None = None) -> None:
         self._logits_NV: Tensor | None = logits_NV
         self._part, self.is_private = part, False
         self._log_p: dict[float, Tensor] = {}
@@ -90,13 +90,13 @@ class Odds:
         return self._p[temperature]
 
 
-def total(values_NV: Tensor, part: Slice | None) -> Tensor:
+def total(values_NV: Tensor, part: VocabSlice | None) -> Tensor:
     """Sum over the whole vocabulary [N]."""
     sum_N = values_NV.sum(1)
     return sum_N if part is None else part.sum(sum_N)
 
 
-def at_labels(values_NV: Tensor, labels_N: Tensor, part: Slice | None) -> Tensor:
+def at_labels(values_NV: Tensor, labels_N: Tensor, part: VocabSlice | None) -> Tensor:
     """Each token's value at its label [N]."""
     if part is None:
         return values_NV.gather(1, labels_N[:, None])[:, 0]
@@ -106,7 +106,7 @@ def at_labels(values_NV: Tensor, labels_N: Tensor, part: Slice | None) -> Tensor
     return part.sum(found_N * is_mine_N)
 
 
-def minus_one_at_labels(own: Odds, labels_N: Tensor, part: Slice | None) -> Tensor:
+def minus_one_at_labels(own: TokenDistribution, labels_N: Tensor, part: VocabSlice | None) -> Tensor:
     """Probabilities, 1 smaller at each token's label."""
     values_NV = own.p()
     if part is not None:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.io.heartbeat import Pulse
+from atelier.engine.io.heartbeat import Heartbeat
 
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
 KERNEL_CACHES, KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), 64
@@ -33,7 +33,7 @@ class Gang:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     group: dist.ProcessGroup | None = None
     background: dist.ProcessGroup | None = None  # gloo, for a thread that works beside training
-    pulse: Pulse = field(default_factory=Pulse)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
     meshes: dict[tuple[int, ...], DeviceMesh] = field(default_factory=dict, compare=False)  # by sizes of axes
 
     @property
@@ -50,7 +50,7 @@ class Gang:
     def sum(self, tensor: Tensor) -> Tensor:
         """Add `tensor` up over all ranks, in place."""
         if self.world > 1:
-            self.pulse.at("collective")
+            self.heartbeat.at("collective")
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
@@ -79,14 +79,14 @@ def start_gang(layout: Parallel) -> Gang:
     MASTER_ADDR.
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    pulse = Pulse.of_rank(rank)
+    heartbeat = Heartbeat.of_rank(rank)
     device = _device(layout)
     keep_freed_memory()
     bound_kernel_caches()
     torch.set_num_threads(num_threads(layout, world))
     layout.for_world(world)
     if world == 1:
-        return Gang(device=device, pulse=pulse)
+        return Gang(device=device, heartbeat=heartbeat)
     rendezvous = os.environ.get(RENDEZVOUS, "env://")
     if rendezvous.startswith("file://"):
         os.environ.setdefault(
@@ -96,7 +96,12 @@ def start_gang(layout: Parallel) -> Gang:
     dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=PATIENCE)
     background = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE))
     return Gang(
-        rank=rank, world=world, device=device, group=dist.group.WORLD, background=background, pulse=pulse
+        rank=rank,
+        world=world,
+        device=device,
+        group=dist.group.WORLD,
+        background=background,
+        heartbeat=heartbeat,
     )
 
 

@@ -94,7 +94,7 @@ class Grid:
         """Add up over all ranks, in place: over each stage's, then over the stages. What one stage alone has
         comes out with the same bits whichever stage it is.
         """
-        self.gang.pulse.at("collective")
+        self.gang.heartbeat.at("collective")
         for group in (self.stage_group, self.pipeline_group):
             if group is not None:
                 dist.all_reduce(tensor, group=group)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class CostTerms:
     """All fields are numbers of one unit."""
 
     @property
@@ -15,7 +15,7 @@ class Parts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack:
+class CostTable:
     """Bytes read and written, a number, where the memory's bandwidth decides, and bytes kept; all in 16-bit
     arithmetic with 32-bit states.
 
@@ -92,11 +92,11 @@ class Stack:
 
 STACKS = {
     # counted in this program's graph under autocast: norms read 32-bit sums, products 16-bit copies of them
-    "atelier": Stack(),
+    "atelier": CostTable(),
     # ours on a CPU: plain products for attention, rms norm in several kernels. Arithmetic in 16 bits and
     # exponentials are slower there than memory: bytes that would take as long. These, and the holes,
     # were measured on one machine (benchmarks/planner.py)
-    "cpu": Stack(
+    "cpu": CostTable(
         hidden_forward=180,
         hidden_backward=250,
         inner_forward=30,
@@ -120,7 +120,7 @@ STACKS = {
     # Megatron-LM as of 2104.04473: scores in memory (softmax reads and writes 2 bytes each, dropout 5 with
     # its mask), fp16 gradients, an optimiser that copies, unscales and clips in passes of its own; what it
     # keeps: 2205.05198, section 4.1
-    "ptdp": Stack(
+    "ptdp": CostTable(
         scores_forward=9,
         scores_backward=11,
         optimiser=62,

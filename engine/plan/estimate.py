@@ -14,9 +14,9 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.plan.cost_table import STACKS
 from atelier.engine.plan.goodput import Faults, faults_of
-from atelier.engine.plan.interconnect import Wires
+from atelier.engine.plan.interconnect import Interconnect
 from atelier.engine.plan.memory import Memory, peak_memory
-from atelier.engine.plan.model_shape import Net, net_of
+from atelier.engine.plan.model_shape import ModelShape, model_shape_of
 from atelier.engine.plan.roofline import Machine
 from atelier.engine.plan.step_time import Seconds, step_time
 
@@ -82,7 +82,7 @@ def machine_of(pool: Pool, device: Device, parallel: Parallel, precision: str) -
         flops=device.peak_tflops * 1e12 * device.matmul * cores,
         bandwidth=device.memory_gbps * 1e9 * cores,
         launch_s=device.launch_us * 1e-6,
-        stack=STACKS[device.stack],
+        costs=STACKS[device.stack],
         width=width,
     )
 
@@ -92,7 +92,7 @@ class Setting:
     """What all layouts of one training share."""
 
     role: Role
-    net: Net
+    model_shape: ModelShape
     pool: Pool
     device: Device
 
@@ -101,32 +101,32 @@ class Setting:
         model: Any = role.model
         if model.vocab == "auto":
             model = model.resolved(vocab)
-        return Setting(role, net_of(model, train.sequence), pool, pool.device)
+        return Setting(role, model_shape_of(model, train.sequence), pool, pool.device)
 
     def estimate(self, train: Train, parallel: Parallel, *, steps: int) -> Estimate:
         """What `steps` steps cost in this layout."""
-        net, device = self.net, self.device
+        model_shape, device = self.model_shape, self.device
         machine = machine_of(self.pool, device, parallel, train.precision)
-        wires = Wires(
+        interconnect = Interconnect(
             node=device.node_gbps * 1e9,
             network=device.network_gbps * 1e9,
             per_node=device.per_node,
             latency=device.latency_us * 1e-6,
         )
-        seconds = step_time(net, self.role.optim.kind, train, parallel, machine, wires)
-        memory = peak_memory(net, train, parallel, machine)
+        seconds = step_time(model_shape, self.role.optim.kind, train, parallel, machine, interconnect)
+        memory = peak_memory(model_shape, train, parallel, machine)
         tokens = train.global_batch * train.sequence
-        again = recomputed_flops(net, parallel, is_fused=machine.stack.is_fused)
+        again = recomputed_flops(model_shape, parallel, is_fused=machine.costs.is_fused)
         step_s = seconds.total
-        mfu = net.flops_per_token * tokens / step_s / parallel.ranks / (machine.flops / device.matmul)
+        mfu = model_shape.flops_per_token * tokens / step_s / parallel.ranks / (machine.flops / device.matmul)
         return Estimate(
-            params=net.params,
-            flops=net.flops_per_token * tokens * steps,
+            params=model_shape.params,
+            flops=model_shape.flops_per_token * tokens * steps,
             memory_gb=memory.total / 1e9,
             step_s=step_s,
             tokens_per_s=tokens / step_s,
             mfu=mfu,
-            hfu=mfu * (1 + again / net.flops_per_token),
+            hfu=mfu * (1 + again / model_shape.flops_per_token),
             device_hours=step_s * steps * parallel.ranks / 3600,
             seconds=seconds,
             memory=memory,
@@ -144,7 +144,7 @@ def estimate(
     return Setting.of(role, train, pool, vocab).estimate(train, parallel, steps=steps)
 
 
-def recomputed_flops(net: Net, parallel: Parallel, *, is_fused: bool) -> float:
+def recomputed_flops(model_shape: ModelShape, parallel: Parallel, *, is_fused: bool) -> float:
     """FLOPs of one token that the backward pass does a second time. Selective recomputation of attention is
     counted as its inventors do (2205.05198, equation 9): scores and sums of values a second time in both
     passes.
@@ -152,5 +152,5 @@ def recomputed_flops(net: Net, parallel: Parallel, *, is_fused: bool) -> float:
     if parallel.recompute == "none":
         return 0.0
     if parallel.recompute == "full":
-        return sum(net.flops) / 3 / parallel.recompute_every
-    return 0.0 if is_fused else net.attention_flops / parallel.recompute_every
+        return sum(model_shape.flops) / 3 / parallel.recompute_every
+    return 0.0 if is_fused else model_shape.attention_flops / parallel.recompute_every

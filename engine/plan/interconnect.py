@@ -13,7 +13,7 @@ REACHED = 0.78  # of a link's bandwidth; what NCCL's ring reaches on large messa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wires:
+class Interconnect:
     """Links of a cluster, bytes/s each way: `node` of one device inside a node, `network` of a whole node;
     `latency`, seconds until a collective has begun.
     """

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.train import Train
-from atelier.engine.plan.cost_table import Parts
-from atelier.engine.plan.model_shape import Net
+from atelier.engine.plan.cost_table import CostTerms
+from atelier.engine.plan.model_shape import ModelShape
 from atelier.engine.plan.roofline import Machine
 from atelier.engine.plan.step_time import blocks_of_stages, micro_batch
 
@@ -26,7 +26,7 @@ MIN_CHUNK = 256  # tokens whose logits exist at once, at least
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory(Parts):
+class Memory(CostTerms):
     """Bytes of the fullest rank."""
 
     states: float
@@ -41,21 +41,28 @@ class Memory(Parts):
     margin: float
 
 
-def peak_memory(net: Net, train: Train, parallel: Parallel, machine: Machine) -> Memory:
+def peak_memory(model_shape: ModelShape, train: Train, parallel: Parallel, machine: Machine) -> Memory:
     """The peak of one role's training on the rank that holds most of it."""
-    found = [_Rank(net, train, parallel, machine, rank).peak() for rank in range(parallel.pipeline)]
+    found = [_Rank(model_shape, train, parallel, machine, rank).peak() for rank in range(parallel.pipeline)]
     return max(found, key=lambda memory: memory.total)
 
 
 class _Rank:
     """One pipeline rank; those of the other axes are alike."""
 
-    def __init__(self, net: Net, train: Train, parallel: Parallel, machine: Machine, rank: int) -> None:
-        self.net, self.parallel, self.machine, self.stack = net, parallel, machine, machine.stack
+    def __init__(
+        self, model_shape: ModelShape, train: Train, parallel: Parallel, machine: Machine, rank: int
+    ) -> None:
+        self.model_shape, self.parallel, self.machine, self.costs = (
+            model_shape,
+            parallel,
+            machine,
+            machine.costs,
+        )
         axes, rows, ranks = parallel.axes, micro_batch(train, parallel), parallel.pipeline
         self.num_micro = max(1, train.global_batch // axes.data // rows)
-        self.tokens = rows * net.sequence / axes.context
-        self.blocks = sum(blocks_of_stages(net, parallel)[rank::ranks])
+        self.tokens = rows * model_shape.sequence / axes.context
+        self.blocks = sum(blocks_of_stages(model_shape, parallel)[rank::ranks])
         self.is_last = rank == ranks - 1
         every = train.checkpoint_every  # the last one is written when all else is gone
         self.is_saved = every == "auto" or every < train.steps
@@ -64,9 +71,16 @@ class _Rank:
         if per_rank > 1:
             self.flying = min(ranks, self.num_micro) * (1 + (ranks - 1) / (ranks * per_rank))
         split = axes.tensor * axes.expert
-        self.block_params, ends = net.block_params / split, net.params - net.block_params * net.num_layers
+        self.block_params, ends = (
+            model_shape.block_params / split,
+            model_shape.params - model_shape.block_params * model_shape.num_layers,
+        )
         if ranks > 1:  # the embedding on the first, the head on the last, each whole where they are tied
-            ends = min(ends, max(ends / 2, net.vocab * net.hidden)) if rank == 0 or self.is_last else 0.0
+            ends = (
+                min(ends, max(ends / 2, model_shape.vocab * model_shape.hidden))
+                if rank == 0 or self.is_last
+                else 0.0
+            )
         self.ends = ends / axes.tensor
         self.own = self.block_params * self.blocks + self.ends
 
@@ -86,80 +100,82 @@ class _Rank:
         }
         at_end = {"gradients": late, "activations": whole, "working": 0.0, "logits": 0.0}
         fullest = max(at_objective, at_end, key=lambda phase: sum(phase.values()))
-        buffers = 4 * self.tokens * self.net.hidden * self.machine.width if self.parallel.ranks > 1 else 0.0
+        buffers = (
+            4 * self.tokens * self.model_shape.hidden * self.machine.width if self.parallel.ranks > 1 else 0.0
+        )
         always = {
             "states": states,
             "gathered": self._gathered(),
             "copies": self._copies(),
             "buffers": buffers + self._mask(),
-            "checkpoint": states if self.stack.copies_states and self.is_saved else 0.0,
+            "checkpoint": states if self.costs.copies_states and self.is_saved else 0.0,
         }
         asked = sum(always.values()) + sum(fullest.values())
-        holes = self.stack.holes * whole + self.stack.holes_logits * logits
-        return Memory(**always, **fullest, margin=self.stack.lost * asked + holes)
+        holes = self.costs.holes * whole + self.costs.holes_logits * logits
+        return Memory(**always, **fullest, margin=self.costs.lost * asked + holes)
 
     def _states(self) -> tuple[float, float]:
         """Weights with their moments, and gradients. In a pipeline, and with zero=1, only the moments and the
         32-bit weights are shared.
         """
-        axes, stack = self.parallel.axes, self.stack
+        axes, costs = self.parallel.axes, self.costs
         shared = axes.shard * axes.context
-        late = stack.late * self.own
+        late = costs.late * self.own
         if shared > 1 and (self.parallel.pipeline > 1 or self.parallel.zero == 1):
-            stay = self.machine.width + stack.gradient
-            rest = max(0.0, stack.states - stay) / shared
+            stay = self.machine.width + costs.gradient
+            rest = max(0.0, costs.states - stay) / shared
             return (stay + rest) * self.own - late, late
-        return (stack.states * self.own - late) / shared, late / shared
+        return (costs.states * self.own - late) / shared, late / shared
 
     def _gathered(self) -> float:
         """Weights of other ranks: two blocks, and what is not in any block."""
         axes = self.parallel.axes
         if axes.shard * axes.replicate == 1 or self.parallel.zero != 3 or self.parallel.pipeline > 1:
             return 0.0
-        return self.stack.weight * (2 * self.block_params + self.ends)
+        return self.costs.weight * (2 * self.block_params + self.ends)
 
     def _copies(self) -> float:
         if self.machine.width > 2 or (
-            self.stack.weight == self.stack.copied and self.parallel.axes.shard > 1
+            self.costs.weight == self.costs.copied and self.parallel.axes.shard > 1
         ):
             return 0.0  # gathered in 16 bits
-        return self.stack.copied * self.own
+        return self.costs.copied * self.own
 
     def _objective(self) -> tuple[float, float]:
         """Logits with all that is computed from them, beside the gradients that leave; these alone."""
         if not self.is_last:
             return 0.0, 0.0
-        vocab, scale = self.net.vocab / self.parallel.axes.tensor, self.machine.width / 2
+        vocab, scale = self.model_shape.vocab / self.parallel.axes.tensor, self.machine.width / 2
         tokens = self.tokens
-        if self.stack.chunk_logits:
-            tokens = min(tokens, max(MIN_CHUNK, self.stack.chunk_logits / vocab))
-        added = min(vocab, self.stack.head_rows or vocab)
-        widened = WIDENED if self.stack.head_rows and self.machine.width < 4 else 0
-        gradient = (4 * vocab + (2 * scale + widened) * added) * self.net.hidden
-        hidden = 4 * self.tokens * self.net.hidden
-        each = self.stack.logit + (SPLIT_LOGIT if self.parallel.axes.tensor > 1 else 0)
+        if self.costs.chunk_logits:
+            tokens = min(tokens, max(MIN_CHUNK, self.costs.chunk_logits / vocab))
+        added = min(vocab, self.costs.head_rows or vocab)
+        widened = WIDENED if self.costs.head_rows and self.machine.width < 4 else 0
+        gradient = (4 * vocab + (2 * scale + widened) * added) * self.model_shape.hidden
+        hidden = 4 * self.tokens * self.model_shape.hidden
+        each = self.costs.logit + (SPLIT_LOGIT if self.parallel.axes.tensor > 1 else 0)
         return each * scale * tokens * vocab + gradient + hidden, gradient + hidden
 
     def _mask(self) -> float:
         """Which keys a query may see, once for all blocks, where scores are in memory."""
-        has_mask = not self.stack.is_fused and self.stack.queries
-        return self.machine.width * self.tokens * self.net.sequence if has_mask else 0.0
+        has_mask = not self.costs.is_fused and self.costs.queries
+        return self.machine.width * self.tokens * self.model_shape.sequence if has_mask else 0.0
 
     def _block(self, recompute: str) -> float:
         """What one block keeps of one micro-batch for the backward pass."""
-        net, stack, scale = self.net, self.stack, self.machine.width / 2
+        model_shape, costs, scale = self.model_shape, self.costs, self.machine.width / 2
         t = self.parallel.tensor
         apart = t if self.parallel.sequence_parallel else 1
         if recompute == "full":
-            return (4 if stack.copied else 2) * self.tokens * net.hidden * scale / apart
-        inner = stack.kept_gated if net.is_gated else stack.kept_inner
-        between = stack.kept_between + (stack.kept_rms if net.has_rms_norm else 0.0)
-        pieces = stack.keys(net.sequence) * stack.pieces(net.sequence) / net.sequence
-        inside = stack.kept_inside + KEPT_KEYS * (pieces - 1)
-        hidden = between / apart + stack.kept_products + inside / t
-        found = hidden * net.hidden + inner * net.width / t
-        if net.num_experts:
-            found += stack.kept_routed * net.met * net.hidden
+            return (4 if costs.copied else 2) * self.tokens * model_shape.hidden * scale / apart
+        inner = costs.kept_gated if model_shape.is_gated else costs.kept_inner
+        between = costs.kept_between + (costs.kept_rms if model_shape.has_rms_norm else 0.0)
+        pieces = costs.keys(model_shape.sequence) * costs.pieces(model_shape.sequence) / model_shape.sequence
+        inside = costs.kept_inside + KEPT_KEYS * (pieces - 1)
+        hidden = between / apart + costs.kept_products + inside / t
+        found = hidden * model_shape.hidden + inner * model_shape.width / t
+        if model_shape.num_experts:
+            found += costs.kept_routed * model_shape.met * model_shape.hidden
         if recompute == "none":
-            found += stack.kept_scores * stack.keys(net.sequence) * net.num_heads / t
+            found += costs.kept_scores * costs.keys(model_shape.sequence) * model_shape.num_heads / t
         return self.tokens * found * scale

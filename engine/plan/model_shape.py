@@ -8,7 +8,7 @@ from atelier.engine.config.blocks import Blocks
 
 
 @dataclass(frozen=True, kw_only=True)
-class Net:
+class ModelShape:
     """A model on sequences of `sequence` tokens; its blocks are taken to be alike.
 
     `matrices` of a block are (number of them, out, in), `width` is that of all MLPs that a token meets,
@@ -45,7 +45,7 @@ class Net:
         return 12.0 * self.sequence * self.num_heads * self.head_dim * self.num_layers
 
 
-def net_of(model: Any, sequence: int) -> Net:
+def model_shape_of(model: Any, sequence: int) -> ModelShape:
     """`model` is a ModelSpec whose vocabulary is known."""
     *flops, after = model.block_flops(sequence)
     first = {name: shape for name, shape in model.shapes().items() if name.startswith("blocks.0.")}
@@ -55,7 +55,7 @@ def net_of(model: Any, sequence: int) -> Net:
     matrices = [(prod(shape[:-2]), shape[-2], shape[-1]) for shape in first.values() if len(shape) >= 2]
     width = float(model.inner * met) if is_known else 4.0 * model.hidden
     is_gated = is_known and model.mlp == "swiglu"
-    return Net(
+    return ModelShape(
         sequence=sequence,
         params=model.num_params(),
         num_layers=model.num_layers,

@@ -7,8 +7,8 @@ M tokens of a rank, D hidden, F ffn, H query heads, S tokens of a row, T ranks o
 from dataclasses import dataclass
 
 from atelier.engine.config.parallel import Axes
-from atelier.engine.plan.cost_table import Stack
-from atelier.engine.plan.model_shape import Net
+from atelier.engine.plan.cost_table import CostTable
+from atelier.engine.plan.model_shape import ModelShape
 
 FUSED_FORWARD = 0.75  # of what products reach: one causal kernel (FlashAttention-2, 2307.08691, figure 5)
 FUSED_BACKWARD = 0.65
@@ -24,7 +24,7 @@ class Machine:
     flops: float
     bandwidth: float
     launch_s: float
-    stack: Stack
+    costs: CostTable
     width: int = 2  # bytes of a number in products
 
     def product_s(self, rows: float, out: float, inner: float, count: float = 1) -> float:
@@ -47,55 +47,57 @@ class BlockTime:
     core_s: float
 
 
-def block_time(net: Net, rows: float, axes: Axes, machine: Machine, *, is_split: bool) -> BlockTime:
+def block_time(
+    model_shape: ModelShape, rows: float, axes: Axes, machine: Machine, *, is_split: bool
+) -> BlockTime:
     """A block on `rows` sequences; `is_split`: what lies between products is split by tokens over the axis
     tensor.
     """
-    if not net.matrices:
-        flops = net.flops[0] * rows * net.sequence / axes.context / axes.tensor
+    if not model_shape.matrices:
+        flops = model_shape.flops[0] * rows * model_shape.sequence / axes.context / axes.tensor
         return BlockTime(flops / 3 / machine.flops, flops * 2 / 3 / machine.flops, 0.0)
-    tokens = rows * net.sequence / axes.context
-    products = _products_s(net, tokens, axes, machine)
-    core_forward, core_backward = _attention_s(net, rows, axes, machine)
-    scale, stack = machine.width / 2, machine.stack
-    hidden = tokens * net.hidden / (axes.tensor if is_split else 1) * scale
-    inner = tokens * net.inner / axes.tensor * scale
-    between = machine.pass_s(stack.hidden_forward * hidden + stack.inner_forward * inner)
-    between_back = machine.pass_s(stack.hidden_backward * hidden + stack.inner_backward * inner)
+    tokens = rows * model_shape.sequence / axes.context
+    products = _products_s(model_shape, tokens, axes, machine)
+    core_forward, core_backward = _attention_s(model_shape, rows, axes, machine)
+    scale, costs = machine.width / 2, machine.costs
+    hidden = tokens * model_shape.hidden / (axes.tensor if is_split else 1) * scale
+    inner = tokens * model_shape.inner / axes.tensor * scale
+    between = machine.pass_s(costs.hidden_forward * hidden + costs.inner_forward * inner)
+    between_back = machine.pass_s(costs.hidden_backward * hidden + costs.inner_backward * inner)
     launches = KERNELS * machine.launch_s
     return BlockTime(
         forward_s=products + core_forward + between + launches,
         backward_s=2 * products + core_backward + between_back + 1.5 * launches,
-        core_s=between if stack.is_fused else core_forward,
+        core_s=between if costs.is_fused else core_forward,
     )
 
 
-def _products_s(net: Net, tokens: float, axes: Axes, machine: Machine) -> float:
+def _products_s(model_shape: ModelShape, tokens: float, axes: Axes, machine: Machine) -> float:
     """The block's matrices, each split along its longer dim; an expert meets its share of the tokens."""
     total = 0.0
-    for number, out, inner in net.matrices:
+    for number, out, inner in model_shape.matrices:
         count, rows = float(number), tokens
-        if net.num_experts and number == net.num_experts:
+        if model_shape.num_experts and number == model_shape.num_experts:
             count = number / axes.expert
-            rows = tokens * net.met / count
+            rows = tokens * model_shape.met / count
         split = (out / axes.tensor, inner) if out >= inner else (out, inner / axes.tensor)
         total += machine.product_s(rows, *split, count)
     return total
 
 
-def _attention_s(net: Net, rows: float, axes: Axes, machine: Machine) -> tuple[float, float]:
+def _attention_s(model_shape: ModelShape, rows: float, axes: Axes, machine: Machine) -> tuple[float, float]:
     """Forward and backward seconds of scores, softmax and the sum of values."""
-    heads = rows * net.num_heads / axes.tensor
-    queries = net.sequence / axes.context
-    stack = machine.stack
-    if stack.is_fused:
-        flops = 4 * heads * queries * net.sequence * net.head_dim / 2  # the causal half
+    heads = rows * model_shape.num_heads / axes.tensor
+    queries = model_shape.sequence / axes.context
+    costs = machine.costs
+    if costs.is_fused:
+        flops = 4 * heads * queries * model_shape.sequence * model_shape.head_dim / 2  # the causal half
         forward = flops / (machine.flops * FUSED_FORWARD)
         return forward, FUSED_BACKWARD_FLOPS * flops / (machine.flops * FUSED_BACKWARD)
-    keys = stack.keys(net.sequence)
-    products = machine.product_s(queries, keys, net.head_dim, heads)
-    products += machine.product_s(queries, net.head_dim, keys, heads)
+    keys = costs.keys(model_shape.sequence)
+    products = machine.product_s(queries, keys, model_shape.head_dim, heads)
+    products += machine.product_s(queries, model_shape.head_dim, keys, heads)
     products -= 2 * (heads - 1) * machine.launch_s  # one batched kernel each, not one a head
     scores = heads * queries * keys
-    forward = products + machine.pass_s(stack.scores_forward * scores)
-    return forward, 2 * products + machine.pass_s(stack.scores_backward * scores)
+    forward = products + machine.pass_s(costs.scores_forward * scores)
+    return forward, 2 * products + machine.pass_s(costs.scores_backward * scores)

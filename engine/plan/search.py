@@ -19,7 +19,7 @@ RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
-class Option:
+class LayoutOption:
     """A layout that is possible, with the micro-batch that makes it fastest."""
 
     parallel: Parallel
@@ -32,7 +32,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Out:
+class RejectedLayout:
     """A mesh that is not possible, and why."""
 
     mesh: str
@@ -55,27 +55,29 @@ def search(
     vocab: int = 0,
     like: Parallel | None = None,
     recompute: Sequence[Recompute] = RECOMPUTE,
-) -> tuple[list[Option], list[Out]]:
+) -> tuple[list[LayoutOption], list[RejectedLayout]]:
     """Every mesh of `devices` ranks that can train the role, the fastest first, each with its best
     micro-batch, schedule and recomputation; and the meshes that cannot. Threads, compilation and device are
     those of `like`.
     """
     setting = Setting.of(role, train, pool, vocab)
     limit = pool.device.memory_gb
-    found: list[Option] = []
-    out: list[Out] = []
+    found: list[LayoutOption] = []
+    out: list[RejectedLayout] = []
     for base in meshes(role, train, pool, devices, like or Parallel(shard=1, threads=1)):
         try:
             check_layout(base, {"model": role}, train, prefix="")
         except ConfigError as error:
-            out.append(Out(mesh(base), f"{error.place} {error.problem}"))
+            out.append(RejectedLayout(mesh(base), f"{error.place} {error.problem}"))
             continue
         best = _best(base, train, setting, recompute)
         if best.estimate.memory_gb <= limit:
             found.append(best)
         else:
             out.append(
-                Out(mesh(base), f"needs {best.estimate.memory_gb:.0f} GB a device, which has {limit:g}")
+                RejectedLayout(
+                    mesh(base), f"needs {best.estimate.memory_gb:.0f} GB a device, which has {limit:g}"
+                )
             )
     return sorted(found, key=lambda option: option.estimate.step_s), out
 
@@ -88,14 +90,14 @@ def fastest(
     *,
     vocab: int = 0,
     recompute: Sequence[Recompute] = RECOMPUTE,
-) -> Option:
+) -> LayoutOption:
     """The best micro-batch, schedule and recomputation for a given mesh; the one that needs least memory when
     none fits.
     """
     return _best(mesh, train, Setting.of(role, train, pool, vocab), recompute)
 
 
-def _best(base: Parallel, train: Train, setting: Setting, recompute: Sequence[Recompute]) -> Option:
+def _best(base: Parallel, train: Train, setting: Setting, recompute: Sequence[Recompute]) -> LayoutOption:
     limit = setting.device.memory_gb
     tried = list(_variants(base, train, setting, recompute))
     fitting = [option for option in tried if option.estimate.memory_gb <= limit]
@@ -127,17 +129,17 @@ def meshes(role: Role, train: Train, pool: Pool, devices: int, like: Parallel) -
 
 def _variants(
     base: Parallel, train: Train, setting: Setting, recompute: Sequence[Recompute]
-) -> Iterator[Option]:
+) -> Iterator[LayoutOption]:
     each = train.global_batch // base.axes.data
     chosen = MICRO if train.micro_batch == "auto" else (train.micro_batch,)
     for micro in chosen:
         if each % micro or each // micro < base.pipeline:
             continue
         now = train.model_copy(update={"micro_batch": micro})
-        for parallel in _schedules(base, each // micro, setting.net.num_layers):
+        for parallel in _schedules(base, each // micro, setting.model_shape.num_layers):
             for again in recompute:
                 one = parallel.model_copy(update={"recompute": again})
-                yield Option(one, micro, setting.estimate(now, one, steps=1))
+                yield LayoutOption(one, micro, setting.estimate(now, one, steps=1))
 
 
 def _schedules(base: Parallel, num_micro: int, num_layers: int) -> Iterator[Parallel]:

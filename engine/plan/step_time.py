@@ -15,9 +15,9 @@ from operator import add
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.train import Train
-from atelier.engine.plan.cost_table import Parts
-from atelier.engine.plan.interconnect import Wires, strides
-from atelier.engine.plan.model_shape import Net
+from atelier.engine.plan.cost_table import CostTerms
+from atelier.engine.plan.interconnect import Interconnect, strides
+from atelier.engine.plan.model_shape import ModelShape
 from atelier.engine.plan.partition import partition
 from atelier.engine.plan.roofline import BlockTime, Machine, block_time
 
@@ -27,7 +27,7 @@ NEWTON_STEPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seconds(Parts):
+class Seconds(CostTerms):
     """The parts of one step; what is hidden behind computation is not in it."""
 
     compute: float
@@ -41,7 +41,7 @@ class Seconds(Parts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage(Parts):
+class Stage(CostTerms):
     """What one stage does with one micro-batch, seconds."""
 
     compute: float
@@ -63,12 +63,17 @@ def micro_batch(train: Train, parallel: Parallel) -> int:
 
 
 def step_time(
-    net: Net, optim: str, train: Train, parallel: Parallel, machine: Machine, wires: Wires
+    model_shape: ModelShape,
+    optim: str,
+    train: Train,
+    parallel: Parallel,
+    machine: Machine,
+    interconnect: Interconnect,
 ) -> Seconds:
     """One step of `net` alone."""
     rows = micro_batch(train, parallel)
     num_micro = max(1, train.global_batch // parallel.axes.data // rows)
-    ranks = _ranks(_stages(net, rows, parallel, machine, wires), parallel.pipeline)
+    ranks = _ranks(_stages(model_shape, rows, parallel, machine, interconnect), parallel.pipeline)
     slowest = max(ranks, key=lambda rank: rank.total)
     per_rank = parallel.num_stages // parallel.pipeline
     filling = (sum(rank.total for rank in ranks) - slowest.total) / per_rank
@@ -82,18 +87,18 @@ def step_time(
         context=num_micro * slowest.context,
         expert=num_micro * slowest.expert,
         pipeline=num_micro * slowest.pipeline,
-        data=_data_s(net, num_micro, parallel, machine, wires, computed),
-        optimiser=_optimiser_s(net, optim, parallel, machine),
+        data=_data_s(model_shape, num_micro, parallel, machine, interconnect, computed),
+        optimiser=_optimiser_s(model_shape, optim, parallel, machine),
     )
 
 
-def blocks_of_stages(net: Net, parallel: Parallel) -> tuple[int, ...]:
+def blocks_of_stages(model_shape: ModelShape, parallel: Parallel) -> tuple[int, ...]:
     """Blocks of each stage, as the engine deals them out."""
     if parallel.stages:
         return parallel.stages
     if parallel.num_stages == 1:
-        return (net.num_layers,)
-    return _dealt(net.flops, parallel.num_stages, net.after, parallel.speeds)
+        return (model_shape.num_layers,)
+    return _dealt(model_shape.flops, parallel.num_stages, model_shape.after, parallel.speeds)
 
 
 @cache
@@ -101,33 +106,43 @@ def _dealt(costs: tuple[float, ...], num: int, after: float, speeds: tuple[float
     return partition(costs, num_stages=num, after=after, speeds=speeds if len(speeds) == num else ())
 
 
-def _stages(net: Net, rows: int, parallel: Parallel, machine: Machine, wires: Wires) -> list[Stage]:
+def _stages(
+    model_shape: ModelShape, rows: int, parallel: Parallel, machine: Machine, interconnect: Interconnect
+) -> list[Stage]:
     axes, apart = parallel.axes, strides(parallel)
     is_split = parallel.sequence_parallel and axes.tensor > 1
-    block = block_time(net, rows, axes, machine, is_split=is_split)
-    tokens = rows * net.sequence / axes.context
-    state = tokens * net.hidden * machine.width  # bytes of the hidden state
+    block = block_time(model_shape, rows, axes, machine, is_split=is_split)
+    tokens = rows * model_shape.sequence / axes.context
+    state = tokens * model_shape.hidden * machine.width  # bytes of the hidden state
     again = _again(block, parallel)
     repeated = 2 / parallel.recompute_every if parallel.recompute == "full" else 0
     passes = 4 + repeated + (1 if is_split else 0)
-    tensor = passes * wires.reduce_s(state, axes.tensor, apart["tensor"])
+    tensor = passes * interconnect.reduce_s(state, axes.tensor, apart["tensor"])
     context = 0.0
     if axes.context > 1:
-        keys = 2 * rows * net.sequence * net.kv_heads / axes.tensor * net.head_dim * machine.width
-        context = 3 * wires.gather_s(keys, axes.context, apart["context"])
-    expert = 4 * wires.exchange_s(state * net.met, axes.expert, apart["expert"])
+        keys = (
+            2
+            * rows
+            * model_shape.sequence
+            * model_shape.kv_heads
+            / axes.tensor
+            * model_shape.head_dim
+            * machine.width
+        )
+        context = 3 * interconnect.gather_s(keys, axes.context, apart["context"])
+    expert = 4 * interconnect.exchange_s(state * model_shape.met, axes.expert, apart["expert"])
     sent = 0.0
     if parallel.pipeline > 1:
-        parts = axes.tensor if is_split or machine.stack.sends_parts else 1
-        sent = 2 * wires.send_s(state / parts, apart["pipeline"])
-    counts = blocks_of_stages(net, parallel)
+        parts = axes.tensor if is_split or machine.costs.sends_parts else 1
+        sent = 2 * interconnect.send_s(state / parts, apart["pipeline"])
+    counts = blocks_of_stages(model_shape, parallel)
     found = []
     for first, last in pairwise([0, *accumulate(counts)]):
         compute = (last - first) * (block.forward_s + block.backward_s + again)
         if first == 0:
-            compute += machine.pass_s(EMBEDDING_BYTES * tokens * net.hidden)
-        if last == net.num_layers:
-            compute += _after_s(net, tokens, axes.tensor, machine)
+            compute += machine.pass_s(EMBEDDING_BYTES * tokens * model_shape.hidden)
+        if last == model_shape.num_layers:
+            compute += _after_s(model_shape, tokens, axes.tensor, machine)
         found.append(
             Stage(
                 compute=compute,
@@ -151,57 +166,69 @@ def _again(block: BlockTime, parallel: Parallel) -> float:
     return share * {"none": 0.0, "selective": block.core_s, "full": block.forward_s}[parallel.recompute]
 
 
-def _after_s(net: Net, tokens: float, tensor: int, machine: Machine) -> float:
+def _after_s(model_shape: ModelShape, tokens: float, tensor: int, machine: Machine) -> float:
     """What follows the blocks: further nets, the head and the objective, forward and backward."""
-    head = 3 * machine.product_s(tokens, net.vocab / tensor, net.hidden)
-    others = max(0.0, net.after - 6.0 * net.vocab * net.hidden) * tokens / tensor / machine.flops
-    logits = machine.pass_s(machine.stack.logits * tokens * net.vocab / tensor)
+    head = 3 * machine.product_s(tokens, model_shape.vocab / tensor, model_shape.hidden)
+    others = (
+        max(0.0, model_shape.after - 6.0 * model_shape.vocab * model_shape.hidden)
+        * tokens
+        / tensor
+        / machine.flops
+    )
+    logits = machine.pass_s(machine.costs.logits * tokens * model_shape.vocab / tensor)
     return head + others + logits
 
 
 def _data_s(
-    net: Net, num_micro: int, parallel: Parallel, machine: Machine, wires: Wires, computed_s: float
+    model_shape: ModelShape,
+    num_micro: int,
+    parallel: Parallel,
+    machine: Machine,
+    interconnect: Interconnect,
+    computed_s: float,
 ) -> float:
     """Gathering weights and reducing gradients, block by block. Over `shard` both run beside the computation
     of the block before, and what takes longer counts (ZeRO-3, 1910.02054, section 7.2), where computation
     leaves the links to themselves; over `replicate` gradients are reduced at the end of the step.
     """
     axes, apart = parallel.axes, strides(parallel)
-    params = _params(net, parallel)
-    pieces = net.num_layers / parallel.pipeline + 1
-    gradients = machine.stack.gradient * params
-    found = wires.reduce_s(gradients / axes.shard, axes.replicate, apart["replicate"], pieces)
+    params = _params(model_shape, parallel)
+    pieces = model_shape.num_layers / parallel.pipeline + 1
+    gradients = machine.costs.gradient * params
+    found = interconnect.reduce_s(gradients / axes.shard, axes.replicate, apart["replicate"], pieces)
     if axes.shard > 1:
         whole = parallel.pipeline > 1 or parallel.zero == 1
         gathers = 1 if whole else num_micro * (2 if parallel.zero == 3 else 1)
         reduces = 1 if whole else num_micro
-        weights = max(machine.width, machine.stack.weight) * params
-        sent = wires.gather_s(weights, axes.shard, apart["shard"], pieces) * gathers
-        sent += wires.gather_s(gradients, axes.shard, apart["shard"], pieces) * reduces
-        hidden = computed_s * (1 - 1 / net.num_layers) if machine.stack.overlaps and not whole else 0.0
-        found += max(sent - hidden, sent / net.num_layers)
+        weights = max(machine.width, machine.costs.weight) * params
+        sent = interconnect.gather_s(weights, axes.shard, apart["shard"], pieces) * gathers
+        sent += interconnect.gather_s(gradients, axes.shard, apart["shard"], pieces) * reduces
+        hidden = (
+            computed_s * (1 - 1 / model_shape.num_layers) if machine.costs.overlaps and not whole else 0.0
+        )
+        found += max(sent - hidden, sent / model_shape.num_layers)
     return found
 
 
-def _params(net: Net, parallel: Parallel) -> float:
+def _params(model_shape: ModelShape, parallel: Parallel) -> float:
     """Weights of one rank, before they are shared over `shard`."""
-    return net.params / (parallel.axes.tensor * parallel.pipeline * parallel.axes.expert)
+    return model_shape.params / (parallel.axes.tensor * parallel.pipeline * parallel.axes.expert)
 
 
-def _optimiser_s(net: Net, optim: str, parallel: Parallel, machine: Machine) -> float:
-    own = _params(net, parallel) / parallel.axes.shard
-    seconds = machine.pass_s(machine.stack.optimiser * own)
+def _optimiser_s(model_shape: ModelShape, optim: str, parallel: Parallel, machine: Machine) -> float:
+    own = _params(model_shape, parallel) / parallel.axes.shard
+    seconds = machine.pass_s(machine.costs.optimiser * own)
     if optim == "muon":
-        seconds += _newton_s(net, parallel, machine)
+        seconds += _newton_s(model_shape, parallel, machine)
     return seconds
 
 
-def _newton_s(net: Net, parallel: Parallel, machine: Machine) -> float:
+def _newton_s(model_shape: ModelShape, parallel: Parallel, machine: Machine) -> float:
     """Muon's orthogonalisation: three products an iteration of every matrix in the blocks of a rank, which
     each computes whole.
     """
     flops = 0.0
-    for count, *sizes in net.matrices:
+    for count, *sizes in model_shape.matrices:
         small, large = sorted(sizes)
         flops += count * NEWTON_STEPS * (4.0 * small * small * large + 2.0 * small**3)
-    return flops * net.num_layers / parallel.pipeline / machine.flops
+    return flops * model_shape.num_layers / parallel.pipeline / machine.flops

@@ -11,7 +11,7 @@ from atelier.flows.cli.syntax import COMMANDS, Command
 from atelier.flows.run import catalog
 
 if TYPE_CHECKING:
-    from atelier.engine.config.registry import Place
+    from atelier.engine.config.registry import FieldPlace
 
 BASH = """\
 _atelier() {
@@ -114,7 +114,7 @@ def _is_value(words: list[str], number: int, command: Command) -> bool:
 
 def _override_words(flow: str, before: tuple[str, ...], current: str) -> Iterator[str]:
     """Groups and keys up to the next dot; behind the equals sign the words a value may be."""
-    shape = catalog.Shape(flow, before)
+    shape = catalog.FlowShape(flow, before)
     key, equals, _ = current.partition("=")
     for choice in catalog.used_choices(shape):
         if equals and choice.key == key.lstrip("+"):
@@ -129,13 +129,13 @@ def _override_words(flow: str, before: tuple[str, ...], current: str) -> Iterato
     yield from _values(shape, key, roles) if equals else _keys(shape, current)
 
 
-def _keys(shape: catalog.Shape, current: str) -> Iterator[str]:
-    from atelier.engine.config.registry import Place  # pydantic: only keys need it
+def _keys(shape: catalog.FlowShape, current: str) -> Iterator[str]:
+    from atelier.engine.config.registry import FieldPlace  # pydantic: only keys need it
 
     parents, dot, _ = current.rpartition(".")
     if not dot:
         for name, annotation in catalog.parameters(shape.flow).items():
-            has_keys = any(Place(name, annotation, shape.document.get(name)).below())
+            has_keys = any(FieldPlace(name, annotation, shape.document.get(name)).below())
             yield f"{name}." if has_keys else f"{name}="
         return
     place = _at(shape, parents)
@@ -143,7 +143,7 @@ def _keys(shape: catalog.Shape, current: str) -> Iterator[str]:
         yield f"{below.name}{'.' if any(below.below()) else '='}"
 
 
-def _values(shape: catalog.Shape, key: str, roles: list[str]) -> Iterator[str]:
+def _values(shape: catalog.FlowShape, key: str, roles: list[str]) -> Iterator[str]:
     last = key.rpartition(".")[2]
     place = _at(shape, key)
     words = place.choices() if place else []
@@ -154,12 +154,12 @@ def _values(shape: catalog.Shape, key: str, roles: list[str]) -> Iterator[str]:
     yield from (f"{key}={word}" for word in words)
 
 
-def _at(shape: catalog.Shape, key: str) -> "Place | None":
-    from atelier.engine.config.registry import Place  # pydantic: only keys need it
+def _at(shape: catalog.FlowShape, key: str) -> "FieldPlace | None":
+    from atelier.engine.config.registry import FieldPlace  # pydantic: only keys need it
 
     first, *rest = key.split(".")
     annotation = catalog.parameters(shape.flow).get(first)
-    place = Place(first, annotation, shape.document.get(first)) if annotation is not None else None
+    place = FieldPlace(first, annotation, shape.document.get(first)) if annotation is not None else None
     for part in rest:
         place = place.down(part) if place else None
     return place

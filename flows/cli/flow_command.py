@@ -10,7 +10,7 @@ from rich.console import Console
 from atelier.engine.config.error import ConfigError, DamageError, printable
 from atelier.flows.deployments.start import run_to_end
 from atelier.flows.run.compose import Frozen, compose
-from atelier.flows.run.execute import Outcome
+from atelier.flows.run.execute import RunOutcome
 from atelier.flows.run.overrides import DRY, FRESH, MULTIRUN
 from atelier.infra.dag import Node
 from atelier.infra.stack.stack import Stack
@@ -43,7 +43,7 @@ def run_point(frozen: Frozen, command: str) -> int:
     return _ended(frozen, run_to_end(frozen, store, command), store)
 
 
-def _ended(frozen: Frozen, outcome: Outcome, store: Store) -> int:
+def _ended(frozen: Frozen, outcome: RunOutcome, store: Store) -> int:
     for text in outcome.untracked:
         print(printable(f"not in MLflow yet: {text}", 0), file=sys.stderr)
     if outcome.failure is not None:
@@ -70,11 +70,11 @@ def _ended(frozen: Frozen, outcome: Outcome, store: Store) -> int:
 
 def _show(report: Node, store: Store, frozen: Frozen) -> None:
     """The table, the lineage, where the report lies, and what to type next."""
-    from atelier.infra.report.collect import gather  # draws on numbers that only a finished run has
+    from atelier.infra.report.collect import collect_report  # draws on numbers that only a finished run has
     from atelier.infra.report.lineage_text import to_tree
     from atelier.infra.report.render import terminal_table
 
-    content = gather(report, store, "")
+    content = collect_report(report, store, "")
     console = Console(highlight=False)
     console.print(terminal_table(content))
     for note in content.notes:

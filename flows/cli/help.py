@@ -2,11 +2,13 @@
 keys with type, meaning and the value they have now.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atelier.engine.config.registry import Place
 from atelier.flows.cli.syntax import COMMANDS, Command
 from atelier.flows.run import catalog
+
+if TYPE_CHECKING:
+    from atelier.engine.config.registry import FieldPlace
 
 WIDTH = 22
 
@@ -64,7 +66,7 @@ def row(name: str, about: str, width: int = WIDTH) -> str:
 def of_flow(flow: str, words: tuple[str, ...] = ()) -> str:
     """The flow's groups and keys; with groups chosen in `words`, what stands there then."""
     about, example = catalog.flow_text(flow)
-    shape = catalog.Shape(flow, tuple(word for word in words if not word.startswith("-")))
+    shape = catalog.FlowShape(flow, tuple(word for word in words if not word.startswith("-")))
     return "\n".join([
         f"{flow}: {about}", "", f"usage:   atelier {flow} [group=option] [key=value] ...",
         f"example: {example}", "", "groups (now)", *_group_lines(shape), "",
@@ -77,7 +79,7 @@ def of_flow(flow: str, words: tuple[str, ...] = ()) -> str:
     ])  # fmt: skip
 
 
-def _group_lines(shape: catalog.Shape) -> list[str]:
+def _group_lines(shape: catalog.FlowShape) -> list[str]:
     choices = list(catalog.used_choices(shape))
     width = max(len(choice.key) for choice in choices) + 1
     lines = []
@@ -89,14 +91,16 @@ def _group_lines(shape: catalog.Shape) -> list[str]:
     return lines
 
 
-def _key_lines(shape: catalog.Shape) -> list[str]:
+def _key_lines(shape: catalog.FlowShape) -> list[str]:
+    from atelier.engine.config.registry import FieldPlace  # pydantic: 0.1 s that the other helps do without
+
     lines: list[str] = []
     for name, annotation in catalog.parameters(shape.flow).items():
-        lines += _places(Place(name, annotation, shape.document.get(name)), name)
+        lines += _places(FieldPlace(name, annotation, shape.document.get(name)), name)
     return lines
 
 
-def _places(place: Place, name: str) -> list[str]:
+def _places(place: "FieldPlace", name: str) -> list[str]:
     """One line a key. Of a mapping with several alike (roles) the last stands for all, as `<name>`."""
     below = list(place.below())
     if len(below) > 1 and place.spec() is None and len({one.spec() for one in below}) == 1:
@@ -111,7 +115,7 @@ def _places(place: Place, name: str) -> list[str]:
     return [_line(place, name)] if has_choice else []
 
 
-def _line(place: Place, name: str) -> str:
+def _line(place: "FieldPlace", name: str) -> str:
     value: Any = place.value
     if value is None and place.field is not None and not place.field.is_required():
         value = place.field.default

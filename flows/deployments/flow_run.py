@@ -19,12 +19,12 @@ from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.role import Role
 from atelier.flows.deployments.cancellation import present
 from atelier.flows.deployments.forms import POOL_WHEN_BLANK, to_overrides
-from atelier.flows.deployments.progress_page import Board
-from atelier.flows.deployments.submit_task import Remote
+from atelier.flows.deployments.progress_page import ProgressPage
+from atelier.flows.deployments.submit_task import TaskSubmitter
 from atelier.flows.run.compose import Frozen, compose
-from atelier.flows.run.execute import Host, Outcome, run_flow
-from atelier.flows.run.plan import Plan, draw
-from atelier.flows.run.sweep_ledger import Entry, Ledger
+from atelier.flows.run.execute import Host, RunOutcome, run_flow
+from atelier.flows.run.plan import Plan, make_plan
+from atelier.flows.run.sweep_ledger import Ledger, PointEntry
 from atelier.flows.run.sweep_point import with_companions
 from atelier.infra.code.frozen import freeze
 from atelier.infra.stack.prefect_api import page
@@ -42,7 +42,7 @@ def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
         frozen = frozen_of(flow, parameters)
         if sweep:
             frozen = in_sweep(frozen, Ledger(store, sweep).entry(int(number)))
-        plan = draw(frozen, store)
+        plan = make_plan(frozen, store)
         if plan.refusals:
             raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
     except AtelierError as error:
@@ -69,7 +69,7 @@ def frozen_of(flow: str, parameters: Mapping[str, Any]) -> Frozen:
     return compose(flow, [*words, f"pool={POOL_WHEN_BLANK}"], from_form=True)
 
 
-def in_sweep(frozen: Frozen, entry: Entry) -> Frozen:
+def in_sweep(frozen: Frozen, entry: PointEntry) -> Frozen:
     """The configuration with the students of other points of its sweep that ride along."""
     if list(frozen.overrides) != entry.words:
         raise ConfigError("sweep", f"point {entry.number} of it has other words", "leave the box blank")
@@ -77,19 +77,19 @@ def in_sweep(frozen: Frozen, entry: Entry) -> Frozen:
     return with_companions(frozen, roles)
 
 
-def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str, sweep: str) -> Outcome:
+def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str, sweep: str) -> RunOutcome:
     run_id = run_id_of()
-    with Board(store.root, run_id, [node.name for node in plan.nodes]) as board:
-        remote = Remote(frozen, command, code or freeze(store.root), board)
+    with ProgressPage(store.root, run_id, [node.name for node in plan.nodes]) as progress_page:
+        submitter = TaskSubmitter(frozen, command, code or freeze(store.root), progress_page)
 
-        def host(frozen: Frozen, house: Any, outcome: Outcome, inside: Any) -> None:
-            house.links["prefect.url"] = page(str(flow_run.id))
-            board.follow(outcome, house)
-            with present(house.stop):
+        def host(frozen: Frozen, context: Any, outcome: RunOutcome, inside: Any) -> None:
+            context.links["prefect.url"] = page(str(flow_run.id))
+            progress_page.follow(outcome, context)
+            with present(context.stop):
                 inside()
 
         there: Host = host
-        hear, make = board.hear, remote.make
+        hear, make = progress_page.hear, submitter.make
         return run_flow(frozen, plan, store, command, hear, sweep=sweep, run_id=run_id, host=there, make=make)
 
 
@@ -99,7 +99,7 @@ def run_id_of() -> str:
     return f"{moment:%Y%m%d-%H%M%S}-{str(flow_run.id)[:6]}"
 
 
-def _state(outcome: Outcome) -> State[Any]:
+def _state(outcome: RunOutcome) -> State[Any]:
     if outcome.failure is None:
         made = len(outcome.nodes) - len(outcome.reused)
         return Completed(message=f"{made} tasks run, {len(outcome.reused)} reused")

@@ -16,8 +16,8 @@ from pydantic import create_model
 
 from atelier.engine.config.error import UNSEEN, ConfigError, nearest
 from atelier.engine.config.pool import Pool
-from atelier.engine.config.registry import Place, spec_class
-from atelier.flows.run.catalog import Choice, Shape, flow_names, option_text, options, used_choices
+from atelier.engine.config.registry import FieldPlace, spec_class
+from atelier.flows.run.catalog import FlowShape, GroupChoice, flow_names, option_text, options, used_choices
 from atelier.flows.run.overrides import MOST_LETTERS, SHOWN, check_overrides, shown
 from atelier.flows.run.pools import pool_of
 from atelier.flows.run.registry import is_idle
@@ -156,7 +156,7 @@ def _fields(flow: str) -> dict[str, Field]:
         near = nearest(str(flow)[:SHOWN], flow_names())
         way_out = f"did you mean {near}?" if near else f"there are: {', '.join(flow_names())}"
         raise ConfigError("flow", f"no flow {shown(flow)}", way_out)
-    shape = Shape(flow)
+    shape = FlowShape(flow)
     fields: dict[str, Field] = {}
     for field in (
         *_selects(shape),
@@ -171,7 +171,7 @@ def _fields(flow: str) -> dict[str, Field]:
     return fields
 
 
-def _selects(shape: Shape) -> Iterator[Field]:
+def _selects(shape: FlowShape) -> Iterator[Field]:
     """Experiment, pool, then every group in which there is something to choose."""
     chosen = list(used_choices(shape))
     first = [choice for name in ALWAYS for choice in chosen if choice.group == name]
@@ -185,20 +185,20 @@ def _selects(shape: Shape) -> Iterator[Field]:
             yield Field(choice.key, schema, choice.key)
 
 
-def _offered(shape: Shape, choice: Choice) -> list[str]:
+def _offered(shape: FlowShape, choice: GroupChoice) -> list[str]:
     """The options that can work there: an objective that needs a teacher only where there is one."""
     found = options(choice.group)
     if choice.group == "pool":
         return [one for one in found if (pool := pool_of(one)).is_served and not pool.paper]
     if choice.group == "experiment":  # of this flow: some name another's roles
-        return [option for option in found if not Shape(shape.flow, (f"experiment={option}",)).unmatched]
+        return [option for option in found if not FlowShape(shape.flow, (f"experiment={option}",)).unmatched]
     if choice.group != "objective":
         return found
     beside, _, last = choice.package.rpartition(".")
     has_teacher = bool(_section(shape.document, beside).get("teacher"))
     offered = []
     for option in found:
-        document = Shape(shape.flow, (f"{choice.key}={option}",)).document
+        document = FlowShape(shape.flow, (f"{choice.key}={option}",)).document
         parts = _section(_section(document, beside), last).values()
         if any(spec_class("objective", part["kind"]).needs_teacher for part in parts) == has_teacher:
             offered.append(option)
@@ -216,11 +216,13 @@ def _about(group: str, option: str) -> str:
     return f"{option}: {about}" if about else ""
 
 
-def _boxes(shape: Shape) -> Iterator[Field]:
-    pool = Place("pool", Pool, shape.document.get("pool"))
+def _boxes(shape: FlowShape) -> Iterator[Field]:
+    pool = FieldPlace("pool", Pool, shape.document.get("pool"))
     for pattern in KEYS:
         first, *rest = pattern.split(".")
-        root = pool if first == "pool" else Place("", parameters_of(shape.flow), shape.document).down(first)
+        root = (
+            pool if first == "pool" else FieldPlace("", parameters_of(shape.flow), shape.document).down(first)
+        )
         for place in _places(root, rest):
             if not _is_hidden(shape.flow, place.name):
                 yield Field(place.name, _schema(place), place.name)
@@ -232,7 +234,7 @@ def _is_hidden(flow: str, key: str) -> bool:
     )
 
 
-def _places(place: Place | None, rest: Sequence[str]) -> Iterator[Place]:
+def _places(place: FieldPlace | None, rest: Sequence[str]) -> Iterator[FieldPlace]:
     if place is None or not rest:
         yield from () if place is None else (place,)
         return
@@ -241,7 +243,7 @@ def _places(place: Place | None, rest: Sequence[str]) -> Iterator[Place]:
         yield from _places(one, rest[1:])
 
 
-def _schema(place: Place) -> dict[str, Any]:
+def _schema(place: FieldPlace) -> dict[str, Any]:
     """The field's type and bounds as pydantic tells them; of several types the one that is a number."""
     model = create_model("Box", value=(place.annotation, place.field))
     known = model.model_json_schema()["properties"]["value"]

@@ -17,7 +17,7 @@ def folder_of(root: str, run_id: str) -> str:
     return join(root, "live", run_id)
 
 
-class Live:
+class LiveProgress:
     """The file of one node. Writing it may fail: it is only for looking at."""
 
     def __init__(self, root: str, run_id: str, node: str) -> None:
@@ -26,7 +26,7 @@ class Live:
         self._written = 0.0
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Note a message of the node's gang or of the house about it."""
+        """Note a message of the node's gang or of the context about it."""
         if "waiting" in message:
             self.now["state"] = message["waiting"]
         for key in ("state", "progress", "total", "unit", "rate", "loss", "warning"):

@@ -16,13 +16,13 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.context import hydrated_context, serialize_context
 
 from atelier.flows.deployments.live import forget_live, left_s, read_live
-from atelier.flows.run.execute import Outcome
-from atelier.infra.run.context import House
+from atelier.flows.run.execute import RunOutcome
+from atelier.infra.run.context import RunContext
 
 EVERY_S = 5.0
 
 
-class Board:
+class ProgressPage:
     """The table on a parent run's page: per node its state, how far, seconds left, losses, its run."""
 
     def __init__(self, root: str, run_id: str, names: list[str]) -> None:
@@ -35,7 +35,7 @@ class Board:
         self._shown: list[dict[str, Any]] = []
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> "Board":
+    def __enter__(self) -> "ProgressPage":
         return self
 
     def __exit__(
@@ -46,18 +46,18 @@ class Board:
             self._thread.join(10.0)
         forget_live(self._root, self._run_id)
 
-    def follow(self, outcome: Outcome, house: House) -> None:
+    def follow(self, outcome: RunOutcome, context: RunContext) -> None:
         """Show the states of `outcome` from now on."""
         self._states = outcome.states
-        context = serialize_context()
+        prefect_context = serialize_context()
 
         def show() -> None:
-            with hydrated_context(context):
+            with hydrated_context(prefect_context):
                 while not self._ended.wait(EVERY_S if self._artifact else 1.0):
                     self._show()
-                    self._link(house)
+                    self._link(context)
                 self._show()
-                self._link(house)
+                self._link(context)
 
         self._thread = threading.Thread(target=show, daemon=True)
         self._thread.start()
@@ -92,13 +92,13 @@ class Board:
             )
         return rows
 
-    def _link(self, house: House) -> None:
+    def _link(self, context: RunContext) -> None:
         """A card with the way to MLflow, once its run is known."""
         if self._is_linked:
             return
         with suppress(Exception):  # as in `_show`
             for key, text in (("flow", "this run in MLflow"), ("compare", "the curves of its models")):
-                url = house.tracker.urls.get(key)
+                url = context.tracker.urls.get(key)
                 if url:
                     create_link_artifact(
                         link=url, link_text=text, key=f"mlflow-{key}", description=f"[{text}]({url})"

@@ -5,8 +5,8 @@ import time
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.flows.run.compose import Frozen
-from atelier.flows.run.execute import Outcome, is_configured, reuse_all, run_flow
-from atelier.flows.run.plan import Plan, draw
+from atelier.flows.run.execute import RunOutcome, is_configured, reuse_all, run_flow
+from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import check_launcher
 from atelier.flows.run.screen import Screen
 from atelier.infra.dag import Node
@@ -22,14 +22,14 @@ def run_to_end(
     sweep: str = "",
     stop: threading.Event | None = None,
     run_id: str = "",
-) -> Outcome:
+) -> RunOutcome:
     """Plan and run, showing how far it is. Who sets `stop` ends it at a checkpoint; with the `run_id` of an
     earlier run it goes on as that.
     """
     frozen.pool.check_runs()
     if not frozen.pool.is_served:
         check_launcher(frozen.pool, store.root)
-    plan = draw(frozen, store)
+    plan = make_plan(frozen, store)
     if plan.refusals:
         raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
     with Screen() as screen:
@@ -57,13 +57,13 @@ def _is_looked_at(frozen: Frozen, plan: Plan, store: Store) -> bool:
     return frozen.tracker.kind != "none" and any(is_owed(node, store) for node in registers)
 
 
-def _on_pool(frozen: Frozen, plan: Plan, store: Store, screen: Screen) -> Outcome:
+def _on_pool(frozen: Frozen, plan: Plan, store: Store, screen: Screen) -> RunOutcome:
     """Have a Prefect pool run it, and look on."""
     started = time.monotonic()
     join_stack(store.root)
     from atelier.flows.deployments.submit import follow, submit  # Prefect: 1.5 s that no run here waits for
 
-    outcome = Outcome(run_id="", nodes=plan.nodes)
+    outcome = RunOutcome(run_id="", nodes=plan.nodes)
     missing = {node.name for node in plan.nodes if not is_made(node, store)}
     run_id = submit(frozen, store, screen.line)
     try:

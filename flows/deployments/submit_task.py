@@ -11,13 +11,13 @@ from prefect.runtime import flow_run
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.flows.deployments.cancellation import end_of
-from atelier.flows.deployments.progress_page import Board
+from atelier.flows.deployments.progress_page import ProgressPage
 from atelier.flows.run.compose import Frozen
-from atelier.flows.run.execute import Outcome
+from atelier.flows.run.execute import RunOutcome
 from atelier.flows.run.work import work
 from atelier.infra.dag import Node
-from atelier.infra.launch.rendezvous import Place, document_of
-from atelier.infra.run.context import House
+from atelier.infra.launch.rendezvous import NodePlace, document_of
+from atelier.infra.run.context import RunContext
 from atelier.infra.stack import prefect_api
 from atelier.infra.stack.deployments import WORK
 
@@ -28,47 +28,47 @@ STOP_S = 60.0  # for a stopped run's checkpoint
 UNSERVED_S = 30.0  # a run that nobody has begun after this long is told of
 
 
-class Remote:
+class TaskSubmitter:
     """Makes the nodes of one parent run."""
 
-    def __init__(self, frozen: Frozen, command: str, code: str, board: Board) -> None:
-        self.frozen, self.code, self.board, self.command = frozen, code, board, command
+    def __init__(self, frozen: Frozen, command: str, code: str, progress_page: ProgressPage) -> None:
+        self.frozen, self.code, self.progress_page, self.command = frozen, code, progress_page, command
 
-    def make(self, node: Node, house: House, outcome: Outcome) -> dict[str, Any]:
+    def make(self, node: Node, context: RunContext, outcome: RunOutcome) -> dict[str, Any]:
         """Run the node on its pool; reused nodes, and those without a gang, in this process."""
-        if node.ranks == 0 or not house.missing(node):
-            return work(node, house, outcome.states, outcome.errors)
+        if node.ranks == 0 or not context.missing(node):
+            return work(node, context, outcome.states, outcome.errors)
         outcome.states[node.name] = "running"
         try:
-            self._to_the_end(node, house)
+            self._to_the_end(node, context)
             outcome.states[node.name] = "done"
         except AtelierError as error:
             outcome.errors[node.name] = error
             outcome.states[node.name] = "stopped" if isinstance(error, StoppedError) else "failed"
             raise
         finally:
-            house.say(node, state=outcome.states[node.name])
+            context.say(node, state=outcome.states[node.name])
         return {key: product.fingerprint for key, product in node.products.items()}
 
-    def _to_the_end(self, node: Node, house: House) -> None:
+    def _to_the_end(self, node: Node, context: RunContext) -> None:
         for attempt in range(RESTARTS + 1):
-            if house.stop.is_set():
+            if context.stop.is_set():
                 raise StoppedError("stopped")
-            state = worst(self._watch(self._start(node, house, attempt), node, house))
-            if state.type == StateType.COMPLETED and not house.missing(node):
+            state = worst(self._watch(self._start(node, context, attempt), node, context))
+            if state.type == StateType.COMPLETED and not context.missing(node):
                 return
             if state.type == StateType.COMPLETED:
                 pools = ", ".join(self.pools(node))
                 raise AtelierError(
-                    f"{node.name}: its run on {pools} ended well, but {house.store.root} has no record of it;"
-                    " give that pool's workers the same ATELIER_ROOT"
+                    f"{node.name}: its run on {pools} ended well, but {context.store.root} has no record of"
+                    " it; give that pool's workers the same ATELIER_ROOT"
                 )
             if state.type != StateType.CRASHED:
                 is_stop = state.type in (StateType.CANCELLED, StateType.CANCELLING)
                 raise (StoppedError if is_stop else AtelierError)(state.message or f"ended as {state.name}")
             if attempt < RESTARTS:
                 again = f"starting it again ({attempt + 1} of {RESTARTS})"
-                house.say(node, warning=f"its run crashed: {state.message}; {again}")
+                context.say(node, warning=f"its run crashed: {state.message}; {again}")
         raise AtelierError(f"{node.name}: crashed {RESTARTS + 1} times, the last time: {state.message}")
 
     def pools(self, node: Node) -> tuple[str, ...]:
@@ -78,21 +78,21 @@ class Remote:
             return (self.frozen.pool.name,)
         return members if node.task in SPREAD and node.ranks > 1 else members[:1]
 
-    def _start(self, node: Node, house: House, attempt: int) -> list[str]:
+    def _start(self, node: Node, context: RunContext, attempt: int) -> list[str]:
         """A run of `work` on each of the node's pools; their ids, the first node's first."""
         pools, key = self.pools(node), f"{flow_run.id}-{flow_run.run_count}-{node.name}-{attempt}"
         gang = hashlib.sha256(key.encode()).hexdigest()[:16]
         about = {
-            "id": house.run_id,
-            "flow": house.flow,
-            "command": house.command,
+            "id": context.run_id,
+            "flow": context.flow,
+            "command": context.command,
             "pool": self.frozen.pool.model_dump(mode="json"),
             "tracker": self.frozen.tracker.model_dump(mode="json"),
-            "links": house.links,
+            "links": context.links,
             # begun again once: what crashed meanwhile goes on
             "resume": {
-                "accept_code": house.resume.accept_code,
-                "fresh": [] if attempt or flow_run.run_count > 1 else house.resume.fresh,
+                "accept_code": context.resume.accept_code,
+                "fresh": [] if attempt or flow_run.run_count > 1 else context.resume.fresh,
             },
         }
         runs = []
@@ -103,17 +103,17 @@ class Remote:
                 "code": self.code,
             }
             if len(pools) > 1:
-                parameters["gang"] = document_of(Place(id=gang, index=index, pools=pools))
+                parameters["gang"] = document_of(NodePlace(id=gang, index=index, pools=pools))
             runs.append(
                 self._submit(
                     f"{WORK}/{pool}",
-                    house.stop,
+                    context.stop,
                     parameters=parameters,
                     flow_run_name=node.name if index == 0 else f"{node.name} node {index}",
                     idempotency_key=f"{key}-{index}",
                 )
             )
-        self.board.began(node.name, runs[0], prefect_api.page(runs[0]))
+        self.progress_page.began(node.name, runs[0], prefect_api.page(runs[0]))
         return runs
 
     def _submit(self, deployment: str, stop: threading.Event, **about: Any) -> str:
@@ -134,7 +134,7 @@ class Remote:
                 if stop.wait(POLL_S):
                     raise StoppedError("stopped; Prefect's server was away") from None
 
-    def _watch(self, runs: list[str], node: Node, house: House) -> list[State[Any]]:
+    def _watch(self, runs: list[str], node: Node, context: RunContext) -> list[State[Any]]:
         """Wait for the end of all runs, through outages of the server; a stop of ours, and the bad end of one
         run, are passed on to the others.
         """
@@ -147,7 +147,7 @@ class Remote:
             if len(ended) == len(runs):
                 return ended
             is_broken = any(not state.is_completed() for state in ended)
-            if (house.stop.is_set() or is_broken) and not stopped_at:
+            if (context.stop.is_set() or is_broken) and not stopped_at:
                 stopped_at = time.monotonic()
                 for run in found:
                     if run is not None and run.state is not None and not run.state.is_final():
@@ -159,10 +159,10 @@ class Remote:
             is_waiting = any(state.is_scheduled() for state in states)
             if is_waiting and not is_told and time.monotonic() - began > UNSERVED_S:
                 is_told = True
-                self._tell_why_it_waits(node, house)
-            wait(house.stop, POLL_S, is_over=bool(stopped_at))
+                self._tell_why_it_waits(node, context)
+            wait(context.stop, POLL_S, is_over=bool(stopped_at))
 
-    def _tell_why_it_waits(self, node: Node, house: House) -> None:
+    def _tell_why_it_waits(self, node: Node, context: RunContext) -> None:
         try:
             with prefect_api.server() as client:
                 served = {pool: bool(prefect_api.workers(client, pool)) for pool in self.pools(node)}
@@ -174,7 +174,7 @@ class Remote:
             else f"no worker serves {pool}: atelier worker {pool}"
             for pool, is_served in served.items()
         ]
-        house.say(node, waiting=f"waits: {'; '.join(reasons)}")
+        context.say(node, waiting=f"waits: {'; '.join(reasons)}")
 
 
 def worst(states: list[State[Any]]) -> State[Any]:

@@ -16,7 +16,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.context import hydrated_context, serialize_context
 
-from atelier.flows.deployments.live import Live, left_s
+from atelier.flows.deployments.live import LiveProgress, left_s
 from atelier.flows.deployments.progress_page import EVERY_S, log_message, losses, replace_artifact, time_text
 from atelier.infra.dag import Node
 
@@ -25,7 +25,7 @@ COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8
 MOST = 400  # points of a curve
 
 
-def sketch(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def loss_svg(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     """An SVG of the curves, each a list of (step, loss in nats a token)."""
     points = [point for curve in curves.values() for point in curve if math.isfinite(point[1])]
     if not points:
@@ -90,12 +90,12 @@ def _axes(
 PICTURE_S = 15.0  # between two pictures
 
 
-class Reporter:
+class TaskPage:
     """Hears a node and shows it."""
 
     def __init__(self, root: str, run_id: str, node: Node) -> None:
         self._log = get_run_logger()
-        self._live = Live(root, run_id, node.name)
+        self._live = LiveProgress(root, run_id, node.name)
         self._curves: dict[str, list[tuple[float, float]]] = {}
         self._changed, self._ended = threading.Event(), threading.Event()
         self._context = serialize_context()
@@ -103,7 +103,7 @@ class Reporter:
         self._picture, self._drawn = "", 0.0
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> "Reporter":
+    def __enter__(self) -> "TaskPage":
         self._thread.start()
         return self
 
@@ -150,7 +150,7 @@ class Reporter:
     def _show_loss(self) -> None:
         now = self._live.now
         about = f"after {now['progress']} of {now['total']} {now.get('unit', '')}: {losses(now)}"
-        text = as_markdown(sketch(self._curves), "loss")
+        text = as_markdown(loss_svg(self._curves), "loss")
         if self._picture:
             replace_artifact(self._picture, text, about)
         else:

@@ -11,7 +11,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.pool import Pool
 from atelier.flows.deployments.cancellation import present, watching_worker
-from atelier.flows.deployments.task_page import Reporter
+from atelier.flows.deployments.task_page import TaskPage
 from atelier.flows.run.execute import stopping
 from atelier.flows.run.pools import site_of
 from atelier.flows.run.work import work
@@ -19,7 +19,7 @@ from atelier.infra.dag import Node
 from atelier.infra.launch.gang import DiedError
 from atelier.infra.launch.rendezvous import place_of
 from atelier.infra.launch.slots import core_slots
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 from atelier.infra.run.resume_plan import Resume
 from atelier.infra.store.local_folders import scratch_of
 from atelier.infra.store.store import Store, default_root
@@ -41,8 +41,8 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
         is_part=True,
     )
     tracker.link(**about["links"])
-    with Reporter(store.root, about["id"], node) as reporter:
-        house = House(
+    with TaskPage(store.root, about["id"], node) as task_page:
+        context = RunContext(
             store=store,
             slots=core_slots(pool, store, place),
             # of this run alone: nodes of one gang may share a disk
@@ -52,7 +52,7 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
             run_id=about["id"],
             flow=about["flow"],
             command=about["command"],
-            listener=reporter.hear,
+            listener=task_page.hear,
             tracker=tracker,
             links=dict(about["links"]),
             resume=Resume.model_validate(about.get("resume", {})),
@@ -61,11 +61,11 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
         orphaned = threading.Event()
         status = "failed"
         try:
-            with stopping(house.stop), present(house.stop), watching_worker(house.stop, orphaned):
-                if house.place is not None and not house.place.is_first:
-                    house.follow(node, "atelier.engine.train", node.ranks, int(node.layout["threads"]))
-                    return Completed(message=f"node {house.place.index} of {house.place.size} is done")
-                work(node, house, {}, {})
+            with stopping(context.stop), present(context.stop), watching_worker(context.stop, orphaned):
+                if context.place is not None and not context.place.is_first:
+                    context.follow(node, "atelier.engine.train", node.ranks, int(node.layout["threads"]))
+                    return Completed(message=f"node {context.place.index} of {context.place.size} is done")
+                work(node, context, {}, {})
             status = "finished"
             return Completed(
                 message=", ".join(f"{p.name} {p.fingerprint[:8]}" for p in node.products.values())

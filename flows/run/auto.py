@@ -18,7 +18,7 @@ from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
-from atelier.engine.plan.search import Option, search
+from atelier.engine.plan.search import LayoutOption, search
 from atelier.flows.run.memory_fit import TRAINED, limit_gb
 from atelier.infra.dag import Node
 
@@ -40,7 +40,7 @@ def vocab_of(arguments: Any) -> int:
     return int(getattr(getattr(arguments, "tokenizer", None), "vocab", 0) or 0)
 
 
-def fastest_layout(arguments: Any, pool: Pool, slots: int, cores: int) -> Option | None:
+def fastest_layout(arguments: Any, pool: Pool, slots: int, cores: int) -> LayoutOption | None:
     """The layout with which the largest role is planned to train fastest on at most `slots` ranks, all roles
     fitting; on GPUs on all of them. None where axes were given, or nothing is known that it follows from:
     then `shard` takes all slots.
@@ -55,7 +55,7 @@ def fastest_layout(arguments: Any, pool: Pool, slots: int, cores: int) -> Option
     largest = max(models, key=lambda name: models[name].flops_per_token(train.sequence))
     role = roles[largest].model_copy(update={"model": models[largest]})
     wanted = (parallel.recompute,) if parallel.recompute != "none" or pool.is_cpu else None
-    found: list[Option] = []
+    found: list[LayoutOption] = []
     for ranks in divisors(slots, slots) if pool.is_cpu else [slots]:
         like = parallel.resolved(ranks, cores)
         limited = pool.model_copy(update={"memory_gb": limit_gb(pool, ranks)})
@@ -70,7 +70,7 @@ def fastest_layout(arguments: Any, pool: Pool, slots: int, cores: int) -> Option
     return min(found, key=lambda option: option.estimate.step_s)
 
 
-def _suits(option: Option, roles: dict[str, Role], train: Train) -> bool:
+def _suits(option: LayoutOption, roles: dict[str, Role], train: Train) -> bool:
     try:
         check_layout(option.parallel, roles, train, prefix="")
     except ConfigError:

@@ -56,7 +56,7 @@ def option_text(group: str, option: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Choice:
+class GroupChoice:
     """Option `option` of `group`, placed at `package`: where its keys stand in the flow's configuration."""
 
     group: str
@@ -70,18 +70,18 @@ class Choice:
 
 
 @dataclass
-class Shape:
+class FlowShape:
     """A flow's configuration as defaults lists and yaml files give it, with the groups chosen in `words`."""
 
     flow: str
     words: tuple[str, ...] = ()
-    choices: dict[str, Choice] = field(default_factory=dict)
+    choices: dict[str, GroupChoice] = field(default_factory=dict)
     document: dict[str, Any] = field(default_factory=dict)
     _given: dict[str, str] = field(default_factory=dict)
     _overridden: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        added = [c for c in map(_choice_of, self.words) if c is not None]
+        added = [c for c in map(_group_choice_of, self.words) if c is not None]
         self._given = {c.key: c.option for c in added}
         for _ in range(2):  # an override stands below what it changes: the first pass collects them
             self.choices, self.document = {}, {}
@@ -110,7 +110,7 @@ class Shape:
         """`folder` is the file's own, where the files lie that it names without a group. What a file
         overrides is known before what it includes: the outermost override counts.
         """
-        groups: list[Choice | str] = []
+        groups: list[GroupChoice | str] = []
         for entry in entries:
             if isinstance(entry, str):
                 groups.append(entry)
@@ -121,7 +121,7 @@ class Shape:
                 continue
             below = match["package"] or match["group"]
             place = f"{package}.{below}".strip(".")
-            choice = Choice(match["group"], "" if below == "experiment" else place, str(option or ""))
+            choice = GroupChoice(match["group"], "" if below == "experiment" else place, str(option or ""))
             if match["override"]:
                 self._overridden.setdefault(choice.key, choice.option)
             else:
@@ -132,19 +132,19 @@ class Shape:
             else:
                 self._group(one)
 
-    def _group(self, choice: Choice) -> None:
+    def _group(self, choice: GroupChoice) -> None:
         chosen = self._given.get(choice.key) or self._overridden.get(choice.key) or choice.option
-        self.choices[choice.key] = Choice(choice.group, choice.package, chosen)
+        self.choices[choice.key] = GroupChoice(choice.group, choice.package, chosen)
         if chosen in options(choice.group):
             self._file(f"{choice.group}/{chosen}", choice.package)
 
 
-def _choice_of(word: str) -> Choice | None:
+def _group_choice_of(word: str) -> GroupChoice | None:
     match = GROUP_WORD.match(word)
     if match is None or not (CONF / match["group"]).is_dir():
         return None
     package = "" if match["group"] == "experiment" else match["package"] or match["group"]
-    return Choice(match["group"], package, match["option"])
+    return GroupChoice(match["group"], package, match["option"])
 
 
 def merge(document: dict[str, Any], package: str, content: dict[str, Any]) -> None:
@@ -193,7 +193,7 @@ def _type_of(node: ast.expr | None, known: dict[str, Any]) -> Any:
     return known.get(node.id, str) if isinstance(node, ast.Name) else str
 
 
-def used_choices(shape: Shape) -> Iterator[Choice]:
+def used_choices(shape: FlowShape) -> Iterator[GroupChoice]:
     """The choices that matter to the flow: those where it has parameters, the settings, the experiment."""
     wanted = {*parameters(shape.flow), "tracker"}
     for choice in shape.choices.values():

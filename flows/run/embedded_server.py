@@ -32,10 +32,10 @@ ASK_S, ANSWER_S, SILENT_S = 5.0, 10.0, 60.0  # between two questions, for an ans
 RESTARTS = 3
 
 Say = Callable[[str], None]
-_started: list["Server"] = []  # one a process
+_started: list["EmbeddedServer"] = []  # one a process
 
 
-class Server:
+class EmbeddedServer:
     """A server whose address is known at once; requests wait until it answers."""
 
     def __init__(self, home: Path) -> None:
@@ -175,12 +175,12 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def own_server(home: Path) -> Server:
+def embedded_server(home: Path) -> EmbeddedServer:
     """This process's server, started by the first call. Prefect reads its address once, so it stays the same
     one, dead or alive.
     """
     if not _started:
-        _started.append(Server(home))
+        _started.append(EmbeddedServer(home))
     elif _started[0].is_left:
         _started[0].revive()
     return _started[0]

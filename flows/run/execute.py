@@ -18,8 +18,8 @@ from atelier.engine.config.error import AtelierError, StoppedError, of_system, p
 from atelier.engine.io.fork_server import is_possible
 from atelier.engine.io.storage import is_local, local_path
 from atelier.flows.run.compose import Frozen
-from atelier.flows.run.embedded_server import Server, is_own, own_server
-from atelier.flows.run.measured import take
+from atelier.flows.run.embedded_server import EmbeddedServer, embedded_server, is_own
+from atelier.flows.run.measured import record_measurements
 from atelier.flows.run.plan import Plan
 from atelier.flows.run.pools import site_of
 from atelier.flows.run.prefect_page import show_plan, show_report
@@ -28,7 +28,7 @@ from atelier.flows.run.work import mend, work
 from atelier.infra.dag import Node, Reference, scheduling, stop_scheduling
 from atelier.infra.launch.gang import fork_server
 from atelier.infra.launch.slots import core_slots
-from atelier.infra.run.context import House, Listener
+from atelier.infra.run.context import Listener, RunContext
 from atelier.infra.stack.stack import join_stack
 from atelier.infra.store.existing_model import looking_in
 from atelier.infra.store.lease import Holder
@@ -56,7 +56,7 @@ EMBEDDED = {
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """How a run ended: per node its state, the first failure, and where the time went (seconds)."""
 
     run_id: str
@@ -84,7 +84,7 @@ class Outcome:
         return [name for name, state in self.states.items() if state == "reused"]
 
 
-class Submitting:
+class PrefectScheduler:
     """A scheduler that hands every node to Prefect, the futures of the nodes before it as its inputs."""
 
     def __init__(self, submit: Callable[[Node, list[Any]], Any]) -> None:
@@ -100,7 +100,7 @@ class Submitting:
         return future
 
 
-def embed(root: str) -> Server | None:
+def embed(root: str) -> EmbeddedServer | None:
     """Settings and server of this process, before Prefect is imported; None when the user configured one."""
     for key, value in EMBEDDED.items():
         os.environ.setdefault(key, value)
@@ -108,7 +108,7 @@ def embed(root: str) -> Server | None:
     join_stack(root)
     if is_configured(root):
         return None
-    server = own_server(home)
+    server = embedded_server(home)
     os.environ["PREFECT_API_URL"] = server.url
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # 2 + 4 + 8 s; it is here, or it has been left
     if "prefect" in sys.modules:  # a notebook's: it has read its settings when it was imported
@@ -129,13 +129,13 @@ def is_configured(root: str) -> bool:
     return not is_own(os.environ.get("PREFECT_API_URL", "")) or (_home(root) / "profiles.toml").exists()
 
 
-Make = Callable[[Node, House, Outcome], dict[str, Any]]
-Host = Callable[[Frozen, House, Outcome, Callable[[], None]], None]
+Make = Callable[[Node, RunContext, RunOutcome], dict[str, Any]]
+Host = Callable[[Frozen, RunContext, RunOutcome, Callable[[], None]], None]
 
 
-def make_here(node: Node, house: House, outcome: Outcome) -> dict[str, Any]:
+def make_here(node: Node, context: RunContext, outcome: RunOutcome) -> dict[str, Any]:
     """Run the node in this process."""
-    return work(node, house, outcome.states, outcome.errors)
+    return work(node, context, outcome.states, outcome.errors)
 
 
 def run_flow(
@@ -150,7 +150,7 @@ def run_flow(
     host: Host | None = None,
     make: Make = make_here,
     stop: threading.Event | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop gangs at a checkpoint.
 
     `host` has the flow's inside run within a Prefect flow, by default one of this process; `make` runs a
@@ -159,16 +159,16 @@ def run_flow(
     """
     started = time.monotonic()
     run_id = run_id or new_run_id()
-    outcome = Outcome(run_id=run_id, nodes=plan.nodes)
-    house = open_house(frozen, store, command, run_id, listener, sweep=sweep, stop=stop)
+    outcome = RunOutcome(run_id=run_id, nodes=plan.nodes)
+    context = open_context(frozen, store, command, run_id, listener, sweep=sweep, stop=stop)
     manifest = _beginning(frozen, plan, command, run_id, sweep)
     write_manifest(store, manifest)
-    house.forks = make is make_here and _forks(plan, house)
-    with stopping(house.stop):
+    context.forks = make is make_here and _forks(plan, context)
+    with stopping(context.stop):
         try:
-            _rely_on(plan, house)
+            _rely_on(plan, context)
             (host or _embedded)(
-                frozen, house, outcome, lambda: _inside(frozen, plan, house, outcome, started, make)
+                frozen, context, outcome, lambda: _inside(frozen, plan, context, outcome, started, make)
             )
         except StoppedError as error:
             outcome.failure = outcome.failure or error
@@ -178,34 +178,34 @@ def run_flow(
             outcome.failure = outcome.failure or error
         except Exception as error:
             outcome.failure = outcome.failure or error
-            write_manifest(store, manifest | _ending(outcome, house))
+            write_manifest(store, manifest | _ending(outcome, context))
             raise
     try:
-        write_manifest(store, manifest | _ending(outcome, house))
+        write_manifest(store, manifest | _ending(outcome, context))
     except OSError as error:
         outcome.failure = outcome.failure or of_system(error)
     made = [name for name, state in outcome.states.items() if state == "done"]
     with suppress(OSError):  # a lesson that is lost costs nothing but itself
-        take(plan, made, store, frozen.pool.name)
-    outcome.untracked = house.tracker.close(outcome.status)
+        record_measurements(plan, made, store, frozen.pool.name)
+    outcome.untracked = context.tracker.close(outcome.status)
     outcome.total_s = time.monotonic() - started
     return outcome
 
 
-def reuse_all(frozen: Frozen, plan: Plan, store: Store, command: str) -> Outcome:
+def reuse_all(frozen: Frozen, plan: Plan, store: Store, command: str) -> RunOutcome:
     """The run of a plan with nothing to make: a manifest, what is damaged beside finished models mended, and
     neither server nor tracker.
     """
     started = time.monotonic()
-    outcome = Outcome(run_id=new_run_id(), nodes=plan.nodes)
+    outcome = RunOutcome(run_id=new_run_id(), nodes=plan.nodes)
     outcome.states = {node.name: "reused" for node in plan.nodes}
     untracked = replace(frozen, tracker=TrackerSpec())
-    house = open_house(untracked, store, command, outcome.run_id, lambda node, message: None)
+    context = open_context(untracked, store, command, outcome.run_id, lambda node, message: None)
     beginning = _beginning(frozen, plan, command, outcome.run_id, "")
     write_manifest(store, beginning)
-    with stopping(house.stop):
-        _rely_on(plan, house)
-    mend(plan.nodes, house)
+    with stopping(context.stop):
+        _rely_on(plan, context)
+    mend(plan.nodes, context)
     ending = {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": {}}
     write_manifest(store, beginning | ending)
     outcome.total_s = time.monotonic() - started
@@ -228,26 +228,28 @@ def _beginning(frozen: Frozen, plan: Plan, command: str, run_id: str, sweep: str
     }
 
 
-def _forks(plan: Plan, house: House) -> bool:
+def _forks(plan: Plan, context: RunContext) -> bool:
     """Whether the run's gangs get their ranks from a fork server, which begins to import now: not where there
     is one rank to start, on another machine, or on GPUs.
     """
-    if house.pool.launcher != "here" or not house.pool.is_cpu or not is_possible():
+    if context.pool.launcher != "here" or not context.pool.is_cpu or not is_possible():
         return False
-    gangs = [node for node in plan.nodes if node.ranks and house.missing(node)]
+    gangs = [node for node in plan.nodes if node.ranks and context.missing(node)]
     if sum(node.ranks for node in gangs) < 2:
         return False
-    return fork_server(house.store.root) is not None
+    return fork_server(context.store.root) is not None
 
 
-def _rely_on(plan: Plan, house: House) -> None:
+def _rely_on(plan: Plan, context: RunContext) -> None:
     """Now that the run's manifest says what it needs: wait for who removes things, and see that all is there
     that none of its nodes makes.
     """
-    wait_for_removals(house.store.root, lambda text: print(printable(text, 0), file=sys.stderr), house.stop)
+    wait_for_removals(
+        context.store.root, lambda text: print(printable(text, 0), file=sys.stderr), context.stop
+    )
     made = {(p.kind, p.fingerprint) for node in plan.nodes for p in node.products.values()}
     for role, (kind, fingerprint) in {k: v for node in plan.nodes for k, v in node.inputs.items()}.items():
-        if (kind, fingerprint) not in made and house.store.find(kind, fingerprint) is None:
+        if (kind, fingerprint) not in made and context.store.find(kind, fingerprint) is None:
             raise AtelierError(f"{role}: {kind} {fingerprint[:8]} was removed meanwhile; make it again first")
 
 
@@ -255,7 +257,7 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
 
 
-def open_house(
+def open_context(
     frozen: Frozen,
     store: Store,
     command: str,
@@ -264,7 +266,7 @@ def open_house(
     *,
     sweep: str = "",
     stop: threading.Event | None = None,
-) -> House:
+) -> RunContext:
     """What the nodes of the run work with in this process."""
     scratch = scratch_of(store, run_id)
     tracker = open_tracker(
@@ -276,7 +278,7 @@ def open_house(
         config=frozen.document,
         sweep=sweep,
     )
-    return House(
+    return RunContext(
         store=store,
         slots=core_slots(frozen.pool, store),
         scratch=scratch,
@@ -292,8 +294,8 @@ def open_house(
     )
 
 
-def _ending(outcome: Outcome, house: House) -> dict[str, Any]:
-    return {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": house.links}
+def _ending(outcome: RunOutcome, context: RunContext) -> dict[str, Any]:
+    return {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": context.links}
 
 
 @contextmanager
@@ -316,9 +318,9 @@ def stopping(stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _embedded(frozen: Frozen, house: House, outcome: Outcome, inside: Callable[[], None]) -> None:
+def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: Callable[[], None]) -> None:
     """Call `inside` within a Prefect flow of this process."""
-    server = embed(house.store.root)
+    server = embed(context.store.root)
     import prefect  # 1.5 s: plans, help and errors do without
     from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -351,26 +353,28 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _inside(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, started: float, make: Make) -> None:
+def _inside(
+    frozen: Frozen, plan: Plan, context: RunContext, outcome: RunOutcome, started: float, make: Make
+) -> None:
     """Submit the body's nodes to the Prefect flow that this runs in, wait for all, show the report."""
     import prefect  # imported by the host
     from prefect.runtime import flow_run  # known only inside a run
 
     @prefect.task(name="work", persist_result=False)
     def node_task(node: dict[str, Any], after: list[Any]) -> dict[str, Any]:
-        return make(Node.model_validate(node), house, outcome)
+        return make(Node.model_validate(node), context, outcome)
 
     def submit(node: Node, waits: list[Any]) -> Any:
         named = node_task.with_options(name=node.task, task_run_name=node.name)
         return named.submit(node.model_dump(mode="json"), waits)
 
     outcome.prefect_s = time.monotonic() - started
-    house.links["flow_run"] = str(flow_run.id)
-    house.tracker.link(**house.links)
+    context.links["flow_run"] = str(flow_run.id)
+    context.tracker.link(**context.links)
     show_plan(plan)
-    scheduler = Submitting(submit)
-    looking_in(house.store)
-    with stopping(house.stop):
+    scheduler = PrefectScheduler(submit)
+    looking_in(context.store)
+    with stopping(context.stop):
         token = scheduling(scheduler)
         try:
             body(frozen.flow)(**frozen.call())
@@ -379,10 +383,10 @@ def _inside(frozen: Frozen, plan: Plan, house: House, outcome: Outcome, started:
             _wait_for(scheduler, outcome)
             outcome.is_whole = True
     if outcome.failure is None:
-        show_report(outcome.nodes, house)
+        show_report(outcome.nodes, context)
 
 
-def _wait_for(scheduler: Submitting, outcome: Outcome) -> None:
+def _wait_for(scheduler: PrefectScheduler, outcome: RunOutcome) -> None:
     """Wait for every future; the first real failure is the run's, a stop only where nothing failed."""
     for node, future in zip(scheduler.nodes, scheduler.futures, strict=True):
         future.wait()

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from atelier.flows.run.plan import Plan
-from atelier.infra.calibration.history import Lesson, learn, measure
+from atelier.infra.calibration.history import Measurement, measure, record_measurement
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 from atelier.tasks.train import unpack
@@ -27,15 +27,15 @@ def measured(plan: Plan, store: Store) -> list[dict[str, Any]]:
     return found
 
 
-def take(plan: Plan, made: list[str], store: Store, pool: str) -> None:
+def record_measurements(plan: Plan, made: list[str], store: Store, pool: str) -> None:
     """Learn from the trainings among the nodes that were `made`."""
     for node in plan.nodes:
         planned_s = sum(row["step_s"] for row in rows_of(plan, node)) / plan.pace
         seen = _seen(node, store) if node.name in made and planned_s else None
         if seen is not None:
             first = next(iter(node.products.values()))
-            lesson = Lesson(node.name, planned_s, seen.step_s, time.time())
-            learn(store, pool, first.parents["trajectory"], lesson)
+            measurement = Measurement(node.name, planned_s, seen.step_s, time.time())
+            record_measurement(store, pool, first.parents["trajectory"], measurement)
 
 
 def rows_of(plan: Plan, node: Node) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
-from atelier.engine.plan.search import Option, Out, mesh, search
+from atelier.engine.plan.search import LayoutOption, RejectedLayout, mesh, search
 from atelier.infra.dag import Node
 from atelier.infra.launch.machine import memory_gb
 from atelier.infra.launch.slots import num_slots
@@ -59,7 +59,7 @@ def _nearest(node: Node, pool: Pool, layout: Parallel, vocab: int) -> str:
     return ""
 
 
-def layouts(node: Node, pool: Pool, vocab: int) -> tuple[list[Option], list[Out]]:
+def layouts(node: Node, pool: Pool, vocab: int) -> tuple[list[LayoutOption], list[RejectedLayout]]:
     """The possible layouts of a node's largest role on the pool's devices, the fastest first; and the others
     with why they are out.
     """
@@ -69,7 +69,7 @@ def layouts(node: Node, pool: Pool, vocab: int) -> tuple[list[Option], list[Out]
 
 def _searched(
     node: Node, pool: Pool, devices: int, layout: Parallel, vocab: int
-) -> tuple[list[Option], list[Out]]:
+) -> tuple[list[LayoutOption], list[RejectedLayout]]:
     train = Train.model_validate(node.config["train"])
     roles = [Role.model_validate(role) for role in node.config["roles"].values()]
     roles = [role.model_copy(update={"model": role.model.resolved(vocab)}) for role in roles]
@@ -77,7 +77,7 @@ def _searched(
     return search(largest, train, pool, devices, vocab=vocab, like=layout)
 
 
-def words(option: Option) -> str:
+def words(option: LayoutOption) -> str:
     """A layout as overrides for the command line."""
     parallel = option.parallel
     found = [f"parallel.{word}" for word in mesh(parallel).split()]

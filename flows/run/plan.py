@@ -56,7 +56,7 @@ def other_than_here(node: Node, product: Product, record: Record, pool: Pool) ->
 MISSING = object()
 
 
-class Drawing:
+class NodeCollector:
     """A scheduler that only writes nodes down."""
 
     def __init__(self) -> None:
@@ -96,9 +96,9 @@ class Plan:
         }
 
 
-def draw_nodes(frozen: Frozen, store: Store) -> list[Node]:
+def collect_nodes(frozen: Frozen, store: Store) -> list[Node]:
     """The flow's nodes, each with the fingerprints of what it would publish."""
-    drawing = Drawing()
+    drawing = NodeCollector()
 
     def inside() -> None:
         looking_in(store)
@@ -110,7 +110,7 @@ def draw_nodes(frozen: Frozen, store: Store) -> list[Node]:
 
 
 @dataclass(frozen=True)
-class Around:
+class PlanInputs:
     """What all rows of a plan need: the nearest finished run's products by name, and the pool's pace."""
 
     frozen: Frozen
@@ -119,15 +119,15 @@ class Around:
     pace: float
 
 
-def draw(frozen: Frozen, store: Store) -> Plan:
-    nodes = draw_nodes(frozen, store)
+def make_plan(frozen: Frozen, store: Store) -> Plan:
+    nodes = collect_nodes(frozen, store)
     before = nearest_run(store, frozen.flow, frozen.document)
     known = {row["name"]: row for row in before["tasks"]} if before else {}
     rows: list[dict[str, Any]] = []
     refusals: list[str] = []
     outdated: dict[str, list[str]] = {}
     _check_fresh(frozen, nodes)
-    around = Around(frozen, known, vocab_of(frozen), factor(store, frozen.pool.name))
+    plan_inputs = PlanInputs(frozen, known, vocab_of(frozen), factor(store, frozen.pool.name))
     for node in nodes:
         _check_vocabulary(node, frozen)
         standing = _standing(node, store, frozen.resume)
@@ -140,14 +140,16 @@ def draw(frozen: Frozen, store: Store) -> Plan:
                 outdated.setdefault(other, []).append(row_name(node, key))
             if record is not None and (other := other_than_here(node, product, record, frozen.pool)):
                 outdated.setdefault(other, []).append(row_name(node, key))
-            mine.append(_row(node, key, product, record is not None, standing, around))
+            mine.append(_row(node, key, product, record is not None, standing, plan_inputs))
             mine[-1]["computed"] = computed(node, product, record, frozen.pool)
         rows += mine
-        refusal = too_much(node, mine, frozen.pool, around.vocab)
+        refusal = too_much(node, mine, frozen.pool, plan_inputs.vocab)
         if refusal is not None:
             refusals.append(refusal)
     notes = _notes(frozen, outdated, short_of(nodes))
-    return Plan(flow=frozen.flow, nodes=nodes, rows=rows, refusals=refusals, notes=notes, pace=around.pace)
+    return Plan(
+        flow=frozen.flow, nodes=nodes, rows=rows, refusals=refusals, notes=notes, pace=plan_inputs.pace
+    )
 
 
 def _notes(frozen: Frozen, outdated: dict[str, list[str]], short: list[str]) -> list[str]:
@@ -199,12 +201,12 @@ def _check_vocabulary(node: Node, frozen: Frozen) -> None:
 
 def _standing(node: Node, store: Store, resume: Resume) -> dict[str, Any]:
     if node.task == "finetune":
-        each = finetune_task.look(node, store, resume)
+        each = finetune_task.plan_resume(node, store, resume)
         told = [str(r) for one in each.values() for r in one.refusals]
         return {"from": 0, "refusals": told, "refused": {key for key, one in each.items() if one.refusals}}
     if node.task != "train":
         return {"from": 0, "refusals": [], "refused": set()}
-    found = train_task.look(node, store, resume)
+    found = train_task.plan_resume(node, store, resume)
     return {"from": found.from_step, "refusals": [str(r) for r in found.refusals], "refused": found.refused}
 
 
@@ -214,7 +216,7 @@ def _row(
     product: Product,
     is_done: bool,
     standing: dict[str, Any],
-    around: Around,
+    plan_inputs: PlanInputs,
 ) -> dict[str, Any]:
     state = "reuse" if is_done else "refused" if key in standing["refused"] else "run"
     row: dict[str, Any] = {
@@ -223,7 +225,7 @@ def _row(
         "kind": product.kind,
         "fingerprint": product.fingerprint,
         "state": state,
-        "reasons": [] if is_done else _reasons(row_name(node, key), product, around.known),
+        "reasons": [] if is_done else _reasons(row_name(node, key), product, plan_inputs.known),
         "from_step": 0 if is_done else standing["from"],
         "params": 0,
         "flops": 0.0,
@@ -237,7 +239,7 @@ def _row(
         "best_checkpoint_every": 0,
         "layout": node.layout,
     }
-    if node.task in TRAINED and around.vocab:
+    if node.task in TRAINED and plan_inputs.vocab:
         role, settings = (
             Role.model_validate(node.config["roles"][key]),
             Train.model_validate(node.config["train"]),
@@ -245,9 +247,9 @@ def _row(
         steps = max(0, role.last(settings.num_steps) - max(int(role.start), row["from_step"]))
         whole = Parallel.model_validate(node.layout)
         layout = whole.of_role(key, is_student=bool(role.teacher))
-        pool = around.frozen.pool
-        found = estimate(role, settings, layout, pool, around.vocab, 0 if is_done else steps)
-        found = found.times(around.pace)
+        pool = plan_inputs.frozen.pool
+        found = estimate(role, settings, layout, pool, plan_inputs.vocab, 0 if is_done else steps)
+        found = found.times(plan_inputs.pace)
         row |= found.row()
         if settings.checkpoint_every != "auto":
             row["effective_time"] = round(found.faults.effective(settings.checkpoint_every * found.step_s), 4)

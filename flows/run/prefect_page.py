@@ -8,7 +8,7 @@ from typing import Any
 from atelier.engine.io.storage import join, read_bytes
 from atelier.flows.run.plan import Plan, text_of
 from atelier.infra.dag import Node
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
 
 
@@ -32,16 +32,16 @@ def show_plan(plan: Plan) -> None:
     _put(create_table_artifact, table=rows, key="plan", description=about)
 
 
-def show_report(nodes: list[Node], house: House) -> None:
+def show_report(nodes: list[Node], context: RunContext) -> None:
     """The report on the flow's Prefect page and in its MLflow run."""
     from prefect.artifacts import create_markdown_artifact  # as above
 
-    found = report_files(nodes, house.store)
+    found = report_files(nodes, context.store)
     if found is None:
         return
     record, folder, paths = found
     text = read_bytes(join(folder, paths["report.md"])).decode()
-    house.tracker.report(record, text, [join(folder, path) for path in paths.values()])
+    context.tracker.report(record, text, [join(folder, path) for path in paths.values()])
     if "loss.png" in paths:
         picture = base64.b64encode(read_bytes(join(folder, paths["loss.png"]))).decode()
         text = text.replace("(loss.png)", f"(data:image/png;base64,{picture})")

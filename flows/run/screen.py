@@ -52,7 +52,7 @@ class Screen:
             self.console.print(text, soft_wrap=True)
 
     def hear(self, node: str, message: dict[str, Any]) -> None:
-        """A message of the node's gang, or of the house about the node."""
+        """A message of the node's gang, or of the context about the node."""
         if "state" in message:
             self._state(node, message)
         elif "waiting" in message:

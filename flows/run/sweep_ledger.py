@@ -24,7 +24,7 @@ OPEN, DONE, FAILED, STOPPED, PRUNED = "open", "done", "failed", "stopped", "prun
 
 
 @dataclass
-class Entry:
+class PointEntry:
     """A point as the ledger has it. `runs` are ids of Prefect runs, the newest last."""
 
     number: int
@@ -46,7 +46,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class About:
+class SweepInfo:
     """What makes a sweep this one: the flow, the words that all points share, the keys it varies and who
     chooses their values. Other values of the same keys are more points of the same sweep.
     """
@@ -66,19 +66,19 @@ class Ledger:
 
     def __init__(self, store: Store, sweep: str, *, is_dry: bool = False) -> None:
         self.store, self.id, self.is_dry = store, sweep, is_dry
-        self._entered: dict[int, Entry] = {}  # by a dry one
+        self._entered: dict[int, PointEntry] = {}  # by a dry one
         self._numbers: dict[str, int] = {}  # of points by fingerprint, once they were read
         self.folder = join(store.root, FOLDER, sweep)
 
     @staticmethod
-    def begin(store: Store, about: About) -> "Ledger":
+    def begin(store: Store, about: SweepInfo) -> "Ledger":
         """The sweep's ledger, new or as it was left."""
         ledger = Ledger(store, about.id)
         document = asdict(about) | {"began": time.time()}
         create_exclusive(join(ledger.folder, "sweep.json"), _text(document))
         return ledger
 
-    def about(self) -> About:
+    def about(self) -> SweepInfo:
         """ConfigError when there is no such sweep."""
         try:
             place = join(self.folder, "sweep.json")
@@ -91,7 +91,7 @@ class Ledger:
             ) from None
         try:
             fixed, keys = tuple(map(str, document["fixed"])), tuple(map(str, document["keys"]))
-            found = About(str(document["flow"]), fixed, keys, str(document["sweeper"]))
+            found = SweepInfo(str(document["flow"]), fixed, keys, str(document["sweeper"]))
         except (KeyError, TypeError):
             found = None
         if found is None or found.id != self.id:
@@ -120,19 +120,19 @@ class Ledger:
             renewal.stop()
             lease.let_go()
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[PointEntry]:
         """All points, by number."""
         found = [self._read(name) for name in names(join(self.folder, "points")) if name.endswith(".json")]
         by_number = {entry.number: entry for entry in found} | self._entered
         return [by_number[number] for number in sorted(by_number)]
 
-    def _read(self, name: str) -> Entry:
+    def _read(self, name: str) -> PointEntry:
         place = join(self.folder, "points", name)
         try:
             document = read_object(place, "a point of a sweep")
-            entry = Entry(**document)
-            for one in dataclasses.fields(Entry):
-                default = getattr(Entry(0, "", []), one.name)
+            entry = PointEntry(**document)
+            for one in dataclasses.fields(PointEntry):
+                default = getattr(PointEntry(0, "", []), one.name)
                 types = (float, int, type(None)) if one.name == "value" else _types_of(default)
                 if not isinstance(getattr(entry, one.name), types):
                     raise TypeError(f"{one.name} is a {type(getattr(entry, one.name)).__name__}")
@@ -144,7 +144,7 @@ class Ledger:
             way_out = "move it away and run the sweep again: what it made is found again"
             raise DamageError(text, way_out) from None
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> PointEntry:
         """ConfigError when there is no point of this number."""
         if number in self._entered:
             return self._entered[number]
@@ -153,19 +153,19 @@ class Ledger:
         except FileNotFoundError:
             raise ConfigError("sweep", f"{self.id} has no point {number}") from None
 
-    def enter(self, point: str, words: Sequence[str]) -> Entry:
+    def enter(self, point: str, words: Sequence[str]) -> PointEntry:
         """The entry of the point with this fingerprint; a new one gets the next number."""
         if not self._numbers:
             self._numbers = {entry.fingerprint: entry.number for entry in self.entries()}
         if point in self._numbers:
             return self.entry(self._numbers[point])
         number = max(self._numbers.values(), default=-1) + 1
-        entry = Entry(number=number, fingerprint=point, words=list(words))
+        entry = PointEntry(number=number, fingerprint=point, words=list(words))
         self.write(entry)
         self._numbers[point] = number
         return entry
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: PointEntry) -> None:
         if self.is_dry:
             self._entered[entry.number] = entry
             return

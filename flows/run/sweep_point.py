@@ -22,7 +22,7 @@ FORCED = re.compile(r"^\+\+")  # what `prepared` puts before a key for Hydra
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One run that a sweep asks for. `number` counts its points from 0, for good: it names no other point.
     `nodes` is its DAG, without anybody else's students.
     """

@@ -9,58 +9,60 @@ from typing import Any
 
 from atelier.engine.config.error import AtelierError, StoppedError, of_system
 from atelier.infra.dag import Node
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 
 
-def work(node: Node, house: House, states: dict[str, str], errors: dict[str, Exception]) -> dict[str, Any]:
+def work(
+    node: Node, context: RunContext, states: dict[str, str], errors: dict[str, Exception]
+) -> dict[str, Any]:
     """Make the node's missing products; its state and error are noted by its name.
 
     Returns the fingerprints (plain JSON: nothing else passes through Prefect).
     """
     states[node.name] = "running"
-    is_reused = not house.missing(node)
-    handle = house.tracker.start_task(node, is_reused)
+    is_reused = not context.missing(node)
+    handle = context.tracker.start_task(node, is_reused)
     try:
         task = importlib.import_module(f"atelier.tasks.{node.task}")
         if is_reused:
-            mend([node], house)
+            mend([node], context)
         if is_reused and hasattr(task, "reuse"):  # what it did beside its artifact
-            task.reuse(node, house)
+            task.reuse(node, context)
         if not is_reused:
-            task.run(node, house)
-            left = house.missing(node)
+            task.run(node, context)
+            left = context.missing(node)
             if left:
                 raise AtelierError(f"{node.name}: ended without {', '.join(left)}")
         states[node.name] = "reused" if is_reused else "done"
-        house.tracker.end_task(handle, "FINISHED")
+        context.tracker.end_task(handle, "FINISHED")
         for product in node.products.values():
-            house.tracker.record(house.record(product.kind, product.fingerprint))
+            context.tracker.record(context.record(product.kind, product.fingerprint))
     except Exception as problem:
-        error = _told(problem, node, house)
+        error = _told(problem, node, context)
         errors[node.name] = error
         states[node.name] = "stopped" if isinstance(error, StoppedError) else "failed"
-        house.tracker.end_task(handle, "KILLED" if isinstance(error, StoppedError) else "FAILED")
+        context.tracker.end_task(handle, "KILLED" if isinstance(error, StoppedError) else "FAILED")
         raise error from problem.__cause__
     finally:
-        house.say(node, state=states[node.name], detail=_detail(node))
+        context.say(node, state=states[node.name], detail=_detail(node))
     return {key: product.fingerprint for key, product in node.products.items()}
 
 
-def mend(nodes: list[Node], house: House) -> None:
+def mend(nodes: list[Node], context: RunContext) -> None:
     """Write anew what is damaged beside the finished products of these nodes."""
     for node in nodes:
         task = importlib.import_module(f"atelier.tasks.{node.task}")
         if hasattr(task, "mend"):
-            task.mend(node, house)
+            task.mend(node, context)
 
 
-def _told(error: Exception, node: Node, house: House) -> AtelierError:
+def _told(error: Exception, node: Node, context: RunContext) -> AtelierError:
     """What a user is shown of `error`: one line; of a fault of ours the trace is kept beside the run."""
     if isinstance(error, AtelierError):
         return error
     if isinstance(error, OSError):
         return of_system(error)
-    trace = house.scratch / f"{node.name.replace('/', '-')}.trace"
+    trace = context.scratch / f"{node.name.replace('/', '-')}.trace"
     with suppress(OSError):  # the line alone must do
         trace.write_text("".join(traceback.format_exception(error)))
     return AtelierError(f"{type(error).__name__}: {error} (trace: {trace})")

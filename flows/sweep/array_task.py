@@ -17,10 +17,10 @@ from typing import Any
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system
 from atelier.engine.config.role import Role
 from atelier.flows.run.compose import compose
-from atelier.flows.run.execute import Outcome, run_flow
-from atelier.flows.run.plan import draw
+from atelier.flows.run.execute import RunOutcome, run_flow
+from atelier.flows.run.plan import make_plan
 from atelier.flows.run.screen import Screen
-from atelier.flows.run.sweep_ledger import DONE, FAILED, STOPPED, Entry, Ledger
+from atelier.flows.run.sweep_ledger import DONE, FAILED, STOPPED, Ledger, PointEntry
 from atelier.flows.run.sweep_point import with_companions
 from atelier.infra.code.frozen import go_on_frozen
 from atelier.infra.launch.slurm import requeue_this_job
@@ -30,14 +30,14 @@ from atelier.infra.tracking.factory import TrackerSpec
 NUMBER = "SLURM_ARRAY_TASK_ID"
 
 
-def run(ledger: Ledger, entry: Entry, hear: Any, stop: threading.Event) -> Outcome:
+def run(ledger: Ledger, entry: PointEntry, hear: Any, stop: threading.Event) -> RunOutcome:
     """Make what the point asks for, with all of this node and without a tracker."""
     frozen = compose(ledger.about().flow, entry.words)
     here = frozen.pool.model_copy(update={"launcher": "here", "name": ""})
     frozen = replace(frozen, pool=here, tracker=TrackerSpec())
     roles = {name: Role.model_validate(document) for name, document in entry.companions.items()}
     frozen = with_companions(frozen, roles)
-    plan = draw(frozen, ledger.store)
+    plan = make_plan(frozen, ledger.store)
     if plan.refusals:
         raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
     command = "atelier " + shlex.join([frozen.flow, *frozen.overrides])

@@ -11,11 +11,11 @@ from atelier.engine.io.storage import is_local, join, local_path
 from atelier.flows.deployments.start import run_to_end
 from atelier.flows.run.catalog import CONF
 from atelier.flows.run.compose import SETTINGS, explained, prepared
-from atelier.flows.run.execute import Outcome
+from atelier.flows.run.execute import RunOutcome
 from atelier.flows.run.overrides import DRY, check_overrides
 from atelier.flows.run.registry import parameters
-from atelier.flows.run.sweep_ledger import FAILED, About, Entry, Ledger
-from atelier.flows.run.sweep_point import Point
+from atelier.flows.run.sweep_ledger import FAILED, Ledger, PointEntry, SweepInfo
+from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.run.table import print_table
 from atelier.flows.sweep.report import show
 from atelier.flows.sweep.session import Session
@@ -97,7 +97,7 @@ def _is_empty(override: Any) -> bool:
     return not isinstance(value, Glob) and next(iter(override.sweep_iterator()), None) is None
 
 
-def about_of(flow: str, parsed: list[tuple[str, bool, str]], sweeper: str) -> About:
+def about_of(flow: str, parsed: list[tuple[str, bool, str]], sweeper: str) -> SweepInfo:
     """Which sweep the words are. A sweeper that searches a space has it in its name; a grid has only the
     keys, so that more values are more points of it.
     """
@@ -105,7 +105,7 @@ def about_of(flow: str, parsed: list[tuple[str, bool, str]], sweeper: str) -> Ab
     fixed = sorted(word for key, is_swept, word in own if not is_swept and key.split("@")[0] not in OUTSIDE)
     searches = sweeper not in ("grid", "basic")
     keys = sorted(word if searches else key for key, is_swept, word in own if is_swept)
-    return About(flow=flow, fixed=tuple(fixed), keys=tuple(keys), sweeper=sweeper)
+    return SweepInfo(flow=flow, fixed=tuple(fixed), keys=tuple(keys), sweeper=sweeper)
 
 
 def _multirun(flow: str, words: list[str], session: Session) -> None:
@@ -137,7 +137,7 @@ def _folder(ledger: Ledger) -> str:
     return str(local_path(folder).expanduser())
 
 
-def _here(point: Point, store: Store, sweep: str, stop: threading.Event, run_id: str) -> Outcome:
+def _here(point: SweepPoint, store: Store, sweep: str, stop: threading.Event, run_id: str) -> RunOutcome:
     frozen = point.frozen
     command = "atelier " + shlex.join([frozen.flow, *frozen.overrides])
     print(f"> #{point.number} {command}")
@@ -164,7 +164,7 @@ def _finish(session: Session) -> int:
     return 1 if failed or done + sum(e.state == "pruned" for e in ours) < len(ours) else 0
 
 
-def _print(entries: list[Entry], session: Session) -> None:
+def _print(entries: list[PointEntry], session: Session) -> None:
     best = session.best()
     print_table(
         ("", "#", "state", "value", "words"),
@@ -185,12 +185,12 @@ def _print(entries: list[Entry], session: Session) -> None:
 
 def _say_plan(session: Session) -> int:
     """What would run: per point and in all, every artifact counted once."""
-    from atelier.flows.run.plan import draw
+    from atelier.flows.run.plan import make_plan
 
     seen: set[str] = set()
     rows, run, reuse, hours = [], 0, 0, 0.0
     for point in session.points.values():
-        plan = draw(point.frozen, session.store)
+        plan = make_plan(point.frozen, session.store)
         new = [r for r in plan.rows if r["state"] != "reuse" and r["fingerprint"] not in seen]
         seen |= {row["fingerprint"] for row in plan.rows}
         left = sum(row["state"] != "reuse" for row in plan.rows)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
-from atelier.flows.run.sweep_ledger import DONE, FAILED, PRUNED, STOPPED, Entry, Ledger
-from atelier.flows.run.sweep_point import Point
-from atelier.flows.sweep.pruning import Look, Looking, LookingThread
+from atelier.flows.run.sweep_ledger import DONE, FAILED, PRUNED, STOPPED, Ledger, PointEntry
+from atelier.flows.run.sweep_point import SweepPoint
+from atelier.flows.sweep.pruning import Look, LossWatch, LossWatchThread
 
 RESTARTS = 3
 POLL_S = 1.0
@@ -31,13 +31,13 @@ class Ending:
     error: str = ""
 
 
-Ask = Callable[[], Point | None]
-Tell = Callable[[Point, Ending], None]
-RunHere = Callable[[Point, str, threading.Event], Any]
+Ask = Callable[[], SweepPoint | None]
+Tell = Callable[[SweepPoint, Ending], None]
+RunHere = Callable[[SweepPoint, str, threading.Event], Any]
 
 
 @dataclass
-class Fleet:
+class Executor:
     """How points are run. `curve` names the model whose losses are looked at; `code` is the frozen code's
     digest, '' = as it is; `run_here` runs a point in this process and returns its Outcome.
     """
@@ -54,12 +54,12 @@ class Fleet:
         while (point := ask()) is not None:
             self.one_here(point, tell, look)
 
-    def one_here(self, point: Point, tell: Tell, look: Look | None) -> None:
+    def one_here(self, point: SweepPoint, tell: Tell, look: Look | None) -> None:
         """Run the point in this process. StoppedError when a person stops it."""
         stop = threading.Event()
-        looking = Looking(point, self.curve, look or (lambda *_: True))
+        looking = LossWatch(point, self.curve, look or (lambda *_: True))
         try:
-            with LookingThread(looking, stop):
+            with LossWatchThread(looking, stop):
                 outcome = self.run_here(point, self.ledger.id, stop)
         except AtelierError as error:
             tell(point, Ending(FAILED, str(error)))
@@ -80,19 +80,19 @@ class Fleet:
 class Running:
     """A point that runs elsewhere."""
 
-    point: Point
-    entry: Entry
-    looking: Looking
+    point: SweepPoint
+    entry: PointEntry
+    looking: LossWatch
     attempts: int = 1
     is_cancelled: bool = False
     silent_since: dict[str, float] = field(default_factory=dict)
 
 
-class Elsewhere(ABC):
+class RemoteExecutor(ABC):
     """Points that run somewhere else and outlive this process: who drives the sweep again follows them."""
 
-    def __init__(self, fleet: Fleet, ask: Ask, tell: Tell, look: Look | None) -> None:
-        self.fleet, self.ask, self.tell = fleet, ask, tell
+    def __init__(self, executor: Executor, ask: Ask, tell: Tell, look: Look | None) -> None:
+        self.executor, self.ask, self.tell = executor, ask, tell
         self.look = look or (lambda *_: True)
         self.running: list[Running] = []
 
@@ -114,7 +114,7 @@ class Elsewhere(ABC):
             while self._start() or self.running:
                 self._watch()
         except (KeyboardInterrupt, StoppedError):
-            self.fleet.say("stopping: running tasks write a checkpoint")
+            self.executor.say("stopping: running tasks write a checkpoint")
             for one in self.running:
                 self.cancel(one)
             while self.running:
@@ -124,9 +124,9 @@ class Elsewhere(ABC):
     def _start(self) -> bool:
         """Fill the free places; whether anything was started."""
         new: list[Running] = []
-        while len(self.running) + len(new) < self.fleet.width and (point := self.ask()) is not None:
-            looking = Looking(point, self.fleet.curve, self.look)
-            new.append(Running(point, self.fleet.ledger.entry(point.number), looking))
+        while len(self.running) + len(new) < self.executor.width and (point := self.ask()) is not None:
+            looking = LossWatch(point, self.executor.curve, self.look)
+            new.append(Running(point, self.executor.ledger.entry(point.number), looking))
         self.running += new
         if new:
             self.submit(new)
@@ -140,7 +140,7 @@ class Elsewhere(ABC):
         self.watch()
 
 
-class OnPool(Elsewhere):
+class PoolExecutor(RemoteExecutor):
     """Flow runs of a Prefect server."""
 
     def submit(self, new: list[Running]) -> None:
@@ -151,24 +151,24 @@ class OnPool(Elsewhere):
         from atelier.infra.stack import prefect_api  # Prefect: 1.5 s that no sweep here waits for
         from atelier.infra.stack.deployments import DEPLOYMENT  # as above
 
-        entry = one.entry = self.fleet.ledger.entry(one.point.number)
+        entry = one.entry = self.executor.ledger.entry(one.point.number)
         if adopt and entry.runs:
             run = prefect_api.read_run(entry.runs[-1])
             if run is not None and run.state is not None and not run.state.is_final():
-                self.fleet.say(f"#{entry.number}: goes on as {prefect_api.page(entry.runs[-1])}")
+                self.executor.say(f"#{entry.number}: goes on as {prefect_api.page(entry.runs[-1])}")
                 return
-        sweep = f"{self.fleet.ledger.id}/{entry.number}"
+        sweep = f"{self.executor.ledger.id}/{entry.number}"
         run_id = patiently(
             lambda: prefect_api.submit(
                 f"{one.point.frozen.flow}/{DEPLOYMENT}",
-                {"overrides": list(one.point.words), "code": self.fleet.code, "sweep": sweep},
+                {"overrides": list(one.point.words), "code": self.executor.code, "sweep": sweep},
                 key=f"{sweep}-{len(entry.runs)}",
-                tags=(f"sweep:{self.fleet.ledger.id}",),
+                tags=(f"sweep:{self.executor.ledger.id}",),
             )
         )
         entry.runs.append(run_id)
-        self.fleet.ledger.write(entry)
-        self.fleet.say(f"#{entry.number}: {shlex.join(one.point.words)}   {prefect_api.page(run_id)}")
+        self.executor.ledger.write(entry)
+        self.executor.say(f"#{entry.number}: {shlex.join(one.point.words)}   {prefect_api.page(run_id)}")
 
     def cancel(self, one: Running) -> None:
         from atelier.infra.stack import prefect_api  # as above
@@ -188,7 +188,9 @@ class OnPool(Elsewhere):
                 continue
             if state.is_crashed() and one.attempts <= RESTARTS and not one.is_cancelled:
                 one.attempts += 1
-                self.fleet.say(f"#{one.entry.number}: its run crashed ({state.message}); starting it again")
+                self.executor.say(
+                    f"#{one.entry.number}: its run crashed ({state.message}); starting it again"
+                )
                 self._submit(one, adopt=False)
                 continue
             self.running.remove(one)

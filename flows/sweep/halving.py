@@ -15,8 +15,8 @@ from hydra.core.override_parser.types import Override
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.train import Train
-from atelier.flows.run.sweep_ledger import DONE, Entry
-from atelier.flows.run.sweep_point import Point
+from atelier.flows.run.sweep_ledger import DONE, PointEntry
+from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.executor import Ending
 from atelier.flows.sweep.session import Session
 from atelier.infra.report.held_out import WAY_OUT, differing
@@ -52,7 +52,7 @@ def sweep(
     return [session.value(point) for point in alive]
 
 
-def rungs(point: Point, keep: float, number: int) -> list[int]:
+def rungs(point: SweepPoint, keep: float, number: int) -> list[int]:
     """The steps of the rungs, ascending; the last is where training ends."""
     train: Train | None = getattr(point.frozen.arguments, "train", None)
     every = train.eval_every if train is not None else 0
@@ -69,7 +69,7 @@ def rungs(point: Point, keep: float, number: int) -> list[int]:
     return [*found, end]
 
 
-def _to_rung(session: Session, points: list[Point], step: int, width: int) -> dict[int, float]:
+def _to_rung(session: Session, points: list[SweepPoint], step: int, width: int) -> dict[int, float]:
     """Train the points to `step`; their losses there. Those that fail are left out."""
     losses: dict[int, float] = {}
     for point in points:
@@ -78,16 +78,16 @@ def _to_rung(session: Session, points: list[Point], step: int, width: int) -> di
             losses[point.number] = known
     queue = deque(session.left([point for point in points if point.number not in losses]))
 
-    def look(point: Point, at: int, loss: float) -> bool:
+    def look(point: SweepPoint, at: int, loss: float) -> bool:
         if at <= step:
-            entry: Entry = session.ledger.entry(point.number)
+            entry: PointEntry = session.ledger.entry(point.number)
             entry.looks[str(at)] = loss
             session.ledger.write(entry)
         if at == step:
             losses[point.number] = loss
         return at < step
 
-    def tell(point: Point, ending: Ending) -> None:
+    def tell(point: SweepPoint, ending: Ending) -> None:
         session.tell(point, ending)
         if ending.state == DONE and point.number not in losses:
             raise ConfigError("train.eval_every", f"point {point.number} has no held-out loss at step {step}")

@@ -9,17 +9,17 @@ import shlex
 from atelier.engine.config.error import ConfigError, of_system
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.execute import new_run_id
-from atelier.flows.run.plan import draw_nodes
+from atelier.flows.run.plan import collect_nodes
 from atelier.flows.run.sweep_ledger import FAILED, PRUNED, STOPPED
-from atelier.flows.sweep.executor import RESTARTS, Ask, Elsewhere, Ending, Fleet, Running, Tell
+from atelier.flows.sweep.executor import RESTARTS, Ask, Ending, Executor, RemoteExecutor, Running, Tell
 from atelier.flows.sweep.pruning import Look
 from atelier.infra.code.frozen import freeze
-from atelier.infra.launch.batch_job import Away, Standing
+from atelier.infra.launch.batch_job import BatchJob, JobStatus
 from atelier.infra.launch.slots import num_slots
 from atelier.infra.launch.slurm import SlurmBatch
 from atelier.infra.store.store import Store
 
-FORGOTTEN = Standing("over", "Slurm knows it no more")
+FORGOTTEN = JobStatus("over", "Slurm knows it no more")
 
 
 def check_fits(frozen: Frozen, store: Store) -> None:
@@ -30,7 +30,7 @@ def check_fits(frozen: Frozen, store: Store) -> None:
             "hydra/launcher", f"is slurm, but pool.launcher {pool.launcher!r}", "add pool=slurm"
         )
     slots = num_slots(pool)
-    for node in draw_nodes(frozen, store):
+    for node in collect_nodes(frozen, store):
         room = node.ranks * (int(node.layout.get("threads", 1)) if pool.is_cpu else 1)
         if room > slots:
             raise ConfigError(
@@ -40,15 +40,15 @@ def check_fits(frozen: Frozen, store: Store) -> None:
             )
 
 
-class InArray(Elsewhere):
+class ArrayExecutor(RemoteExecutor):
     """Points in job arrays of Slurm; `at_once` of one array run at a time, 0 = all that there is room for."""
 
     def __init__(
-        self, fleet: Fleet, ask: Ask, tell: Tell, look: Look | None, batch: SlurmBatch, at_once: int
+        self, executor: Executor, ask: Ask, tell: Tell, look: Look | None, batch: SlurmBatch, at_once: int
     ) -> None:
-        super().__init__(fleet, ask, tell, look)
+        super().__init__(executor, ask, tell, look)
         self.batch, self.at_once = batch, at_once
-        self._standing: dict[int, Standing] = {}
+        self._standing: dict[int, JobStatus] = {}
 
     def submit(self, new: list[Running]) -> None:
         try:
@@ -62,13 +62,13 @@ class InArray(Elsewhere):
         if not fresh:
             return
         for one in fresh:
-            one.entry = self.fleet.ledger.entry(one.point.number)
+            one.entry = self.executor.ledger.entry(one.point.number)
             one.entry.run, one.entry.job = new_run_id(), ""
-            self.fleet.ledger.write(one.entry)
+            self.executor.ledger.write(one.entry)
         threads = [int(n.layout.get("threads", 1)) for one in fresh for n in one.point.nodes]
-        array = Away(
-            id=self.fleet.ledger.id,
-            name=f"sweep-{self.fleet.ledger.id}",
+        array = BatchJob(
+            id=self.executor.ledger.id,
+            name=f"sweep-{self.executor.ledger.id}",
             root=store.root,
             nodes=1,
             ranks=num_slots(frozen.pool),
@@ -81,8 +81,10 @@ class InArray(Elsewhere):
         job = self.batch.submit(array)
         for one in fresh:
             one.entry.job = f"{job}_{one.point.number}"
-            self.fleet.ledger.write(one.entry)
-            self.fleet.say(f"#{one.entry.number}: {shlex.join(one.point.words)}   Slurm job {one.entry.job}")
+            self.executor.ledger.write(one.entry)
+            self.executor.say(
+                f"#{one.entry.number}: {shlex.join(one.point.words)}   Slurm job {one.entry.job}"
+            )
 
     def cancel(self, one: Running) -> None:
         if not one.is_cancelled:
@@ -90,7 +92,7 @@ class InArray(Elsewhere):
             self.batch.end(one.entry.job)
 
     def watch(self) -> None:
-        standings: dict[str, dict[int, Standing]] = {}
+        standings: dict[str, dict[int, JobStatus]] = {}
         for one in list(self.running):
             job = one.entry.job.partition("_")[0]
             try:
@@ -106,26 +108,26 @@ class InArray(Elsewhere):
             self._ended(one, standing)
 
     def _is_adopted(self, one: Running) -> bool:
-        entry = self.fleet.ledger.entry(one.point.number)
+        entry = self.executor.ledger.entry(one.point.number)
         job, _, _ = entry.job.partition("_")
         if not job:
             return False
         if self.batch.look_at_elements(job).get(entry.number, FORGOTTEN).phase == "over":
             return False
         one.entry = entry
-        self.fleet.say(f"#{entry.number}: goes on as Slurm job {entry.job}")
+        self.executor.say(f"#{entry.number}: goes on as Slurm job {entry.job}")
         return True
 
-    def _say(self, one: Running, standing: Standing) -> None:
+    def _say(self, one: Running, standing: JobStatus) -> None:
         if self._standing.get(one.point.number) != standing:
             self._standing[one.point.number] = standing
-            self.fleet.say(f"#{one.point.number}: {standing.text}")
+            self.executor.say(f"#{one.point.number}: {standing.text}")
 
-    def _ended(self, one: Running, standing: Standing) -> None:
+    def _ended(self, one: Running, standing: JobStatus) -> None:
         if one.point.is_finished():
-            self.fleet.one_here(one.point, self.tell, self.look)  # all of it is there: this makes its page
+            self.executor.one_here(one.point, self.tell, self.look)  # all of it is there: this makes its page
             return
-        how = self.fleet.ledger.end_of(one.entry.run) or {}
+        how = self.executor.ledger.end_of(one.entry.run) or {}
         if how.get("state") == FAILED:
             self.tell(one.point, Ending(FAILED, how["error"]))
         elif one.looking.is_hopeless:
@@ -134,7 +136,7 @@ class InArray(Elsewhere):
             self.tell(one.point, Ending(STOPPED, "" if one.is_cancelled else standing.text))
         elif how.get("has_moved") or (not how and one.attempts <= RESTARTS):
             one.attempts += not how
-            self.fleet.say(f"#{one.point.number}: {standing.text}; another job goes on")
+            self.executor.say(f"#{one.point.number}: {standing.text}; another job goes on")
             self.running.append(one)
             self.submit([one])
         else:

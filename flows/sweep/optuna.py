@@ -31,8 +31,8 @@ from optuna.trial import Trial, TrialState
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io.storage import is_local, join, local_path
-from atelier.flows.run.sweep_ledger import DONE, PRUNED, STOPPED, Entry
-from atelier.flows.run.sweep_point import Point
+from atelier.flows.run.sweep_ledger import DONE, PRUNED, STOPPED, PointEntry
+from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.executor import Ending
 from atelier.flows.sweep.session import DIRECTIONS, Session, listed
 from atelier.infra.report.held_out import WAY_OUT, differing
@@ -77,7 +77,7 @@ class Search:
         self.trials: dict[int, Trial] = {}
         self._again = [t for t in self.study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
 
-    def ask(self) -> Point | None:
+    def ask(self) -> SweepPoint | None:
         """The next point: one that an earlier call has left, else a new proposal."""
         while True:
             trial, words = self._next()
@@ -92,7 +92,7 @@ class Search:
                 return left[0]
             self.tell(point, Ending(DONE))  # it was made for another trial, or before
 
-    def tell(self, point: Point, ending: Ending) -> None:
+    def tell(self, point: SweepPoint, ending: Ending) -> None:
         """Hand a point's end to the study. A point that a person stopped stays open."""
         if ending.state != DONE or self.session.ledger.entry(point.number).state != DONE:
             self.session.tell(point, ending)
@@ -118,7 +118,7 @@ class Search:
             for trial in front
         ]
 
-    def _problem(self, entry: Entry) -> str:
+    def _problem(self, entry: PointEntry) -> str:
         """Why the study does not take the value of a finished point: it is of another held-out set than the
         first one's; '' when it does.
         """
@@ -128,7 +128,7 @@ class Search:
                 return problem
         return ""
 
-    def look(self, point: Point, step: int, loss: float) -> bool:
+    def look(self, point: SweepPoint, step: int, loss: float) -> bool:
         trial = self.trials[point.number]
         self.looked_at = self.looked_at or point.looked_at
         if point.looked_at != self.looked_at:  # no loss to compare with those of the others
@@ -180,7 +180,7 @@ class Search:
             found[str(key)] = dict(wanted)
         return found
 
-    def _metrics_of(self, point: Point) -> list[str]:
+    def _metrics_of(self, point: SweepPoint) -> list[str]:
         return self._metrics_as(self.session.metric_of(point))
 
     def _metrics_as(self, own: str) -> list[str]:

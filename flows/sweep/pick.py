@@ -8,7 +8,7 @@ from typing import Any
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.record import Record
 from atelier.engine.io.storage import join, names
-from atelier.flows.run.sweep_ledger import DONE, FOLDER, Entry, Ledger
+from atelier.flows.run.sweep_ledger import DONE, FOLDER, Ledger, PointEntry
 from atelier.infra.report.held_out import WAY_OUT, differing, held_out_of
 from atelier.infra.store.run_manifest import manifests, measured
 from atelier.infra.store.store import Store
@@ -29,7 +29,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Picked:
     """The candidates by value, the best first, and what they were compared by."""
 
     metric: str
@@ -50,7 +50,7 @@ class Choice:
         return self.best.record
 
 
-def choose(store: Store, words: Sequence[str], metric: str, *, highest: bool | None = None) -> Choice:
+def choose(store: Store, words: Sequence[str], metric: str, *, highest: bool | None = None) -> Picked:
     """Compare the finished runs and points that `words` name. ConfigError for a word that names nothing and a
     metric that none of them has, or that was measured on different held-out sets. `highest`: whether more is
     better, None = as the metric's name says.
@@ -78,7 +78,7 @@ def choose(store: Store, words: Sequence[str], metric: str, *, highest: bool | N
     if problem := differing(sets):
         raise ConfigError("--by", f"{chosen} of {problem}", WAY_OUT)
     valued.sort(key=lambda one: (one.value or 0.0) * (-1 if is_rising else 1))
-    return Choice(chosen, is_rising, valued)
+    return Picked(chosen, is_rising, valued)
 
 
 def _named(store: Store, word: str) -> list[tuple[Candidate, str]]:
@@ -118,7 +118,7 @@ def _meant(known: Iterable[str], word: str) -> list[str]:
     return [word] if word in found else found
 
 
-def _point(flow: str, entry: Entry) -> Candidate:
+def _point(flow: str, entry: PointEntry) -> Candidate:
     return Candidate(f"#{entry.number}", f"atelier {flow} {shlex.join(entry.words)}", list(entry.made))
 
 

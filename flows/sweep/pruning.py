@@ -6,19 +6,19 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from atelier.engine.config.run_file import Segment
-from atelier.flows.run.sweep_point import Point
+from atelier.engine.config.run_file import SegmentAddress
+from atelier.flows.run.sweep_point import SweepPoint
 from atelier.infra.store.trajectory import segments
-from atelier.infra.tracking.curve import Reader
+from atelier.infra.tracking.curve import SegmentReader
 from atelier.tasks import train
 
 POLL_S = 0.5
-Look = Callable[[Point, int, float], bool]  # a step and its held-out loss; False = stop it
+Look = Callable[[SweepPoint, int, float], bool]  # a step and its held-out loss; False = stop it
 
 
-def curve_of(point: Point, name: str) -> tuple[Segment, ...]:
+def curve_of(point: SweepPoint, name: str) -> tuple[SegmentAddress, ...]:
     """The segments of the trajectory of the role or model `name` ('' = the last one trained); () for none."""
-    found: tuple[Segment, ...] = ()
+    found: tuple[SegmentAddress, ...] = ()
     for node in point.nodes:
         if node.task != "train":
             continue
@@ -31,16 +31,16 @@ def curve_of(point: Point, name: str) -> tuple[Segment, ...]:
     return found
 
 
-class Looking:
+class LossWatch:
     """Calls `look` for every held-out loss of a point once, in order; `is_hopeless` when it said no before
     the training's last step: one that is over is not ended any more.
     """
 
-    def __init__(self, point: Point, name: str, look: Look) -> None:
+    def __init__(self, point: SweepPoint, name: str, look: Look) -> None:
         self._point, self._look = point, look
         segments = curve_of(point, name)
         self._last = max((segment.end for segment in segments), default=0)
-        self._reader = Reader(segments)
+        self._reader = SegmentReader(segments)
         self._told: set[int] = set()
         self.is_hopeless = False
 
@@ -54,10 +54,10 @@ class Looking:
         return not self.is_hopeless
 
 
-class LookingThread:
+class LossWatchThread:
     """Looks beside a run of this process and sets `stop` when the point is hopeless."""
 
-    def __init__(self, looking: Looking, stop: threading.Event) -> None:
+    def __init__(self, looking: LossWatch, stop: threading.Event) -> None:
         self._looking, self._stop = looking, stop
         self._ended = threading.Event()
         self._error: Exception | None = None

@@ -17,18 +17,18 @@ from hydra.core.utils import JobReturn, JobStatus
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.role import Role
 from atelier.flows.run.compose import Frozen
-from atelier.flows.run.plan import draw_nodes
+from atelier.flows.run.plan import collect_nodes
 from atelier.flows.run.pools import check_launcher, gangs_at_once, site_of
-from atelier.flows.run.sweep_ledger import DONE, FAILED, OPEN, STOPPED, Entry, Ledger
+from atelier.flows.run.sweep_ledger import DONE, FAILED, OPEN, STOPPED, Ledger, PointEntry
 from atelier.flows.run.sweep_point import (
-    Point,
+    SweepPoint,
     companions_of,
     composed,
     point_fingerprint,
     with_companions,
     words_of,
 )
-from atelier.flows.sweep.executor import Ask, Ending, Fleet, OnPool, RunHere, Tell
+from atelier.flows.sweep.executor import Ask, Ending, Executor, PoolExecutor, RunHere, Tell
 from atelier.flows.sweep.pruning import Look
 from atelier.infra.launch.slurm import SlurmBatch
 from atelier.infra.report.held_out import WAY_OUT, differing, held_out_of
@@ -64,7 +64,7 @@ class Session:
     is_dry: bool = False
     metric: str = ""
     direction: str = "minimize"
-    points: dict[int, Point] = field(default_factory=dict)
+    points: dict[int, SweepPoint] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what the report says beside its table
     _sets: dict[tuple[int, str], str | None] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ class Session:
 
     # points
 
-    def enter(self, jobs: Sequence[Sequence[str]]) -> list[Point]:
+    def enter(self, jobs: Sequence[Sequence[str]]) -> list[SweepPoint]:
         """The points of these jobs; every one is validated before the first gets a number."""
         wanted = [words_of(job) for job in jobs]
         frozen = composed(self.flow, wanted)
@@ -124,16 +124,16 @@ class Session:
                 check_fits(one, self.store)
         found = []
         for words, one in zip(wanted, frozen, strict=True):
-            nodes = draw_nodes(one, self.store)
+            nodes = collect_nodes(one, self.store)
             entry = self.ledger.enter(point_fingerprint(nodes), words)
-            point = Point(entry.number, words, one, nodes, self.store)
+            point = SweepPoint(entry.number, words, one, nodes, self.store)
             self.points[entry.number] = point
             found.append(point)
         return found
 
-    def left(self, points: Sequence[Point]) -> list[Point]:
+    def left(self, points: Sequence[SweepPoint]) -> list[SweepPoint]:
         """Those that are not finished, each once, with the students that ride along."""
-        left: dict[int, Point] = {}
+        left: dict[int, SweepPoint] = {}
         for point in points:
             if point.is_finished():
                 self._note_finished(point)
@@ -142,7 +142,7 @@ class Session:
         others = [point.frozen for point in left.values()]
         return [self._ready(point, others) for point in left.values()]
 
-    def _ready(self, point: Point, others: list[Frozen]) -> Point:
+    def _ready(self, point: SweepPoint, others: list[Frozen]) -> SweepPoint:
         companions: dict[str, Role] = companions_of(point.frozen, others)
         entry = self.ledger.entry(point.number)
         entry.state, entry.error, entry.words = OPEN, "", list(point.words)
@@ -150,7 +150,7 @@ class Session:
         self.ledger.write(entry)
         return replace(point, frozen=with_companions(point.frozen, companions))
 
-    def _note_finished(self, point: Point) -> None:
+    def _note_finished(self, point: SweepPoint) -> None:
         entry = self.ledger.entry(point.number)
         if entry.state != DONE:
             entry.state, entry.ended = DONE, time.time()
@@ -159,21 +159,21 @@ class Session:
         if not self.is_dry:
             self.say(f"= #{point.number} {shlex.join(point.words)}   finished before")
 
-    def value(self, point: Point) -> float | None:
+    def value(self, point: SweepPoint) -> float | None:
         return point.value(self.metric_of(point))
 
-    def _describe(self, entry: Entry, point: Point) -> None:
+    def _describe(self, entry: PointEntry, point: SweepPoint) -> None:
         """What the point made, and what is known of the model that is compared."""
         entry.metric, entry.value = self.metric_of(point), self.value(point)
         entry.made = [{key: row[key] for key in MADE} for row in point.rows]
         found = {word: point.value(f"{self.model_of(point)}.{word}".lstrip(".")) for word in FACTS}
         entry.facts = {word: value for word, value in found.items() if value is not None}
 
-    def metric_of(self, point: Point) -> str:
+    def metric_of(self, point: SweepPoint) -> str:
         """The metric that was asked for, else the held-out loss of the model that the sweep varies."""
         return self.metric or f"{self.model_of(point)}.eval_loss".lstrip(".")
 
-    def model_of(self, point: Point) -> str:
+    def model_of(self, point: SweepPoint) -> str:
         """The role that the metric names, or the swept keys; else the last one that is trained."""
         if "." in self.metric:
             return self.metric.rpartition(".")[0]
@@ -195,28 +195,28 @@ class Session:
         given = deque([first])
         pool = first.frozen.pool
 
-        def give() -> Point | None:
+        def give() -> SweepPoint | None:
             return given.popleft() if given else ask()
 
-        fleet = Fleet(self.ledger, self.say, self.run_here, curve=self.model_of(first))
+        executor = Executor(self.ledger, self.say, self.run_here, curve=self.model_of(first))
         if self.launcher == ARRAY:
-            from atelier.flows.sweep.job_array import InArray  # here: no other sweep has a batch system
+            from atelier.flows.sweep.job_array import ArrayExecutor  # here: no other sweep has a batch system
 
             check_launcher(pool, self.store.root)
-            fleet.width = most or width or gangs_at_once(pool)
+            executor.width = most or width or gangs_at_once(pool)
             batch = SlurmBatch(site_of(pool).slurm, gpus=not pool.is_cpu)
-            InArray(fleet, give, tell, look, batch, width if most else 0).run()
+            ArrayExecutor(executor, give, tell, look, batch, width if most else 0).run()
         elif pool.is_served:
             join_stack(self.store.root)
             from atelier.flows.deployments.submit import ready  # Prefect: 1.5 s that no sweep here waits for
 
-            fleet.code = ready(first.frozen, self.store)
-            fleet.width = width or gangs_at_once(pool)
-            OnPool(fleet, give, tell, look).run()
+            executor.code = ready(first.frozen, self.store)
+            executor.width = width or gangs_at_once(pool)
+            PoolExecutor(executor, give, tell, look).run()
         else:
-            fleet.drive(give, tell, look)
+            executor.drive(give, tell, look)
 
-    def tell(self, point: Point, ending: Ending) -> None:
+    def tell(self, point: SweepPoint, ending: Ending) -> None:
         """Enter how a point ended, and say it."""
         entry = self.ledger.entry(point.number)
         entry.state, entry.error, entry.ended = ending.state, ending.error, time.time()
@@ -234,7 +234,7 @@ class Session:
         problem = differing((f"#{one.number}", self.set_of(one, one.metric)) for one in self._valued())
         return f"{problem}; {WAY_OUT}" if problem else ""
 
-    def set_of(self, entry: Entry, metric: str) -> str | None:
+    def set_of(self, entry: PointEntry, metric: str) -> str | None:
         """The name of the held-out set of what a finished point is compared by; None for what has none."""
         key = entry.number, metric
         if key not in self._sets:
@@ -244,10 +244,10 @@ class Session:
             self._sets[key] = held_out_of(there[1], metric)
         return self._sets[key]
 
-    def _valued(self) -> list[Entry]:
+    def _valued(self) -> list[PointEntry]:
         return [e for e in self.ledger.entries() if e.state == DONE and e.value is not None]
 
-    def best(self) -> Entry | None:
+    def best(self) -> PointEntry | None:
         """The finished point with the best value; None where their values cannot be ranked."""
         done = [] if self.unranked() else self._valued()
         sign = 1 if self.direction == "minimize" else -1

@@ -19,7 +19,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.plan.fit import CROWD, LINKS, THREADS, Probe, fit
 from atelier.engine.plan.fit import FACTS as FITTED
-from atelier.infra.calibration.history import Measured, facts, keep_facts, measure, with_half
+from atelier.infra.calibration.history import MeasuredSteps, facts, keep_facts, measure, with_half
 from atelier.infra.launch.gang import Orders, compile_cache, start_gang
 
 VOCAB = 4096
@@ -82,7 +82,7 @@ def probe(
 
 def run_probes(
     root: str, scratch: Path, tokens: str, layout: Parallel, probes: list[Probe]
-) -> list[tuple[Probe, Measured]]:
+) -> list[tuple[Probe, MeasuredSteps]]:
     """The probes with their steps, and what was measured, trained one after another by one gang."""
     trainings = [_training(one, scratch / "trajectory" / one.name) for one in probes]
     work = scratch / "work"

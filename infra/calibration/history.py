@@ -21,7 +21,7 @@ WARM = 3  # first steps of a training, which are slower
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSteps:
     """Medians of the steps; memory is the largest of any rank that wrote lines."""
 
     step_s: float
@@ -33,7 +33,7 @@ class Measured:
         return {key: round(value, 6) for key, value in vars(self).items()}
 
 
-def measure(urls: Sequence[str]) -> Measured | None:
+def measure(urls: Sequence[str]) -> MeasuredSteps | None:
     """What a chain of trajectories took; None when there are no steps, or a file is damaged: a training that
     is finished does not fail of what is learned from it.
     """
@@ -43,14 +43,14 @@ def measure(urls: Sequence[str]) -> Measured | None:
         return None
 
 
-def _measured(chain: Sequence[list[tuple[str, str]]]) -> Measured | None:
+def _measured(chain: Sequence[list[tuple[str, str]]]) -> MeasuredSteps | None:
     timings = [line.get("timing", {}) for files in chain for line in merge(files)]
     timings = [timing for timing in timings if "step_s" in timing]
     share = effective(time_spent(files) for files in chain)
     if not timings or share is None:
         return None
     steady = timings[WARM:] or timings
-    return Measured(
+    return MeasuredSteps(
         step_s=statistics.median(timing["step_s"] for timing in steady),
         tokens_per_s=statistics.median(timing["tokens_per_s"] for timing in steady),
         memory_gb=max(timing.get("memory_gb", 0.0) for timing in timings),
@@ -70,7 +70,7 @@ HERE = "here"
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Measurement:
     """One training: seconds of a step, as the arithmetic has them without what was learned, and measured."""
 
     task: str
@@ -83,10 +83,10 @@ class Lesson:
         return self.measured_s / self.planned_s
 
 
-def learn(store: Store, pool: str, fingerprint: str, lesson: Lesson) -> None:
+def record_measurement(store: Store, pool: str, fingerprint: str, measurement: Measurement) -> None:
     """Keep a lesson; the same training's again is the same file."""
     place = join(store.root, POOLS, pool or HERE, f"{fingerprint[:16]}.json")
-    write_bytes(place, json.dumps(asdict(lesson), sort_keys=True).encode())
+    write_bytes(place, json.dumps(asdict(measurement), sort_keys=True).encode())
 
 
 def facts(root: str, pool: Pool) -> Pool:
@@ -121,18 +121,18 @@ def keep_facts(root: str, pool: Pool, found: Mapping[str, float]) -> None:
         remove(join(folder, name))
 
 
-def lessons(store: Store, pool: str) -> list[Lesson]:
+def measurements(store: Store, pool: str) -> list[Measurement]:
     """The newest of a pool, oldest first; unreadable ones are left out."""
     folder = join(store.root, POOLS, pool or HERE)
     found = []
     for name in names(folder):
         try:
-            lesson = Lesson(**read_object(join(folder, name)))
+            measurement = Measurement(**read_object(join(folder, name)))
         except (DamageError, TypeError, FileNotFoundError):
             continue
-        if all(map(_is_positive, (lesson.planned_s, lesson.measured_s, lesson.ended))):
-            found.append(lesson)
-    return sorted(found, key=lambda lesson: lesson.ended)[-MOST:]
+        if all(map(_is_positive, (measurement.planned_s, measurement.measured_s, measurement.ended))):
+            found.append(measurement)
+    return sorted(found, key=lambda measurement: measurement.ended)[-MOST:]
 
 
 def _is_positive(value: object) -> bool:
@@ -141,5 +141,5 @@ def _is_positive(value: object) -> bool:
 
 def factor(store: Store, pool: str) -> float:
     """How many times as long as planned a step takes there: the median of the lessons; 1 without any."""
-    ratios = [lesson.ratio for lesson in lessons(store, pool)]
+    ratios = [measurement.ratio for measurement in measurements(store, pool)]
     return statistics.median(ratios) if ratios else 1.0

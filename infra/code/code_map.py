@@ -20,7 +20,7 @@ from typing import Any
 
 from atelier import PROJECT
 from atelier.engine.config.role import Role
-from atelier.engine.io.source_check import digest
+from atelier.engine.io.source_check import source_digest
 from atelier.infra.dag import Node
 
 Map = dict[str, dict[str, str]]  # file -> part of it (function, Class, Class.method; '' = the rest) -> digest
@@ -71,7 +71,7 @@ ROOTS = {  # by task: where its meaning begins
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """What is known of one file: the engine's modules that it imports, and the digests of its parts."""
 
     imports: tuple[str, ...]
@@ -181,23 +181,23 @@ def _file(module: str, project: Path) -> str:
     return place if (project / place).exists() else ""
 
 
-_read: dict[Path, Source] = {}  # by this process: its code is what it was when it was first looked at
+_read: dict[Path, SourceFile] = {}  # by this process: its code is what it was when it was first looked at
 
 
-def _source(path: Path, known: dict[str, Any]) -> Source:
+def _source(path: Path, known: dict[str, Any]) -> SourceFile:
     """What is known of the file at `path`, by its content."""
     if path not in _read:
         _read[path] = _by_content(path.read_bytes(), known)
     return _read[path]
 
 
-def _by_content(content: bytes, known: dict[str, Any]) -> Source:
+def _by_content(content: bytes, known: dict[str, Any]) -> SourceFile:
     key = hashlib.sha256(content).hexdigest()[:32]
     if not _is_source(known.get(key)):
         tree = ast.parse(content)
         known[key] = [sorted(_imports(tree)), _parts(tree)]
     imports, parts = known[key]
-    return Source(tuple(imports), parts, digest(content))
+    return SourceFile(tuple(imports), parts, source_digest(content))
 
 
 def _imports(tree: ast.AST) -> set[str]:
@@ -280,7 +280,11 @@ def _is_source(found: Any) -> bool:
 def _cache_place() -> Path:
     """Of this algorithm and this Python: either reads the same file otherwise."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "atelier" / f"code-{platform.python_version()}-{digest(Path(__file__).read_bytes())}.json"
+    return (
+        base
+        / "atelier"
+        / f"code-{platform.python_version()}-{source_digest(Path(__file__).read_bytes())}.json"
+    )
 
 
 @contextmanager

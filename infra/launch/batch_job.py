@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from atelier.engine.config.error import AtelierError, StoppedError, from_line
 from atelier.infra.code.frozen import freeze
-from atelier.infra.launch.channel import Mail
+from atelier.infra.launch.channel import Channel
 from atelier.infra.launch.gang import DiedError, Orders
 from atelier.infra.launch.rendezvous import share_of
 
@@ -30,7 +30,7 @@ class PausedError(DiedError):
 
 
 @dataclass(frozen=True)
-class Standing:
+class JobStatus:
     """How a job stands, and the batch system's words for it."""
 
     phase: Literal["waiting", "running", "over"]
@@ -45,15 +45,15 @@ class Batch(Protocol):
         """ConfigError in the system's words when it would refuse the gangs of the store at `root`."""
         ...
 
-    def show(self, gang: "Away") -> str:
+    def show(self, gang: "BatchJob") -> str:
         """What it would be asked for, as an administrator reads it."""
         ...
 
-    def submit(self, gang: "Away") -> str:
+    def submit(self, gang: "BatchJob") -> str:
         """Ask for the gang's machines; the job's id. ConfigError in the system's words when it refuses."""
         ...
 
-    def look(self, job: str) -> Standing:
+    def look(self, job: str) -> JobStatus:
         """How it stands; OSError while the system does not answer."""
         ...
 
@@ -67,7 +67,7 @@ class Batch(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Away:
+class BatchJob:
     """What a batch system has to know of a gang: on each of `nodes` machines one process, `python -m <module>
     <words>`, which starts `ranks` ranks of `threads` threads; or of an array of such gangs.
     """
@@ -102,7 +102,7 @@ def start_gang(
     """
     nodes = max(1, -(-orders.ranks // per_node))
     while True:
-        gang = Away(
+        gang = BatchJob(
             id=f"away-{secrets.token_hex(8)}",
             name=orders.name,
             root=orders.root,
@@ -110,12 +110,12 @@ def start_gang(
             ranks=share_of(orders.ranks, nodes),
             threads=orders.threads,
         )
-        mail = Mail(orders.root, gang.id)
-        mail.put("orders", _document(orders, gang))
-        followed = _Followed(gang, mail, batch, on_message, stop, orders.grace_s)
+        channel = Channel(orders.root, gang.id)
+        channel.put("orders", _document(orders, gang))
+        followed = _Followed(gang, channel, batch, on_message, stop, orders.grace_s)
         try:
             followed.to_the_end()
-            mail.burn()
+            channel.delete()
             return
         except PausedError as error:
             if not followed.has_moved:
@@ -123,7 +123,7 @@ def start_gang(
             on_message({"warning": f"{error}; another job goes on from there"})
 
 
-def _document(orders: Orders, gang: Away) -> dict[str, Any]:
+def _document(orders: Orders, gang: BatchJob) -> dict[str, Any]:
     """The orders as its nodes read them: without what belongs to this machine."""
     kept = {key: value for key, value in vars(orders).items() if key not in ("scratch", "env")}
     run = {key: value for key, value in orders.run.items() if key != "scratch"}
@@ -135,14 +135,14 @@ class _Followed:
 
     def __init__(
         self,
-        gang: Away,
-        mail: Mail,
+        gang: BatchJob,
+        channel: Channel,
         batch: Batch,
         on_message: Callable[[dict[str, Any]], None],
         stop: threading.Event,
         grace_s: float,
     ) -> None:
-        self.gang, self.mail, self.batch, self.hear, self.stop = gang, mail, batch, on_message, stop
+        self.gang, self.channel, self.batch, self.hear, self.stop = gang, channel, batch, on_message, stop
         self.grace_s = grace_s
         self.problems: list[dict[str, Any]] = []
         self.asked_at = 0.0
@@ -150,7 +150,7 @@ class _Followed:
 
     def to_the_end(self) -> None:
         job = self.batch.submit(self.gang)
-        standing = Standing("waiting", "")
+        standing = JobStatus("waiting", "")
         looked_at, over_at = 0.0, 0.0
         try:
             while True:
@@ -175,8 +175,8 @@ class _Followed:
     def _read(self) -> dict[str, Any] | None:
         """Take what has come; how the gang has ended, if it has. A store that is away is asked again."""
         with suppress(OSError):
-            end = self.mail.end()
-            for message in self.mail.hear():  # after it: all was said before the end
+            end = self.channel.end()
+            for message in self.channel.hear():  # after it: all was said before the end
                 self._take(message)
             return end
         return None
@@ -189,7 +189,7 @@ class _Followed:
             self.problems.append(message)
         self.hear(message)
 
-    def _look(self, job: str, before: Standing) -> Standing:
+    def _look(self, job: str, before: JobStatus) -> JobStatus:
         with suppress(OSError):  # it is asked again
             now = self.batch.look(job)
             if now != before and now.phase == "waiting":
@@ -199,11 +199,11 @@ class _Followed:
             return now
         return before
 
-    def _stop(self, end: dict[str, Any] | None, standing: Standing) -> None:
+    def _stop(self, end: dict[str, Any] | None, standing: JobStatus) -> None:
         """Ask until it is heard; StoppedError when it has stopped, has not begun, or has had its time."""
         self.asked_at = self.asked_at or time.monotonic()
         with suppress(OSError):
-            self.mail.stop()
+            self.channel.stop()
         if (
             end is not None
             or standing.phase == "waiting"
@@ -211,7 +211,7 @@ class _Followed:
         ):
             raise StoppedError("stopped")
 
-    def _failure(self, end: dict[str, Any] | None, standing: Standing, job: str) -> AtelierError:
+    def _failure(self, end: dict[str, Any] | None, standing: JobStatus, job: str) -> AtelierError:
         if self.stop.is_set():
             return StoppedError("stopped")
         if end is not None and "error" in end:

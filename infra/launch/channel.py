@@ -12,7 +12,7 @@ from atelier.engine.io.storage import exists, join, read_json, remove, write_byt
 FOLDER = "gangs"
 
 
-class Mail:
+class Channel:
     """The folder of one gang. `life` counts how often the batch system has started it."""
 
     def __init__(self, root: str, gang: str) -> None:
@@ -67,7 +67,7 @@ class Mail:
     def is_stopped(self) -> bool:
         return exists(join(self.folder, "stop.json"))
 
-    def burn(self) -> None:
+    def delete(self) -> None:
         remove(self.folder)
 
 

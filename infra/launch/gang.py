@@ -72,7 +72,7 @@ def start_gang(
     }
     (orders.scratch / "guard.json").write_text(json.dumps(document, indent=1))
     with open(orders.scratch / "guard.err", "wb") as err, _connected(forkserver) as descriptors:
-        guard = subprocess.Popen(
+        supervisor = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
@@ -99,23 +99,23 @@ def start_gang(
 
     ended = threading.Event()
     tail = threading.Thread(target=_tail, args=(orders.scratch / "rank0.out", hear, ended), daemon=True)
-    ear = threading.Thread(target=_listen, args=(guard, hear), daemon=True)
+    ear = threading.Thread(target=_listen, args=(supervisor, hear), daemon=True)
     tail.start()
     ear.start()
     try:
-        _wait(guard, stop)
+        _wait(supervisor, stop)
     finally:
-        if guard.poll() is None:
-            guard.send_signal(signal.SIGTERM)
-            guard.wait()
+        if supervisor.poll() is None:
+            supervisor.send_signal(signal.SIGTERM)
+            supervisor.wait()
         ear.join()
         ended.set()
         tail.join()
-        for pipe in (guard.stdin, guard.stdout):
+        for pipe in (supervisor.stdin, supervisor.stdout):
             if pipe:
                 with suppress(BrokenPipeError):
                     pipe.close()
-    _judge(orders, guard.returncode, problems, stop.is_set())
+    _judge(orders, supervisor.returncode, problems, stop.is_set())
 
 
 @contextmanager
@@ -129,11 +129,11 @@ def _connected(forkserver: ForkServer | None) -> Iterator[list[int]]:
         yield descriptors
 
 
-def _wait(guard: subprocess.Popen[bytes], stop: threading.Event) -> None:
-    while guard.poll() is None:
+def _wait(supervisor: subprocess.Popen[bytes], stop: threading.Event) -> None:
+    while supervisor.poll() is None:
         if stop.wait(0.05):
-            guard.send_signal(signal.SIGTERM)
-            guard.wait()
+            supervisor.send_signal(signal.SIGTERM)
+            supervisor.wait()
 
 
 def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: bool) -> None:
@@ -164,9 +164,9 @@ def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: b
     )
 
 
-def _listen(guard: subprocess.Popen[bytes], hear: Callable[[dict[str, Any]], None]) -> None:
-    assert guard.stdout is not None
-    for line in guard.stdout:
+def _listen(supervisor: subprocess.Popen[bytes], hear: Callable[[dict[str, Any]], None]) -> None:
+    assert supervisor.stdout is not None
+    for line in supervisor.stdout:
         with suppress(ValueError):
             hear(json.loads(line))
 

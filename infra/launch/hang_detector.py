@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from atelier.engine.io.heartbeat import SIZE, Stand, pulse_file, unpack
+from atelier.engine.io.heartbeat import SIZE, RankProgress, heartbeat_file, unpack
 
 LOOK_EVERY_S = 0.25
 STATES = {"T": "stopped", "t": "stopped", "D": "waits for the system", "R": "computes", "Z": "dead"}
 
 
-class Watch:
+class HangDetector:
     """The ranks of a gang by their process ids. `hang` tells who is behind once nobody has moved for as long
     as that one allows.
     """
@@ -21,7 +21,7 @@ class Watch:
         self, folder: Path, pids: Mapping[int, int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._folder, self._pids, self._clock = folder, pids, clock
-        self._stands: dict[int, Stand] = {}
+        self._stands: dict[int, RankProgress] = {}
         self._still_s = 0.0
         self._looked = clock()
 
@@ -43,13 +43,13 @@ class Watch:
             return ""
         return f"{self._told(stands)}; nothing moved for {self._still_s:.0f} s"
 
-    def _read(self, rank: int) -> Stand | None:
+    def _read(self, rank: int) -> RankProgress | None:
         with suppress(OSError):
-            data = pulse_file(self._folder, rank).read_bytes()
+            data = heartbeat_file(self._folder, rank).read_bytes()
             return unpack(data) if len(data) == SIZE else None
         return None
 
-    def _told(self, stands: Mapping[int, Stand]) -> str:
+    def _told(self, stands: Mapping[int, RankProgress]) -> str:
         lowest = min(stand.place for stand in stands.values())
         late = [rank for rank, stand in stands.items() if stand.place == lowest]
         states = {rank: _state(pid) for rank, pid in self._pids.items()}
@@ -64,7 +64,7 @@ class Watch:
         return ", ".join(words)
 
 
-def _where(stand: Stand, state: str) -> str:
+def _where(stand: RankProgress, state: str) -> str:
     return f"step {stand.step} ({stand.phase}{', ' if state else ''}{state})"
 
 

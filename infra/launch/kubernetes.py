@@ -15,7 +15,7 @@ import yaml
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.site import Kubernetes
-from atelier.infra.launch.batch_job import Away, Standing
+from atelier.infra.launch.batch_job import BatchJob, JobStatus
 from atelier.infra.launch.rendezvous import SUBDOMAIN
 
 SECONDS = 30  # for an answer of kubectl
@@ -33,7 +33,7 @@ class KubernetesBatch:
         self.site, self.gpus = site, gpus
 
     def check(self, root: str) -> None:
-        gang = Away(id="check", name="check", root=root, nodes=1, ranks=1, threads=1)
+        gang = BatchJob(id="check", name="check", root=root, nodes=1, ranks=1, threads=1)
         try:
             answer = self._ask("create", "--dry-run=server", "-f", "-", given=self._text(gang))
         except FileNotFoundError:
@@ -42,30 +42,30 @@ class KubernetesBatch:
         if answer.returncode:
             raise ConfigError("site.kubernetes", answer.stderr.strip(), "kubectl describes what there is")
 
-    def show(self, gang: Away) -> str:
+    def show(self, gang: BatchJob) -> str:
         return yaml.safe_dump_all(self.manifests(gang), sort_keys=False)
 
-    def submit(self, gang: Away) -> str:
+    def submit(self, gang: BatchJob) -> str:
         answer = self._ask("create", "-f", "-", given=self._text(gang))
         if answer.returncode:
             raise ConfigError("site.kubernetes", answer.stderr.strip(), "kubectl describes what there is")
         return gang.id
 
-    def look(self, job: str) -> Standing:
+    def look(self, job: str) -> JobStatus:
         answer = self._ask("get", "job", job, "--output=json", "--ignore-not-found")
         if answer.returncode:
             raise OSError(answer.stderr.strip())
         if not answer.stdout.strip():
-            return Standing("over", f"Kubernetes knows Job {job} no more", is_cancelled=True)
+            return JobStatus("over", f"Kubernetes knows Job {job} no more", is_cancelled=True)
         status = json.loads(answer.stdout).get("status", {})
         ended = [one for one in status.get("conditions", []) if one.get("status") == "True"]
         for condition in ended:
             if condition["type"] in ("Complete", "Failed"):
                 why = condition.get("message") or condition.get("reason") or ""
                 text = f"Kubernetes Job {job} is {condition['type'].lower()}" + (f" ({why})" if why else "")
-                return Standing("over", text)
+                return JobStatus("over", text)
         is_running = bool(status.get("ready"))
-        return Standing("running" if is_running else "waiting", f"Kubernetes Job {job} has {_pods(status)}")
+        return JobStatus("running" if is_running else "waiting", f"Kubernetes Job {job} has {_pods(status)}")
 
     def end(self, job: str) -> None:
         self._ask(
@@ -76,7 +76,7 @@ class KubernetesBatch:
         answer = self._ask("logs", "--selector", f"{LABEL}={job}", f"--tail={TAIL}", "--prefix")
         return answer.stdout.strip()
 
-    def manifests(self, gang: Away) -> list[dict[str, Any]]:
+    def manifests(self, gang: BatchJob) -> list[dict[str, Any]]:
         """The Service by which the pods find each other, and the Job."""
         about = {"name": gang.id, "namespace": self.site.namespace, "labels": _labels(gang)}
         service = {
@@ -101,7 +101,7 @@ class KubernetesBatch:
         }
         return [service, job]
 
-    def _pod(self, gang: Away) -> dict[str, Any]:
+    def _pod(self, gang: BatchJob) -> dict[str, Any]:
         site = self.site
         volumes: list[dict[str, Any]] = [
             {"name": "tmp", "emptyDir": {}},
@@ -137,7 +137,7 @@ class KubernetesBatch:
             spec["priorityClassName"] = site.priority
         return spec
 
-    def _container(self, gang: Away, mounts: list[dict[str, str]]) -> dict[str, Any]:
+    def _container(self, gang: BatchJob, mounts: list[dict[str, str]]) -> dict[str, Any]:
         site = self.site
         asked = {
             "cpu": _times(site.cpu, gang.ranks * gang.threads),
@@ -162,7 +162,7 @@ class KubernetesBatch:
             container["envFrom"] = [{"secretRef": {"name": site.store_secret}}]
         return container
 
-    def _text(self, gang: Away) -> str:
+    def _text(self, gang: BatchJob) -> str:
         return json.dumps({"apiVersion": "v1", "kind": "List", "items": self.manifests(gang)})
 
     def _ask(self, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -176,7 +176,7 @@ class KubernetesBatch:
             raise OSError(f"kubectl has not answered for {SECONDS} s") from None
 
 
-def _labels(gang: Away) -> dict[str, str]:
+def _labels(gang: BatchJob) -> dict[str, str]:
     return {"app.kubernetes.io/name": "atelier", LABEL: gang.id}
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from atelier.engine.config.error import AtelierError, StoppedError, of_system, to_line
 from atelier.infra.code.frozen import go_on_frozen
-from atelier.infra.launch.channel import Mail
+from atelier.infra.launch.channel import Channel
 from atelier.infra.launch.gang import DiedError, Orders, compile_cache, start_gang
-from atelier.infra.launch.rendezvous import Meeting, Place, share_of
+from atelier.infra.launch.rendezvous import NodePlace, Rendezvous, share_of
 from atelier.infra.launch.slurm import requeue_this_job
 
 INDEX = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")  # Slurm's, Kubernetes'
@@ -30,19 +30,19 @@ STOPPED = 75
 TELL_S = 1.0
 
 
-class Node:
+class NodeAgent:
     """This process's part of the gang."""
 
     def __init__(self, root: str, gang: str, orders: dict[str, Any]) -> None:
         self.root, self.gang, self.orders = root, gang, orders
         self.index = next((int(os.environ[name]) for name in INDEX if name in os.environ), 0)
         self.life = int(os.environ.get(LIFE) or 0)
-        self.mail = Mail(root, gang)
+        self.channel = Channel(root, gang)
         self.stop, self.is_over = threading.Event(), threading.Event()
         self.is_ended = False  # by the batch system
         self._said: list[dict[str, Any]] = []
         self._number = 0
-        self._meeting: Meeting | None = None
+        self._meeting: Rendezvous | None = None
         self._lock = threading.Lock()
 
     @property
@@ -59,7 +59,7 @@ class Node:
             self._gang(scratch)
         except StoppedError:
             how = {"code": STOPPED}
-            if not self.is_ended and not self.mail.is_stopped():  # another node has ended it
+            if not self.is_ended and not self.channel.is_stopped():  # another node has ended it
                 why = self._meeting.why() if self._meeting else "stopped"
                 how = to_line(AtelierError(why)) | {"code": 1, "has_died": True}
         except (AtelierError, OSError) as error:
@@ -70,7 +70,7 @@ class Node:
             teller.join()
             shutil.rmtree(scratch, ignore_errors=True)
         if self.is_first:
-            self.mail.tell_end(self.life, how)
+            self.channel.tell_end(self.life, how)
         elif "error" in how:
             print(how["error"], file=sys.stderr)
         if how["code"] != STOPPED:
@@ -85,13 +85,13 @@ class Node:
         given = {key: self.orders[key] for key in ("name", "module", "root", "threads", "grace_s")}
         run = self.orders["run"] | {"scratch": str(scratch / "work")}
         (scratch / "work").mkdir()
-        place = Place(id=f"{self.gang}-{self.life}", index=self.index, pools=("",) * size)
-        self._meeting = meeting = Meeting(self.root, place, self.stop) if size > 1 else None
+        place = NodePlace(id=f"{self.gang}-{self.life}", index=self.index, pools=("",) * size)
+        self._meeting = rendezvous = Rendezvous(self.root, place, self.stop) if size > 1 else None
         env = compile_cache(self.root)
-        if meeting is not None:
-            meeting.arrive()
-            env |= meeting.gather(run, self._say) if self.is_first else meeting.follow()[1]
-            watcher = threading.Thread(target=meeting.watch, args=(self.stop, self.is_over), daemon=True)
+        if rendezvous is not None:
+            rendezvous.arrive()
+            env |= rendezvous.gather(run, self._say) if self.is_first else rendezvous.follow()[1]
+            watcher = threading.Thread(target=rendezvous.watch, args=(self.stop, self.is_over), daemon=True)
             watcher.start()
         mine = {key: self.orders[key] for key in ("leases", "outputs")} if self.is_first else {}
         orders = Orders(
@@ -107,8 +107,8 @@ class Node:
         try:
             start_gang(orders, lambda message: self._say(**message), self.stop)
         except BaseException as error:
-            if meeting is not None:
-                meeting.end(f"{type(error).__name__}: {error}")
+            if rendezvous is not None:
+                rendezvous.end(f"{type(error).__name__}: {error}")
             raise
 
     def _say(self, waiting: str = "", **message: Any) -> None:
@@ -123,10 +123,10 @@ class Node:
                 said, self._said = self._said, []
             with suppress(OSError):
                 if said and self.is_first:
-                    self.mail.say(self.life, self._number + 1, said)
+                    self.channel.say(self.life, self._number + 1, said)
                     self._number += 1
                     said = []
-                if not self.stop.is_set() and self.mail.is_stopped():
+                if not self.stop.is_set() and self.channel.is_stopped():
                     self.stop.set()
             with self._lock:
                 self._said = said + self._said
@@ -140,12 +140,12 @@ class Node:
 
 def main() -> int:
     root, gang = sys.argv[1:]
-    orders = Mail(root, gang).get("orders")
+    orders = Channel(root, gang).get("orders")
     if orders is None:
         print(f"{root}: no orders of {gang}; do all nodes see the same store?", file=sys.stderr)
         return 2
     go_on_frozen(root, orders["code"], "atelier.infra.launch.node_agent", root, gang)
-    return Node(root, gang, orders).run()
+    return NodeAgent(root, gang, orders).run()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ ADDRESS = "ATELIER_ADDRESS"  # this host as the other nodes reach it; default: i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class NodePlace:
     """One node of a gang: the `index`-th of those whose workers serve `pools`."""
 
     id: str
@@ -53,10 +53,10 @@ def share_of(ranks: int, nodes: int) -> int:
     return ranks // nodes
 
 
-class Meeting:
+class Rendezvous:
     """The gang's folder, from one node's side."""
 
-    def __init__(self, root: str, place: Place, stop: threading.Event) -> None:
+    def __init__(self, root: str, place: NodePlace, stop: threading.Event) -> None:
         self.place, self._stop = place, stop
         self._folder = join(root, "gangs", place.id)
         self._waits_for, self._beats = "", 0
@@ -159,11 +159,11 @@ class Meeting:
             return None
 
 
-def place_of(document: dict[str, Any] | None) -> Place | None:
+def place_of(document: dict[str, Any] | None) -> NodePlace | None:
     """A node's place as a run's parameter carries it; None for a gang of one node."""
     if not document:
         return None
-    return Place(
+    return NodePlace(
         id=document["id"],
         index=int(document["index"]),
         pools=tuple(document["pools"]),
@@ -171,7 +171,7 @@ def place_of(document: dict[str, Any] | None) -> Place | None:
     )
 
 
-def document_of(place: Place) -> dict[str, Any]:
+def document_of(place: NodePlace) -> dict[str, Any]:
     return asdict(place) | {"pools": list(place.pools)}
 
 

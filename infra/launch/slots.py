@@ -17,7 +17,7 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.io.storage import UMASK
 from atelier.infra.launch.locks import FOR_ALL, holder, shared_folder, try_lock, user
 from atelier.infra.launch.machine import VISIBLE, cores, num_cores, visible
-from atelier.infra.launch.rendezvous import Place
+from atelier.infra.launch.rendezvous import NodePlace
 from atelier.infra.store.local_folders import local_folder
 from atelier.infra.store.run_manifest import is_alive, manifests
 from atelier.infra.store.store import Store
@@ -84,7 +84,7 @@ class Slots:
         try:
             doors: list[int] = []
             try:
-                self._at_the_doors(ticket, count, doors, wait)
+                self._hold_queue_locks(ticket, count, doors, wait)
                 self._collect(count, held, wait)
                 with self._mutex:
                     self._in_use += count
@@ -100,7 +100,7 @@ class Slots:
             self._leave(ticket)
             _close(held.values())
 
-    def _at_the_doors(self, ticket: object, count: int, doors: list[int], wait: "_Wait") -> None:
+    def _hold_queue_locks(self, ticket: object, count: int, doors: list[int], wait: "_Wait") -> None:
         """Whoever holds the doors is the only one that collects those slots: no two gangs hold half of what
         both need, and nobody overtakes one that needs many. They are taken in order: nobody waits in a ring.
         """
@@ -155,7 +155,7 @@ class CoreSlots(Slots):
         super().__init__(total, folder, names, what="cores")
 
 
-def core_slots(pool: Pool, store: Store, place: Place | None = None) -> CoreSlots:
+def core_slots(pool: Pool, store: Store, place: NodePlace | None = None) -> CoreSlots:
     """The cores of this machine for all over this store: commands and workers of pools alike. Nodes of one
     gang that meet on one machine, where there should be several, have theirs apart: each waits for the other.
     """

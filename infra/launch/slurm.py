@@ -15,7 +15,7 @@ from pathlib import Path
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.site import Slurm
-from atelier.infra.launch.batch_job import Away, Standing
+from atelier.infra.launch.batch_job import BatchJob, JobStatus
 from atelier.infra.launch.supervisor import passed
 from atelier.infra.store.conditional_create import LEASES
 
@@ -42,10 +42,10 @@ class SlurmBatch:
         self.site, self.gpus = site, gpus
         self.folder = Path(site.output or Path.home() / ".cache" / "atelier" / "slurm")
 
-    def show(self, gang: Away) -> str:
+    def show(self, gang: BatchJob) -> str:
         return f"sbatch {shlex.join(self.options(gang))}\n\n{self.script(gang)}"
 
-    def submit(self, gang: Away) -> str:
+    def submit(self, gang: BatchJob) -> str:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         answer = self._ask("sbatch", *self.options(gang), given=self.script(gang), root=gang.root)
         if answer.returncode:
@@ -54,7 +54,7 @@ class SlurmBatch:
 
     def check(self, root: str) -> None:
         """ConfigError in Slurm's words when it would refuse a job of one rank."""
-        gang = Away(id="check", name="check", root=root, nodes=1, ranks=1, threads=1)
+        gang = BatchJob(id="check", name="check", root=root, nodes=1, ranks=1, threads=1)
         try:
             answer = self._ask(
                 "sbatch", "--test-only", *self.options(gang), given=self.script(gang), root=root
@@ -66,7 +66,7 @@ class SlurmBatch:
         if answer.returncode:
             raise ConfigError("site.slurm", _refusal(answer.stderr), "sinfo and sacctmgr show what there is")
 
-    def options(self, gang: Away) -> list[str]:
+    def options(self, gang: BatchJob) -> list[str]:
         """sbatch's options for a gang."""
         asked = {name: getattr(self.site, name) for name in ("partition", "account", "qos", "constraint")}
         asked |= {"reservation": self.site.reservation, "time": self.site.time}
@@ -82,7 +82,7 @@ class SlurmBatch:
         }
         return ["--parsable", "--requeue", *(f"--{key}={value}" for key, value in asked.items() if value)]
 
-    def script(self, gang: Away) -> str:
+    def script(self, gang: BatchJob) -> str:
         """The job: the same process on every node. The interpreter that submits is there too, by a shared
         file system, unless the site names another.
         """
@@ -93,19 +93,19 @@ class SlurmBatch:
         run = shlex.join(["srun", "--kill-on-bad-exit=1", cores, *words])
         return f"#!/bin/sh\ncd {shlex.quote(str(IMPORT_ROOT))} || exit 1\nexec {run}\n"
 
-    def look(self, job: str) -> Standing:
+    def look(self, job: str) -> JobStatus:
         answer = self._ask("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T|%r")
         if answer.returncode and "Invalid job id" in answer.stderr:
-            return Standing("over", f"Slurm knows job {job} no more")
+            return JobStatus("over", f"Slurm knows job {job} no more")
         if answer.returncode:
             raise OSError(answer.stderr.strip())
         lines = answer.stdout.strip().splitlines()
         if not lines:
-            return Standing("over", f"Slurm knows job {job} no more")
+            return JobStatus("over", f"Slurm knows job {job} no more")
         state, _, reason = lines[0].partition("|")
         return _standing(job, state, reason)
 
-    def look_at_elements(self, job: str) -> dict[int, Standing]:
+    def look_at_elements(self, job: str) -> dict[int, JobStatus]:
         """How each element of an array stands, without those that Slurm has forgotten; OSError as above."""
         answer = self._ask(
             "squeue", "--noheader", "--array", f"--jobs={job}", "--states=all", "--format=%K|%T|%r"
@@ -160,17 +160,17 @@ def _said(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=True).stdout.strip()
 
 
-def _array(gang: Away) -> str:
+def _array(gang: BatchJob) -> str:
     numbers = ",".join(str(number) for number in gang.elements)
     return f"{numbers}%{gang.at_once}" if gang.at_once else numbers
 
 
-def _standing(job: str, state: str, reason: str) -> Standing:
+def _standing(job: str, state: str, reason: str) -> JobStatus:
     text = f"Slurm job {job} is {state.lower().replace('_', ' ')}"
     if reason not in ("", "None"):
         text += f" ({reason})"
     phase = "waiting" if state in WAITING else "running" if state in RUNNING else "over"
-    return Standing(phase, text, is_cancelled=state == "CANCELLED")
+    return JobStatus(phase, text, is_cancelled=state == "CANCELLED")
 
 
 def _refusal(said: str) -> str:

@@ -27,7 +27,7 @@ from atelier.engine.config.record import Record
 from atelier.engine.io.fork_server import Connection, Process, Refused
 from atelier.engine.io.heartbeat import PULSE
 from atelier.engine.io.storage import is_local
-from atelier.infra.launch.hang_detector import Watch, last_error
+from atelier.infra.launch.hang_detector import HangDetector, last_error
 from atelier.infra.store.lease import Holder, Lease, LeaseLost, Renewal, take
 from atelier.infra.store.store import Store, has_body, read_body
 from atelier.infra.store.trajectory import checkpoint_steps
@@ -81,7 +81,7 @@ def rank_env(root: str, threads: int) -> dict[str, str]:
     }
 
 
-class Guard:
+class Supervisor:
     """One gang from start to publication. `connection`: a fork server's; without one ranks are executed."""
 
     def __init__(self, orders: dict[str, Any], connection: Connection | None = None) -> None:
@@ -167,7 +167,9 @@ class Guard:
             for lease in self.leases:
                 lease.name_writers(pids)
             say({"pids": pids, "guard": os.getpid()})
-            return self._wait(renewal, Watch(pulses, {first + local: pid for local, pid in enumerate(pids)}))
+            return self._wait(
+                renewal, HangDetector(pulses, {first + local: pid for local, pid in enumerate(pids)})
+            )
         finally:
             os.close(read_end)
             self._kill()
@@ -220,7 +222,7 @@ class Guard:
             cwd=self.orders["cwd"],
         )
 
-    def _wait(self, renewal: Renewal, watch: Watch) -> int:
+    def _wait(self, renewal: Renewal, watch: HangDetector) -> int:
         """Wait for the ranks; the first failure, a hang, a lost lease or a request to stop ends all of
         them.
         """
@@ -299,7 +301,7 @@ def main() -> int:
     orders = json.loads(Path(sys.argv[1]).read_text())
     connection = Connection(socket.socket(fileno=int(sys.argv[2]))) if len(sys.argv) > 2 else None
     try:
-        return Guard(orders, connection).run()
+        return Supervisor(orders, connection).run()
     except StoppedError:
         return STOPPED
     except (AtelierError, OSError) as error:

@@ -9,12 +9,12 @@ from typing import Any
 
 from atelier.engine.config.metric import FOLDER, is_segment, merge
 from atelier.engine.config.record import Record
-from atelier.engine.io.artifact import Output
+from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.storage import join, names, read_object, read_text
 from atelier.infra.dag import Node
 from atelier.infra.report.lineage import lineage, read_birth
 from atelier.infra.report.render import ReportContent, write_report
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
 
 # Two-sided 95 % quantiles of Student's t for 1..30 degrees of freedom.
@@ -64,17 +64,17 @@ def interval(values: list[float]) -> tuple[float, float]:
     return mean, T95[min(len(values) - 1, 30) - 1] * deviation / math.sqrt(len(values))
 
 
-def card_of(node: Node, house: House, payload: str) -> None:
+def card_of(node: Node, context: RunContext, payload: str) -> None:
     """Write the report of the node's models and scores to `payload`."""
-    content = gather(node, house.store, house.command)
-    output = Output(payload)
+    content = collect_report(node, context.store, context.command)
+    output = ArtifactOutput(payload)
     with tempfile.TemporaryDirectory() as folder:
         for path in write_report(Path(folder), content):
             output.add(Path(path).name, Path(path))
     output.close({"rows": len(content.rows), "table": content.rows})
 
 
-def gather(node: Node, store: Store, command: str) -> ReportContent:
+def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     models = {
         key.removeprefix("model."): store.find(*ref)
         for key, ref in node.inputs.items()
@@ -234,8 +234,8 @@ def _curve(store: Store, record: Record) -> list[dict[str, Any]]:
         own = merge((place, read_text(place)) for place in places)
         last = lines[0]["step"] if lines else record.identity["step"] + 1
         lines = [line for line in own if line["step"] < last] + lines
-        birth = read_birth(store, fingerprint)  # without one the curve begins here
-        fingerprint = birth.parents.get("trunk") if birth is not None else None
+        trajectory_record = read_birth(store, fingerprint)  # without one the curve begins here
+        fingerprint = trajectory_record.parents.get("trunk") if trajectory_record is not None else None
     return lines
 
 

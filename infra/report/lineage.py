@@ -10,7 +10,7 @@ from typing import Any
 
 from atelier.engine.config.error import AtelierError, DamageError, nearest
 from atelier.engine.config.record import Record
-from atelier.engine.config.run_file import Segment
+from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.io.storage import join, names
 from atelier.infra.store import trajectory as trajectories
 from atelier.infra.store.run_manifest import ENDING, FOLDER, read_manifest
@@ -32,7 +32,7 @@ SIBLINGS = 4  # of one family in a brief picture
 
 
 @dataclass(frozen=True)
-class Node:
+class LineageNode:
     """One artifact, a trajectory that has no model yet, or a run."""
 
     fingerprint: str
@@ -58,7 +58,7 @@ class Graph:
     """`focus` with all its ancestors and descendants; edges lead from parent to child."""
 
     focus: str
-    nodes: dict[str, Node]
+    nodes: dict[str, LineageNode]
     edges: tuple[Edge, ...]
 
     def only(self, kinds: Iterable[str]) -> "Graph":
@@ -90,7 +90,9 @@ class Graph:
             group.sort(key=lambda fp: graph.nodes[fp].name)
             if len(group) > SIBLINGS:
                 one, *others = group[SIBLINGS - 1 :]
-                nodes[one] = Node(fingerprint=one, kind=nodes[one].kind, name=f"and {len(others) + 1} more")
+                nodes[one] = LineageNode(
+                    fingerprint=one, kind=nodes[one].kind, name=f"and {len(others) + 1} more"
+                )
                 nodes = {fp: node for fp, node in nodes.items() if fp not in others}
         edges = tuple(edge for edge in graph.edges if edge.parent in nodes and edge.child in nodes)
         return Graph(focus=graph.focus, nodes=nodes, edges=edges)
@@ -131,17 +133,19 @@ class Index:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.records = {record.fingerprint: record for record in store.records()}
-        self.births: dict[str, Record] = {}
+        self.trajectory_records: dict[str, Record] = {}
         for short in names(join(store.root, "trajectory")):
-            birth = read_birth(store, short)
-            if birth is not None:
-                self.births[birth.fingerprint] = birth
+            trajectory_record = read_birth(store, short)
+            if trajectory_record is not None:
+                self.trajectory_records[trajectory_record.fingerprint] = trajectory_record
 
     def chain(self, trajectory: str) -> list[str]:
         """The trajectory and the trunks it branched from, nearest first."""
         result = [trajectory]
-        while (birth := self.births.get(result[-1])) is not None and "trunk" in birth.parents:
-            result.append(birth.parents["trunk"])
+        while (
+            trajectory_record := self.trajectory_records.get(result[-1])
+        ) is not None and "trunk" in trajectory_record.parents:
+            result.append(trajectory_record.parents["trunk"])
         return result
 
     @cached_property
@@ -192,25 +196,27 @@ class Index:
 def read_birth(store: Store, fingerprint: str) -> Record | None:
     """The record of a trajectory, written when it began; None when there is none or it is damaged."""
     try:
-        return trajectories.read_birth(store, fingerprint)
+        return trajectories.read_trajectory(store, fingerprint)
     except (FileNotFoundError, NotADirectoryError, DamageError):
         return None
 
 
-def trajectory_start(birth: Record) -> int:
+def trajectory_start(trajectory_record: Record) -> int:
     """The step after which a trajectory's own steps begin."""
-    return int(birth.identity.get("trunk_step", birth.identity.get("start", 0)))
+    return int(trajectory_record.identity.get("trunk_step", trajectory_record.identity.get("start", 0)))
 
 
-def trajectory_segments(store: Store, trajectory: str, end: int) -> tuple[Segment, ...]:
+def trajectory_segments(store: Store, trajectory: str, end: int) -> tuple[SegmentAddress, ...]:
     """The chain of a trajectory from its first trunk on, the last one up to step `end`."""
-    parts: list[Segment] = []
+    parts: list[SegmentAddress] = []
     fp = trajectory
     while fp:
-        birth = read_birth(store, fp)
-        start = trajectory_start(birth) if birth else 0
-        parts.append(Segment(fingerprint=fp, url=store.address("trajectory", fp), start=start, end=end))
-        fp, end = birth.parents.get("trunk", "") if birth else "", start
+        trajectory_record = read_birth(store, fp)
+        start = trajectory_start(trajectory_record) if trajectory_record else 0
+        parts.append(
+            SegmentAddress(fingerprint=fp, url=store.address("trajectory", fp), start=start, end=end)
+        )
+        fp, end = trajectory_record.parents.get("trunk", "") if trajectory_record else "", start
     return tuple(reversed(parts))
 
 
@@ -241,8 +247,8 @@ class _Drawing:
     def __init__(self, index: Index) -> None:
         self.index = index
         self.nodes = {fp: node_of(record) for fp, record in index.records.items()}
-        unfinished = [fp for fp in index.births if not index.models(fp)]
-        self.nodes |= {fp: node_of(index.births[fp]) for fp in unfinished}
+        unfinished = [fp for fp in index.trajectory_records if not index.models(fp)]
+        self.nodes |= {fp: node_of(index.trajectory_records[fp]) for fp in unfinished}
         edges: dict[tuple[str, str], str] = {}
         for fp in [*index.records, *unfinished]:
             for parent, label in self._parents(fp):
@@ -251,7 +257,7 @@ class _Drawing:
         self.edges = [Edge(parent, child, label) for (parent, child), label in sorted(edges.items())]
 
     def _parents(self, fp: str) -> Iterable[tuple[str, str]]:
-        record = self.index.records.get(fp) or self.index.births[fp]
+        record = self.index.records.get(fp) or self.index.trajectory_records[fp]
         trajectory = record.parents.get("trajectory", "") if record.kind == "model" else ""
         for role, parent in record.parents.items():
             if role == "teacher":
@@ -263,17 +269,17 @@ class _Drawing:
         until = int(record.summary.get("step", 0))
         for older in self.index.chain(trajectory) if trajectory else []:
             yield from self._through(older, until, record)
-            birth = self.index.births.get(older)
-            until = trajectory_start(birth) if birth else 0
+            trajectory_record = self.index.trajectory_records.get(older)
+            until = trajectory_start(trajectory_record) if trajectory_record else 0
 
     def _through(self, trajectory: str, until: int, record: Record) -> Iterable[tuple[str, str]]:
         """What a model has from a trajectory that it followed to step `until`, and from models that ended on
         the way.
         """
-        birth = self.index.births.get(trajectory)
+        trajectory_record = self.index.trajectory_records.get(trajectory)
         yield from (
             (parent, role)
-            for role, parent in (birth.parents if birth else {}).items()
+            for role, parent in (trajectory_record.parents if trajectory_record else {}).items()
             if role not in ("teacher", "trunk")
         )
         for other in self.index.models(trajectory):
@@ -296,7 +302,7 @@ class _Drawing:
             self._add_run(manifest)
             return manifest["id"]
         if len(word) >= 4:
-            matches = [fp for fp in self.index.births if fp.startswith(word)]
+            matches = [fp for fp in self.index.trajectory_records if fp.startswith(word)]
             if len(matches) == 1 and not any(fp.startswith(word) for fp in self.index.records):
                 model = self.index.model_of(matches[0])
                 return model.fingerprint if model is not None else matches[0]
@@ -331,10 +337,10 @@ class _Drawing:
 
     def _add_run(self, manifest: dict[str, Any]) -> None:
         run_id = manifest["id"]
-        self.nodes[run_id] = Node(fingerprint=run_id, kind="run", name=manifest.get("flow", "run"))
+        self.nodes[run_id] = LineageNode(fingerprint=run_id, kind="run", name=manifest.get("flow", "run"))
         for task in manifest.get("tasks", []):
             fp = task.get("fingerprint", "")
-            if fp in self.index.births and fp not in self.nodes:
+            if fp in self.index.trajectory_records and fp not in self.nodes:
                 model = self.index.model_of(fp)
                 fp = model.fingerprint if model is not None else fp
             if fp in self.nodes and fp != run_id:
@@ -354,11 +360,11 @@ def manifest_of(store: Store, run_id: str) -> dict[str, Any] | None:
     return read_manifest(store, match[0]) if len(match) == 1 else None
 
 
-def node_of(record: Record) -> Node:
+def node_of(record: Record) -> LineageNode:
     summary = record.summary
     numbers = {key: summary[key] for key in NUMBERS if isinstance(summary.get(key), int | float)}
     step = summary.get("step", record.identity.get("step"))
-    return Node(
+    return LineageNode(
         fingerprint=record.fingerprint, kind=record.kind, name=record.name, step=step, numbers=numbers
     )
 

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from atelier.infra.report.lineage import ENDS, Graph, Node
+from atelier.infra.report.lineage import ENDS, Graph, LineageNode
 
 COLOURS = {  # kind -> (light fill, light line, dark fill, dark line); told apart by the word in the box, too
     "corpus": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
@@ -33,7 +33,7 @@ LINE = 13  # height of a line of a label
 TRIES = (0.5, 0.62, 0.38, 0.74, 0.26, 0.84)  # where along the end of an edge its label may stand
 
 
-def numbers_of(node: Node, most: int = 3) -> str:
+def numbers_of(node: LineageNode, most: int = 3) -> str:
     """The few numbers worth showing beside a name."""
     words = [f"step {node.step:,}"] if node.step and node.kind in ("model", "trajectory") else []
     names = {"eval_loss": "held-out loss", "bits_per_byte": "bits/byte"}
@@ -114,7 +114,7 @@ def _by_middle(
 
 
 @dataclass(frozen=True)
-class Shape:
+class BoxShape:
     """Sizes along the way from parents to children, and across it."""
 
     is_upright: bool
@@ -126,8 +126,8 @@ class Shape:
         return (across, along) if self.is_upright else (along, across)
 
 
-LYING = Shape(is_upright=False, box=(BOX_W, BOX_H), gap=132, slots=(34, BOX_H + 26))
-UPRIGHT = Shape(is_upright=True, box=(BOX_H, BOX_W), gap=74, slots=(52, BOX_W + 26))
+LYING = BoxShape(is_upright=False, box=(BOX_W, BOX_H), gap=132, slots=(34, BOX_H + 26))
+UPRIGHT = BoxShape(is_upright=True, box=(BOX_H, BOX_W), gap=74, slots=(52, BOX_W + 26))
 
 Box = tuple[float, float, float, float]  # left, top, width, height
 
@@ -170,17 +170,17 @@ def to_svg(graph: Graph, widest: int = 0, mark: str = "tip") -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _across(shape: Shape, column: list[str], graph: Graph) -> int:
+def _across(shape: BoxShape, column: list[str], graph: Graph) -> int:
     return sum(shape.slots[place in graph.nodes] for place in column)
 
 
-def _size(shape: Shape, columns: list[list[str]], graph: Graph) -> tuple[float, float]:
+def _size(shape: BoxShape, columns: list[list[str]], graph: Graph) -> tuple[float, float]:
     """Width and height of the picture."""
     along = 2 * MARGIN + len(columns) * shape.box[0] + (len(columns) - 1) * shape.gap
     return shape.xy(along, 2 * MARGIN + max(_across(shape, column, graph) for column in columns))
 
 
-def _places(shape: Shape, columns: list[list[str]], graph: Graph) -> dict[str, tuple[float, float]]:
+def _places(shape: BoxShape, columns: list[list[str]], graph: Graph) -> dict[str, tuple[float, float]]:
     """(begin along, middle across) of every place."""
     at: dict[str, tuple[float, float]] = {}
     most = max(_across(shape, column, graph) for column in columns)
@@ -193,12 +193,12 @@ def _places(shape: Shape, columns: list[list[str]], graph: Graph) -> dict[str, t
     return at
 
 
-def _corner(shape: Shape, place: tuple[float, float]) -> Box:
+def _corner(shape: BoxShape, place: tuple[float, float]) -> Box:
     x, y = shape.xy(place[0], place[1] - shape.box[1] / 2)
     return x, y, BOX_W, BOX_H
 
 
-def _way(shape: Shape, points: list[tuple[float, float]]) -> str:
+def _way(shape: BoxShape, points: list[tuple[float, float]]) -> str:
     """The path of an edge from its parent past other boxes to its child."""
 
     def at(along: float, across: float) -> str:
@@ -215,7 +215,7 @@ def _way(shape: Shape, points: list[tuple[float, float]]) -> str:
     return path
 
 
-def _spots(shape: Shape, points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _spots(shape: BoxShape, points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Points of an edge where its label may stand, the best first: on the bend before its child."""
     start, (end, there) = points[-1][0] - shape.gap, points[-1]
     here = points[-2][1]
@@ -252,7 +252,7 @@ def _overlap(one: Box, other: Box) -> float:
     return max(wide, 0.0) * max(high, 0.0)
 
 
-def _box(node: Node, corner: Box, is_focus: bool) -> str:
+def _box(node: LineageNode, corner: Box, is_focus: bool) -> str:
     x, y, _, _ = corner
     title = f"{node.kind} {node.name}\n{node.fingerprint}\n{numbers_of(node)}"
     kind = node.kind if node.kind in COLOURS else "run"

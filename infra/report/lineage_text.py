@@ -8,7 +8,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from atelier.engine.config.error import printable
-from atelier.infra.report.lineage import Graph, Node
+from atelier.infra.report.lineage import Graph, LineageNode
 from atelier.infra.report.lineage_svg import numbers_of, to_svg
 
 # text
@@ -46,7 +46,7 @@ def _branch(graph: Graph, fp: str, tree: Tree, seen: set[str], *, up: bool) -> N
             _branch(graph, other, twig, seen, up=up)
 
 
-def _line(node: Node, label: str, *, bold: bool = False, again: bool = False) -> Text:
+def _line(node: LineageNode, label: str, *, bold: bool = False, again: bool = False) -> Text:
     text = Text()
     if label:
         text.append(printable(label, 0), style="bold yellow" if label.startswith("teacher") else "cyan")

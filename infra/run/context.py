@@ -15,7 +15,7 @@ from atelier.engine.config.error import DamageError, StoppedError
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import Record
 from atelier.engine.config.site import Site
-from atelier.engine.config.trajectory import Part
+from atelier.engine.config.trajectory import Segment
 from atelier.engine.io.fork_server import ForkServer
 from atelier.infra.code.code_map import Map, files_of, maps_of, sources_of
 from atelier.infra.code.provenance import code_provenance
@@ -24,7 +24,7 @@ from atelier.infra.launch import batch_job
 from atelier.infra.launch.batch_systems import batch_of
 from atelier.infra.launch.gang import Orders, compile_cache, fork_server, start_gang
 from atelier.infra.launch.machine import VISIBLE
-from atelier.infra.launch.rendezvous import Meeting, Place
+from atelier.infra.launch.rendezvous import NodePlace, Rendezvous
 from atelier.infra.launch.slots import GpuSlots, Slots, num_slots, who
 from atelier.infra.run.resume_plan import Resume
 from atelier.infra.store.lease import Holder, Lease, Renewal, take
@@ -40,7 +40,7 @@ class Listener(Protocol):
 
 
 @dataclass(kw_only=True)
-class House:
+class RunContext:
     """One run of one flow on this machine."""
 
     store: Store
@@ -55,7 +55,7 @@ class House:
     links: dict[str, str] = field(default_factory=dict)
     pool: Pool = field(default_factory=Pool)
     site: Site = field(default_factory=Site)
-    place: Place | None = None  # of this node in a gang of several
+    place: NodePlace | None = None  # of this node in a gang of several
     resume: Resume = field(default_factory=Resume)
     forks: bool = False  # gangs of this machine get their ranks from a fork server
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -113,7 +113,7 @@ class House:
             provenance=self.provenance(node) | ({"code": files_of(code)} if code else {}),
         )
 
-    def begin_again(self, node: Node, trained: dict[str, list[Part]]) -> None:
+    def begin_again(self, node: Node, trained: dict[str, list[Segment]]) -> None:
         """Remove what there is of these trainings (by product), here and in the tracker, under their leases;
         nothing of what somebody has finished while these were waited for.
         """
@@ -204,9 +204,9 @@ class House:
                     self.say(node, state="running")
                     start_gang(orders, hear, self.stop, self._fork_server())
                     return
-                with self._together(Meeting(self.store.root, self.place, self.stop)) as meeting:
-                    meeting.arrive()
-                    met = meeting.gather(orders.run, lambda text: self.say(node, waiting=text))
+                with self._together(Rendezvous(self.store.root, self.place, self.stop)) as rendezvous:
+                    rendezvous.arrive()
+                    met = rendezvous.gather(orders.run, lambda text: self.say(node, waiting=text))
                     self.say(node, state="running")
                     orders = replace(orders, world=ranks, env=orders.env | met)
                     start_gang(orders, hear, self.stop, self._fork_server())
@@ -252,11 +252,11 @@ class House:
         assert self.place is not None
         share = self.place.share(ranks)
         with (
-            self._together(Meeting(self.store.root, self.place, self.stop)) as meeting,
-            self._claim(node, module, share, threads, meeting.wait_for) as (visible, descriptors),
+            self._together(Rendezvous(self.store.root, self.place, self.stop)) as rendezvous,
+            self._claim(node, module, share, threads, rendezvous.wait_for) as (visible, descriptors),
         ):
-            meeting.arrive()
-            run, env = meeting.follow()
+            rendezvous.arrive()
+            run, env = rendezvous.follow()
             self.say(node, state="running")
             scratch = self.scratch / f"{next(self._numbers):03d}-{node.name.replace('/', '-')}"
             (scratch / "work").mkdir(parents=True, exist_ok=True)
@@ -280,15 +280,15 @@ class House:
         return fork_server(self.store.root) if self.forks else None
 
     @contextmanager
-    def _together(self, meeting: Meeting) -> Iterator[Meeting]:
+    def _together(self, rendezvous: Rendezvous) -> Iterator[Rendezvous]:
         """End the gang's other nodes with this one, and this one with them."""
         ended = threading.Event()
-        watcher = threading.Thread(target=meeting.watch, args=(self.stop, ended), daemon=True)
+        watcher = threading.Thread(target=rendezvous.watch, args=(self.stop, ended), daemon=True)
         watcher.start()
         try:
-            yield meeting
+            yield rendezvous
         except BaseException as error:
-            meeting.end(f"{type(error).__name__}: {error}")
+            rendezvous.end(f"{type(error).__name__}: {error}")
             raise
         finally:
             ended.set()

@@ -12,12 +12,12 @@ from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.record import Record
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member
-from atelier.engine.config.trajectory import Part, in_teaching_order
+from atelier.engine.config.trajectory import Segment, in_teaching_order
 from atelier.infra.code.code_map import Map, changed, digest_of, files_of
 from atelier.infra.code.provenance import engine_digest
 from atelier.infra.dag import Product
 from atelier.infra.store.store import Store
-from atelier.infra.store.trajectory import Standing, code_at, read_code, segments, standing
+from atelier.infra.store.trajectory import TrajectoryState, code_at, read_code, segments, trajectory_state
 
 MOST = 6  # changed files that are named
 
@@ -52,7 +52,7 @@ class OtherCode:
 
 
 def other_code(
-    node: str, role: str, parts: list[Part], code: Map, store: Store, finished: Record | None
+    node: str, role: str, parts: list[Segment], code: Map, store: Store, finished: Record | None
 ) -> OtherCode | None:
     """Why the training of `role` may not go on, or be replayed once it is `finished`; None when it may.
 
@@ -61,7 +61,7 @@ def other_code(
     if finished is not None and (made := finished.provenance.get("code")):
         differing = changed(made, files_of(code)) if isinstance(made, dict) else []
         return OtherCode(node, role, parts[-1].end, tuple(differing)) if differing else None
-    for step in sorted(standing(store, parts).steps, reverse=True):
+    for step in sorted(trajectory_state(store, parts).steps, reverse=True):
         if step <= parts[0].start:
             break  # initial weights: nothing is computed yet
         part = next(part for part in parts if part.start < step <= part.end)
@@ -95,8 +95,8 @@ Mode = Literal["train", "replay", "frozen"]
 class Situation:
     """What there is of one role, and how it takes part in the gang that has to be started."""
 
-    parts: list[Part]
-    standing: Standing
+    parts: list[Segment]
+    standing: TrajectoryState
     is_finished: bool
     mode: Mode = "train"
 
@@ -132,7 +132,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Survey:
+class ResumePlan:
     """The gang to start: its roles in teaching order; empty when nothing is left to do."""
 
     situations: dict[str, Situation]
@@ -145,16 +145,16 @@ class Survey:
         return {each.student if isinstance(each, Refusal) else each.role for each in self.refusals}
 
 
-def survey(
+def resume_plan(
     roles: Mapping[str, Role],
-    parts: Mapping[str, list[Part]],
+    parts: Mapping[str, list[Segment]],
     products: Mapping[str, Product],
     store: Store,
     *,
     node: str,
     maps: Mapping[str, Map],
     resume: Resume,
-) -> Survey:
+) -> ResumePlan:
     """What a gang of `roles` has to do, given what the store holds of their trajectories and models, and the
     code as it is now (`maps`). `resume` says what becomes of those that other code has begun.
     """
@@ -163,7 +163,9 @@ def survey(
     found = {
         name: Situation(
             parts=parts[name],
-            standing=standing(store, [] if is_fresh and records[name] is None else parts[name], parts[name]),
+            standing=trajectory_state(
+                store, [] if is_fresh and records[name] is None else parts[name], parts[name]
+            ),
             is_finished=records[name] is not None,
         )
         for name in roles
@@ -181,7 +183,7 @@ def survey(
             if one.mode == "replay"
             or (one.mode == "train" and not is_fresh and name in _moving(roles, chosen))
         ]
-    return Survey(
+    return ResumePlan(
         situations=chosen, from_step=_resume_step(roles, chosen), refusals=tuple(filter(None, refusals))
     )
 
@@ -249,7 +251,7 @@ def _resume_step(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> 
 
 
 def members(
-    found: Survey,
+    found: ResumePlan,
     roles: Mapping[str, Role],
     products: Mapping[str, Product],
     store: Store,
@@ -284,8 +286,8 @@ def members(
 
 
 def check(
-    node: str, found: Survey, leased: Container[str] | None = None, store: Store | None = None
-) -> Survey:
+    node: str, found: ResumePlan, leased: Container[str] | None = None, store: Store | None = None
+) -> ResumePlan:
     """`found`, when it can be done; ConfigError with every refusal. Once leases are held, `leased`, it must
     not ask for others.
     """
@@ -301,7 +303,7 @@ def check(
     return found
 
 
-def lease_addresses(found: Survey, store: Store) -> list[str]:
+def lease_addresses(found: ResumePlan, store: Store) -> list[str]:
     """Addresses of the trajectory segments that the gang will write."""
     return [
         store.address("trajectory", part.fingerprint)

@@ -20,7 +20,7 @@ from atelier.infra.stack.settings import HOST, own_origins
 REFUSED = b"this server answers only to its own address and its own pages"
 
 
-class Gate:
+class RequestFilter:
     """`app`, for requests to its own URLs and from their pages alone."""
 
     def __init__(self, app: Any, own: Iterable[str]) -> None:
@@ -50,7 +50,7 @@ def main(port: int, host: str = HOST, *own: str) -> None:
     one_writer()
     make_tables()
     uvicorn.run(
-        Gate(create_app(final=True), own or own_origins(port)),
+        RequestFilter(create_app(final=True), own or own_origins(port)),
         host=host,
         port=port,
         log_level=server.logging_level.lower(),

@@ -13,7 +13,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.io.storage import join, read_object
 from atelier.infra.dag import Reference
 from atelier.infra.store.store import Store
-from atelier.infra.store.trajectory import read_birth
+from atelier.infra.store.trajectory import read_trajectory
 
 ANY_VOCAB = 2  # the tokenizer is the same, so shapes are compared without its size
 
@@ -59,7 +59,7 @@ def existing_model(word: str, place: str) -> Existing:
         tokenizer=Reference(
             kind="tokenizer", fingerprint=record.parents["tokenizer"], name="tokenizer", node=""
         ),
-        sequence=int(read_birth(store, record.parents["trajectory"]).identity["sequence"]),
+        sequence=int(read_trajectory(store, record.parents["trajectory"]).identity["sequence"]),
     )
 
 

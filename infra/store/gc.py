@@ -14,17 +14,17 @@ from atelier.engine.config.error import DamageError
 from atelier.engine.config.record import KINDS, Record
 from atelier.engine.io.storage import TEMPORARY, is_local, join, local_path, names
 from atelier.infra.store.alias import Alias, places, read_alias
-from atelier.infra.store.lease import Log
+from atelier.infra.store.lease import LeaseLog
 from atelier.infra.store.removal import Waste, below, holder_of, size_of
 from atelier.infra.store.run_manifest import FOLDER, is_alive, read_manifests
 from atelier.infra.store.store import SHORT, Store
-from atelier.infra.store.trajectory import BIRTH, checkpoint_damage, checkpoint_steps, read_birth
+from atelier.infra.store.trajectory import BIRTH, checkpoint_damage, checkpoint_steps, read_trajectory
 
 PAYLOAD = "payload-"
 UNKNOWN_S = (
     24 * 3600.0
 )  # a run without a manifest may still be going on: it is left alone until its files are this old
-LETTERS_S = 30 * 24 * 3600.0  # a gang's job may wait so long in a queue
+JOB_FOLDER_TTL_S = 30 * 24 * 3600.0  # a gang's job may wait so long in a queue
 ATTEMPT_S = 3600.0  # an unfinished write without a lease is left alone for this long
 
 
@@ -48,7 +48,7 @@ class Collector:
         self.left: list[str] = []
         self.damaged: dict[str, DamageError] = {}  # records, births and aliases, by their address or file
         self.records = dict(self._records())
-        self.births = dict(self._births())
+        self.trajectory_records = dict(self._births())
         self.aliases = list(self._aliases())
         self.away = {run for run, m in self.manifests.items() if is_alive(m) is None} - self.forget
         self.living = self._living_runs()
@@ -91,7 +91,7 @@ class Collector:
         for short in self._folders("trajectory"):
             address = join(self.store.root, "trajectory", short)
             try:
-                yield address, read_birth(self.store, short)
+                yield address, read_trajectory(self.store, short)
             except FileNotFoundError:
                 continue
             except DamageError as damage:
@@ -145,7 +145,7 @@ class Collector:
             for run in kept_runs & set(self.manifests)
             for task in self.manifests[run].get("tasks", [])
         }
-        everything = [*self.records.values(), *self.births.values()]
+        everything = [*self.records.values(), *self.trajectory_records.values()]
         first |= {
             kept
             for run in kept_runs & set(self.manifests)
@@ -155,8 +155,16 @@ class Collector:
         first |= {one.fingerprint for one in self.aliases}
         first |= {one.fingerprint for one in everything if one.provenance.get("run") in self.living}
         finished = {r.parents.get("trajectory") for r in self.records.values() if r.kind == "model"}
-        unfinished = [birth for birth in self.births.values() if birth.fingerprint not in finished]
-        first |= {birth.fingerprint for birth in unfinished if birth.provenance.get("run") in kept_runs}
+        unfinished = [
+            trajectory_record
+            for trajectory_record in self.trajectory_records.values()
+            if trajectory_record.fingerprint not in finished
+        ]
+        first |= {
+            trajectory_record.fingerprint
+            for trajectory_record in unfinished
+            if trajectory_record.provenance.get("run") in kept_runs
+        }
         parents: dict[str, list[str]] = {}
         for one in everything:
             parents.setdefault(one.fingerprint, []).extend(one.parents.values())
@@ -215,20 +223,28 @@ class Collector:
             record.parents.get("trajectory", ""): int(record.identity.get("step", 0)) for record in models
         }
         shorts = {fingerprint[:SHORT] for fingerprint in self.needed}
-        trunks = {birth.parents["trunk"] for birth in self.births.values() if "trunk" in birth.parents}
+        trunks = {
+            trajectory_record.parents["trunk"]
+            for trajectory_record in self.trajectory_records.values()
+            if "trunk" in trajectory_record.parents
+        }
         for short in self._folders("trajectory"):
             address = join(self.store.root, "trajectory", short)
-            birth = self.births.get(address)
-            what = f"trajectory {birth.name if birth else ''} {short[:8]}".replace("  ", " ")
+            trajectory_record = self.trajectory_records.get(address)
+            what = f"trajectory {trajectory_record.name if trajectory_record else ''} {short[:8]}".replace(
+                "  ", " "
+            )
             if self._is_held(address, what):
                 continue
-            if birth is None and self._age(address) < ATTEMPT_S:
+            if trajectory_record is None and self._age(address) < ATTEMPT_S:
                 continue
             if self.unknown:
                 continue
             if short not in shorts:
                 yield self._waste(address, what, "no run's training, and no model came of it", address)
-            elif birth is not None and (birth.fingerprint in ends or birth.fingerprint in trunks):
+            elif trajectory_record is not None and (
+                trajectory_record.fingerprint in ends or trajectory_record.fingerprint in trunks
+            ):
                 yield from self._checkpoints(address, what)
 
     def _checkpoints(self, address: str, what: str) -> Iterator[Waste]:
@@ -242,10 +258,10 @@ class Collector:
             for name in names(join(address, marker))
             if name.isascii() and name.isdecimal()
         }
-        fingerprint = self.births[address].fingerprint
+        fingerprint = self.trajectory_records[address].fingerprint
         kept |= {
             int(b.identity.get("trunk_step", 0))
-            for b in self.births.values()
+            for b in self.trajectory_records.values()
             if b.parents.get("trunk") == fingerprint
         }
         for step in steps[:-1]:
@@ -278,7 +294,7 @@ class Collector:
         """Orders and messages of gangs on other machines, left by whoever asked for them and died."""
         for gang in names(join(self.store.root, "gangs")):
             url = join(self.store.root, "gangs", gang)
-            if self._age(url) > LETTERS_S:
+            if self._age(url) > JOB_FOLDER_TTL_S:
                 yield self._waste(url, f"letters of gang {gang}", "nothing came or went for a month")
 
     def _forgotten(self) -> Iterator[Waste]:
@@ -331,7 +347,7 @@ class Collector:
                 yield self._waste(address, what, why, address, is_damage=True, is_finished=record is not None)
 
     def _damaged_log(self, address: str, what: str) -> Iterator[Waste]:
-        log = Log(address)
+        log = LeaseLog(address)
         last = log.last()
         if last is not None and last.damage:
             why = f"DAMAGED: {last.damage}; it goes when nobody was heard of there for a minute"

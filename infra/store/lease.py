@@ -138,7 +138,7 @@ def _started(pid: int) -> str | None:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LeaseEntry:
     """`damage` says what is wrong with an entry that cannot be read: its act and holder are not known."""
 
     number: int
@@ -152,7 +152,7 @@ class Entry:
         return str(self.holder) if self.holder else f"somebody whose entry cannot be read ({self.damage})"
 
 
-class Log:
+class LeaseLog:
     """The entries under `<address>/log/`."""
 
     def __init__(self, address: str) -> None:
@@ -174,7 +174,7 @@ class Log:
     def place(self, number: int) -> str:
         return join(self.folder, f"{number:06d}.json")
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> LeaseEntry:
         """The entry; a DamageError when its file holds none."""
         place = self.place(number)
         document = opened(read_bytes(place, MOST_BYTES), place, "an entry of a lease log", UNSEALED)
@@ -188,9 +188,9 @@ class Log:
                 raise ValueError(f"it says {str(act)[:20]!r}")
         except ValueError as error:
             raise DamageError(f"{place}: not an entry of a lease log ({error})") from None
-        return Entry(number=number, act=act, holder=holder, record=record)
+        return LeaseEntry(number=number, act=act, holder=holder, record=record)
 
-    def last(self) -> Entry | None:
+    def last(self) -> LeaseEntry | None:
         """The newest entry, readable or not; None where there is none, or where all of it is removed while
         this looks.
         """
@@ -200,7 +200,7 @@ class Log:
         except FileNotFoundError:
             return None
         except DamageError as damage:
-            return Entry(number=numbers[-1], act="", holder=None, damage=str(damage))
+            return LeaseEntry(number=numbers[-1], act="", holder=None, damage=str(damage))
 
     def append(self, number: int, act: str, holder: Holder, record: dict[str, Any] | None = None) -> bool:
         """Write entry `number`; False when somebody else wrote it first."""
@@ -222,7 +222,7 @@ class Log:
 class Lease:
     """The right to write at an address, from `take` until `release`, renewed by `renew`."""
 
-    def __init__(self, log: Log, fence: int, holder: Holder) -> None:
+    def __init__(self, log: LeaseLog, fence: int, holder: Holder) -> None:
         self.log, self.fence, self.holder = log, fence, holder
         self._count = 0
         self._renewed = time.monotonic()
@@ -273,7 +273,7 @@ def take(
 
     `handover` is the fence of a lease that its holder hands to this process.
     """
-    log = Log(address)
+    log = LeaseLog(address)
     silence = Silence(log, expiry_s, on_wait)
     while True:
         last = log.last()
@@ -292,7 +292,7 @@ def wait_until_free(
     address: str, *, on_wait: Callable[[str], None], stopped: threading.Event, expiry_s: float = EXPIRY_S
 ) -> None:
     """Return when nobody holds the lease of `address`, which is not taken."""
-    log = Log(address)
+    log = LeaseLog(address)
     silence = Silence(log, expiry_s, on_wait)
     while (last := log.last()) is not None and last.act != "publish" and not silence.is_free(last):
         _pause(stopped, POLL_S)
@@ -301,11 +301,11 @@ def wait_until_free(
 class Silence:
     """What somebody who waits for a lease has heard of its holder, by a clock of its own."""
 
-    def __init__(self, log: Log, expiry_s: float, on_wait: Callable[[str], None]) -> None:
+    def __init__(self, log: LeaseLog, expiry_s: float, on_wait: Callable[[str], None]) -> None:
         self._log, self._expiry_s, self._on_wait = log, expiry_s, on_wait
         self._sign, self._since, self._is_told = "", time.monotonic(), False
 
-    def is_free(self, last: Entry) -> bool:
+    def is_free(self, last: LeaseEntry) -> bool:
         """Whether the lease may be taken: given back, or its holder gone or silent for too long."""
         if last.act == "release":
             return True

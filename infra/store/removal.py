@@ -23,7 +23,7 @@ from atelier.infra.store.lease import (
     POLL_S,
     Holder,
     Lease,
-    Log,
+    LeaseLog,
     Renewal,
     take,
     wait_until_free,
@@ -73,7 +73,7 @@ def wait_for_removals(root: str, on_wait: Callable[[str], None], stopped: thread
 
 def holder_of(address: str) -> str:
     """Who may be writing at an address, in words; '' when nobody is."""
-    last = Log(address).last()
+    last = LeaseLog(address).last()
     if last is None or last.act in ("release", "publish"):
         return ""
     return "" if last.holder is not None and last.holder.is_gone() else last.whose
@@ -86,7 +86,7 @@ def discard(waste: Waste, patience_s: float = EXPIRY_S) -> bool:
     if not waste.address:
         remove(waste.url)
         return True
-    last = Log(waste.address).last()
+    last = LeaseLog(waste.address).last()
     if last is None and not exists(waste.address):
         return True  # somebody else's removal was faster
     if waste.is_finished or (last is not None and last.act == "publish"):

@@ -35,7 +35,7 @@ class Row(Spec):
     model: str = ""
 
 
-class Manifest(Spec):
+class RunManifest(Spec):
     """What is read of a run's manifest."""
 
     model_config = ConfigDict(extra="allow")
@@ -59,7 +59,7 @@ class Manifest(Spec):
             Holder.read(self.holder)
 
 
-UNSEALED = frozenset(Manifest.model_fields)  # keys of a manifest of before they had a digest
+UNSEALED = frozenset(RunManifest.model_fields)  # keys of a manifest of before they had a digest
 
 
 def write_manifest(store: Store, manifest: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ def read_manifest(store: Store, run: str) -> dict[str, Any]:
     what = "a run's manifest"
     try:
         document = opened(read_bytes(place, MOST_BYTES), place, what, UNSEALED)
-        manifest = check_as(Manifest, document, place, what)
+        manifest = check_as(RunManifest, document, place, what)
         if manifest.id != run:
             raise DamageError(f"{place}: is the manifest of another run")
     except DamageError as damage:

@@ -26,7 +26,7 @@ from atelier.engine.io.storage import (
     write_bytes,
 )
 from atelier.infra.store.alias import LATEST, aliases, find_alias
-from atelier.infra.store.lease import Holder, LeaseLost, Log
+from atelier.infra.store.lease import Holder, LeaseLog, LeaseLost
 
 RECORD = "record.json"
 SHORT = 16
@@ -63,7 +63,7 @@ class Store:
         return record
 
     def _complete(self, address: str) -> Record | None:
-        log = Log(address)
+        log = LeaseLog(address)
         for number in reversed(log.numbers()):
             try:
                 entry = log.entry(number)
@@ -97,7 +97,7 @@ class Store:
                 f"{record.kind} {record.name}: the fingerprint does not follow from identity and parents"
             )
         address = self.address(record.kind, record.fingerprint)
-        log = Log(address)
+        log = LeaseLog(address)
         while True:
             last = log.last()
             if last is not None and last.act == "publish" and (first := self._complete(address)):

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from atelier.engine.config.document import MOST_BYTES, check_as, parse_object, without_digest
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.record import FileEntry, Record
-from atelier.engine.config.run_file import Segment
-from atelier.engine.config.trajectory import VERSION, Part
+from atelier.engine.config.run_file import SegmentAddress
+from atelier.engine.config.trajectory import VERSION, Segment
 from atelier.engine.io.storage import (
     exists,
     join,
@@ -64,7 +64,7 @@ def checkpoint_damage(address: str, step: int) -> str:
 
 
 @dataclass(frozen=True)
-class Standing:
+class TrajectoryState:
     """How far a role's training has come in the store."""
 
     steps: tuple[int, ...]
@@ -80,7 +80,9 @@ class Standing:
         return max([s for s in self.steps if s <= step], default=0)
 
 
-def standing(store: Store, parts: list[Part], whole: list[Part] | None = None) -> Standing:
+def trajectory_state(
+    store: Store, parts: list[Segment], whole: list[Segment] | None = None
+) -> TrajectoryState:
     """The steps of `parts` that have a checkpoint; of `whole`, where others of its parts do not count."""
     whole = whole or parts
     steps: set[int] = set()
@@ -91,14 +93,16 @@ def standing(store: Store, parts: list[Part], whole: list[Part] | None = None) -
             for step in found
             if part.start < step <= part.end or (step == part.start and part is whole[0])
         }
-    return Standing(steps=tuple(sorted(steps)), start=whole[0].start, end=whole[-1].end)
+    return TrajectoryState(steps=tuple(sorted(steps)), start=whole[0].start, end=whole[-1].end)
 
 
-def segments(store: Store, parts: list[Part], fences: Mapping[str, int] | None = None) -> tuple[Segment, ...]:
+def segments(
+    store: Store, parts: list[Segment], fences: Mapping[str, int] | None = None
+) -> tuple[SegmentAddress, ...]:
     """The parts as a run file names them; `fences` are those of the leases that are held, by address."""
     addresses = [(part, store.address("trajectory", part.fingerprint)) for part in parts]
     return tuple(
-        Segment(
+        SegmentAddress(
             fingerprint=part.fingerprint,
             url=address,
             start=part.start,
@@ -110,7 +114,7 @@ def segments(store: Store, parts: list[Part], fences: Mapping[str, int] | None =
     )
 
 
-def read_birth(store: Store, fingerprint: str) -> Record:
+def read_trajectory(store: Store, fingerprint: str) -> Record:
     """The record that a trajectory was begun with; a DamageError when it cannot be read."""
     place = join(store.address("trajectory", fingerprint), BIRTH)
     try:
@@ -122,8 +126,8 @@ def read_birth(store: Store, fingerprint: str) -> Record:
     return record
 
 
-def give_birth(
-    store: Store, name: str, part: Part, provenance: dict[str, object], code: Map | None = None
+def register_trajectory(
+    store: Store, name: str, part: Segment, provenance: dict[str, object], code: Map | None = None
 ) -> None:
     """Write a trajectory's record before anything is trained under its address. The first one stays, unless
     it cannot be read any more: whoever would train there knows all of it that matters. Beside it the map of
@@ -133,7 +137,7 @@ def give_birth(
     if code is not None and not exists(code_place(address, digest_of(code))):
         create_exclusive(code_place(address, digest_of(code)), json.dumps(code, sort_keys=True).encode())
     place = join(address, BIRTH)
-    state = _birth_state(store, part.fingerprint)
+    state = _record_state(store, part.fingerprint)
     if state == "whole":
         return
     record = Record(
@@ -152,15 +156,15 @@ def give_birth(
         create_exclusive(place, text)
 
 
-def mend_birth(store: Store, name: str, part: Part, provenance: dict[str, object]) -> None:
+def repair_trajectory(store: Store, name: str, part: Segment, provenance: dict[str, object]) -> None:
     """`give_birth`, where there is one that cannot be read."""
-    if _birth_state(store, part.fingerprint) == "damaged":
-        give_birth(store, name, part, provenance)
+    if _record_state(store, part.fingerprint) == "damaged":
+        register_trajectory(store, name, part, provenance)
 
 
-def _birth_state(store: Store, fingerprint: str) -> Literal["whole", "damaged", "missing"]:
+def _record_state(store: Store, fingerprint: str) -> Literal["whole", "damaged", "missing"]:
     try:
-        read_birth(store, fingerprint)
+        read_trajectory(store, fingerprint)
         return "whole"
     except FileNotFoundError:
         return "missing"

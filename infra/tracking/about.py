@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from atelier.engine.config.run_file import Segment
+from atelier.engine.config.run_file import SegmentAddress
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
+class RunInfo:
     """Which run of which flow this is. `is_part`: another process has begun the flow's run and ends it."""
 
     flow: str
@@ -35,7 +35,7 @@ class Followed:
     tagged.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[SegmentAddress, ...]
     role: str
     name: str = ""
     params: dict[str, Any] = field(default_factory=dict)

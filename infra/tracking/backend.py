@@ -22,7 +22,7 @@ from atelier.infra.store.store import SHORT, Store
 from atelier.infra.tracking.address import without_secret
 
 
-class Known:
+class IdCache:
     """Small files that say what the MLflow store `key` has already, so that reused artifacts cost no request.
     A hint: losing it is harmless.
     """
@@ -99,7 +99,7 @@ PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"
 
 
 @dataclass(frozen=True)
-class Point:
+class MetricPoint:
     key: str
     value: float
     step: int
@@ -107,7 +107,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Data:
+class TrackedData:
     """A data set that a run read: found again by `dataset.digest` (36 digits of the fingerprint) and
     `dataset.context`.
     """
@@ -238,14 +238,18 @@ class Backend:
         for part in _parts(list(_cut(tags).items()), FEW):
             self.client.log_batch(run_id, tags=[RunTag(k, v) for k, v in part])
 
-    def params(self, run_id: str, params: Mapping[str, Any], known: Iterable[str] = ()) -> None:
+    def params(self, run_id: str, params: Mapping[str, Any], ids: Iterable[str] = ()) -> None:
         """Log the parameters that are not there yet (MLflow refuses a changed one)."""
-        new = [(k, str(v)[:PARAM]) for k, v in params.items() if k not in set(known) and str(v) != ""]
+        new = [(k, str(v)[:PARAM]) for k, v in params.items() if k not in set(ids) and str(v) != ""]
         for part in _parts(new, FEW):
             self.client.log_batch(run_id, params=[Param(k, v) for k, v in part])
 
     def points(
-        self, run_id: str, points: Sequence[Point], model_id: str | None = None, data: Data | None = None
+        self,
+        run_id: str,
+        points: Sequence[MetricPoint],
+        model_id: str | None = None,
+        data: TrackedData | None = None,
     ) -> None:
         """Log the points on the run and, with `model_id`, on that model too, as measured on `data`."""
         about = {"model_id": model_id}
@@ -255,10 +259,10 @@ class Backend:
             metrics = [Metric(p.key, p.value, round(p.time * 1000), p.step, **about) for p in part]
             self.client.log_batch(run_id, metrics=metrics)
 
-    def points_at(self, run_id: str, keys: Iterable[str], step: int) -> list[Point]:
+    def points_at(self, run_id: str, keys: Iterable[str], step: int) -> list[MetricPoint]:
         """The points of a run at `step`. Logged again, for a model, they are no further points of the run."""
         return [
-            Point(key, m.value, m.step, m.timestamp / 1000)
+            MetricPoint(key, m.value, m.step, m.timestamp / 1000)
             for key in keys
             for m in self.client.get_metric_history(run_id, key)
             if m.step == step
@@ -272,7 +276,7 @@ class Backend:
             for m in self.client.get_metric_history(run.info.run_id, key)
         }
 
-    def inputs(self, run_id: str, data: Sequence[Data] = (), models: Sequence[str] = ()) -> None:
+    def inputs(self, run_id: str, data: Sequence[TrackedData] = (), models: Sequence[str] = ()) -> None:
         run = self.client.get_run(run_id)
         there = {m.model_id for m in run.inputs.model_inputs} if run.inputs else set()
         sets = [

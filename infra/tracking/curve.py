@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from atelier.engine.config.metric import FOLDER, is_segment, merge
-from atelier.engine.config.run_file import Segment
+from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.io.storage import join, names, read_text
 
 DENSE = 200
@@ -34,12 +34,12 @@ def read_segments(url: str) -> list[tuple[str, str]]:
     return [(join(folder, name), read_text(join(folder, name))) for name in names(folder) if is_segment(name)]
 
 
-class Reader:
+class SegmentReader:
     """New lines of a chain of trajectory segments as they get sealed; lines after a branch are the branch's
     own.
     """
 
-    def __init__(self, segments: tuple[Segment, ...]) -> None:
+    def __init__(self, segments: tuple[SegmentAddress, ...]) -> None:
         self.segments = segments
         self.pending: list[dict[str, Any]] = []
         self.eval_loss: dict[int, float] = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.address import tracking_address
-from atelier.infra.tracking.backend import NOTE, Backend, Point
+from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint
 from atelier.infra.tracking.page import Links, linked
 
 
@@ -61,7 +61,7 @@ def show_sweep(
         markdown = f"{beside}\n\n{markdown}"
     backend.tag(run_id, {NOTE: markdown})
     # a step a point that is finished: as a sweep grows, its curve shows what that brought
-    points = [Point(key, value, len(trajectories), time.time()) for key, value in numbers.items()]
+    points = [MetricPoint(key, value, len(trajectories), time.time()) for key, value in numbers.items()]
     backend.points(run_id, points)
     backend.end_run(run_id, "FAILED" if is_failed else "FINISHED")
     return links.report(experiment, run_id) if links.page else ""

@@ -7,7 +7,7 @@ from typing import Any
 from atelier.engine.config.base import flatten
 from atelier.engine.config.error import StoppedError
 from atelier.engine.config.record import Record
-from atelier.engine.config.trajectory import Part
+from atelier.engine.config.trajectory import Segment
 from atelier.infra.dag import Node
 from atelier.infra.store.run_manifest import comparable
 from atelier.infra.store.store import Store
@@ -49,7 +49,7 @@ class FlowTracker:
             self.tracker.end_task(handle, status)
 
     @contextmanager
-    def following(self, node: Node, roles: dict[str, list[Part]]) -> Iterator[None]:
+    def following(self, node: Node, roles: dict[str, list[Segment]]) -> Iterator[None]:
         """The curves of the roles' trajectories while the block runs; their runs end as it ends."""
         followed = [self._followed(node, role, parts) for role, parts in roles.items()]
         following = self.tracker.follow(self._handles.get(node.name), followed)
@@ -60,7 +60,7 @@ class FlowTracker:
             raise
         following.stop()
 
-    def _followed(self, node: Node, role: str, parts: list[Part]) -> Followed:
+    def _followed(self, node: Node, role: str, parts: list[Segment]) -> Followed:
         product = node.products[role]
         teacher = str(node.config["roles"].get(role, {}).get("teacher", ""))
         # without the role in their names: two roles are compared key by key

@@ -12,10 +12,10 @@ from atelier.infra.report.lineage import Index, read_birth, teacher_label, traje
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import checkpoint_steps
 from atelier.infra.tracking.about import Followed, TaskHandle
-from atelier.infra.tracking.backend import NOTE, Backend, Data, Point
-from atelier.infra.tracking.model_pages import Relatives
+from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint, TrackedData
+from atelier.infra.tracking.model_pages import ModelPages
 from atelier.infra.tracking.page import Links
-from atelier.infra.tracking.run_writer import Curve, Scribe, flat, is_number
+from atelier.infra.tracking.run_writer import CurveWriter, RunWriter, flat, is_number
 
 EXTERNAL = "mlflow.model.isExternal"
 FRESH_S = 5.0
@@ -26,11 +26,11 @@ FINAL = {"loss": "loss", "eval/loss": "eval_loss", "tokens": "tokens"}  # metric
 class Models:
     """The artifacts of one flow run."""
 
-    def __init__(self, scribe: Scribe, store: Store) -> None:
-        self.scribe, self.store = scribe, store
-        self.backend: Backend = scribe.backend
-        self.known = scribe.known
-        self.relatives = Relatives(scribe)
+    def __init__(self, writer: RunWriter, store: Store) -> None:
+        self.writer, self.store = writer, store
+        self.backend: Backend = writer.backend
+        self.ids = writer.ids
+        self.model_pages = ModelPages(writer)
         self._index: Index | None = None
         self._index_age = 0.0
 
@@ -53,25 +53,25 @@ class Models:
         elif record.kind == "scores":
             self.scores(record)
         elif record.kind in DATA_KINDS:
-            self.relatives.data(record, task)
-            data = self.scribe.training_data({record.kind: record.fingerprint})
+            self.model_pages.data(record, task)
+            data = self.writer.training_data({record.kind: record.fingerprint})
             self.backend.inputs(
-                self.scribe.flow_run, [d for d in data if d.fingerprint == record.fingerprint]
+                self.writer.flow_run, [d for d in data if d.fingerprint == record.fingerprint]
             )
 
     # models
 
     def model(self, record: Record, task: TaskHandle | None = None) -> dict[str, Any]:
         """Make sure that the model is in MLflow with its run, edges and page; where it is there."""
-        known = self.known.get("model", record.fingerprint)
-        if not known:
-            known = self._new_model(record, task)
-        mine = record.provenance.get("run") in (None, self.scribe.about.run_id)
+        ids = self.ids.get("model", record.fingerprint)
+        if not ids:
+            ids = self._new_model(record, task)
+        mine = record.provenance.get("run") in (None, self.writer.about.run_id)
         if mine:
-            self.backend.output(self.scribe.flow_run, known["model"], int(known["step"]))
+            self.backend.output(self.writer.flow_run, ids["model"], int(ids["step"]))
         else:
-            self.backend.inputs(self.scribe.flow_run, models=[known["model"]])
-        return known
+            self.backend.inputs(self.writer.flow_run, models=[ids["model"]])
+        return ids
 
     def _new_model(self, record: Record, task: TaskHandle | None) -> dict[str, Any]:
         experiment, run_id = self._run_of(record, task)
@@ -79,12 +79,18 @@ class Models:
         found = self.backend.find_models(
             [experiment], {"atelier.fingerprint": record.fingerprint, "atelier.kind": "model"}
         )
-        birth = read_birth(self.store, record.parents.get("trajectory", ""))
+        trajectory_record = read_birth(self.store, record.parents.get("trajectory", ""))
         if found:
             model_id = found[0].model_id
         else:
-            kind = str(birth.identity.get("model", {}).get("kind", "model")) if birth else "model"
-            params = {"role": self._role(record), "step": step} | flat(birth.identity if birth else {})
+            kind = (
+                str(trajectory_record.identity.get("model", {}).get("kind", "model"))
+                if trajectory_record
+                else "model"
+            )
+            params = {"role": self._role(record), "step": step} | flat(
+                trajectory_record.identity if trajectory_record else {}
+            )
             model_id = self.backend.new_model(
                 experiment, record.name, run_id=run_id, tags=self.tags(record), params=params, kind=kind
             )
@@ -98,11 +104,11 @@ class Models:
             "run": run_id,
             "step": step,
             "task": task.task if task else "",
-            "flow": self.scribe.address(),
+            "flow": self.writer.address(),
         }
         self._link_family(record, facts)
-        self.known.put("model", record.fingerprint, **facts)
-        self.relatives.write(record, self.index(record))
+        self.ids.put("model", record.fingerprint, **facts)
+        self.model_pages.write(record, self.index(record))
         return facts
 
     def _run_of(self, record: Record, task: TaskHandle | None) -> tuple[str, str]:
@@ -111,15 +117,15 @@ class Models:
         """
         trajectory = record.parents.get("trajectory", "")
         if not trajectory:
-            return self.scribe.experiment, task.run if task and task.run else self.scribe.flow_run
-        experiment, run_id = self.scribe.trajectory_run(trajectory)
+            return self.writer.experiment, task.run if task and task.run else self.writer.flow_run
+        experiment, run_id = self.writer.trajectory_run(trajectory)
         if run_id:
             return experiment, run_id
         segments = trajectory_segments(self.store, trajectory, int(record.summary.get("step", 0)))
         followed = Followed(
             segments=segments, role=self._role(record), teacher=self._teacher(record), name=self._role(record)
         )
-        curve = Curve(self.scribe, followed, len(segments) - 1, task)
+        curve = CurveWriter(self.writer, followed, len(segments) - 1, task)
         curve.poll()
         if not curve.run_id:
             curve.create()
@@ -129,8 +135,10 @@ class Models:
 
     def _teacher(self, record: Record) -> str:
         """The teacher's name; '' without one."""
-        birth = read_birth(self.store, record.parents["teacher"]) if "teacher" in record.parents else None
-        return str(record.summary.get("teacher") or (birth.name if birth else ""))
+        trajectory_record = (
+            read_birth(self.store, record.parents["teacher"]) if "teacher" in record.parents else None
+        )
+        return str(record.summary.get("teacher") or (trajectory_record.name if trajectory_record else ""))
 
     def _role(self, record: Record) -> str:
         return str(record.summary.get("role", record.name))
@@ -138,7 +146,7 @@ class Models:
     def tags(self, record: Record) -> dict[str, str]:
         """What artifacts are searched by."""
         steps = record.summary.get("teacher_steps")
-        return self.scribe.about.common() | {
+        return self.writer.about.common() | {
             "atelier.kind": record.kind,
             "atelier.fingerprint": record.fingerprint,
             "atelier.role": self._role(record),
@@ -151,7 +159,7 @@ class Models:
             EXTERNAL: "true",
         }
 
-    def _final_points(self, record: Record, run_id: str, step: int) -> list[Point]:
+    def _final_points(self, record: Record, run_id: str, step: int) -> list[MetricPoint]:
         """What the model was measured to be, in the words of its curve: the curve's own points where it
         has them.
         """
@@ -160,15 +168,15 @@ class Models:
         points = self.backend.points_at(run_id, FINAL, step)
         there = {point.key for point in points}
         points += [
-            Point(key, float(record.summary[word]), step, when)
+            MetricPoint(key, float(record.summary[word]), step, when)
             for key, word in FINAL.items()
             if key not in there and is_number(record.summary.get(word))
         ]
         steps = record.summary.get("teacher_steps")
         if steps:
             points += [
-                Point("teacher/first_step", steps[0], step, when),
-                Point("teacher/last_step", steps[1], step, when),
+                MetricPoint("teacher/first_step", steps[0], step, when),
+                MetricPoint("teacher/last_step", steps[1], step, when),
             ]
         return points
 
@@ -176,15 +184,15 @@ class Models:
         """The teacher's model as input of the student's run, whichever of the two came first."""
         index = self.index(record)
         teacher = index.teacher(record)
-        if teacher is not None and (known := self.known.get("model", teacher.fingerprint)):
-            self.backend.inputs(facts["run"], models=[known["model"]])
+        if teacher is not None and (ids := self.ids.get("model", teacher.fingerprint)):
+            self.backend.inputs(facts["run"], models=[ids["model"]])
         for student in index.students(record):
-            if known := self.known.get("model", student.fingerprint):
-                self.backend.inputs(known["run"], models=[facts["model"]])
+            if ids := self.ids.get("model", student.fingerprint):
+                self.backend.inputs(ids["run"], models=[facts["model"]])
 
     # checkpoints
 
-    def checkpoints(self, curve: Curve) -> None:
+    def checkpoints(self, curve: CurveWriter) -> None:
         """Kept checkpoints of the curve's trajectory as logged models with their step and held-out loss;
         those removed since, gone.
         """
@@ -207,7 +215,7 @@ class Models:
             if word.isdigit() and int(word) not in kept:
                 self.backend.drop_model(model.model_id)
 
-    def _new_checkpoint(self, curve: Curve, step: int, tags: dict[str, str]) -> str:
+    def _new_checkpoint(self, curve: CurveWriter, step: int, tags: dict[str, str]) -> str:
         role = curve.followed.role
         url = join(curve.segments[-1].url, "checkpoints", f"step-{step:08d}")
         about = {
@@ -222,7 +230,7 @@ class Models:
             curve.experiment,
             f"{role}-step-{step}",
             run_id=curve.run_id,
-            tags=self.scribe.about.common() | tags | about,
+            tags=self.writer.about.common() | tags | about,
             params={"role": role, "step": step},
             kind="checkpoint",
         )
@@ -231,52 +239,54 @@ class Models:
 
     def scores(self, record: Record) -> None:
         """Numbers of a scores record as `score/<name>` on the model and on its trajectory's run."""
-        if self.known.get("scores", record.fingerprint):
+        if self.ids.get("scores", record.fingerprint):
             return
         model = self.store.find("model", record.parents.get("model", ""))
         when = float(record.provenance.get("ended", 0.0))
         # floats are scores; whole numbers say how much was scored
         numbers = {key: value for key, value in flat(record.summary, "/").items() if isinstance(value, float)}
         if model is None:  # a baseline that no model stands behind
-            named = [Point(f"score/{record.name}/{key}", value, 0, when) for key, value in numbers.items()]
-            self.backend.points(self.scribe.flow_run, named)
-        else:
-            known = self.known.get("model", model.fingerprint) or self.model(model)
-            points = [
-                Point(f"score/{key}", value, int(known["step"]), when) for key, value in numbers.items()
+            named = [
+                MetricPoint(f"score/{record.name}/{key}", value, 0, when) for key, value in numbers.items()
             ]
-            self.backend.points(known["run"], points, known["model"], self._scored_on(record))
-        self.known.put("scores", record.fingerprint, done=True)
+            self.backend.points(self.writer.flow_run, named)
+        else:
+            ids = self.ids.get("model", model.fingerprint) or self.model(model)
+            points = [
+                MetricPoint(f"score/{key}", value, int(ids["step"]), when) for key, value in numbers.items()
+            ]
+            self.backend.points(ids["run"], points, ids["model"], self._scored_on(record))
+        self.ids.put("scores", record.fingerprint, done=True)
 
-    def _scored_on(self, record: Record) -> Data | None:
+    def _scored_on(self, record: Record) -> TrackedData | None:
         """The tokens or labels on which a model was scored, when they are among what the store has."""
-        return next(iter(self.scribe.training_data(record.parents)), None)
+        return next(iter(self.writer.training_data(record.parents)), None)
 
     # reports and versions
 
     def report(self, record: Record | None, markdown: str, paths: list[str]) -> None:
         """Show the report on the flow's page, and link it from the pages of the models in it."""
-        self.scribe.report(record, markdown, paths)
-        place = {"run": self.scribe.flow_run, "experiment": self.scribe.experiment}
+        self.writer.report(record, markdown, paths)
+        place = {"run": self.writer.flow_run, "experiment": self.writer.experiment}
         for role, fingerprint in record.parents.items() if record is not None else ():
             model = self.store.find("model", fingerprint) if role.startswith("model.") else None
-            if record is not None and model is not None and self.known.get("model", fingerprint):
-                self.known.put("model", fingerprint, report={"name": record.name, **place})
-                self.relatives.write_one(model, self.index(model))
+            if record is not None and model is not None and self.ids.get("model", fingerprint):
+                self.ids.put("model", fingerprint, report={"name": record.name, **place})
+                self.model_pages.write_one(model, self.index(model))
 
     def register(self, record: Record, chosen: str, aliases: list[str]) -> str:
         """A version of the registered model `chosen` that `mlflow.pyfunc.load_model` loads; its address."""
         if record.kind != "model":
             raise AtelierError(f"{record.kind} {record.name} cannot be registered: only models can")
-        known = self.model(record)
+        ids = self.model(record)
         # here: mlflow.pyfunc takes another second, and not every run registers
         from atelier.infra.tracking.registered_version import new_version
 
         name = chosen.replace("/", "-").replace(":", "-")  # what MLflow refuses
-        if known.get("name") != name:
+        if ids.get("name") != name:
             tags = {key: value for key, value in self.tags(record).items() if key != EXTERNAL and value}
             tags |= {
-                "atelier.model": known["model"],
+                "atelier.model": ids["model"],
                 "atelier.teacher_label": teacher_label(record) if record.parents.get("teacher") else "",
             }
             version = new_version(
@@ -284,15 +294,15 @@ class Models:
                 self.store,
                 record,
                 name=name,
-                model_id=known["model"],
-                run_id=known["run"],
+                model_id=ids["model"],
+                run_id=ids["run"],
                 tags=tags,
             )
-            self.known.put("model", record.fingerprint, name=name, version=version)
-            self.relatives.write(record, self.index(record))
-            known = self.known.get("model", record.fingerprint)
+            self.ids.put("model", record.fingerprint, name=name, version=version)
+            self.model_pages.write(record, self.index(record))
+            ids = self.ids.get("model", record.fingerprint)
         for alias in aliases:
             if alias.lower() != "latest":  # MLflow's own word for the highest version
-                self.backend.alias(name, alias, known["version"])
-        page, version = self.backend.page, known["version"]
+                self.backend.alias(name, alias, ids["version"])
+        page, version = self.backend.page, ids["version"]
         return Links(page).registered(name, version) if page else f"models:/{name}/{version}"

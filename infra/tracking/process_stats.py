@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from atelier.infra.store.lease import Holder, Log
+from atelier.infra.store.lease import Holder, LeaseLog
 
 EVERY_S = 1.0
 PROC = Path("/proc")
 
 
-class Gauge:
+class ProcessStats:
     """The processes under whoever trains a gang's trajectories; silent when they run on another machine."""
 
     def __init__(self, trajectories: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ class Gauge:
 
 def _holder_here(address: str) -> Holder | None:
     """The living process of this machine that holds the lease at `address`."""
-    last, me = Log(address).last(), Holder.me()
+    last, me = LeaseLog(address).last(), Holder.me()
     if last is None or last.act != "take":
         return None
     found = last.holder

@@ -22,7 +22,7 @@ with warnings.catch_warnings():
 
 from atelier import IMPORT_ROOT, PROJECT
 from atelier.engine.config.record import Record
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.storage import is_local, local_path
 from atelier.infra.code.provenance import versions
 from atelier.infra.store.store import RECORD, Store
@@ -100,7 +100,7 @@ def save(record: Record, store: Store, folder: Path, model_id: str) -> Path:
     code = saved / "artifacts" / "code" / "atelier"  # after MLflow has copied what it takes
     shutil.copytree(PROJECT / "engine", code / "engine", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(IMPORT_ROOT / "atelier" / "__init__.py", code)
-    source = Input(url=store.address(record.kind, record.fingerprint), record=record)
+    source = ArtifactInput(url=store.address(record.kind, record.fingerprint), record=record)
     for entry in record.files:
         target = saved / "artifacts" / "model" / entry.path
         target.parent.mkdir(parents=True, exist_ok=True)

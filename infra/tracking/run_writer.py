@@ -14,11 +14,11 @@ from atelier.engine.config.record import DATA_KINDS, Record
 from atelier.infra.report.lineage import read_birth
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store
-from atelier.infra.tracking.about import About, Followed, TaskHandle
-from atelier.infra.tracking.backend import DIGEST, NOTE, Backend, Data, Known, Point
-from atelier.infra.tracking.curve import Reader, is_kept, points, read_segments
+from atelier.infra.tracking.about import Followed, RunInfo, TaskHandle
+from atelier.infra.tracking.backend import DIGEST, NOTE, Backend, IdCache, MetricPoint, TrackedData
+from atelier.infra.tracking.curve import SegmentReader, is_kept, points, read_segments
 from atelier.infra.tracking.page import WHOLE, Links
-from atelier.infra.tracking.process_stats import Gauge
+from atelier.infra.tracking.process_stats import ProcessStats
 
 PARENT = "mlflow.parentRunId"
 STATUS = {
@@ -31,12 +31,12 @@ STATUS = {
 }
 
 
-class Scribe:
+class RunWriter:
     """The runs of one flow run."""
 
-    def __init__(self, backend: Backend, store: Store, about: About) -> None:
+    def __init__(self, backend: Backend, store: Store, about: RunInfo) -> None:
         self.backend, self.store, self.about = backend, store, about
-        self.known = Known(store, backend.key)
+        self.ids = IdCache(store, backend.key)
         # without the host: they lead on however a person reached the page, through a tunnel or a password
         self.links = Links(urlsplit(backend.page).path)
         self.experiment = self.flow_run = ""
@@ -85,7 +85,7 @@ class Scribe:
     def agree(self, kind: str, name: str, mine: str, *, is_new: bool) -> str:
         """The one run of the sweep or trajectory `name`, however many propose one at the same time."""
         backend = self.backend
-        run_id = self.known.agree(kind, name, mine, lambda run_id: backend.run(run_id) is not None)
+        run_id = self.ids.agree(kind, name, mine, lambda run_id: backend.run(run_id) is not None)
         if is_new and run_id != mine:
             backend.drop_run(mine)
         return run_id
@@ -136,7 +136,9 @@ class Scribe:
         texts = {f"atelier.{k}": str(v) for k, v in summary.items() if isinstance(v, str)}
         if numbers:
             now = time.time()
-            self.backend.points(handle.run, [Point(key, value, 0, now) for key, value in numbers.items()])
+            self.backend.points(
+                handle.run, [MetricPoint(key, value, 0, now) for key, value in numbers.items()]
+            )
         if texts:
             self.backend.tag(handle.run, texts)
         self.backend.end_run(handle.run, ended(status))
@@ -177,13 +179,13 @@ class Scribe:
         _, run_id = self.trajectory_run(fingerprint)
         if run_id:
             self.backend.delete_run(run_id)
-        self.known.drop("trajectory", fingerprint)
+        self.ids.drop("trajectory", fingerprint)
 
     def trajectory_run(self, fingerprint: str) -> tuple[str, str]:
         """(experiment, run) of a trajectory, or ('', '')."""
-        known = self.known.get("trajectory", fingerprint)
-        if known:
-            run = self.backend.run(known["run"])
+        ids = self.ids.get("trajectory", fingerprint)
+        if ids:
+            run = self.backend.run(ids["run"])
             if run is not None:
                 return run.info.experiment_id, run.info.run_id
         found = self.backend.find_run(
@@ -194,30 +196,32 @@ class Scribe:
         run = (
             self.backend.run(self.agree("trajectory", fingerprint, found.info.run_id, is_new=False)) or found
         )
-        self.known.put("trajectory", fingerprint, run=run.info.run_id, experiment=run.info.experiment_id)
+        self.ids.put("trajectory", fingerprint, run=run.info.run_id, experiment=run.info.experiment_id)
         return run.info.experiment_id, run.info.run_id
 
-    def teacher_data(self, birth: Record | None, name: str) -> list[Data]:
+    def teacher_data(self, trajectory_record: Record | None, name: str) -> list[TrackedData]:
         """The teacher's trajectory and the trunks under it, as data sets that a student read."""
-        data, fp = [], birth.parents.get("teacher", "") if birth else ""
+        data, fp = [], trajectory_record.parents.get("teacher", "") if trajectory_record else ""
         while fp:
             data.append(
-                Data(name or "teacher", "trajectory", fp, "teacher", self.store.address("trajectory", fp))
+                TrackedData(
+                    name or "teacher", "trajectory", fp, "teacher", self.store.address("trajectory", fp)
+                )
             )
             above = read_birth(self.store, fp)
             fp = above.parents.get("trunk", "") if above else ""
         return data
 
-    def training_data(self, parents: Mapping[str, str]) -> list[Data]:
+    def training_data(self, parents: Mapping[str, str]) -> list[TrackedData]:
         """Tokens, tokenizer and labels among `parents`, and the corpora behind them."""
-        found: dict[str, Data] = {}
+        found: dict[str, TrackedData] = {}
         for role, fp in parents.items():
             kind = role.split(".")[0]
             record = self.store.find(kind, fp) if kind in DATA_KINDS else None
             if record is None:
                 continue
             context = "tokenizer" if kind == "tokenizer" else "training"
-            found[fp] = Data(record.name, kind, fp, context, self.store.address(kind, fp))
+            found[fp] = TrackedData(record.name, kind, fp, context, self.store.address(kind, fp))
             if kind != "tokenizer":
                 found |= {
                     data.fingerprint: data
@@ -227,27 +231,27 @@ class Scribe:
         return list(found.values())
 
 
-class Curve:
+class CurveWriter:
     """The run of one trajectory. It draws the whole way of the role up to there: a branch's curve begins with
     its trunk's.
     """
 
     def __init__(
         self,
-        scribe: Scribe,
+        writer: RunWriter,
         followed: Followed,
         index: int,
         task: TaskHandle | None,
-        gauge: Gauge | None = None,
+        process_stats: ProcessStats | None = None,
     ) -> None:
-        self.scribe, self.followed, self.task = scribe, followed, task
+        self.writer, self.followed, self.task = writer, followed, task
         self.segments = followed.segments[: index + 1]
-        self.reader = Reader(self.segments)
+        self.reader = SegmentReader(self.segments)
         self.experiment = self.run_id = ""
         self.is_open = False
         self._sent: set[tuple[str, int]] | None = None
         self._newest: dict[str, Any] = {}
-        self._gauge = gauge
+        self._process_stats = process_stats
 
     @property
     def fingerprint(self) -> str:
@@ -272,7 +276,7 @@ class Curve:
         if new:
             self.open()
             self._sent = None  # until it is certain what arrived
-            self.scribe.backend.points(self.run_id, [Point(*point) for point in new])
+            self.writer.backend.points(self.run_id, [MetricPoint(*point) for point in new])
             self._sent = sent | {(key, step) for key, _, step, _ in new}
         if last is None:
             self.reader.pending.clear()
@@ -280,28 +284,28 @@ class Curve:
     def _measure(self) -> None:
         """Write what the gang uses just now at the newest step that is drawn."""
         drawn = [line for line in self.reader.pending if is_kept(line["step"] - self.segments[0].start)]
-        if drawn and self._gauge is not None:
-            drawn[-1].setdefault("timing", {}).update(self._gauge.read())
+        if drawn and self._process_stats is not None:
+            drawn[-1].setdefault("timing", {}).update(self._process_stats.read())
 
     def _locate(self) -> set[tuple[str, int]]:
         """Find the trajectory's run or make one; what it has already."""
-        self.experiment, self.run_id = self.scribe.trajectory_run(self.fingerprint)
+        self.experiment, self.run_id = self.writer.trajectory_run(self.fingerprint)
         if not self.run_id:
             self.create()
-        run = self.scribe.backend.run(self.run_id)
+        run = self.writer.backend.run(self.run_id)
         if run is not None:  # made just now by another flow, perhaps
             self.experiment = run.info.experiment_id
-        self.scribe.known.put("trajectory", self.fingerprint, run=self.run_id, experiment=self.experiment)
-        self._sent = self.scribe.backend.steps(run) if run else set()
+        self.writer.ids.put("trajectory", self.fingerprint, run=self.run_id, experiment=self.experiment)
+        self._sent = self.writer.backend.steps(run) if run else set()
         return self._sent
 
     def create(self) -> None:
         """Make the trajectory's run, with what it was trained on and whom it learned from."""
-        scribe, followed = self.scribe, self.followed
-        birth = read_birth(scribe.store, self.fingerprint)
+        writer, followed = self.writer, self.followed
+        trajectory_record = read_birth(writer.store, self.fingerprint)
         is_whole = len(self.segments) == len(followed.segments)
         tags = (
-            scribe.about.common()
+            writer.about.common()
             | self._tags()
             | {
                 "atelier.kind": "trajectory",
@@ -309,8 +313,10 @@ class Curve:
                 "atelier.fingerprint": self.fingerprint,
                 "atelier.role": followed.role,
                 "atelier.teacher": followed.teacher,
-                "atelier.teacher_trajectory": birth.parents.get("teacher", "") if birth else "",
-                "atelier.trunk": birth.parents.get("trunk", "") if birth else "",
+                "atelier.teacher_trajectory": trajectory_record.parents.get("teacher", "")
+                if trajectory_record
+                else "",
+                "atelier.trunk": trajectory_record.parents.get("trunk", "") if trajectory_record else "",
                 "atelier.task": self.task.task if self.task else "",
                 WHOLE: "true" if is_whole else "false",
                 "atelier.url": self.segments[-1].url,
@@ -319,40 +325,44 @@ class Curve:
         name = followed.name or followed.role
         if not is_whole:  # the whole curve, the one to compare, has the plain name
             name = f"{name} trunk to step {self.segments[-1].end}"
-        self.experiment = scribe.experiment
-        started = birth.provenance.get("started") if birth else None
-        mine = scribe.backend.new_run(self.experiment, name, tags, started)
-        self.run_id = scribe.agree("trajectory", self.fingerprint, mine, is_new=True)
+        self.experiment = writer.experiment
+        started = trajectory_record.provenance.get("started") if trajectory_record else None
+        mine = writer.backend.new_run(self.experiment, name, tags, started)
+        self.run_id = writer.agree("trajectory", self.fingerprint, mine, is_new=True)
         self.is_open = True
         if self.run_id != mine:  # another flow was first, and describes it
             return
-        scribe.backend.params(self.run_id, flat(followed.params) or flat(birth.identity if birth else {}))
-        data = scribe.training_data(followed.inputs | (birth.parents if birth else {})) + scribe.teacher_data(
-            birth, followed.teacher
+        writer.backend.params(
+            self.run_id,
+            flat(followed.params) or flat(trajectory_record.identity if trajectory_record else {}),
         )
+        data = writer.training_data(
+            followed.inputs | (trajectory_record.parents if trajectory_record else {})
+        ) + writer.teacher_data(trajectory_record, followed.teacher)
         there = {one.digest for one in data}
         others = {name: fp for name, fp in followed.inputs.items() if fp[:DIGEST] not in there}
-        scribe.backend.inputs(
-            self.run_id, data + [Data(name, "artifact", fp, "training", "") for name, fp in others.items()]
+        writer.backend.inputs(
+            self.run_id,
+            data + [TrackedData(name, "artifact", fp, "training", "") for name, fp in others.items()],
         )
 
     def _tags(self, before: str = "") -> dict[str, str]:
-        runs = [*filter(None, before.split(",")), self.scribe.about.run_id]
+        runs = [*filter(None, before.split(",")), self.writer.about.run_id]
         tags = {
             "atelier.flow_runs": ",".join(dict.fromkeys(runs)),
-            "atelier.flow_run": self.scribe.about.common()["atelier.flow_run"],
+            "atelier.flow_run": self.writer.about.common()["atelier.flow_run"],
         }
         return tags | (
-            {PARENT: self.task.run} if self.task and self.task.run else {PARENT: self.scribe.flow_run}
+            {PARENT: self.task.run} if self.task and self.task.run else {PARENT: self.writer.flow_run}
         )
 
     def open(self) -> None:
         """Make the run a running one of this flow run."""
         if self.is_open:
             return
-        run = self.scribe.backend.run(self.run_id)
-        self.scribe.backend.reopen(self.run_id)
-        self.scribe.backend.tag(
+        run = self.writer.backend.run(self.run_id)
+        self.writer.backend.reopen(self.run_id)
+        self.writer.backend.tag(
             self.run_id, self._tags(run.data.tags.get("atelier.flow_runs", "") if run else "")
         )
         self.is_open = True
@@ -361,8 +371,8 @@ class Curve:
         """How much of its gangs' time was training, so far."""
         share = effective(time_spent(read_segments(segment.url)) for segment in self.segments)
         if share is not None and self._newest:
-            point = Point("effective_time", share, self._newest["step"], time.time())
-            self.scribe.backend.points(self.run_id, [point])
+            point = MetricPoint("effective_time", share, self._newest["step"], time.time())
+            self.writer.backend.points(self.run_id, [point])
 
     def finish(self, status: str) -> None:
         """Send the rest, the last step whole, and end the run if this flow run had it open."""
@@ -371,7 +381,7 @@ class Curve:
             self._send(last=self._newest["step"])
         if self.is_open:
             self._effective()
-            self.scribe.backend.end_run(self.run_id, ended(status))
+            self.writer.backend.end_run(self.run_id, ended(status))
             self.is_open = False
 
 

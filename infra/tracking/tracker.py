@@ -14,15 +14,15 @@ from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import Record
 from atelier.engine.io.storage import join
 from atelier.infra.store.store import Store
-from atelier.infra.tracking.about import About, Followed, TaskHandle
+from atelier.infra.tracking.about import Followed, RunInfo, TaskHandle
 from atelier.infra.tracking.address import without_secret
 from atelier.infra.tracking.page import Links
-from atelier.infra.tracking.process_stats import Gauge
+from atelier.infra.tracking.process_stats import ProcessStats
 from atelier.infra.tracking.retry_worker import Job, Worker
 
 if TYPE_CHECKING:
     from atelier.infra.tracking.models import Models
-    from atelier.infra.tracking.run_writer import Curve, Scribe
+    from atelier.infra.tracking.run_writer import CurveWriter, RunWriter
 
 ADDRESS_S = 8.0
 CLOSE_S = 30.0
@@ -52,7 +52,7 @@ class Tracker:
         """
         self.uri = uri
         self._store = store
-        self._about = About(
+        self._about = RunInfo(
             flow=flow,
             command=command,
             run_id=run_id,
@@ -61,28 +61,28 @@ class Tracker:
             is_part=is_part,
             tags=dict(tags or {}),
         )
-        self._scribe: Scribe | None = None
+        self._writer: RunWriter | None = None
         self._models: Models | None = None
         self._handles: list[TaskHandle] = []
         self._followings: list[Following] = []
         self._worker = Worker(self._connect)
-        self._begun = self._worker.put("the flow's run", lambda backend: self.scribe.begin())
+        self._begun = self._worker.put("the flow's run", lambda backend: self.writer.begin())
 
     def _connect(self) -> Any:
         # here, on the thread: MLflow takes 2 s to import, and planning does without it
         from atelier.infra.tracking.backend import Backend
         from atelier.infra.tracking.models import Models  # as above
-        from atelier.infra.tracking.run_writer import Scribe  # as above
+        from atelier.infra.tracking.run_writer import RunWriter  # as above
 
         backend = Backend(self.uri, join(self._store.root, "mlartifacts"))
-        self._scribe = Scribe(backend, self._store, self._about)
-        self._models = Models(self._scribe, self._store)
+        self._writer = RunWriter(backend, self._store, self._about)
+        self._models = Models(self._writer, self._store)
         return backend
 
     @property
-    def scribe(self) -> "Scribe":
-        assert self._scribe is not None  # jobs run only after _connect
-        return self._scribe
+    def writer(self) -> "RunWriter":
+        assert self._writer is not None  # jobs run only after _connect
+        return self._writer
 
     @property
     def models(self) -> "Models":
@@ -93,7 +93,7 @@ class Tracker:
     def mlflow_run(self) -> str:
         """The id of the flow's MLflow run; '' when MLflow does not answer within a few seconds."""
         self._begun.done.wait(ADDRESS_S)
-        return self._scribe.flow_run if self._scribe else ""
+        return self._writer.flow_run if self._writer else ""
 
     @property
     def trouble(self) -> str:
@@ -113,19 +113,19 @@ class Tracker:
         if not links.page or not self.mlflow_run:
             return {}
         return {
-            "flow": links.run(self.scribe.experiment, self.mlflow_run),
-            "compare": links.compare(self.scribe.experiment, self._about.run_id),
+            "flow": links.run(self.writer.experiment, self.mlflow_run),
+            "compare": links.compare(self.writer.experiment, self._about.run_id),
         }
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """More tags for the flow's run and for everything that is written from now on."""
-        self._worker.put("tags", lambda backend: self.scribe.tag(dict(tags)))
+        self._worker.put("tags", lambda backend: self.writer.tag(dict(tags)))
 
     def start_task(self, name: str, task: str) -> TaskHandle:
         """A run of its own, under the flow's, for a task. `name` is the node's, unique in the flow run."""
         handle = TaskHandle(name, task)
         self._handles.append(handle)
-        self._worker.put(f"task {name}", lambda backend: self.scribe.begin_task(handle))
+        self._worker.put(f"task {name}", lambda backend: self.writer.begin_task(handle))
         return handle
 
     def end_task(self, handle: TaskHandle, status: str, summary: Mapping[str, Any] | None = None) -> None:
@@ -135,7 +135,7 @@ class Tracker:
         values = dict(summary or {})
         self._handles = [one for one in self._handles if one is not handle]
         self._worker.put(
-            f"the end of task {handle.name}", lambda backend: self.scribe.end_task(handle, status, values)
+            f"the end of task {handle.name}", lambda backend: self.writer.end_task(handle, status, values)
         )
 
     def follow(self, task: TaskHandle | None, trajectories: Sequence[Followed]) -> "Following":
@@ -146,7 +146,7 @@ class Tracker:
 
     def forget(self, trajectory: str) -> None:
         """Delete the run of a trajectory that begins again: its curve is another. MLflow can restore it."""
-        self._worker.put("a training begins again", lambda backend: self.scribe.forget(trajectory))
+        self._worker.put("a training begins again", lambda backend: self.writer.forget(trajectory))
 
     def record(self, record: Record, task: TaskHandle | None = None) -> None:
         """An artifact was published or reused."""
@@ -190,7 +190,7 @@ class Tracker:
             following.stop(status)
         for handle in self._handles:
             self.end_task(handle, status)
-        self._worker.put("the end of the flow's run", lambda backend: self.scribe.end(status))
+        self._worker.put("the end of the flow's run", lambda backend: self.writer.end(status))
         return self._worker.close(timeout_s)
 
     def regularly(self, label: str, action: Any) -> None:
@@ -208,24 +208,27 @@ class Following:
 
     def __init__(self, tracker: Tracker, task: TaskHandle | None, trajectories: Sequence[Followed]) -> None:
         self._tracker, self._task, self._trajectories = tracker, task, tuple(trajectories)
-        self._curves: list[list[Curve]] = []
-        self._gauge = Gauge([followed.segments[-1].url for followed in trajectories])
+        self._curves: list[list[CurveWriter]] = []
+        self._process_stats = ProcessStats([followed.segments[-1].url for followed in trajectories])
         self._label = f"curves {id(self)}"
         self._is_stopped = False
         tracker.put("the curves", lambda backend: self._begin())
         tracker.regularly(self._label, lambda backend: self._poll())
 
     def _begin(self) -> None:
-        from atelier.infra.tracking.run_writer import Curve  # here, on the thread: it imports MLflow
+        from atelier.infra.tracking.run_writer import CurveWriter  # here, on the thread: it imports MLflow
 
         if not self._curves:
             self._curves = [
-                [Curve(self._tracker.scribe, f, i, self._task, self._gauge) for i in range(len(f.segments))]
+                [
+                    CurveWriter(self._tracker.writer, f, i, self._task, self._process_stats)
+                    for i in range(len(f.segments))
+                ]
                 for f in self._trajectories
             ]
 
     def _poll(self) -> None:
-        self._gauge.read()
+        self._process_stats.read()
         for chain in self._curves:
             for curve in chain:
                 curve.poll()

@@ -12,7 +12,7 @@ from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.encode import encode
 from atelier.engine.data.learn_tokenizer import learn_tokenizer
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input, Output, open_input
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
 from atelier.engine.io.process import Progress
 from atelier.engine.model.load import build, initialise, model_files
 from tests.engine.trainings import artifact
@@ -53,23 +53,23 @@ class Study:
     def progress(self) -> Progress:
         return Progress(io.StringIO())
 
-    def file(self, source: Input, name: str) -> Path:
+    def file(self, source: ArtifactInput, name: str) -> Path:
         return source.file(name, self.scratch)
 
-    def new_tokenizer(self, name: str, vocab: int) -> Input:
+    def new_tokenizer(self, name: str, vocab: int) -> ArtifactInput:
         spec = Tokenizer(vocab=vocab)
         return self._made(
             name, lambda output: learn_tokenizer(spec, [self.corpus], [], output, self.scratch, self.progress)
         )
 
-    def _made(self, name: str, make: Any) -> Input:
+    def _made(self, name: str, make: Any) -> ArtifactInput:
         """What `make` writes as an artifact."""
         payload = self.folder / f"made-{name}"
-        summary = make(Output(str(payload)))
+        summary = make(ArtifactOutput(str(payload)))
         files = {path.name: path.read_bytes() for path in payload.iterdir()}
         return open_input(artifact(self.folder / name, name, files, **summary))
 
-    def labels(self) -> Input:
+    def labels(self) -> ArtifactInput:
         """Test examples of four options, one of them twice as common as the others."""
         lines = [
             {
@@ -85,7 +85,9 @@ class Study:
             artifact(self.folder / "labels", "labels", {"test.jsonl": raw}, test=len(lines), options=OPTIONS)
         )
 
-    def model(self, name: str = "model", *, tokenizer: Input | None = None, **more: Any) -> Input:
+    def model(
+        self, name: str = "model", *, tokenizer: ArtifactInput | None = None, **more: Any
+    ) -> ArtifactInput:
         """Weights from a wide normal, so that predictions differ from token to token."""
         settings: dict[str, Any] = {"num_layers": 2, "hidden": 32, "num_heads": 2, "init_std": 0.3}
         settings |= {"vocab": self.vocabulary.size} | more
@@ -96,7 +98,9 @@ class Study:
         files["tokenizer.json"] = self.file(tokenizer or self.tokenizer, "tokenizer.json").read_bytes()
         return open_input(artifact(self.folder / name, "model", files))
 
-    def run_file(self, task: str, config: dict[str, Any], inputs: dict[str, Input], *outputs: str) -> RunFile:
+    def run_file(
+        self, task: str, config: dict[str, Any], inputs: dict[str, ArtifactInput], *outputs: str
+    ) -> RunFile:
         """A run file whose outputs are new empty folders."""
         self._num_runs += 1
         place = self.folder / f"run-{self._num_runs}"

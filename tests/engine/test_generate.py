@@ -10,7 +10,7 @@ import torch
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.generation import Sampling
 from atelier.engine.generate import generate
-from atelier.engine.inference.generator import read_speaker
+from atelier.engine.inference.generator import read_generator
 from atelier.engine.inference.sampling import sample, whole_characters
 from tests.checkout import python_path
 from tests.engine.scored_models import Study
@@ -26,7 +26,7 @@ def study(tmp_path_factory) -> Study:
 @pytest.fixture(scope="module")
 def speaker(study):
     torch.set_num_threads(1)
-    return read_speaker(study.model(), study.scratch, CPU)
+    return read_generator(study.model(), study.scratch, CPU)
 
 
 def sampling(**more) -> Sampling:
@@ -112,7 +112,7 @@ def test_characters_cut_into_bytes_come_out_whole_and_broken_ones_as_a_replaceme
     "shape", [{}, {"positions": "learned", "norm": "layer", "mlp": "gelu", "num_kv_heads": 1}]
 )
 def test_the_cache_does_not_change_the_text(study, shape):
-    speaker = read_speaker(study.model(f"m{len(shape)}", **shape), study.scratch, CPU)
+    speaker = read_generator(study.model(f"m{len(shape)}", **shape), study.scratch, CPU)
     for prompt in ("Poem 3: the sea", ""):
         for how in (sampling(), sampling(temperature=0.0), sampling(top_p=0.5, seed=8)):
             assert speaker.text(prompt, how) == without_cache(speaker, prompt, how)
@@ -162,7 +162,7 @@ def test_text_stops_before_the_end_token(study, speaker):
 
 
 def test_a_prompt_longer_than_the_learned_positions_is_refused_with_both_numbers(study):
-    speaker = read_speaker(study.model("short", positions="learned", max_positions=6), study.scratch, CPU)
+    speaker = read_generator(study.model("short", positions="learned", max_positions=6), study.scratch, CPU)
     with pytest.raises(ConfigError, match=r"has \d+ tokens, but the model learned 6 positions"):
         speaker.text("the sea is deep " * 3, sampling())
     before = speaker.num_tokens
@@ -197,7 +197,7 @@ def test_a_model_with_another_vocabulary_than_its_tokenizer_is_refused_with_both
         ConfigError,
         match=rf"model has {study.vocabulary.size + 20} tokens, the tokenizer {study.vocabulary.size};",
     ):
-        read_speaker(model, study.scratch, CPU)
+        read_generator(model, study.scratch, CPU)
 
 
 def test_as_a_process_it_serves_line_by_line_and_tells_errors_as_json(study):

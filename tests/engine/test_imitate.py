@@ -18,10 +18,10 @@ from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.objective.natural import Natural
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.datasets.load import rows_of
-from atelier.engine.data.tokens import Text
+from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.imitate import imitate
-from atelier.engine.inference.generator import Speaker, read_speaker
+from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.inference.sampling import continuation, continuations
 from atelier.engine.io.artifact import open_input
 from tests.engine.row_inputs import VOCAB, harbour
@@ -83,7 +83,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
 def test_both_sides_of_a_paragraph_begin_alike_and_the_original_stands_in_the_text(studio: Studio) -> None:
     lines = studio.lines(studio.imitations)
     assert len(lines) == ASKED.paragraphs
-    texts = {split: Text(open_input(studio.house.inputs["tokens.main"]), studio.folder, split).tokens_N
+    texts = {split: TokenText(open_input(studio.house.inputs["tokens.main"]), studio.folder, split).tokens_N
              for split in ("train", "held_out")}  # fmt: skip
     for line in lines:
         original, generated, prefix = line["original"], line["generated"], line["prefix"]
@@ -151,7 +151,7 @@ def test_rows_are_the_generated_and_the_original_paragraph_in_turn(studio: Studi
 
 def test_prompts_continued_together_say_what_each_says_alone(studio: Studio) -> None:
     """Whatever the length of each."""
-    speaker = read_speaker(open_input(studio.model), studio.folder, torch.device("cpu"))
+    speaker = read_generator(open_input(studio.model), studio.folder, torch.device("cpu"))
     prompts, end = [[30, 40, 50], [31], [32, 42, 52, 62, 33, 43]], speaker.vocabulary.end_id
     together = continuations(
         speaker.model, prompts, length=16, temperatures_B=torch.zeros(3), top_p=1.0,
@@ -165,7 +165,7 @@ def test_prompts_continued_together_say_what_each_says_alone(studio: Studio) -> 
 
 
 def test_candidates_are_ordered_by_the_judge_and_the_best_one_is_said(studio: Studio) -> None:
-    speaker = read_speaker(open_input(studio.model), studio.folder, torch.device("cpu"))
+    speaker = read_generator(open_input(studio.model), studio.folder, torch.device("cpu"))
     sampling = Sampling(max_tokens=12, best_of=5, seed=7)
     ranked = speaker.ranked("The pier", sampling)
     assert len({candidate.text for candidate in ranked}) > 1
@@ -183,7 +183,7 @@ def test_a_model_without_a_judge_does_not_rank(tmp_path: Path, studio: Studio) -
     spec = reader()
     bare = spec.model_copy(update={"model": spec.model.model_copy(update={"classes": {}})})
     house.train(house.training({"bare": bare}, how(1)))
-    speaker: Speaker = read_speaker(open_input(house.as_input("bare")), tmp_path, torch.device("cpu"))
+    speaker: Generator = read_generator(open_input(house.as_input("bare")), tmp_path, torch.device("cpu"))
     with pytest.raises(ConfigError, match="best-of: the model has no head"):
         speaker.text("x", Sampling(best_of=2))
 

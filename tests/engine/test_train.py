@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.trainings import ROOT, House, role, train
+from tests.checkout import TOP
+from tests.engine.trainings import House, role, train
 from tests.forks import Rank
 
 
@@ -37,7 +38,7 @@ def test_nothing_of_the_control_plane_is_imported() -> None:
     code = (
         f"import sys, atelier.engine.train; print([n for n in sys.modules if n.split('.')[0] in {forbidden}])"
     )
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = subprocess.run([sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 

@@ -21,7 +21,7 @@ from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import FileEntry, Record, identify
 from atelier.engine.config.role import Role
-from atelier.engine.config.run_file import Member, RunFile, Segment, Training
+from atelier.engine.config.run_file import Member, RunFile, SegmentAddress, Training
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
 from atelier.engine.loop.stop import StopRequest
@@ -108,9 +108,9 @@ class House:
         self.inputs = inputs or {"tokens": tokens(folder / "tokens")}
         self._num_runs = 0
 
-    def segment(self, name: str, start: int, end: int, *, attempt: int = 1) -> Segment:
+    def segment(self, name: str, start: int, end: int, *, attempt: int = 1) -> SegmentAddress:
         fingerprint = hashlib.sha256(name.encode()).hexdigest()
-        return Segment(
+        return SegmentAddress(
             fingerprint=fingerprint,
             url=str(self.folder / "trajectory" / name),
             start=start,

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from atelier.engine.checkpoint.collective_call import Alone
+from atelier.engine.checkpoint.collective_call import SingleRank
 from atelier.engine.checkpoint.folder import address
 from atelier.engine.checkpoint.writer import save_async
 from atelier.engine.config.record import Record, identify
-from atelier.engine.io.artifact import Output
+from atelier.engine.io.artifact import ArtifactOutput
 from atelier.infra.store.lease import Holder, take
 from atelier.infra.store.store import Store, read_body
 
@@ -47,7 +47,7 @@ def publish(folder: str) -> None:
     if lease is None:
         return
     payload = store.new_payload(record.kind, record.fingerprint)
-    output = Output(payload)
+    output = ArtifactOutput(payload)
     output.add_bytes("weights.bin", b"123")
     output.close({"loss": 1.5})
     files, summary = read_body(payload)
@@ -64,7 +64,7 @@ def lease(folder: str) -> None:
 
 
 def save(folder: str, number: int) -> None:
-    save_async(address(folder, 2), state(number), step=2, trajectory=TRAJECTORY, gang=Alone()).wait()
+    save_async(address(folder, 2), state(number), step=2, trajectory=TRAJECTORY, gang=SingleRank()).wait()
 
 
 SCENARIOS: dict[str, Callable[[str], None]] = {

@@ -13,30 +13,30 @@ from typing import Any
 import torch
 
 from atelier.engine.io.process import leave
-from atelier.engine.loop.role_state import Member
+from atelier.engine.loop.role_state import RoleState
 from atelier.engine.model.placement import local
 from atelier.engine.train import main
 
 
-def stop(member: Member) -> None:
+def stop(member: RoleState) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def flip(member: Member) -> None:
+def flip(member: RoleState) -> None:
     """One bit of one weight, in the middle of its mantissa: rounding could lose the lowest."""
     weight = next(local(weight) for weight in member.trainable().values() if local(weight).numel())
     with torch.no_grad():
         weight.view(torch.int32).view(-1)[0] ^= 1 << 12
 
 
-def lose(member: Member) -> None:
+def lose(member: RoleState) -> None:
     """The weights that this rank holds are no numbers any more."""
     with torch.no_grad():
         for weight in member.trainable().values():
             local(weight).fill_(float("nan"))
 
 
-def drag(member: Member) -> None:
+def drag(member: RoleState) -> None:
     """A fifth of a second of computing."""
     end = time.thread_time() + 0.2
     while time.thread_time() < end:
@@ -50,9 +50,9 @@ def fall_ill(path: Path) -> None:
     sick = json.loads(path.with_name("sick.json").read_text())
     if int(os.environ["RANK"]) != sick["rank"]:
         return
-    work, mark = Member.work, path.with_name("was-sick")
+    work, mark = RoleState.work, path.with_name("was-sick")
 
-    def faulty(self: Member, batches: Any, clock: int, counts: Any) -> Any:
+    def faulty(self: RoleState, batches: Any, clock: int, counts: Any) -> Any:
         step = clock + 1
         again = sick["ill"] == "drag" and step >= sick["step"]
         if again or (step == sick["step"] and not mark.exists()):
@@ -60,7 +60,7 @@ def fall_ill(path: Path) -> None:
             ILLS[sick["ill"]](self)
         return work(self, batches, clock, counts)
 
-    Member.work = faulty
+    RoleState.work = faulty
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from atelier.engine.checkpoint.collective_call import Alone
+from atelier.engine.checkpoint.collective_call import SingleRank
 from atelier.engine.checkpoint.folder import address, newest_good, steps
 from atelier.engine.checkpoint.reader import load
 from atelier.engine.checkpoint.writer import save_async
 from atelier.engine.io.storage import TEMPORARY
-from atelier.infra.store.lease import Holder, Log, take
+from atelier.infra.store.lease import Holder, LeaseLog, take
 from atelier.infra.store.store import Store
 from tests.checkout import TOP
 from tests.faults.commits import REFUSED, SCENARIOS, TRAJECTORY, draft, state
@@ -109,14 +109,16 @@ def stage() -> Iterator[Stage]:
 
 def save(folder: Path, step: int, number: int) -> None:
     save_async(
-        address(str(folder), step), state(number), step=step, trajectory=TRAJECTORY, gang=Alone()
+        address(str(folder), step), state(number), step=step, trajectory=TRAJECTORY, gang=SingleRank()
     ).wait()
 
 
 def number_at(folder: Path, step: int) -> int:
     """Which state a checkpoint holds, compared bit by bit."""
     found = state(0)
-    number = load(address(str(folder), step), found, step=step, trajectory=TRAJECTORY, gang=Alone())["step"]
+    number = load(address(str(folder), step), found, step=step, trajectory=TRAJECTORY, gang=SingleRank())[
+        "step"
+    ]
     for name, tensor in state(number)["weights"].items():
         assert torch.equal(found["weights"][name], tensor), f"step {step}: {name} is torn"
     return number
@@ -137,7 +139,7 @@ class Publish:
         SCENARIOS["publish"](str(folder))
         assert self.is_new(folder)
         store = Store(str(folder))
-        log = Log(store.address("model", draft().fingerprint))
+        log = LeaseLog(store.address("model", draft().fingerprint))
         assert [log.entry(number).act for number in log.numbers()].count("publish") == 1
 
 
@@ -148,12 +150,12 @@ class Leases:
         folder.mkdir()
 
     def is_new(self, folder: Path) -> bool:
-        acts = [Log(str(folder)).entry(number).act for number in Log(str(folder)).numbers()]
+        acts = [LeaseLog(str(folder)).entry(number).act for number in LeaseLog(str(folder)).numbers()]
         assert acts == ["take", "release", "take", "release"][: len(acts)]
         return len(acts) == 4
 
     def goes_on(self, folder: Path) -> None:
-        before = Log(str(folder)).numbers()
+        before = LeaseLog(str(folder)).numbers()
         since = time.monotonic()
         lease = take(str(folder), Holder.me())
         assert lease is not None and time.monotonic() - since < 5.0

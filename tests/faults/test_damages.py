@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.checkpoint.manifest import MANIFEST
-from atelier.engine.loop.resume import plan
+from atelier.engine.loop.resume import resume_point
 from tests.engine.trainings import ONE, House, role, student, train
 
 NUM = 500
@@ -148,14 +148,14 @@ def test_500_random_damages_are_all_found_each_file_is_named_and_the_checkpoint_
             if all(path.exists() and path.read_bytes() == before[path] for path in damaged):
                 continue  # a zero page was zero, a tensor equal to the other: not a damage
             what = f"ATELIER_SEED={SEED}, damage {num}: {kind.__name__} of {sorted(damaged)}"
-            found = plan(training.members, {})
+            found = resume_point(training.members, {})
             for path in to_be_named(damaged):
                 assert any(line.startswith(f"{path}: ") for line in found.damages), what
             assert found.steps == expected_steps(damaged), what
             counts[kind.__name__] += 1
             num += 1
     print(", ".join(f"{kind} {number}" for kind, number in counts.items()))
-    assert not plan(training.members, {}).damages
+    assert not resume_point(training.members, {}).damages
 
 
 def test_a_gang_goes_on_from_the_checkpoint_before_the_damaged_one_with_the_same_bits(house: House) -> None:

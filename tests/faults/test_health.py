@@ -11,7 +11,7 @@ import pytest
 
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import Record, identify
-from atelier.engine.config.run_file import Segment
+from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.train import Health
 from atelier.infra.launch.gang import Orders, start_gang
 from atelier.infra.store.lease import Holder, take
@@ -30,7 +30,7 @@ class Ward(House):
         self.said: list[dict[str, Any]] = []
         self.payload = ""
 
-    def segment(self, name: str, start: int, end: int, *, attempt: int = 1) -> Segment:
+    def segment(self, name: str, start: int, end: int, *, attempt: int = 1) -> SegmentAddress:
         found = super().segment(name, start, end, attempt=attempt)
         return found.model_copy(update={"url": self.store.address("trajectory", found.fingerprint)})
 

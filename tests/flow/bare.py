@@ -6,9 +6,9 @@ import sys
 
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.flows.run.compose import compose
-from atelier.flows.run.execute import new_run_id, open_house
+from atelier.flows.run.execute import new_run_id, open_context
 from atelier.flows.run.overrides import resuming
-from atelier.flows.run.plan import draw
+from atelier.flows.run.plan import make_plan
 from atelier.flows.run.work import work
 from atelier.infra.store.store import Store, default_root
 
@@ -17,10 +17,10 @@ def main(flow: str, words: list[str]) -> int:
     store = Store(default_root())
     try:
         frozen = compose(flow, [*resuming(words), "tracker=none"])
-        plan = draw(frozen, store)
+        plan = make_plan(frozen, store)
         if plan.refusals:
             raise ConfigError("plan", "; ".join(plan.refusals))
-        house = open_house(frozen, store, "bare", new_run_id(), lambda node, message: None)
+        house = open_context(frozen, store, "bare", new_run_id(), lambda node, message: None)
         for node in plan.nodes:
             if node.task not in ("score", "report", "register"):
                 work(node, house, {}, {})

@@ -8,7 +8,7 @@ import pytest
 
 from atelier.flows.cli.main import run
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import Plan, draw
+from atelier.flows.run.plan import Plan, make_plan
 from atelier.infra.store.store import Store
 
 
@@ -35,7 +35,7 @@ class Atelier:
         return Said(code, out, err)
 
     def plan(self, flow: str, *overrides: str) -> Plan:
-        return draw(compose(flow, list(overrides)), Store(str(self.root)))
+        return make_plan(compose(flow, list(overrides)), Store(str(self.root)))
 
     def states(self, flow: str, *overrides: str) -> dict[str, str]:
         return {row["name"]: row["state"] for row in self.plan(flow, *overrides).rows}

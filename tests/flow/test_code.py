@@ -19,7 +19,7 @@ WORDS = (
     "optim.schedule.kind=constant",
     "model.num_layers=1",
 )
-GPT = "engine/model/gpt.py"
+GPT, LAYERS = "engine/model/gpt.py", "engine/model/transformer.py"
 
 
 @dataclass
@@ -88,13 +88,13 @@ def test_edits_that_mean_nothing_change_nothing(copy: Copy) -> None:
 
 def test_other_code_is_named_refused_accepted_or_begun_again(copy: Copy) -> None:
     first = copy.model(3)
-    copy.edit(GPT, "def run_blocks", "SCALE = 2\n\n\ndef run_blocks")
-    copy.edit(GPT, "        x_BTD = x_BTD + ", "        x_BTD = x_BTD + SCALE * ")
+    copy.edit(LAYERS, "def run_blocks", "SCALE = 2\n\n\ndef run_blocks")
+    copy.edit(LAYERS, "        x_BTD = x_BTD + ", "        x_BTD = x_BTD + SCALE * ")
     document, _ = copy.plan(3)
     assert {row["name"]: row["state"] for row in document["tasks"]}["train"] == "reuse"
-    assert any(GPT in note and "train" in note for note in document["notes"])
+    assert any(LAYERS in note and "train" in note for note in document["notes"])
     _, refused = copy.plan(4)
-    assert f"step 3 of other code (changed since: {GPT} (" in refused and "--accept-code" in refused
+    assert f"step 3 of other code (changed since: {LAYERS} (" in refused and "--accept-code" in refused
     asked = copy.run("atelier", "pretrain", *WORDS, "train.steps=4")
     assert asked.returncode == 2 and "Traceback" not in asked.stderr and refused in asked.stderr
 
@@ -104,7 +104,7 @@ def test_other_code_is_named_refused_accepted_or_begun_again(copy: Copy) -> None
     assert len(mixed) == 2 and "codes" not in first["summary"]
     assert not copy.plan(5)[1]  # what was accepted is the code that it stands at now
 
-    copy.edit(GPT, "SCALE = 2", "SCALE = 3")
+    copy.edit(LAYERS, "SCALE = 2", "SCALE = 3")
     assert "step 4 of other code" in copy.plan(5)[1]
     document, refused = copy.plan(5, "--fresh", "train")
     assert not refused and {row["name"]: row["from_step"] for row in document["tasks"]}["train"] == 0

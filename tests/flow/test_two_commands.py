@@ -17,11 +17,11 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import FileEntry, Record
 from atelier.engine.io.storage import join, write_bytes
 from atelier.flows.run.compose import compose
-from atelier.flows.run.execute import open_house
-from atelier.flows.run.plan import draw_nodes
+from atelier.flows.run.execute import open_context
+from atelier.flows.run.plan import collect_nodes
 from atelier.infra.dag import Node
 from atelier.infra.launch.slots import CoreSlots
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 from atelier.infra.store.lease import Holder, take
 from atelier.infra.store.store import Store
 from atelier.tasks import train
@@ -45,10 +45,10 @@ with house.slots.claim(house.slots.total, threading.Event()):
 """
 
 
-def house_of(root: Path, run: str, heard: list[dict[str, Any]]) -> House:
+def house_of(root: Path, run: str, heard: list[dict[str, Any]]) -> RunContext:
     """A run of one command over the store."""
     frozen = compose("pretrain", list(WORDS))
-    return open_house(frozen, Store(str(root)), "two", run, lambda node, message: heard.append(message))
+    return open_context(frozen, Store(str(root)), "two", run, lambda node, message: heard.append(message))
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -116,7 +116,7 @@ def test_parallel_nodes_of_a_run_run_side_by_side(tmp_path: Path) -> None:
 
 def student(store: Store, *words: str) -> Node:
     """The training of a teacher and of a student that no other command has."""
-    nodes = draw_nodes(compose("distill", [*WORDS, "roles.student_a.optim.lr=7e-3", *words]), store)
+    nodes = collect_nodes(compose("distill", [*WORDS, "roles.student_a.optim.lr=7e-3", *words]), store)
     return next(node for node in nodes if node.task == "train" and "teacher" in node.products)
 
 
@@ -132,7 +132,7 @@ def test_a_student_whose_teacher_went_on_during_the_wait_is_refused_as_it_would_
     house = house_of(tmp_path / "store", "run-two", heard)
     started: list[Any] = []
     monkeypatch.setattr("atelier.infra.run.context.start_gang", lambda orders, *more: started.append(orders))
-    monkeypatch.setattr(House, "vocab", lambda self, node: 512)
+    monkeypatch.setattr(RunContext, "vocab", lambda self, node: 512)
     ended: list[BaseException | None] = []
 
     def second() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from atelier.infra.store.run_manifest import manifests
 from atelier.infra.store.store import Store
-from atelier.infra.store.trajectory import read_birth
+from atelier.infra.store.trajectory import read_trajectory
 from tests.flow.command import Atelier
 
 TINY = ("experiment=tiny", "tracker=none", "score.baselines=false")
@@ -137,7 +137,7 @@ def test_a_role_begins_from_the_finished_model_that_it_names(atelier: Atelier) -
 def first_loss(atelier: Atelier, model: dict) -> float:
     """Of the first step of the trajectory's first segment."""
     fingerprint = model["parents"]["trajectory"]
-    while trunk := read_birth(Store(str(atelier.root)), fingerprint).parents.get("trunk"):
+    while trunk := read_trajectory(Store(str(atelier.root)), fingerprint).parents.get("trunk"):
         fingerprint = trunk
     found = (atelier.root / "trajectory" / fingerprint[:16] / "metrics").iterdir()
     lines = [json.loads(line) for path in found for line in path.read_text().splitlines()]
@@ -167,7 +167,7 @@ def test_a_branch_whose_trunk_is_damaged_at_its_end_says_so_and_is_trained_after
     )
     assert atelier(*args, "train.steps=8", "optim.schedule.decay=0.25").code == 0
     [model] = atelier.records("model", "forks")
-    trunk = read_birth(Store(str(atelier.root)), model["parents"]["trajectory"]).parents["trunk"]
+    trunk = read_trajectory(Store(str(atelier.root)), model["parents"]["trajectory"]).parents["trunk"]
     checkpoints = atelier.root / "trajectory" / trunk[:16] / "checkpoints"
     newest = max(checkpoints.iterdir())
     next(newest.glob("rank*")).write_bytes(b"")

@@ -10,13 +10,13 @@ from typing import Any
 from atelier.engine.config.document import with_digest
 from atelier.engine.config.metric import segment_name
 from atelier.engine.config.record import Record, identify
-from atelier.engine.config.run_file import Segment
-from atelier.engine.config.trajectory import Part
-from atelier.engine.io.artifact import Output
+from atelier.engine.config.run_file import SegmentAddress
+from atelier.engine.config.trajectory import Segment
+from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.storage import join, write_bytes
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store, read_body
-from atelier.infra.store.trajectory import give_birth
+from atelier.infra.store.trajectory import register_trajectory
 
 ENDED = 1_790_000_000.0
 
@@ -43,7 +43,7 @@ class Shelf:
         parents = parents or {}
         fp = identify(kind, 1, identity, parents)
         payload = self.store.new_payload(kind, fp)
-        output = Output(payload)
+        output = ArtifactOutput(payload)
         for file, data in (files or {"data.txt": name.encode()}).items():
             output.add_bytes(file, data)
         output.close(summary or {})
@@ -70,15 +70,15 @@ class Shelf:
 
     def trajectory(
         self, name: str, parents: dict[str, str], *, start: int = 0, end: int = 400, **identity: Any
-    ) -> Segment:
-        part = Part(
+    ) -> SegmentAddress:
+        part = Segment(
             start=start,
             end=end,
             identity={"model": {"kind": "gpt", "hidden": 32}, "seed_name": name} | identity,
             parents=parents,
         )
-        give_birth(self.store, name, part, {"started": self.clock})
-        return Segment(
+        register_trajectory(self.store, name, part, {"started": self.clock})
+        return SegmentAddress(
             fingerprint=part.fingerprint,
             url=self.store.address("trajectory", part.fingerprint),
             start=start,
@@ -87,7 +87,7 @@ class Shelf:
 
     def metrics(
         self,
-        segment: Segment,
+        segment: SegmentAddress,
         steps: range,
         *,
         attempt: int = 1,
@@ -115,7 +115,7 @@ class Shelf:
             )
         write_bytes(join(segment.url, "metrics", segment_name(attempt, number)), "\n".join(lines).encode())
 
-    def checkpoint(self, segment: Segment, step: int) -> str:
+    def checkpoint(self, segment: SegmentAddress, step: int) -> str:
         url = join(segment.url, "checkpoints", f"step-{step:08d}")
         write_bytes(join(url, "manifest.json"), with_digest(b'{"files":[]}'))
         return url
@@ -123,7 +123,7 @@ class Shelf:
     def model(
         self,
         name: str,
-        segment: Segment,
+        segment: SegmentAddress,
         parents: dict[str, str],
         *,
         step: int,
@@ -160,7 +160,7 @@ class Family:
 
     shelf: Shelf
     records: dict[str, Record]
-    segments: dict[str, Segment]
+    segments: dict[str, SegmentAddress]
 
     def __getitem__(self, name: str) -> Record:
         return self.records[name]

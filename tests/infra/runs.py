@@ -7,7 +7,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, Run
 
-from atelier.engine.config.run_file import Segment
+from atelier.engine.config.run_file import SegmentAddress
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.about import Followed
 from atelier.infra.tracking.tracker import Tracker
@@ -50,7 +50,9 @@ def steps(root: Path, run: Run, key: str) -> list[int]:
     return [m.step for m in client(root).get_metric_history(run.info.run_id, key)]
 
 
-def follow_once(tracked: Tracker, *segments: Segment, role: str = "model", status: str = "FINISHED") -> None:
+def follow_once(
+    tracked: Tracker, *segments: SegmentAddress, role: str = "model", status: str = "FINISHED"
+) -> None:
     task = tracked.start_task("train", "train")
     following = tracked.follow(
         task, [Followed(segments=segments, role=role, params={"model": {"hidden": 32}})]

@@ -13,7 +13,7 @@ from atelier.engine.checkpoint.writer import save_async
 from atelier.engine.config.base import parse
 from atelier.engine.config.run_file import RunFile, Trainings
 from atelier.engine.io.process import leave
-from atelier.engine.loop.build import House, build_member
+from atelier.engine.loop.build import BuildContext, build_member
 from atelier.engine.loop.resume import checkpoints
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.parallel.gang import Gang, start_gang
@@ -23,9 +23,9 @@ from atelier.engine.train import train
 def save_again(run: RunFile, gang: Gang, step: int, folder: Path) -> None:
     """Every role's checkpoint of `step`, loaded in the run's layout and saved in it below `folder`."""
     (training,) = parse(Trainings, run.config, "config").trainings
-    house = House(gang=gang, layout=run.layout, inputs={}, scratch=Path(run.scratch))
+    house = BuildContext(gang=gang, layout=run.layout, inputs={}, scratch=Path(run.scratch))
     for name, spec in training.members.items():
-        member = build_member(name, spec, training=training, house=house)
+        member = build_member(name, spec, training=training, build_context=house)
         segment = member.segment(step)
         state = member.state()
         place = address(checkpoints(segment), step)

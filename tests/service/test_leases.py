@@ -9,9 +9,9 @@ import pytest
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io.storage import join, read_bytes
+from atelier.infra.store import conditional_create
 from atelier.infra.store.conditional_create import LEASES, check_exclusive
 from atelier.infra.store.lease import Holder, take
-from atelier.infra.store.store import conditional_create
 from tests.checkout import TOP
 from tests.engine.checkpoint.ftp import serving
 from tests.flow.served import wait_for

@@ -25,9 +25,10 @@ from atelier.engine.io.storage import (
     write_bytes,
     writing,
 )
+from atelier.infra.store import conditional_create
 from atelier.infra.store.conditional_create import LEASES, check_exclusive
 from atelier.infra.store.removal import size_of
-from atelier.infra.store.store import Store, conditional_create
+from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import checkpoint_steps
 from tests.checkout import TOP
 from tests.flow.served import descendants, wait_for

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from atelier.engine.config.error import DataError
-from atelier.engine.config.generation import GENRES, Wishes
+from atelier.engine.config.generation import GENRES, GenerationAttributes
 from atelier.engine.config.objective.control import Control
 from atelier.engine.data.attributes import ATTRIBUTES
 from atelier.engine.data.control_prompt import Prefix, prefix_of
 from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered, uniform
 from atelier.engine.data.tokens import NOT_SCORED, PADDING
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 
 _ASKED, _KEPT, _COUNT, _CUT, _END = 1, 2, 3, 4, 5  # lanes
 LEAST = 8  # tokens of text that a row has room for
@@ -88,7 +88,7 @@ class Asked:
         line, spec = self._lines[row], self._spec
         is_asked = uniform(key, 0, _ASKED) < spec.asked
         kept = [bool(is_asked and uniform(key, place, _KEPT) >= spec.dropped) for place in range(5)]
-        wishes = Wishes(
+        wishes = GenerationAttributes(
             topic=line["topic"] if kept[1] else "",
             keywords=tuple(line["keywords"]) if kept[2] else (),
             sentiment=line["sentiment"] if kept[3] else "",
@@ -101,7 +101,7 @@ class Asked:
 
 def open_rows(
     spec: Control,
-    tokens: Input,
+    tokens: ArtifactInput,
     vocabulary: Vocabulary,
     scratch: Path,
     *,

@@ -13,10 +13,10 @@ from atelier.engine.config.data import CLS, SEP
 from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.distance import Distance
 from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered
-from atelier.engine.data.tokens import Text, packed
+from atelier.engine.data.tokens import TokenText, packed
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 
 SHORTEST = 8  # tokens of a fragment, about
 CELLS = 4  # a document has so many or more: each has one that does not touch it
@@ -46,7 +46,7 @@ class Pairs:
     extras = ("bidirectional_B", "classes_B")
     part: int | None = None
 
-    def __init__(self, text: Text, vocabulary: Vocabulary, *, sequence: int, seed: int) -> None:
+    def __init__(self, text: TokenText, vocabulary: Vocabulary, *, sequence: int, seed: int) -> None:
         self._room = (sequence - 3) // 2
         sizes_D = text.lengths_D - 1  # without the end token
         long_E = np.flatnonzero(sizes_D >= CELLS * SHORTEST)
@@ -116,7 +116,7 @@ class Pairs:
 
 def open_rows(
     spec: Distance,
-    tokens: Input,
+    tokens: ArtifactInput,
     vocabulary: Vocabulary,
     scratch: Path,
     *,
@@ -124,4 +124,4 @@ def open_rows(
     sequence: int,
     seed: int,
 ) -> Pairs:
-    return Pairs(Text(tokens, scratch, split), vocabulary, sequence=sequence, seed=seed)
+    return Pairs(TokenText(tokens, scratch, split), vocabulary, sequence=sequence, seed=seed)

@@ -11,9 +11,9 @@ import numpy as np
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.data.counter_rng import Numbers
-from atelier.engine.data.tokens import NOT_SCORED, PADDING, Text
+from atelier.engine.data.tokens import NOT_SCORED, PADDING, TokenText
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 
 
 class Pieces:
@@ -27,7 +27,7 @@ class Pieces:
     extras = ("memory_BT",)
     part: int | None = None
 
-    def __init__(self, text: Text, pad: int, *, sequence: int, memory: int) -> None:
+    def __init__(self, text: TokenText, pad: int, *, sequence: int, memory: int) -> None:
         self._text, self._pad, self.length = text, pad, sequence
         begins_P, sizes_P, memories_P = _cut(text, sequence, memory)
         if not len(begins_P):
@@ -66,7 +66,7 @@ class Pieces:
         return result
 
 
-def _cut(text: Text, sequence: int, memory: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _cut(text: TokenText, sequence: int, memory: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(first token, tokens, tokens of memory) of each piece, in the order of the text."""
     step = sequence - memory
     inputs_D = text.lengths_D - 1  # the last token of a document predicts nothing
@@ -100,7 +100,7 @@ def _inside(counts: np.ndarray) -> np.ndarray:
 
 def open_rows(
     spec: DocumentLM,
-    tokens: Input,
+    tokens: ArtifactInput,
     vocabulary: Vocabulary,
     scratch: Path,
     *,
@@ -115,4 +115,4 @@ def open_rows(
             f"{memory} tokens leave nothing to predict in a row of {sequence}",
             f"give {sequence - 1} or less, or auto",
         )
-    return Pieces(Text(tokens, scratch, split), vocabulary.pad_id, sequence=sequence, memory=memory)
+    return Pieces(TokenText(tokens, scratch, split), vocabulary.pad_id, sequence=sequence, memory=memory)

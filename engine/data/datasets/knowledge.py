@@ -17,7 +17,7 @@ from atelier.engine.data.masking import hide
 from atelier.engine.data.tokens import packed
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Spelling, find_words
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 
 TRIPLES = "triples.jsonl"
 FIELDS = ("head", "relation", "tail", "text")
@@ -108,7 +108,7 @@ class Statements:
 
 def open_rows(
     spec: Knowledge,
-    tokens: Input,
+    tokens: ArtifactInput,
     vocabulary: Vocabulary,
     scratch: Path,
     *,

@@ -14,10 +14,10 @@ from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.data.counter_rng import Chance, Numbers, numbered
 from atelier.engine.data.masking import hide
-from atelier.engine.data.tokens import NOT_SCORED, PADDING, Text
+from atelier.engine.data.tokens import NOT_SCORED, PADDING, TokenText
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Spelling, find_phrases, find_words
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 
 EDGE = 2  # tokens looked at on either side of a row, to know which units it cuts
 
@@ -35,7 +35,7 @@ class Masked:
 
     def __init__(
         self,
-        text: Text,
+        text: TokenText,
         phrases: np.ndarray,
         vocabulary: Vocabulary,
         *,
@@ -98,7 +98,7 @@ class Masked:
 
 def open_rows(
     spec: MLM,
-    tokens: Input,
+    tokens: ArtifactInput,
     vocabulary: Vocabulary,
     scratch: Path,
     *,
@@ -108,7 +108,7 @@ def open_rows(
 ) -> Masked:
     """The phrases are those of the training text, whatever the split."""
     phrases = find_phrases(
-        Text(tokens, scratch, TRAIN), Spelling(vocabulary), count=spec.phrase_count, pmi=spec.phrase_bits
+        TokenText(tokens, scratch, TRAIN), Spelling(vocabulary), count=spec.phrase_count, pmi=spec.phrase_bits
     )
-    text = Text(tokens, scratch, split)
+    text = TokenText(tokens, scratch, split)
     return Masked(text, phrases, vocabulary, sequence=sequence, seed=seed, rate=spec.rate)

@@ -15,13 +15,13 @@ from atelier.engine.config.objective.natural import Natural
 from atelier.engine.data.counter_rng import Numbers
 from atelier.engine.data.tokens import packed
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 
 IMITATIONS = "imitations.jsonl"
 SIDES = ("generated", "original")  # a row's class is its place here
 
 
-class Paragraphs:
+class NaturalParagraphs:
     """Rows <|cls|> paragraph: row 2 i is the i-th one as it was generated, row 2 i + 1 as it was. Both begin
     alike and end with a sentence.
     """
@@ -52,14 +52,14 @@ class Paragraphs:
 
 def open_rows(
     spec: Natural,
-    tokens: Input,
+    tokens: ArtifactInput,
     vocabulary: Vocabulary,
     scratch: Path,
     *,
     split: str,
     sequence: int,
     seed: int,
-) -> Paragraphs:
+) -> NaturalParagraphs:
     """`tokens` is an artifact of imitations."""
     mine = [line for line in tokens.lines(IMITATIONS, scratch) if line["split"] == split]
-    return Paragraphs(mine, vocabulary, split=split, sequence=sequence)
+    return NaturalParagraphs(mine, vocabulary, split=split, sequence=sequence)

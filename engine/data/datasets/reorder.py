@@ -13,10 +13,10 @@ from atelier.engine.config.data import CLS, SEP
 from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.reorder import Reorder
 from atelier.engine.data.counter_rng import Chance, Numbers, numbered, uniform
-from atelier.engine.data.tokens import Text, packed
+from atelier.engine.data.tokens import TokenText, packed
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 
 SHORTEST = 16  # tokens of a paragraph
 
@@ -30,7 +30,7 @@ def orders(max_segments: int) -> list[tuple[int, ...]]:
     return [o for n in range(1, max_segments + 1) for o in itertools.permutations(range(n))]
 
 
-class Paragraphs:
+class PermutedParagraphs:
     """Rows <|cls|> segment <|sep|> segment ...; classes_B is the class, nothing else is scored.
 
     A document is cut into paragraphs that fit a row; one that begins or ends within a sentence leaves it out.
@@ -41,7 +41,7 @@ class Paragraphs:
     part: int | None = None
 
     def __init__(
-        self, text: Text, vocabulary: Vocabulary, *, sequence: int, seed: int, max_segments: int
+        self, text: TokenText, vocabulary: Vocabulary, *, sequence: int, seed: int, max_segments: int
     ) -> None:
         self._room = sequence - max_segments  # <|cls|> and the separators
         if self._room < SHORTEST:
@@ -107,13 +107,13 @@ class Paragraphs:
 
 def open_rows(
     spec: Reorder,
-    tokens: Input,
+    tokens: ArtifactInput,
     vocabulary: Vocabulary,
     scratch: Path,
     *,
     split: str,
     sequence: int,
     seed: int,
-) -> Paragraphs:
-    text = Text(tokens, scratch, split)
-    return Paragraphs(text, vocabulary, sequence=sequence, seed=seed, max_segments=spec.max_segments)
+) -> PermutedParagraphs:
+    text = TokenText(tokens, scratch, split)
+    return PermutedParagraphs(text, vocabulary, sequence=sequence, seed=seed, max_segments=spec.max_segments)

@@ -7,7 +7,7 @@ from argparse import Namespace
 from atelier.engine.config.error import ConfigError, printable
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import print_table
-from atelier.flows.sweep.pick import Choice, choose
+from atelier.flows.sweep.pick import Picked, choose
 from atelier.infra.stack.stack import join_stack
 from atelier.infra.store.alias import Alias, check_alias, give_alias
 from atelier.infra.store.store import Store
@@ -38,7 +38,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _alias(store: Store, choice: Choice, alias: str, words: list[str]) -> Alias | None:
+def _alias(store: Store, choice: Picked, alias: str, words: list[str]) -> Alias | None:
     """Give the model that was best its alias, in the store and on its page in MLflow; None for a number that
     no model stands behind.
     """
@@ -59,7 +59,7 @@ def _alias(store: Store, choice: Choice, alias: str, words: list[str]) -> Alias 
     return given
 
 
-def _document(choice: Choice, given: Alias | None) -> dict[str, object]:
+def _document(choice: Picked, given: Alias | None) -> dict[str, object]:
     return {
         "metric": choice.metric,
         "order": choice.order,

@@ -14,7 +14,7 @@ from atelier.flows.run.compose import Frozen, compose
 from atelier.flows.run.measured import measured, rows_of
 from atelier.flows.run.memory_fit import TRAINED, layouts, words
 from atelier.flows.run.overrides import resume_overrides
-from atelier.flows.run.plan import Plan, draw, text_of, vocab_of
+from atelier.flows.run.plan import Plan, make_plan, text_of, vocab_of
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import amount, duration, print_table
 from atelier.infra.launch.machine import num_cores
@@ -36,7 +36,7 @@ def run(options: Namespace) -> int:
     if options.calibrate:
         _calibrate(compose(flow, overrides), store)
     frozen = compose(flow, overrides)
-    plan = draw(frozen, store)
+    plan = make_plan(frozen, store)
     document = plan.document()
     found = _layouts(plan, frozen) if options.search else []
     seen = measured(plan, store)

@@ -10,7 +10,7 @@ from atelier.engine.config.pool import Pool
 from atelier.flows.run.catalog import options as catalog
 from atelier.flows.run.pools import check_launcher, gangs_at_once, pool_of, served_pools, site_of
 from atelier.flows.run.store_check import check_root
-from atelier.infra.launch.batch_job import Away
+from atelier.infra.launch.batch_job import BatchJob
 from atelier.infra.launch.batch_systems import batch_of
 from atelier.infra.launch.slots import num_slots
 from atelier.infra.stack.stack import LIGHT, Stack, join_stack
@@ -60,6 +60,6 @@ def _show(name: str) -> int:
         raise ConfigError("--show", f"the gangs of {name} are started here", "it is for slurm and kubernetes")
     root = Store(default_root()).root
     ranks = num_slots(pool) if not pool.is_cpu else 1
-    gang = Away(id="away-0", name="train", root=root, nodes=2, ranks=ranks, threads=1)
+    gang = BatchJob(id="away-0", name="train", root=root, nodes=2, ranks=ranks, threads=1)
     print(batch_of(pool, site_of(pool)).show(gang))
     return 0

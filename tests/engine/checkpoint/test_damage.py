@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from atelier.engine.checkpoint import writer
-from atelier.engine.checkpoint.collective_call import Alone
+from atelier.engine.checkpoint.collective_call import SingleRank
 from atelier.engine.checkpoint.folder import address, newest_good, verify
 from atelier.engine.checkpoint.manifest import MANIFEST
 from atelier.engine.checkpoint.reader import load
@@ -38,7 +38,7 @@ def pristine(tmp_path_factory: Any) -> Path:
             ("other", 200, "b"),
         ):
             url = address(str(root / folder), step)
-            save_async(url, state(step), step=step, trajectory=trajectory, gang=Alone()).wait()
+            save_async(url, state(step), step=step, trajectory=trajectory, gang=SingleRank()).wait()
     assert len(list((root / "own" / "step-00000200").iterdir())) == 5
     return root
 
@@ -141,10 +141,10 @@ def test_damage_is_found_names_the_file_and_the_checkpoint_before_is_used(
     assert damages and any(line.startswith(f"{file}: ") for line in damages)
     assert newest_good(str(root), trajectory=TRAJECTORY) == (100, damages)
     with pytest.raises(DamageError) as caught:
-        load(address(str(root), 200), state(0), step=200, trajectory=TRAJECTORY, gang=Alone())
+        load(address(str(root), 200), state(0), step=200, trajectory=TRAJECTORY, gang=SingleRank())
     assert str(caught.value) in damages
     fresh = state(0)
-    load(address(str(root), 100), fresh, step=100, trajectory=TRAJECTORY, gang=Alone())
+    load(address(str(root), 100), fresh, step=100, trajectory=TRAJECTORY, gang=SingleRank())
     assert torch.equal(fresh["model"]["w3"], state(100)["model"]["w3"])
 
 
@@ -161,7 +161,7 @@ def test_a_renamed_folder_is_found_by_the_step_inside(pristine: Path, tmp_path: 
     good, damages = newest_good(str(root), trajectory=TRAJECTORY)
     assert good == 100 and damages == [f"{url}/manifest.json: holds step 200, expected {step}"]
     with pytest.raises(AtelierError, match="holds step 200"):
-        load(url, state(0), step=step, trajectory=TRAJECTORY, gang=Alone())
+        load(url, state(0), step=step, trajectory=TRAJECTORY, gang=SingleRank())
 
 
 def test_a_checkpoint_of_a_foreign_trajectory_is_found(pristine: Path, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_checkpoint_of_a_foreign_trajectory_is_found(pristine: Path, tmp_path:
     good, damages = newest_good(str(root), trajectory=TRAJECTORY)
     assert good == 100 and damages == [f"{url}/manifest.json: holds trajectory b, expected {TRAJECTORY}"]
     with pytest.raises(DamageError, match="holds trajectory b"):
-        load(url, state(0), step=200, trajectory=TRAJECTORY, gang=Alone())
+        load(url, state(0), step=200, trajectory=TRAJECTORY, gang=SingleRank())
 
 
 def test_damage_names_the_file_before_the_library_sees_a_byte(pristine: Path, tmp_path: Path) -> None:
@@ -182,4 +182,4 @@ def test_damage_names_the_file_before_the_library_sees_a_byte(pristine: Path, tm
     for file in (root / "step-00000200").glob("*.safetensors"):
         file.write_bytes(b"\xff" * file.stat().st_size)  # a header length of 2**64 - 1
     with pytest.raises(DamageError, match="content does not match its digest"):
-        load(address(str(root), 200), state(0), step=200, trajectory=TRAJECTORY, gang=Alone())
+        load(address(str(root), 200), state(0), step=200, trajectory=TRAJECTORY, gang=SingleRank())

@@ -16,7 +16,7 @@ import safetensors
 import torch
 
 from atelier.engine.checkpoint import commit, tensorfile, writer
-from atelier.engine.checkpoint.collective_call import Alone
+from atelier.engine.checkpoint.collective_call import SingleRank
 from atelier.engine.checkpoint.folder import address, newest_good, retain, steps, verify
 from atelier.engine.checkpoint.manifest import MANIFEST, read_manifest
 from atelier.engine.checkpoint.reader import load, load_full
@@ -29,13 +29,13 @@ TRAJECTORY = "a" * 64
 
 
 def save(folder: str | Path, step: int, state: dict[str, Any], trajectory: str = TRAJECTORY) -> Pending:
-    return save_async(address(str(folder), step), state, step=step, trajectory=trajectory, gang=Alone())
+    return save_async(address(str(folder), step), state, step=step, trajectory=trajectory, gang=SingleRank())
 
 
 def read(
     folder: str | Path, step: int, state: dict[str, Any], trajectory: str = TRAJECTORY
 ) -> dict[Any, Any]:
-    return load(address(str(folder), step), state, step=step, trajectory=trajectory, gang=Alone())
+    return load(address(str(folder), step), state, step=step, trajectory=trajectory, gang=SingleRank())
 
 
 def names_in(folder: Path) -> list[str]:
@@ -271,11 +271,11 @@ def test_another_step_and_another_trajectory_are_refused(tmp_path: Path) -> None
     with pytest.raises(DamageError, match=r"manifest\.json: holds trajectory aaa.*, expected b"):
         read(tmp_path, 100, state, trajectory="b" * 64)
     with pytest.raises(ConfigError, match="the address of another step than 200"):
-        load(address(str(tmp_path), 100), state, step=200, trajectory=TRAJECTORY, gang=Alone())
+        load(address(str(tmp_path), 100), state, step=200, trajectory=TRAJECTORY, gang=SingleRank())
     with pytest.raises(ConfigError, match="the address of another step than 200"):
-        save_async(address(str(tmp_path), 100), state, step=200, trajectory=TRAJECTORY, gang=Alone())
+        save_async(address(str(tmp_path), 100), state, step=200, trajectory=TRAJECTORY, gang=SingleRank())
     with pytest.raises(ConfigError, match="its last part must be like step-00000100"):
-        save_async(str(tmp_path / "step-100"), state, step=100, trajectory=TRAJECTORY, gang=Alone())
+        save_async(str(tmp_path / "step-100"), state, step=100, trajectory=TRAJECTORY, gang=SingleRank())
     assert not state["w"].any()
 
 

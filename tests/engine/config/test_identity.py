@@ -24,7 +24,7 @@ from atelier.engine.config.optim.muon import Muon
 from atelier.engine.config.role import Role
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Health, Train
-from atelier.engine.config.trajectory import Feed, in_teaching_order, parts_of, resolve_starts
+from atelier.engine.config.trajectory import Feed, in_teaching_order, resolve_starts, segments_of
 
 MODEL = {"kind": "gpt", "num_layers": 2, "hidden": 64, "num_heads": 4}
 FEED = Feed(parents={"tokens.main": "a" * 64, "tokenizer": "b" * 64}, identity={})
@@ -45,7 +45,7 @@ STUDENT = {"objective": {"kd": {"kind": "logits"}}, "teacher": "teacher"}
 def fingerprints(roles: dict[str, Role], settings: Train) -> dict[str, list[str]]:
     return {
         name: [part.fingerprint for part in parts]
-        for name, parts in parts_of(roles, settings, FEED, {}).items()
+        for name, parts in segments_of(roles, settings, FEED, {}).items()
     }
 
 
@@ -168,7 +168,9 @@ def test_a_root_that_may_roll_back_shares_no_trunk_and_its_students_do() -> None
 
 def test_a_student_is_cut_where_its_teacher_first_depends_on_the_end() -> None:
     constant = {"kind": "adamw", "lr": 1e-3, "schedule": {"kind": "constant"}}
-    parts = parts_of({"teacher": role(), "s": role(**STUDENT, optim=constant, start=40)}, train(), FEED, {})
+    parts = segments_of(
+        {"teacher": role(), "s": role(**STUDENT, optim=constant, start=40)}, train(), FEED, {}
+    )
     assert [(part.start, part.end) for part in parts["teacher"]] == [(0, 80), (80, 100)]
     assert [(part.start, part.end) for part in parts["s"]] == [(40, 80), (80, 100)]
     assert parts["s"][1].parents["teacher"] == parts["teacher"][1].fingerprint
@@ -187,7 +189,7 @@ def test_numbers_have_one_spelling() -> None:
 def test_where_a_student_leaves_is_its_horizon_and_moves_nobody_else() -> None:
     def found(**more: Any) -> dict[str, Any]:
         roles = resolve_starts({"teacher": role(), "s": role(**STUDENT, **more)}, train())
-        return parts_of(roles, train(), FEED, {})
+        return segments_of(roles, train(), FEED, {})
 
     stays, leaves = found(), found(end=0.5)
     assert stays["teacher"] == leaves["teacher"]

@@ -7,7 +7,7 @@ import pytest
 from atelier.engine.config.data import Labels, Source, Tokenizer
 from atelier.engine.config.record import Record, identify
 from atelier.engine.config.run_file import RunFile
-from atelier.engine.io.artifact import Input, open_input
+from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.io.source_files import content_id, files_of
 from atelier.engine.prepare import prepare
 
@@ -34,7 +34,7 @@ class Workshop:
         prepare(run, io.StringIO())
         return self.publish(target, output)
 
-    def publish(self, target: Path, kind: str) -> Input:
+    def publish(self, target: Path, kind: str) -> ArtifactInput:
         body = json.loads((target / "body.json").read_text())
         identity = {"n": self.count}
         record = Record(
@@ -53,28 +53,28 @@ class Workshop:
     def files(self, source) -> list[list[str]]:
         return [[path, content_id(path)] for path in files_of(source)]
 
-    def curate(self, source: Source, held_out=0.25, files=None) -> Input:
+    def curate(self, source: Source, held_out=0.25, files=None) -> ArtifactInput:
         config = {"source": source.model_dump(), "held_out": held_out, "files": files or self.files(source)}
         return self.run("curate", config, {}, "corpus")
 
-    def corpus(self, texts, held_out=0.25) -> Input:
+    def corpus(self, texts, held_out=0.25) -> ArtifactInput:
         path = self.folder / f"texts-{self.count}.jsonl"
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         return self.curate(Source(source=str(path)), held_out)
 
-    def tokenizer(self, *corpora: Input, vocab=300, specials=()) -> Input:
+    def tokenizer(self, *corpora: ArtifactInput, vocab=300, specials=()) -> ArtifactInput:
         inputs = {f"corpus_{n}": corpus for n, corpus in enumerate(corpora)}
         spec = Tokenizer(vocab=vocab, specials=specials)
         return self.run("learn_tokenizer", {"tokenizer": spec.model_dump(mode="json")}, inputs, "tokenizer")
 
-    def tokens(self, corpus: Input, tokenizer: Input) -> Input:
+    def tokens(self, corpus: ArtifactInput, tokenizer: ArtifactInput) -> ArtifactInput:
         return self.run("encode", {}, {"corpus": corpus, "tokenizer": tokenizer}, "tokens")
 
-    def labels(self, labels: Labels, files=None) -> Input:
+    def labels(self, labels: Labels, files=None) -> ArtifactInput:
         config = {"labels": labels.model_dump(), "files": files or self.files(labels)}
         return self.run("label", config, {}, "labels")
 
-    def lines(self, artifact: Input, name: str) -> list[dict]:
+    def lines(self, artifact: ArtifactInput, name: str) -> list[dict]:
         return [json.loads(line) for line in (Path(artifact.url) / name).read_text().splitlines()]
 
 

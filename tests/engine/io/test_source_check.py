@@ -26,24 +26,24 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_file_that_changed_after_the_order_is_refused(file: Path) -> None:
-    wanted = {"engine/some.py": source_check.digest(file.read_bytes())}
-    source_check.check(wanted)
+    wanted = {"engine/some.py": source_check.source_digest(file.read_bytes())}
+    source_check.check_sources(wanted)
     file.write_text("x = 2\n")
     with pytest.raises(ConfigError, match=r"engine/some\.py: was changed while this run was going"):
-        source_check.check(wanted)
+        source_check.check_sources(wanted)
     file.unlink()
     with pytest.raises(ConfigError, match="was changed"):
-        source_check.check(wanted)
+        source_check.check_sources(wanted)
 
 
 def test_a_process_that_loaded_the_file_before_it_changed_goes_on(file: Path) -> None:
-    wanted = {"engine/some.py": source_check.digest(file.read_bytes())}
-    source_check.keep()
+    wanted = {"engine/some.py": source_check.source_digest(file.read_bytes())}
+    source_check.remember_sources()
     file.write_text("x = 2\n")
-    source_check.check(wanted)
+    source_check.check_sources(wanted)
     with pytest.raises(ConfigError):
-        source_check.check(
-            {"engine/some.py": source_check.digest(b"x = 2\n")}
+        source_check.check_sources(
+            {"engine/some.py": source_check.source_digest(b"x = 2\n")}
         )  # ordered with what it does not hold
 
 
@@ -51,4 +51,4 @@ def test_a_run_file_that_a_person_starts_by_hand_is_not_refused(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(source_check.SUPERVISED)
-    source_check.check({"engine/some.py": "0" * 16})
+    source_check.check_sources({"engine/some.py": "0" * 16})

@@ -18,7 +18,7 @@ from atelier.engine.checkpoint import commit, tensorfile
 from atelier.engine.checkpoint.folder import steps
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.role import Role
-from atelier.engine.config.run_file import Segment
+from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.io import storage
 from atelier.engine.io.storage import TEMPORARY, join
 from atelier.engine.loop.stop import StopRequest
@@ -40,7 +40,7 @@ class Away(House):
         super().__init__(folder)
         self.url = url
 
-    def segment(self, name: str, start: int, end: int, *, attempt: int = 1) -> Segment:
+    def segment(self, name: str, start: int, end: int, *, attempt: int = 1) -> SegmentAddress:
         here = super().segment(name, start, end, attempt=attempt)
         return here.model_copy(update={"url": join(self.url, name)})
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Health, Train
-from atelier.engine.io.heartbeat import PULSE, Pulse, pulse_file, unpack
-from atelier.engine.loop.decisions import Detector
+from atelier.engine.io.heartbeat import PULSE, Heartbeat, heartbeat_file, unpack
+from atelier.engine.loop.decisions import HealthDetector
 from atelier.engine.loop.replica_check import digest
-from atelier.engine.loop.resume import plan
-from atelier.engine.loop.role_state import Member
-from atelier.engine.loop.step import Round
+from atelier.engine.loop.resume import resume_point
+from atelier.engine.loop.role_state import RoleState
+from atelier.engine.loop.step import RoleStep
 from atelier.engine.loop.stop import StopRequest
-from atelier.engine.loop.straggler import Pace
+from atelier.engine.loop.straggler import StragglerDetector
 from atelier.engine.parallel.gang import Gang
 from tests.engine.trainings import House, model, role, student, train
 
@@ -39,9 +39,9 @@ def other(tmp_path: Path) -> House:
 
 def plant(monkeypatch: pytest.MonkeyPatch, faults: dict[tuple[str, int], float]) -> None:
     """Multiply loss and gradient of (role, step) by a factor, whenever that step is computed."""
-    after = Round.after
+    after = RoleStep.after
 
-    def faulty(self: Round, member: Member, index: int, total: Tensor) -> Tensor:
+    def faulty(self: RoleStep, member: RoleState, index: int, total: Tensor) -> Tensor:
         factor = faults.get((member.name, member.step + 1))
         if factor is not None:
             results = self.works[member.name].results
@@ -50,7 +50,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, faults: dict[tuple[str, int], float])
             total = total * factor
         return after(self, member, index, total)
 
-    monkeypatch.setattr(Round, "after", faulty)
+    monkeypatch.setattr(RoleStep, "after", faulty)
 
 
 def how(steps: int = 16, *, every: int = 4, keep: int = 2, **health: Any) -> Train:
@@ -205,7 +205,7 @@ def test_no_checkpoint_of_the_past_that_was_rolled_back_is_left(house: House, mo
 def _spy(found: list[list[int]], house: House) -> Any:
     def look(*arguments: Any) -> Any:
         found.append(house.steps("model"))
-        return plan(*arguments)
+        return resume_point(*arguments)
 
     return look
 
@@ -224,7 +224,7 @@ def test_a_loss_that_stays_high_ends_training_after_the_patience(house: House, m
 
 def test_a_spike_is_far_above_the_average_in_deviations_and_in_nats() -> None:
     def judged(losses: list[float], **spec: Any) -> list[str]:
-        detector = Detector(Health(spike="skip", spike_after=4, **spec))
+        detector = HealthDetector(Health(spike="skip", spike_after=4, **spec))
         return [detector.judge(loss, 1.0) for loss in losses]
 
     steady = [3.0, 3.1, 2.9, 3.0]
@@ -236,7 +236,7 @@ def test_a_spike_is_far_above_the_average_in_deviations_and_in_nats() -> None:
 
 
 def test_a_gradient_norm_spikes_before_the_loss_does() -> None:
-    detector = Detector(Health(spike="skip", spike_after=4, spike_norm=5.0))
+    detector = HealthDetector(Health(spike="skip", spike_after=4, spike_norm=5.0))
     assert [detector.judge(3.0, norm) for norm in (1.0, 1.2, 0.9, 1.1, 4.0, 9.0)] == [""] * 5 + ["spike"]
     assert "gradient norm 9 spikes over 5 times" in detector.words
 
@@ -255,43 +255,43 @@ def test_a_single_flipped_bit_anywhere_changes_a_digest() -> None:
 
 
 def test_a_rank_that_computes_longer_than_the_median_is_named_once() -> None:
-    pace = Pace(Gang(rank=0, world=3), 2.0)
+    straggler = StragglerDetector(Gang(rank=0, world=3), 2.0)
     said = [
-        pace.hear([100_000, 250_000 if 5 <= step < 60 else 100_000, 105_000, 0, 1 << 50, 0])
+        straggler.hear([100_000, 250_000 if 5 <= step < 60 else 100_000, 105_000, 0, 1 << 50, 0])
         for step in range(120)
     ]
     assert [text for text in said if text] == [
         "rank 1 computes 2.0 times as long a step as the median rank (0.212 s, 0.105 s): all wait for it"
     ]
-    assert pace.timing()["slowest_ratio"] < 1.1
-    assert pace.timing()["memory_gb"] == (1 << 50) / 1e9  # of the fullest rank, not of this one
+    assert straggler.timing()["slowest_ratio"] < 1.1
+    assert straggler.timing()["memory_gb"] == (1 << 50) / 1e9  # of the fullest rank, not of this one
 
 
 def test_a_pulse_allows_for_what_takes_long_and_for_long_steps(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv(PULSE, str(tmp_path))
-    pulse, now = Pulse.of_rank(3), 0.0
+    heartbeat, now = Heartbeat.of_rank(3), 0.0
     monkeypatch.setattr("atelier.engine.io.heartbeat.time.monotonic", lambda: now + 1.0)
 
     def stand() -> tuple[int, int, float, str]:
-        found = unpack(pulse_file(tmp_path, 3).read_bytes())
+        found = unpack(heartbeat_file(tmp_path, 3).read_bytes())
         return found.step, found.beat, found.limit_s, found.phase
 
-    pulse.watch("auto")
-    pulse.rest("load")
+    heartbeat.watch("auto")
+    heartbeat.rest("load")
     assert stand() == (0, 1, 0.0, "load")
-    pulse.begin(1, is_usual=False)
-    pulse.at("collective")
+    heartbeat.begin(1, is_usual=False)
+    heartbeat.at("collective")
     assert stand() == (1, 2, 0.0, "collective")
     now = 500.0
-    pulse.begin(2, is_usual=True)
+    heartbeat.begin(2, is_usual=True)
     assert stand() == (2, 1, 600.0, "begin"), "the step that compiled does not count"
     now = 545.0
-    pulse.begin(3, is_usual=True)
+    heartbeat.begin(3, is_usual=True)
     assert stand()[2] == 900.0
-    pulse.rest("save")
+    heartbeat.rest("save")
     now = 3000.0
-    pulse.begin(4, is_usual=True)
+    heartbeat.begin(4, is_usual=True)
     assert stand() == (4, 1, 900.0, "begin"), "nor does a save"
-    pulse.watch(30.0)
-    pulse.at("forward")
+    heartbeat.watch(30.0)
+    heartbeat.at("forward")
     assert stand() == (4, 2, 30.0, "forward")

@@ -69,14 +69,14 @@ def test_a_total_weighs_each_mean_by_its_share_however_few_rows_it_has(
     tmp_path: Path, inputs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     totals: list[float] = []
-    after = step.Round.after
+    after = step.RoleStep.after
 
     def noted(self: Any, member: Any, index: int, total: torch.Tensor) -> torch.Tensor:
         result = after(self, member, index, total)
         totals.append(float(result.detach()))
         return result
 
-    monkeypatch.setattr(step.Round, "after", noted)
+    monkeypatch.setattr(step.RoleStep, "after", noted)
     house = House(tmp_path, inputs)
     house.train(house.training({"model": reader()}, how(1, precision="fp64", eval_sequences=4)))
     values = house.curve("model")[0]["values"]

@@ -8,7 +8,7 @@ import pytest
 from atelier.engine.checkpoint.folder import address
 from atelier.engine.checkpoint.manifest import MANIFEST
 from atelier.engine.config.error import StoppedError
-from atelier.engine.config.run_file import Segment, Training
+from atelier.engine.config.run_file import SegmentAddress, Training
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
 from atelier.engine.io.storage import TEMPORARY
@@ -124,7 +124,7 @@ def test_the_other_training_of_a_trajectory_leaves_the_marked_ones(house: House)
 def test_what_the_store_refuses_to_remove_is_told_and_training_goes_on(
     house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Retention, segment: Segment) -> list[int]:
+    def refuse(self: Retention, segment: SegmentAddress) -> list[int]:
         raise OSError(28, "No space left on device", segment.url)
 
     monkeypatch.setattr(Retention, "apply", refuse)

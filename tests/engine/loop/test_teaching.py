@@ -6,7 +6,7 @@ import pytest
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.logits import Logits
-from atelier.engine.loop.decisions import GATE_BETA, Gate
+from atelier.engine.loop.decisions import GATE_BETA, DistillationGate
 from tests.engine.trainings import House, model, role, student, train
 
 TEACHER = role(shape=model(32, dropout=0.1))
@@ -81,7 +81,7 @@ def test_the_gap_is_the_bias_corrected_average_of_the_losses_differences(house: 
 
 
 def test_a_gate_never_closes_again() -> None:
-    gate = Gate(0.5, 0)
+    gate = DistillationGate(0.5, 0)
     gate.observe(0.6, 0)
     assert gate.opened == 1
     for step in range(1, 200):

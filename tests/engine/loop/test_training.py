@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError, StoppedError
 from atelier.engine.config.role import Role
-from atelier.engine.config.run_file import Member, Segment, Training
+from atelier.engine.config.run_file import Member, SegmentAddress, Training
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Progressive, Train
 from atelier.engine.loop.stop import StopRequest
@@ -39,7 +39,7 @@ def cut(house: House, spec: Role, how: Train, *ends: int, names: tuple[str, ...]
     """A member whose training is cut into segments at `ends`."""
     starts = (int(spec.start), *ends[:-1])
     names = names or tuple(f"part{i}" for i in range(len(ends)))
-    parts: list[Segment] = [house.segment(*place) for place in zip(names, starts, ends, strict=True)]
+    parts: list[SegmentAddress] = [house.segment(*place) for place in zip(names, starts, ends, strict=True)]
     return house.member("model", spec, how.num_steps, segments=tuple(parts))
 
 

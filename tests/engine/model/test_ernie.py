@@ -30,10 +30,10 @@ BOTH = pytest.mark.parametrize("settings", [NETS, BARE], ids=["nets", "norms"])
 NLU, NLG = 1, 0
 
 
-def model_of(dtype: torch.dtype = torch.float64, **settings: Any) -> ernie.Ernie:
+def model_of(dtype: torch.dtype = torch.float64, **settings: Any) -> ernie.ErnieDecoder:
     model = build(Ernie(**settings)).to(dtype)
     initialise(model, seed=1, name="test")
-    assert isinstance(model, ernie.Ernie)
+    assert isinstance(model, ernie.ErnieDecoder)
     return model
 
 
@@ -54,7 +54,7 @@ def marked(batch: dict[str, Tensor], name: str, row: int, places: slice, value: 
     batch.setdefault(name, torch.full_like(batch["tokens_BT"], rest))[row, places] = value
 
 
-def gradient_of_tokens(model: ernie.Ernie, batch: dict[str, Tensor], row: int, place: int) -> Tensor:
+def gradient_of_tokens(model: ernie.ErnieDecoder, batch: dict[str, Tensor], row: int, place: int) -> Tensor:
     """How the hidden state at a place depends on what each token of its row enters with: norms [T]."""
     entered: list[Tensor] = []
 

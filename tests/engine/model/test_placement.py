@@ -12,7 +12,7 @@ from atelier.engine.model.placement import has_half
 from atelier.engine.optim import muon
 from atelier.engine.parallel import compute
 from atelier.engine.plan.estimate import Setting
-from atelier.infra.launch.gang import machine
+from atelier.infra.launch import machine
 
 CPU = torch.device("cpu")
 

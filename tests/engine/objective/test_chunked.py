@@ -17,9 +17,9 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.objective import chunked
-from atelier.engine.objective.chunked import Mix, Said, TeacherSide, objective_sums
+from atelier.engine.objective.chunked import LogitCache, Mix, TeacherSide, objective_sums
 from atelier.engine.objective.load import terms_of
-from atelier.engine.objective.vocab_slice import Odds
+from atelier.engine.objective.vocab_slice import TokenDistribution
 
 B, T, D, V = 3, 17, 12, 41
 ONLY_LM: Mix = {"lm": (LM(), 1.0)}
@@ -95,7 +95,7 @@ def test_a_closed_form_equals_the_gradient_of_its_definition(spec: Spec) -> None
     case, terms = Case(scored=1.0), terms_of(spec.kind)  # type: ignore[attr-defined]
     logits = (case.hidden @ case.head.t()).detach().flatten(0, 1)
     taught = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    arguments = (spec, Odds(logits), case.labels.flatten(), Odds(taught))
+    arguments = (spec, TokenDistribution(logits), case.labels.flatten(), TokenDistribution(taught))
     by_hand = terms.token_gradient(*arguments)
     derived = chunked.derived_gradient(terms.token_loss, *arguments)
     for ours, theirs in zip(by_hand, derived, strict=True):
@@ -158,7 +158,7 @@ def watched(compute: Callable[[], Any]) -> Largest:
 def test_what_a_teacher_says_is_computed_once_for_all_its_learners() -> None:
     case = Case(torch.float32)
     alone, products = case.gradients(case.chunked(BOTH, chunk=7)[0]), 0
-    case.teacher = replace(case.teacher, said=Said())
+    case.teacher = replace(case.teacher, logit_cache=LogitCache())
     for learner in range(3):
         seen = watched(lambda: case.gradients(case.chunked(BOTH, chunk=7)[0]))
         assert not learner or seen.products < products
@@ -190,14 +190,16 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits(mix: Mix) -> None:
 def test_the_logits_of_all_chunks_lie_in_the_same_memory_unless_they_are_kept() -> None:
     case = Case()
 
-    def places(said: Said | None) -> int:
+    def places(logit_cache: LogitCache | None) -> int:
         seen = watched(
-            lambda: objective_sums(case.hidden, case.head, case.labels, ONLY_LM, chunk=7, said=said)
+            lambda: objective_sums(
+                case.hidden, case.head, case.labels, ONLY_LM, chunk=7, logit_cache=logit_cache
+            )
         )
         return len({each.data_ptr() for each in seen.results if each.shape[1] == V})
 
     assert places(None) == 1
-    assert places(Said()) > 1
+    assert places(LogitCache()) > 1
 
 
 def test_only_the_products_that_are_needed_are_computed() -> None:

@@ -15,11 +15,11 @@ from atelier.engine.config.objective.hidden import Hidden
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.role import Role
-from atelier.engine.loop.build import House as Building
+from atelier.engine.loop.build import BuildContext as Building
 from atelier.engine.loop.build import build_member
 from atelier.engine.loop.counts import count
 from atelier.engine.loop.prefetch import tensors_of
-from atelier.engine.loop.teacher_outputs import side_for
+from atelier.engine.loop.teacher_outputs import teacher_side_for
 from atelier.engine.parallel.gang import start_gang
 from tests.engine.trainings import ONE, House, model, role, train
 
@@ -41,7 +41,7 @@ def gradients(house: House, student: Role) -> dict[str, torch.Tensor]:
     training = house.training({"teacher": TEACHER, "student": student}, train(precision="fp64"))
     gang = start_gang(ONE)
     building = Building(gang=gang, layout=ONE, inputs={}, scratch=house.folder)
-    members = {n: build_member(n, s, training=training, house=building) for n, s in training.members.items()}
+    members = {n: build_member(n, s, training=training, build_context=building) for n, s in training.members.items()}
     generator = torch.Generator().manual_seed(3)
     rows = torch.randint(0, 64, (2, 17), generator=generator).numpy()
     batch = tensors_of(
@@ -59,7 +59,7 @@ def gradients(house: House, student: Role) -> dict[str, torch.Tensor]:
     def after(index: int, total: torch.Tensor) -> torch.Tensor:
         result = works["teacher"].results.pop(index)
         grids = members["student"].grid, members["teacher"].grid
-        works["student"].sides[index] = side_for(*grids, result, 16, with_relations=True)
+        works["student"].sides[index] = teacher_side_for(*grids, result, 16, with_relations=True)
         body.train_one(index, works["student"], lambda _, mine: mine)
         return total
 

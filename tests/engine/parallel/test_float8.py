@@ -8,7 +8,7 @@ import torch
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.parallel.compute import check_float8
-from tests.engine.trainings import ROOT
+from tests.checkout import TOP
 
 PROGRAM = """
 import torch
@@ -41,7 +41,7 @@ def test_blocks_compute_in_float8_and_weights_keep_their_names() -> None:
     pytest.importorskip("torchao", reason="torchao is missing: it is of the extra fp8")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM],
-        cwd=ROOT,
+        cwd=TOP,
         capture_output=True,
         text=True,
         timeout=120,

@@ -11,7 +11,7 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.plan.estimate import Estimate, estimate
-from atelier.engine.plan.interconnect import Wires
+from atelier.engine.plan.interconnect import Interconnect
 
 MEGATRON = {"kind": "gpt", "mlp": "gelu", "norm": "layer", "positions": "learned", "vocab": 51200}
 SMALL = MEGATRON | {"num_layers": 48, "hidden": 6144, "num_heads": 64}  # 22 B
@@ -66,10 +66,14 @@ def test_an_expert_computes_the_tokens_it_meets() -> None:
 
 
 def test_a_ring_across_nodes_shares_their_network_with_the_rings_beside_it() -> None:
-    wires = Wires(node=300e9, network=200e9, per_node=8)
-    inside, all_of_them, one_each = wires.bandwidth(8, 1), wires.bandwidth(16, 1), wires.bandwidth(2, 8)
+    interconnect = Interconnect(node=300e9, network=200e9, per_node=8)
+    inside, all_of_them, one_each = (
+        interconnect.bandwidth(8, 1),
+        interconnect.bandwidth(16, 1),
+        interconnect.bandwidth(2, 8),
+    )
     assert inside > all_of_them > one_each and all_of_them == pytest.approx(8 * one_each)
-    assert wires.reduce_s(1e9, 1, 1) == 0
+    assert interconnect.reduce_s(1e9, 1, 1) == 0
 
 
 def test_a_device_nobody_knows_is_refused_with_what_to_give() -> None:

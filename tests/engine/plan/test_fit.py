@@ -8,7 +8,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.plan.fit import error, fit, planned
 from atelier.infra.calibration.calibrate import LARGE_SHAPES, SHAPES, probe
-from atelier.infra.calibration.history import Lesson, factor, facts, keep_facts, learn
+from atelier.infra.calibration.history import Measurement, factor, facts, keep_facts, record_measurement
 from atelier.infra.store.store import Store
 
 TRUE = Pool(peak_tflops=0.11, matmul=1.0, memory_gbps=6.0, launch_us=9.0, node_gbps=0.8, latency_us=350.0)
@@ -47,7 +47,7 @@ def test_links_are_never_faster_than_memory_however_short_the_steps_of_two_ranks
 
 def test_kept_facts_fill_in_what_is_auto_and_what_was_learned_beside_others_is_forgotten(tmp_path) -> None:
     store, pool = Store(str(tmp_path)), Pool(launch_us=3.0, half=True)
-    learn(store, "", "a" * 64, Lesson("train", planned_s=1.0, measured_s=1.5, ended=1.0))
+    record_measurement(store, "", "a" * 64, Measurement("train", planned_s=1.0, measured_s=1.5, ended=1.0))
     assert factor(store, "") == 1.5 and facts(store.root, pool) == pool
     keep_facts(store.root, pool, {"peak_tflops": 0.3, "launch_us": 9.0})
     known = facts(store.root, pool)

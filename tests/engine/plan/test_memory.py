@@ -60,7 +60,7 @@ def memory(spec: GPT, train: Train, pool: Pool, **layout: Any) -> Memory:
     parallel = Parallel(shard=1, threads=1, **layout)
     setting = Setting.of(role, train, pool, 0)
     machine = machine_of(setting.pool, setting.device, parallel, train.precision)
-    return peak_memory(setting.net, train, parallel, machine)
+    return peak_memory(setting.model_shape, train, parallel, machine)
 
 
 @pytest.mark.parametrize(

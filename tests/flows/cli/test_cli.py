@@ -130,7 +130,9 @@ def test_the_light_reading_of_conf_is_what_hydra_composes(words: tuple[str, ...]
 
     with initialize_config_dir(config_dir=str(catalog.CONF), version_base="1.3"):
         for flow in catalog.flow_names():
-            assert catalog.Shape(flow, words).document == OmegaConf.to_container(compose(flow, list(words)))
+            assert catalog.FlowShape(flow, words).document == OmegaConf.to_container(
+                compose(flow, list(words))
+            )
 
 
 def test_kinds_of_conf_are_kinds_of_the_engine_and_every_option_says_what_it_is() -> None:

@@ -10,7 +10,7 @@ from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from atelier.flows.run.embedded_server import Server
+from atelier.flows.run.embedded_server import EmbeddedServer
 from atelier.flows.run.execute import EMBEDDED
 from atelier.infra.stack.deployments import Deployed, put_deployment, put_pool, put_queues
 
@@ -26,7 +26,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncPrefectClie
             patch.setenv(key, value)
         home = tmp_path_factory.mktemp("prefect")
         patch.setenv("PREFECT_HOME", str(home))
-        server = Server(home)
+        server = EmbeddedServer(home)
         server.wait()
     with temporary_settings({PREFECT_API_URL: server.url}), get_client(sync_client=True) as there:
         yield there

@@ -15,7 +15,7 @@ from atelier.flows.deployments.forms import form, to_overrides
 from atelier.flows.run.catalog import CONF, flow_names, options
 from atelier.flows.run.compose import compose
 from atelier.flows.run.overrides import check_overrides
-from atelier.flows.run.plan import draw_nodes
+from atelier.flows.run.plan import collect_nodes
 from atelier.infra.store.store import Store
 
 FLOWS = flow_names()
@@ -164,7 +164,7 @@ def test_a_filled_form_has_the_fingerprints_of_the_command_line(
     assert of_form.document == of_line.document
     prints = [
         {node.name: {key: one.fingerprint for key, one in node.products.items()} for node in nodes}
-        for nodes in (draw_nodes(of_form, store), draw_nodes(of_line, store))
+        for nodes in (collect_nodes(of_form, store), collect_nodes(of_line, store))
     ]
     assert prints[0] == prints[1] and len(prints[0]) > 5
 

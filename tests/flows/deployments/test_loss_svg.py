@@ -2,12 +2,12 @@
 
 from xml.etree import ElementTree
 
-from atelier.flows.deployments.task_page import MOST, sketch, thinned
+from atelier.flows.deployments.task_page import MOST, loss_svg, thinned
 
 
 def test_every_role_has_its_curve_and_its_last_value() -> None:
     curves = {"teacher": [(1, 4.0), (2, 3.5)], "student <a>": [(2, 5.0), (3, float("nan")), (4, 4.5)]}
-    tree = ElementTree.fromstring(sketch(curves))
+    tree = ElementTree.fromstring(loss_svg(curves))
     lines = [e for e in tree.iter() if e.tag.endswith("polyline")]
     words = " ".join(e.text or "" for e in tree.iter() if e.tag.endswith("text"))
     assert len(lines) == 2
@@ -16,8 +16,8 @@ def test_every_role_has_its_curve_and_its_last_value() -> None:
 
 
 def test_a_flat_or_empty_curve_is_no_error() -> None:
-    assert sketch({}) == ""
-    assert sketch({"model": [(0, 2.0)]}).startswith("<svg")
+    assert loss_svg({}) == ""
+    assert loss_svg({"model": [(0, 2.0)]}).startswith("<svg")
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_end() -> None:

@@ -5,7 +5,7 @@ import pytest
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import draw, draw_nodes
+from atelier.flows.run.plan import collect_nodes, make_plan
 from atelier.infra.dag import Node, Product, declare
 from atelier.infra.store.store import Store
 
@@ -21,7 +21,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.mark.parametrize("given", [*((f"{axis}=2",) for axis in AXES), ALL], ids=" ".join)
 def test_every_node_of_titan_has_a_layout_of_its_own_ranks(given: tuple[str, ...], store: Store) -> None:
     overrides = ["experiment=tiny", "parallel.shard=1", *(f"parallel.{axis}" for axis in given)]
-    found = {node.name: node for node in draw_nodes(compose("titan", overrides), store)}
+    found = {node.name: node for node in collect_nodes(compose("titan", overrides), store)}
     for node in found.values():
         if node.layout:
             assert Parallel.model_validate(node.layout).ranks == node.ranks, node.name
@@ -34,7 +34,7 @@ def test_what_is_given_for_the_students_of_one_task_is_not_asked_of_another(stor
     given = ("parallel.shard=1", "parallel.pipeline=2", "parallel.stages=[3,1]", "parallel.tensor=2")
     own = "parallel.roles.student_a.shard=2"
     found = {
-        node.name: node for node in draw_nodes(compose("titan", ["experiment=tiny", *given, own]), store)
+        node.name: node for node in collect_nodes(compose("titan", ["experiment=tiny", *given, own]), store)
     }
     assert found["train"].layout["roles"] and found["train"].layout["stages"] == [3, 1]
     for name in ("train.ahead", "train.controls", "finetune.student_a"):
@@ -43,13 +43,13 @@ def test_what_is_given_for_the_students_of_one_task_is_not_asked_of_another(stor
 
 def test_an_axis_that_no_model_has_is_refused_by_the_plan(store: Store) -> None:
     with pytest.raises(ConfigError, match="no role's model has experts; shard=2 uses the same ranks"):
-        draw(compose("titan", ["experiment=tiny", "parallel.expert=2"]), store)
+        make_plan(compose("titan", ["experiment=tiny", "parallel.expert=2"]), store)
 
 
 def test_a_vocabulary_that_an_axis_does_not_divide_is_refused_by_the_plan(store: Store) -> None:
     overrides = ["experiment=tiny", "parallel.tensor=2", "tokenizer.vocab=513"]
     with pytest.raises(ConfigError, match=r"2 does not divide roles\.teacher\.model\.vocab 513; tensor=1"):
-        draw(compose("distill", overrides), store)
+        make_plan(compose("distill", overrides), store)
 
 
 def test_a_node_of_other_ranks_than_its_layout_is_refused() -> None:
@@ -68,7 +68,7 @@ def test_who_starts_before_its_teacher_is_refused_by_name(flow: str) -> None:
 
 def test_a_score_of_no_model_is_refused(store: Store) -> None:
     with pytest.raises(ConfigError, match="models: is empty"):
-        draw(compose("score", ["models=[]"]), store)
+        make_plan(compose("score", ["models=[]"]), store)
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_a_warm_up_longer_than_what_comes_before_the_decay_is_refused(
     given: tuple[str, ...], says: str, store: Store
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        draw(compose("pretrain", ["experiment=tiny", *given]), store)
+        make_plan(compose("pretrain", ["experiment=tiny", *given]), store)
 
 
 def test_a_run_shorter_than_its_configuration_says_that_the_peak_is_never_reached(store: Store) -> None:
-    notes = draw(compose("pretrain", ["experiment=tiny"]), store).notes
+    notes = make_plan(compose("pretrain", ["experiment=tiny"]), store).notes
     assert any("peak learning rate is never reached: train.model (20 steps" in note for note in notes), notes
-    notes = draw(compose("pretrain", ["experiment=tiny", "train.steps=200"]), store).notes
+    notes = make_plan(compose("pretrain", ["experiment=tiny", "train.steps=200"]), store).notes
     assert not any("peak" in note for note in notes)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atelier.flows.run.embedded_server import Server
+from atelier.flows.run.embedded_server import EmbeddedServer
 from atelier.flows.run.execute import EMBEDDED
 
 
@@ -19,7 +19,7 @@ def test_servers_that_start_at_once_in_a_new_store_all_come_up(
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    servers = [Server(tmp_path / "prefect") for _ in range(3)]
+    servers = [EmbeddedServer(tmp_path / "prefect") for _ in range(3)]
     try:
         for server in servers:
             server.wait()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atelier.engine.config.error import AtelierError, ConfigError
-from atelier.engine.config.registry import Place
+from atelier.engine.config.registry import FieldPlace
 from atelier.flows.run.compose import compose
 from atelier.flows.run.registry import is_idle, parameters
 from tests.flows.run.test_order import nodes, parent
@@ -24,7 +24,7 @@ FLOWS = {
 }
 
 
-def leaves(place: Place) -> Iterator[Place]:
+def leaves(place: FieldPlace) -> Iterator[FieldPlace]:
     below = list(place.below())
     if not below:
         yield place
@@ -32,12 +32,12 @@ def leaves(place: Place) -> Iterator[Place]:
         yield from leaves(inner)
 
 
-def is_layout(place: Place) -> bool:
+def is_layout(place: FieldPlace) -> bool:
     extra = place.field.json_schema_extra if place.field else None
     return isinstance(extra, Mapping) and bool(extra.get("layout"))
 
 
-def others(place: Place) -> list[Any]:
+def others(place: FieldPlace) -> list[Any]:
     """Other values, some of which a spec may refuse."""
     value = place.value
     if isinstance(value, bool):
@@ -60,7 +60,7 @@ def changed(document: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
     return result
 
 
-def acts(flow: str, document: dict[str, Any], before: dict[str, Any], place: Place) -> bool:
+def acts(flow: str, document: dict[str, Any], before: dict[str, Any], place: FieldPlace) -> bool:
     """Whether a value that the specs take moves a fingerprint, or none is taken."""
     is_taken = False
     for value in [other for other in others(place) if other != place.value]:
@@ -88,7 +88,7 @@ def test_another_value_of_a_key_moves_a_fingerprint_or_is_layout_or_is_refused(f
     before, spec = fingerprints(flow, document), parameters(flow)
     seen: set[tuple[Any, ...]] = set()
     ignored = []
-    for place in leaves(Place("", spec, document)):
+    for place in leaves(FieldPlace("", spec, document)):
         first, last = place.name.split(".")[0], place.name.split(".")[-1]
         kind = (first, last, place.about, repr(place.value))  # of roles alike one is enough
         if kind in seen:

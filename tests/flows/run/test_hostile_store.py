@@ -14,16 +14,17 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.record import Record
-from atelier.engine.config.run_file import Segment
-from atelier.engine.io.artifact import Output
+from atelier.engine.config.run_file import SegmentAddress
+from atelier.engine.io.artifact import ArtifactOutput
 from atelier.flows.cli.main import run
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import draw_nodes
+from atelier.flows.run.plan import collect_nodes
+from atelier.infra.store import removal
 from atelier.infra.store.alias import give_alias
 from atelier.infra.store.lease import Holder, take
 from atelier.infra.store.run_manifest import write_manifest
-from atelier.infra.store.store import Store, read_body, removal
-from atelier.infra.store.trajectory import give_birth
+from atelier.infra.store.store import Store, read_body
+from atelier.infra.store.trajectory import register_trajectory
 from atelier.tasks import train
 from tests.infra import hostile
 from tests.infra.records import Family, family
@@ -62,9 +63,9 @@ def stocked(root: Path) -> Family:
 def plan(made: Family) -> None:
     """Hand-made artifacts at every address that the plan of `PLAN` looks at."""
     shelf = made.shelf
-    for node in draw_nodes(compose("pretrain", PLAN.split()[2:]), shelf.store):
+    for node in collect_nodes(compose("pretrain", PLAN.split()[2:]), shelf.store):
         for role, product in node.products.items():
-            output = Output(shelf.store.new_payload(product.kind, product.fingerprint))
+            output = ArtifactOutput(shelf.store.new_payload(product.kind, product.fingerprint))
             output.add_bytes("data.txt", b"data")
             output.close({})
             about = {key: getattr(product, key) for key in ("kind", "name", "version", "identity", "parents")}
@@ -72,9 +73,11 @@ def plan(made: Family) -> None:
             record = Record(**about, fingerprint=product.fingerprint, files=files, provenance={"run": RUN})
             shelf.store.publish(record, Holder.me())
             for part in train.unpack(node)[2][role] if node.task == "train" else ():
-                give_birth(shelf.store, product.name, part, {"run": RUN})
+                register_trajectory(shelf.store, product.name, part, {"run": RUN})
                 url = shelf.store.address("trajectory", part.fingerprint)
-                segment = Segment(fingerprint=part.fingerprint, url=url, start=part.start, end=part.end)
+                segment = SegmentAddress(
+                    fingerprint=part.fingerprint, url=url, start=part.start, end=part.end
+                )
                 shelf.metrics(segment, range(part.start + 1, part.end + 1))
                 shelf.checkpoint(segment, part.end)
 

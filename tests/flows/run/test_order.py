@@ -16,7 +16,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
 from atelier.engine.config.train import Train
 from atelier.flows.run.compose import compose, resolved
-from atelier.flows.run.plan import Drawing
+from atelier.flows.run.plan import NodeCollector
 from atelier.flows.run.registry import body, parameters
 from atelier.infra.dag import Node, Reference, scheduling
 from atelier.infra.store.existing_model import Existing
@@ -51,7 +51,7 @@ def shuffled(document: Any, draw: random.Random) -> Any:
 
 def nodes(flow: str, document: dict[str, Any]) -> dict[str, Node]:
     arguments = resolved(parse(parameters(flow), document, ""), Pool())
-    drawing = Drawing()
+    drawing = NodeCollector()
 
     def inside() -> None:
         scheduling(drawing)

@@ -10,7 +10,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.evaluation import held_out_name, scored_name
 from atelier.engine.config.record import Record
 from atelier.flows.cli.main import run
-from atelier.flows.run.sweep_ledger import DONE, About, Entry, Ledger
+from atelier.flows.run.sweep_ledger import DONE, Ledger, PointEntry, SweepInfo
 from atelier.flows.sweep.pick import choose
 from atelier.flows.sweep.session import Session
 from atelier.infra.report.held_out import UNKNOWN, differing, held_out_of
@@ -71,12 +71,12 @@ def test_pick_refuses_them_in_one_line_and_gives_no_alias(
 
 
 def test_a_sweep_has_no_best_point_of_different_sets_and_says_so(shelf: Shelf) -> None:
-    ledger = Ledger.begin(shelf.store, About("pretrain", (), ("train.sequence",), "grid"))
+    ledger = Ledger.begin(shelf.store, SweepInfo("pretrain", (), ("train.sequence",), "grid"))
     session = Session("pretrain", ("train.sequence",), shelf.store, ledger, "atelier pretrain", run_here=None)  # type: ignore[arg-type]
     for number, (loss, name) in enumerate([(2.5, SETS[0]), (2.0, SETS[0]), (1.5, SETS[1])]):
         made = model(shelf, number, loss, held_out=name)
         row = {"name": "train", "key": "model", "kind": "model", "model": "model"}
-        entry = Entry(number, made.fingerprint, [f"train.seed={number}"], state=DONE, value=loss)
+        entry = PointEntry(number, made.fingerprint, [f"train.seed={number}"], state=DONE, value=loss)
         entry.made, entry.metric = [row | {"fingerprint": made.fingerprint}], "model.eval_loss"
         ledger.write(entry)
         best = session.best()

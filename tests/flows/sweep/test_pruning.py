@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from atelier.engine.config.run_file import Segment
+from atelier.engine.config.run_file import SegmentAddress
 from atelier.flows.sweep import pruning
-from atelier.flows.sweep.pruning import Looking
+from atelier.flows.sweep.pruning import LossWatch
 
 
 @pytest.mark.parametrize(("verdict_at", "is_hopeless"), [(40, True), (80, True), (120, False)])
@@ -19,7 +19,7 @@ def test_a_verdict_at_the_last_step_ends_nothing(
     folder.mkdir()
     lines = [{"step": step, "values": {"eval/loss": 3.0}} for step in (40, 80, 120)]
     (folder / "metrics-001-000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    whole = Segment(fingerprint="0" * 64, url=str(tmp_path), start=0, end=120)
+    whole = SegmentAddress(fingerprint="0" * 64, url=str(tmp_path), start=0, end=120)
     monkeypatch.setattr(pruning, "curve_of", lambda *_: (whole,))
     seen = []
 
@@ -28,7 +28,7 @@ def test_a_verdict_at_the_last_step_ends_nothing(
         return step < verdict_at
 
     point: Any = None
-    one = Looking(point, "", look)
+    one = LossWatch(point, "", look)
     assert one.go_on() is not is_hopeless
     assert one.is_hopeless is is_hopeless
     assert seen == [step for step in (40, 80, 120) if step <= verdict_at]

@@ -6,8 +6,8 @@ import pytest
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.role import Role
+from atelier.infra.code import code_map
 from atelier.infra.code.code_map import ROOTS, Map, changed, digest_of, files_of, sources_of, training_map
-from atelier.infra.code.provenance import code_map
 
 LOOP = '''"""Words."""
 

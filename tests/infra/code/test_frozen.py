@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.error import ConfigError, DamageError
+from atelier.infra.code import frozen
 from atelier.infra.code.frozen import freeze, thaw
-from atelier.infra.code.provenance import NOTE, frozen
+from atelier.infra.code.provenance import NOTE
 
 
 @pytest.fixture

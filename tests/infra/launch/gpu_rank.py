@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from atelier.engine.io.artifact import Output
+from atelier.engine.io.artifact import ArtifactOutput
 
 
 def main(arguments: list[str]) -> int:
@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
         time.sleep(0.02)
     note(config["log"], "end", run["ids"]["flow"])
     for url in run["outputs"].values() if os.environ["RANK"] == "0" else ():
-        output = Output(url)
+        output = ArtifactOutput(url)
         output.add_bytes("done", b"1")
         output.close({})
     return 0

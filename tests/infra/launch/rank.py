@@ -9,13 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from atelier.engine.io.artifact import Output
-from atelier.engine.io.heartbeat import PULSE, Stand, pulse_file
+from atelier.engine.io.artifact import ArtifactOutput
+from atelier.engine.io.heartbeat import PULSE, RankProgress, heartbeat_file
 
 
 def stand_still(rank: int) -> None:
     """As one that was stopped in its third step."""
-    pulse_file(os.environ[PULSE], rank).write_bytes(Stand(3, 2, 0.5, "forward").pack())
+    heartbeat_file(os.environ[PULSE], rank).write_bytes(RankProgress(3, 2, 0.5, "forward").pack())
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
             return config["code"]
         os.kill(os.getpid(), signal.SIGKILL)
     for url in run["outputs"].values():
-        output = Output(url)
+        output = ArtifactOutput(url)
         output.add_bytes("lives", str(life + 1).encode())
         output.close({"lives": life + 1})
     return 0

@@ -13,9 +13,10 @@ import pytest
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.record import Record, identify
-from atelier.infra.launch.batch_job import Away, Standing
-from atelier.infra.launch.channel import Mail
-from atelier.infra.launch.gang import Orders, batch_job
+from atelier.infra.launch import batch_job
+from atelier.infra.launch.batch_job import BatchJob, JobStatus
+from atelier.infra.launch.channel import Channel
+from atelier.infra.launch.gang import Orders
 from atelier.infra.store.lease import Holder, take
 from atelier.infra.store.store import Store
 
@@ -29,15 +30,15 @@ class Processes:
 
     def __init__(self) -> None:
         self.jobs: list[list[subprocess.Popen[bytes]]] = []
-        self.gang: Away | None = None
+        self.gang: BatchJob | None = None
         self.waits = False
 
     def check(self, root: str) -> None: ...
 
-    def show(self, gang: Away) -> str:
+    def show(self, gang: BatchJob) -> str:
         return ""
 
-    def submit(self, gang: Away) -> str:
+    def submit(self, gang: BatchJob) -> str:
         self.gang = gang
         self.jobs.append([] if self.waits else self.start(0))
         return str(len(self.jobs) - 1)
@@ -53,12 +54,12 @@ class Processes:
             for index in range(gang.nodes)
         ]
 
-    def look(self, job: str) -> Standing:
+    def look(self, job: str) -> JobStatus:
         nodes = self.jobs[int(job)]
         if self.waits:
-            return Standing("waiting", "the job waits")
+            return JobStatus("waiting", "the job waits")
         is_over = all(node.poll() is not None for node in nodes)
-        return Standing("over" if is_over else "running", "the job is over" if is_over else "the job runs")
+        return JobStatus("over" if is_over else "running", "the job is over" if is_over else "the job runs")
 
     def end(self, job: str) -> None:
         for node in self.jobs[int(job)]:
@@ -137,7 +138,7 @@ def test_nodes_that_never_read_their_orders_are_told_with_the_jobs_last_words(
 def test_a_batch_system_that_refuses_is_quoted(
     tmp_path: Path, batch: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(gang: Away) -> str:
+    def refuse(gang: BatchJob) -> str:
         raise ConfigError("site.slurm", "no such partition")
 
     monkeypatch.setattr(batch, "submit", refuse)
@@ -146,7 +147,7 @@ def test_a_batch_system_that_refuses_is_quoted(
 
 
 def test_messages_of_a_later_life_follow_those_of_the_one_before(tmp_path: Path) -> None:
-    nodes, caller = Mail(str(tmp_path), "g"), Mail(str(tmp_path), "g")
+    nodes, caller = Channel(str(tmp_path), "g"), Channel(str(tmp_path), "g")
     nodes.say(0, 1, [{"n": 1}])
     assert caller.hear() == [{"n": 1}] and caller.hear() == [] and caller.end() is None
     nodes.say(0, 2, [{"n": 2}])
@@ -166,8 +167,8 @@ def test_a_job_that_is_ended_at_a_checkpoint_goes_on_in_another(tmp_path: Path, 
         heard.append(message)
         if "pids" in message and len(batch.jobs) == 1:
             # what a training says of its own accord
-            mail = Mail(str(tmp_path), batch.gang.id if batch.gang else "")
-            mail.say(0, 2, [{"progress": 1}])
+            channel = Channel(str(tmp_path), batch.gang.id if batch.gang else "")
+            channel.say(0, 2, [{"progress": 1}])
             given.run["config"]["who"] = 0  # the next one ends well
             for node in batch.jobs[0]:
                 node.send_signal(signal.SIGTERM)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from atelier.engine.io.heartbeat import Stand, pulse_file
-from atelier.infra.launch.hang_detector import Watch, last_error
+from atelier.engine.io.heartbeat import RankProgress, heartbeat_file
+from atelier.infra.launch.hang_detector import HangDetector, last_error
 
 
 class Clock:
@@ -27,10 +27,10 @@ class Ranks:
 
     def __init__(self, folder: Path, pids: dict[int, int]) -> None:
         self.folder, self.clock = folder, Clock()
-        self.watch = Watch(folder, pids, self.clock)
+        self.watch = HangDetector(folder, pids, self.clock)
 
     def stand(self, rank: int, step: int, beat: int, phase: str, limit_s: float = 30.0) -> None:
-        pulse_file(self.folder, rank).write_bytes(Stand(step, beat, limit_s, phase).pack())
+        heartbeat_file(self.folder, rank).write_bytes(RankProgress(step, beat, limit_s, phase).pack())
 
     def pass_(self, seconds: float) -> str:
         for _ in range(round(seconds * 2)):

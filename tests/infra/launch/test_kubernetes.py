@@ -8,7 +8,7 @@ import yaml
 
 from atelier.engine.config.site import Kubernetes
 from atelier.flows.run.pools import pool_of, site_of
-from atelier.infra.launch.batch_job import Away
+from atelier.infra.launch.batch_job import BatchJob
 from atelier.infra.launch.kubernetes import KubernetesBatch
 from tests.checkout import TOP
 
@@ -24,8 +24,8 @@ FULL = Kubernetes(
 )
 
 
-def gang(nodes: int = 2, ranks: int = 8) -> Away:
-    return Away(id="away-1f", name="train", root="/store", nodes=nodes, ranks=ranks, threads=2)
+def gang(nodes: int = 2, ranks: int = 8) -> BatchJob:
+    return BatchJob(id="away-1f", name="train", root="/store", nodes=nodes, ranks=ranks, threads=2)
 
 
 def check(manifest: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.error import ConfigError
-from atelier.infra.launch.gang import locks
+from atelier.infra.launch import locks
 from atelier.infra.launch.locks import FOR_ALL, holder, shared_folder, try_lock
 from tests.checkout import TOP
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from atelier.engine.config.error import AtelierError, StoppedError
-from atelier.infra.launch.gang import rendezvous
-from atelier.infra.launch.rendezvous import Meeting, Place, document_of, place_of
+from atelier.infra.launch import rendezvous
+from atelier.infra.launch.rendezvous import NodePlace, Rendezvous, document_of, place_of
 
 RUN = {"config": {"x": 1}}
 
@@ -29,10 +29,10 @@ def stop() -> Iterator[threading.Event]:
     event.set()
 
 
-def nodes(root: Path, stop: threading.Event, *pools: str, patience_s: float = 60.0) -> list[Meeting]:
+def nodes(root: Path, stop: threading.Event, *pools: str, patience_s: float = 60.0) -> list[Rendezvous]:
     names = pools or ("a", "b")
     return [
-        Meeting(str(root), Place(id="g1", index=index, pools=names, patience_s=patience_s), stop)
+        Rendezvous(str(root), NodePlace(id="g1", index=index, pools=names, patience_s=patience_s), stop)
         for index in range(len(names))
     ]
 
@@ -40,7 +40,7 @@ def nodes(root: Path, stop: threading.Event, *pools: str, patience_s: float = 60
 class Following(threading.Thread):
     """Another node: it arrives and follows; `found` is what it got or what it was told."""
 
-    def __init__(self, node: Meeting) -> None:
+    def __init__(self, node: Rendezvous) -> None:
         super().__init__()
         self.node, self.found = node, None
         self.start()
@@ -181,20 +181,20 @@ def test_nodes_of_several_machines_meet_at_the_first_ones_address(
 
 
 def test_ranks_are_shared_evenly_or_refused() -> None:
-    place = Place(id="g", index=0, pools=("a", "b", "c"))
+    place = NodePlace(id="g", index=0, pools=("a", "b", "c"))
     assert place.share(6) == 2
     with pytest.raises(AtelierError, match="4 ranks do not divide over 3 nodes; 6 would"):
         place.share(4)
 
 
 def test_a_place_survives_its_way_through_a_runs_parameters() -> None:
-    place = Place(id="g", index=1, pools=("a", "b"), patience_s=7.0)
+    place = NodePlace(id="g", index=1, pools=("a", "b"), patience_s=7.0)
     assert place_of(document_of(place)) == place
     assert place_of(None) is None and place_of({}) is None
 
 
 @contextmanager
-def saying_what_it_waits_for(node: Meeting) -> Iterator[None]:
+def saying_what_it_waits_for(node: Rendezvous) -> Iterator[None]:
     """A node that waits for its slots, while the block runs."""
     node.wait_for("2 of 2 cores")
     ended = threading.Event()

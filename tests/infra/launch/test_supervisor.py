@@ -17,10 +17,10 @@ import pytest
 
 from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.record import Record, identify
-from atelier.engine.io.artifact import Output
+from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.fork_server import ForkServer
 from atelier.infra.launch.gang import Orders, start_gang
-from atelier.infra.launch.supervisor import RESTARTS, Guard, rank_env
+from atelier.infra.launch.supervisor import RESTARTS, Supervisor, rank_env
 from atelier.infra.store.lease import Holder, LeaseLost, take
 from atelier.infra.store.store import Store
 from tests.checkout import TOP
@@ -183,11 +183,11 @@ def test_who_was_taken_over_publishes_nothing_of_the_gang(gang: Gang) -> None:
     assert mine is not None
     fingerprint = identify("model", 1, {"x": 1}, {})
     payload = gang.store.new_payload("model", fingerprint)
-    output = Output(payload)
+    output = ArtifactOutput(payload)
     output.close({})
     draft = Record(kind="model", name="m", fingerprint=fingerprint, version=1, identity={"x": 1}, parents={})
     orders = {"scratch": str(gang.root), "root": gang.store.root, "name": "gang", "ranks": 1}
-    guard = Guard(orders | {"leases": {}, "outputs": {"m": {"payload": payload, "draft": draft.dump()}}})
+    guard = Supervisor(orders | {"leases": {}, "outputs": {"m": {"payload": payload, "draft": draft.dump()}}})
     guard.leases = [mine]
     assert take(gang.trajectory, Holder.me("another"), handover=mine.fence) is not None
     with pytest.raises(LeaseLost, match="nothing was published"):

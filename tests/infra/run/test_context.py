@@ -5,14 +5,14 @@ from pathlib import Path
 
 from atelier.infra.dag import Node, Product
 from atelier.infra.launch.slots import Slots
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
 
 RANK = {"who": 0, "gains": False, "deaths": 0, "hangs": False, "code": 0}
 
 
-def house(root: Path) -> House:
-    return House(
+def house(root: Path) -> RunContext:
+    return RunContext(
         store=Store(str(root / "store")),
         slots=Slots(2, root / "slots"),
         scratch=root / "scratch",

@@ -10,7 +10,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.io.storage import join, write_bytes
 from atelier.flows.cli.main import run
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import draw_nodes
+from atelier.flows.run.plan import collect_nodes
 from atelier.infra.dag import Node
 from atelier.infra.run.resume_plan import Resume
 from atelier.infra.store.store import Store
@@ -28,7 +28,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def late(store: Store, *words: str) -> Node:
     """The training of a teacher that is past the start of its students."""
-    nodes = draw_nodes(compose("distill", [*WORDS, *words]), store)
+    nodes = collect_nodes(compose("distill", [*WORDS, *words]), store)
     node = next(node for node in nodes if node.task == "train" and len(node.products) > 1)
     roles, _, parts = train.unpack(node)
     starts = [parts[name][0].start for name, role in roles.items() if role.teacher]
@@ -43,7 +43,7 @@ def test_a_student_that_comes_too_late_is_refused_by_the_survey_the_plan_and_the
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = late(store)
-    found = train.look(node, store, ACCEPTED)
+    found = train.plan_resume(node, store, ACCEPTED)
     students = {name for name, role in train.unpack(node)[0].items() if role.teacher}
     assert found.refused == students and students
     assert run(["plan", "distill", *WORDS, "--accept-code"]) == 2
@@ -54,12 +54,12 @@ def test_a_student_that_comes_too_late_is_refused_by_the_survey_the_plan_and_the
 
 def test_who_says_how_to_attach_is_not_refused(store: Store) -> None:
     node = late(store, "roles.student_a.attach=replay")
-    assert train.look(node, store, ACCEPTED).refusals == ()
+    assert train.plan_resume(node, store, ACCEPTED).refusals == ()
 
 
 def test_every_setting_of_a_score_is_part_of_what_it_is(store: Store) -> None:
     def fingerprints(*words: str) -> set[str]:
-        nodes = draw_nodes(compose("pretrain", [*WORDS, *words]), store)
+        nodes = collect_nodes(compose("pretrain", [*WORDS, *words]), store)
         products = (p for node in nodes if node.task == "score" for key, p in node.products.items())
         return {p.fingerprint for p in products if p.name != "baselines"}
 

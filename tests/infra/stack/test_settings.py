@@ -12,7 +12,7 @@ from prefect.workers.process import ProcessJobConfiguration
 from atelier.engine.config.error import ConfigError
 from atelier.infra.stack import service, settings
 from atelier.infra.stack.deployments import TEMPLATE
-from atelier.infra.stack.prefect_server import Gate
+from atelier.infra.stack.prefect_server import RequestFilter
 from atelier.infra.stack.service import Service
 from atelier.infra.stack.settings import (
     Addresses,
@@ -158,7 +158,7 @@ def test_the_gate_lets_its_own_address_and_pages_in_and_nothing_else(kind: str) 
     async def send(message: dict[str, object]) -> None:
         sent.append(message)
 
-    gate = Gate(app, own_origins(4200))
+    gate = RequestFilter(app, own_origins(4200))
     for headers in FOREIGN:
         asyncio.run(gate({"type": kind, "headers": headers}, None, send))
     assert came == []

@@ -9,9 +9,9 @@ import pytest
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io.storage import exists, join, read_bytes, remove, write_bytes
+from atelier.infra.store import conditional_create
 from atelier.infra.store.conditional_create import LEASES, Register, check_exclusive, create_exclusive, unlist
-from atelier.infra.store.lease import Holder, Log, take
-from atelier.infra.store.store import conditional_create
+from atelier.infra.store.lease import Holder, LeaseLog, take
 from tests.engine.checkpoint.ftp import serving
 
 # fsspec's FTP client leaves its connections to the garbage collector
@@ -81,7 +81,7 @@ def test_a_lease_is_taken_released_and_taken_again_and_a_late_list_of_entries_hi
     )  # as an object store's list may be
     second = take(address, Holder.me("second"))
     assert second is not None and second.fence == 3
-    assert Log(address).numbers() == [1, 2, 3] and not first.is_mine()
+    assert LeaseLog(address).numbers() == [1, 2, 3] and not first.is_mine()
 
 
 def test_what_was_removed_for_good_can_be_created_anew(store: str) -> None:

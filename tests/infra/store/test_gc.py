@@ -13,16 +13,17 @@ import pytest
 from atelier.engine.config.document import with_digest
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.record import Record, identify
-from atelier.engine.config.trajectory import Part
-from atelier.engine.io.artifact import Output
+from atelier.engine.config.trajectory import Segment
+from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.storage import join, remove, write_bytes
-from atelier.infra.launch.channel import Mail
-from atelier.infra.store.gc import ATTEMPT_S, LETTERS_S, UNKNOWN_S, Collector
+from atelier.infra.launch.channel import Channel
+from atelier.infra.store import removal
+from atelier.infra.store.gc import ATTEMPT_S, JOB_FOLDER_TTL_S, UNKNOWN_S, Collector
 from atelier.infra.store.lease import Holder, take
 from atelier.infra.store.removal import discard
 from atelier.infra.store.run_manifest import write_manifest
-from atelier.infra.store.store import Store, read_body, removal
-from atelier.infra.store.trajectory import checkpoint_steps, give_birth
+from atelier.infra.store.store import Store, read_body
+from atelier.infra.store.trajectory import checkpoint_steps, register_trajectory
 
 LATER = time.time() + 2 * UNKNOWN_S  # the collector's now: all is old by then, however long the tests take
 
@@ -38,7 +39,7 @@ def publish(
     parents = parents or {}
     fp = identify(kind, 1, identity, parents)
     payload = store.new_payload(kind, fp)
-    output = Output(payload)
+    output = ArtifactOutput(payload)
     output.add_bytes("data.bin", name.encode() * 100)
     output.close({})
     draft = Record(
@@ -69,8 +70,8 @@ def trajectory(
     parents: dict[str, str] | None = None,
     **identity: Any,
 ) -> str:
-    part = Part(start=0, end=steps[-1], identity={"seed_name": name} | identity, parents=parents or {})
-    give_birth(store, name, part, {"run": run})
+    part = Segment(start=0, end=steps[-1], identity={"seed_name": name} | identity, parents=parents or {})
+    register_trajectory(store, name, part, {"run": run})
     for step in steps:
         write_bytes(
             join(
@@ -242,11 +243,11 @@ def test_a_run_without_a_manifest_counts_as_living_while_its_scratch_is_young(st
 
 
 def test_letters_of_a_gang_on_other_machines_go_when_nothing_came_or_went_for_a_month(store: Store) -> None:
-    Mail(store.root, "away-1").put("orders", {})
-    assert Collector(store, now=time.time() + 0.9 * LETTERS_S).find().waste == []
-    [waste] = Collector(store, now=time.time() + 1.1 * LETTERS_S).find().waste
+    Channel(store.root, "away-1").put("orders", {})
+    assert Collector(store, now=time.time() + 0.9 * JOB_FOLDER_TTL_S).find().waste == []
+    [waste] = Collector(store, now=time.time() + 1.1 * JOB_FOLDER_TTL_S).find().waste
     assert waste.what == "letters of gang away-1" and discard(waste)
-    assert Mail(store.root, "away-1").get("orders") is None
+    assert Channel(store.root, "away-1").get("orders") is None
 
 
 def test_damage_is_looked_for_only_when_asked_and_its_removal_lets_the_artifact_be_made_again(

@@ -14,7 +14,7 @@ from atelier.engine.config.record import Record
 from atelier.engine.io.storage import join, write_bytes
 from atelier.flows.cli.main import run
 from atelier.infra.store.gc import Collector
-from atelier.infra.store.lease import Holder, Log
+from atelier.infra.store.lease import Holder, LeaseLog
 from atelier.infra.store.removal import discard, removing, wait_for_removals
 from atelier.infra.store.run_manifest import read_manifests, write_manifest
 from atelier.infra.store.store import Store
@@ -155,7 +155,7 @@ def test_removals_leave_no_more_than_the_newest_entries_of_their_lease(shelf: Sh
     for _ in range(3):
         with removing(shelf.store.root, lambda text: None):
             pass
-    assert len(Log(join(shelf.store.root, "removal")).numbers()) <= 2
+    assert len(LeaseLog(join(shelf.store.root, "removal")).numbers()) <= 2
 
 
 def test_a_run_cut_off_by_a_reboot_is_over_and_one_of_another_machine_is_let_go_by_name(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from atelier.infra.store import source_contents
 from atelier.infra.store.source_contents import contents_of
-from atelier.infra.store.store import source_contents
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.record import FileEntry, Record, identify
-from atelier.engine.io.artifact import Output, open_input
+from atelier.engine.io.artifact import ArtifactOutput, open_input
 from atelier.engine.io.storage import write_bytes
-from atelier.infra.store.lease import EXPIRY_S, Holder, LeaseLost, Log, take
+from atelier.infra.store.lease import EXPIRY_S, Holder, LeaseLog, LeaseLost, take
 from atelier.infra.store.store import RECORD, Store, read_body
 
 
@@ -35,7 +35,7 @@ def test_nothing_exists_before_its_record_and_all_of_it_after(tmp_path: Path) ->
     store = Store(str(tmp_path))
     record = draft(x=1)
     payload = store.new_payload("model", record.fingerprint)
-    output = Output(payload)
+    output = ArtifactOutput(payload)
     output.add_bytes("weights.bin", b"123")
     output.close({"loss": 1.5})
     assert store.find("model", record.fingerprint) is None
@@ -51,7 +51,7 @@ def test_a_flipped_bit_in_a_file_or_a_record_is_named(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     record = draft(x=1)
     payload = store.new_payload("model", record.fingerprint)
-    output = Output(payload)
+    output = ArtifactOutput(payload)
     output.add_bytes("weights.bin", b"123")
     output.close({})
     record = store.publish(record.model_copy(update={"files": read_body(payload)[0]}), Holder.me())
@@ -89,7 +89,7 @@ def _publish(root: str, name: str, start: float) -> None:
 
 
 def test_an_entry_that_was_written_first_stays(tmp_path: Path) -> None:
-    log = Log(str(tmp_path))
+    log = LeaseLog(str(tmp_path))
     assert log.append(1, "take", Holder.me("first"))
     assert not log.append(1, "take", Holder.me("second"))
     holder = log.entry(1).holder
@@ -102,15 +102,15 @@ def test_who_reads_while_all_is_removed_finds_nothing(
     store = Store(str(tmp_path / "store"))
     address = Path(store.address("model", store.publish(draft(x=1), Holder.me()).fingerprint))
     (address / RECORD).unlink()
-    log, numbers = Log(str(address)), Log.numbers
+    log, numbers = LeaseLog(str(address)), LeaseLog.numbers
 
-    def look_then_lose(self: Log) -> list[int]:
+    def look_then_lose(self: LeaseLog) -> list[int]:
         found = numbers(self)
         if address.exists():
             address.rename(address.parent / ".aside")
         return found
 
-    monkeypatch.setattr(Log, "numbers", look_then_lose)
+    monkeypatch.setattr(LeaseLog, "numbers", look_then_lose)
     assert log.last() is None
     (address.parent / ".aside").rename(address)
     assert store.find("model", address.name) is None
@@ -129,7 +129,7 @@ def test_eight_racing_publishers_leave_one_record(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     record = store.find("model", draft(x=1).fingerprint)
     assert record is not None
-    log = Log(store.address("model", record.fingerprint))
+    log = LeaseLog(store.address("model", record.fingerprint))
     assert [log.entry(n).act for n in log.numbers()] == ["publish"]
     assert log.entry(1).record == json.loads(record.text())
 
@@ -171,7 +171,7 @@ def test_who_holds_and_says_nothing_for_a_minute_is_taken_over(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("atelier.infra.store.lease.time", clock)
-    log = Log(str(tmp_path / "t"))
+    log = LeaseLog(str(tmp_path / "t"))
     assert log.append(1, "take", replace(Holder.me(), host="elsewhere"))
     lease = take(log.address, Holder.me())
     assert lease is not None and lease.fence == 2 and EXPIRY_S < clock.now - 1000.0 < EXPIRY_S + 1
@@ -189,7 +189,7 @@ def test_a_lease_whose_newest_entry_cannot_be_read_is_taken_after_the_silence_of
     for number, content in enumerate(odd):
         clock, waits = Clock(), list[str]()
         monkeypatch.setattr("atelier.infra.store.lease.time", clock)
-        log = Log(str(tmp_path / str(number)))
+        log = LeaseLog(str(tmp_path / str(number)))
         write_bytes(log.place(1), content)
         write_bytes(f"{log.folder}/beat-000001", b"\xff 1 2:3:4 x:y")
         lease = take(log.address, Holder.me(), on_wait=waits.append)

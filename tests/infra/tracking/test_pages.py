@@ -11,13 +11,13 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from atelier.engine.config.trajectory import Part
+from atelier.engine.config.trajectory import Segment
 from atelier.infra.dag import Node, Product
-from atelier.infra.store.lease import Holder, Log
+from atelier.infra.store.lease import Holder, LeaseLog
 from atelier.infra.store.store import Store
 from atelier.infra.tracking import process_stats
 from atelier.infra.tracking.flow_tracker import FlowTracker
-from atelier.infra.tracking.process_stats import Gauge
+from atelier.infra.tracking.process_stats import ProcessStats
 from atelier.infra.tracking.tracker import Tracker
 from tests.infra.records import Family, Shelf, family
 from tests.infra.runs import client, follow_once, models, publish_all, runs, steps, tracker, uri
@@ -147,7 +147,7 @@ def test_two_roles_have_the_same_names_of_params(root: Path) -> None:
         identity = {"model": {"hidden": hidden}, "optim": {"lr": 0.01}, "seed_name": role}
         segment = shelf.trajectory(role, {}, end=10, **identity)
         shelf.metrics(segment, range(1, 11))
-        parts[role] = [Part(start=0, end=10, identity=identity, parents={})]
+        parts[role] = [Segment(start=0, end=10, identity=identity, parents={})]
         products[role] = Product(
             kind="model",
             name=role,
@@ -193,8 +193,8 @@ def test_the_gauge_sees_the_gang_s_processes_and_ends_with_them(
         start_new_session=True,
     )
     try:
-        Log(str(tmp_path)).append(1, "take", Holder.of(guard.pid))
-        measuring, used = Gauge([str(tmp_path)]), {}
+        LeaseLog(str(tmp_path)).append(1, "take", Holder.of(guard.pid))
+        measuring, used = ProcessStats([str(tmp_path)]), {}
         deadline = time.monotonic() + 20
         while used.get("cpu_cores", 0.0) < 0.05 and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -203,7 +203,7 @@ def test_the_gauge_sees_the_gang_s_processes_and_ends_with_them(
     finally:
         os.killpg(guard.pid, signal.SIGKILL)
         guard.wait()
-    assert measuring.read() == {} and Gauge([str(tmp_path / "nobody")]).read() == {}
+    assert measuring.read() == {} and ProcessStats([str(tmp_path / "nobody")]).read() == {}
 
 
 def test_a_page_names_few_of_many_students_and_counts_the_rest(root: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.error import AtelierError
-from atelier.flows.run.plan import Drawing
+from atelier.flows.run.plan import NodeCollector
 from atelier.flows.run.work import work
 from atelier.infra.dag import Reference, scheduling, stop_scheduling
 from atelier.infra.launch.slots import Slots
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.factory import TrackerSpec, open_tracker
 from atelier.infra.tracking.tracker import Tracker
@@ -121,7 +121,7 @@ def test_a_registration_that_was_made_without_a_tracker_is_made_up_for_by_the_ne
     made = family(root)
     teacher = made["teacher"]
     reference = Reference(kind="model", fingerprint=teacher.fingerprint, name="teacher", node="")
-    drawing = Drawing()
+    drawing = NodeCollector()
     token = scheduling(drawing)
     register({"teacher": reference}, {})
     stop_scheduling(token)
@@ -130,7 +130,7 @@ def test_a_registration_that_was_made_without_a_tracker_is_made_up_for_by_the_ne
     ended: list[str] = []
     for kind in ("none", "mlflow", "mlflow"):
         tracked = open_tracker(TrackerSpec(kind=kind), made.shelf.store, **about)
-        house = House(
+        house = RunContext(
             store=made.shelf.store,
             slots=Slots(1, root / "slots"),
             scratch=root,

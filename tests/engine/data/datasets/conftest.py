@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from atelier.engine.data.datasets.load import rows_of
-from atelier.engine.data.tokens import Text
+from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 from tests.engine.data.conftest import Workshop
 from tests.engine.row_inputs import SPECIALS, VOCAB, story
 
@@ -17,8 +17,8 @@ class Harbour:
     """A corpus, its vocabulary with special tokens and its tokens; opens rows of it."""
 
     shop: Workshop
-    corpus: Input
-    tokens: Input
+    corpus: ArtifactInput
+    tokens: ArtifactInput
     vocabulary: Vocabulary
 
     def open(self, spec, *, split="train", sequence=64, seed=1, tokens=None):
@@ -28,8 +28,8 @@ class Harbour:
             spec, source, self.vocabulary, self.shop.folder, split=split, sequence=sequence, seed=seed
         )
 
-    def text(self, split="train") -> Text:
-        return Text(self.tokens, self.shop.folder, split)
+    def text(self, split="train") -> TokenText:
+        return TokenText(self.tokens, self.shop.folder, split)
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from atelier.engine.config.generation import GENRES, TAGS, Wishes
+from atelier.engine.config.generation import GENRES, TAGS, GenerationAttributes
 from atelier.engine.config.objective.control import Control
 from atelier.engine.data.attributes import genre_of, paragraphs, sentiment_of, topic_of
 from atelier.engine.data.control_prompt import about, prefix_of
 from atelier.engine.data.datasets.control import Asked
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import Input
+from atelier.engine.io.artifact import ArtifactInput
 from tests.engine.data.conftest import Workshop
 from tests.engine.data.datasets.conftest import whole
 from tests.engine.row_inputs import SPECIALS, story
@@ -70,7 +70,7 @@ def test_scored_is_the_text_and_its_end_alone(vocabulary) -> None:
 
 def test_a_length_is_said_to_the_next_multiple(vocabulary) -> None:
     assert [about(n) for n in (1, 11, 12, 20, 100)] == [8, 8, 16, 24, 104]
-    prefix = prefix_of(Wishes(length=20), vocabulary, first_prompt=0, num_prompts=0)
+    prefix = prefix_of(GenerationAttributes(length=20), vocabulary, first_prompt=0, num_prompts=0)
     assert vocabulary.decode(prefix.ids).strip() == "about 24 tokens"
     assert prefix.prompts == [-1] * len(prefix.ids)
 
@@ -101,7 +101,7 @@ def test_describe_keeps_paragraphs_with_their_attributes_and_splits(tmp_path, vo
         story(n) + "\n\n" + f"A good and safe harbour number {n}, which works well for all of them. " * 2
         for n in range(30)
     ]
-    made: Input = shop.run("describe", {}, {"corpus": shop.corpus(texts, 0.2)}, "attributes")
+    made: ArtifactInput = shop.run("describe", {}, {"corpus": shop.corpus(texts, 0.2)}, "attributes")
     lines = [json.loads(line) for line in made.file("attributes.jsonl", tmp_path).read_text().splitlines()]
     assert {line["genre"] for line in lines} == {"line"}
     assert all(line["sentiment"] == "positive" for line in lines if line["text"].startswith("A good"))
