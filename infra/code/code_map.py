@@ -1,9 +1,9 @@
-"""Which code a result depends on: file -> digests of what its functions and the rest of it mean.
+"""Code maps, the code that a result depends on: file -> digests of its functions and of the rest.
 
-A map covers the engine's files that are reached by static imports from what a task runs, the kinds of its
-roles among them; without what moves bits but not meaning (parallel/, checkpoints, storage), configuration
-plumbing and errors. It is the same on every layout. Digests are of syntax trees without docstrings, comments
-and the order of imports: what only reads differently has the same digest.
+A map covers the engine's files reached by static imports from what a task runs, including the kinds of its
+roles; without code that does not change results or only their floating-point bits (parallel/, checkpoints,
+storage), configuration plumbing and errors. It is the same for every layout. Digests are of syntax trees
+without docstrings, comments and the order of imports.
 """
 
 import ast
@@ -21,12 +21,13 @@ from typing import Any
 from atelier import PROJECT
 from atelier.engine.config.role import Role
 from atelier.engine.io.source_check import source_digest
+from atelier.infra.code.moved_code import read_moved
 from atelier.infra.dag import Node
 
-Map = dict[str, dict[str, str]]  # file -> part of it (function, Class, Class.method; '' = the rest) -> digest
+Map = dict[str, dict[str, str]]  # file -> function, Class, Class.method or '' (the rest) -> digest
 
 PACKAGE = "atelier."
-MOST = 2000  # files that the cache remembers
+MOST = 2000  # files in the cache
 LOOP = "engine/loop/training.py"
 REGISTRIES = (
     "model",
@@ -37,8 +38,8 @@ REGISTRIES = (
     "config/objective",
     "config/optim",
 )
-# what moves no bit, or bits but no meaning; what says how something is written down, asked for or refused;
-# what prepares data, whose results are parents
+# code that does not change results, or only their floating-point bits; serialization, configuration and error
+# checks; preparation of data, whose results are parents
 LEFT_OUT = (
     *(
         f"engine/parallel/{name}.py"
@@ -50,13 +51,13 @@ LEFT_OUT = (
     "engine/train.py",
     *(f"engine/loop/{name}.py" for name in ("publish", "replica_check", "report", "resume", "save", "stop")),
     "engine/loop/straggler.py",
-    *(f"engine/config/{name}.py" for name in ("base", "checks", "device", "document", "error", "metric")),
+    *(f"engine/config/{name}.py" for name in ("base", "device", "document", "error", "metric")),
     *(f"engine/config/{name}.py" for name in ("identity_defaults", "parallel", "pool", "record", "registry")),
     *(f"engine/config/{name}.py" for name in ("run_file", "site")),
 )
-WORDS = ("description", "title")  # keywords of fields that a person reads
+WORDS = ("description", "title")  # keywords of pydantic fields that are only documentation
 TRAINED = ("train", "finetune")
-ROOTS = {  # by task: where its meaning begins
+ROOTS = {  # by task: the files where its imports start
     "curate": ("engine/data/curate.py",),
     "learn_tokenizer": ("engine/data/learn_tokenizer.py",),
     "encode": ("engine/data/encode.py",),
@@ -72,15 +73,15 @@ ROOTS = {  # by task: where its meaning begins
 
 @dataclass(frozen=True)
 class SourceFile:
-    """What is known of one file: the engine's modules that it imports, and the digests of its parts."""
+    """One source file: the engine modules that it imports, and digests of its functions and classes."""
 
     imports: tuple[str, ...]
     parts: dict[str, str]
-    content: str  # digest of all of it
+    content: str  # digest of the whole file
 
 
 def training_map(task: str, roles: Mapping[str, Role], name: str, project: Path = PROJECT) -> Map:
-    """The code of the training of the role `name`: loop, data, and the kinds of the role and its teachers."""
+    """Code map of training the role `name`: loop, data, and the kinds of the role and its teachers."""
     kinds: set[str] = set()
     while name:
         role = roles[name]
@@ -92,8 +93,8 @@ def training_map(task: str, roles: Mapping[str, Role], name: str, project: Path 
 
 
 def code_map(roots: Iterable[str], kinds: Iterable[str] = (), project: Path = PROJECT) -> Map:
-    """The files that `roots` reach by imports, and those of `kinds` ("model/gpt"). A file of a registry is
-    reached only as one of these kinds or from another of them: the loop names them all.
+    """Map of the files that `roots` reach by imports, and those of `kinds` ("model/gpt"). Registry files
+    count only as one of these kinds or when another kind imports them, because the loop imports all of them.
     """
     chosen = {f"engine/{kind}.py" for kind in kinds} | {f"engine/config/{kind}.py" for kind in kinds}
     chosen = {file for file in chosen if (project / file).exists()}
@@ -115,7 +116,7 @@ def code_map(roots: Iterable[str], kinds: Iterable[str] = (), project: Path = PR
 
 
 def maps_of(node: Node) -> dict[str, Map]:
-    """By product of the node the code that makes it; none for what is made without the engine."""
+    """Code map of each product of the node; {} for a task that runs without the engine."""
     if node.task not in ROOTS:
         return {}
     if node.task not in TRAINED:
@@ -126,25 +127,30 @@ def maps_of(node: Node) -> dict[str, Map]:
 
 
 def sources_of(maps: Mapping[str, Map], project: Path = PROJECT) -> dict[str, str]:
-    """What the files of these maps held when they were looked at: engine/io/source_check.py compares."""
+    """Content digests of the maps' files as they were read: engine/io/source_check.py compares them."""
     return {file: _read[project / file].content for code in maps.values() for file in code}
 
 
 def digest_of(code: Map) -> str:
-    """16 digits that stand for a map."""
+    """Digest of a map, 16 digits."""
     return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def files_of(code: Map) -> dict[str, str]:
-    """A map with one digest a file: what records carry."""
-    return {file: digest_of({file: parts})[:8] for file, parts in code.items()}
+    """The map with one digest per file, as stored in records."""
+    return {file: _file_digest(file, parts) for file, parts in code.items()}
+
+
+def _file_digest(file: str, entry: dict[str, str] | str) -> str:
+    """Digest of a file, 8 digits, from an entry of a map of either form."""
+    return entry if isinstance(entry, str) else digest_of({file: entry})[:8]
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The files that differ between two maps (of either form), with the functions that do where these are
-    known.
+    """Files that differ between two maps (of either form), with the differing functions where known. Code
+    that was only moved counts as the same (infra/code/moved_code.py).
     """
-    result = []
+    old, result = read_moved(old, new, _file_digest), []
     for file in sorted({*old, *new}):
         before, now = old.get(file), new.get(file)
         if before == now:
@@ -160,7 +166,7 @@ def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _is_kind(file: str) -> bool:
-    """Whether a file is one of a registry's kinds: one that a configuration can name."""
+    """Whether a file implements a kind of a registry, which a configuration can name."""
     folder, _, name = file.removeprefix("engine/").rpartition("/")
     if folder not in REGISTRIES:
         return False
@@ -170,22 +176,23 @@ def _is_kind(file: str) -> bool:
 
 @cache
 def _kinds(group: str) -> frozenset[str]:
-    """File names of a group's kinds: those that its spec's folder has, or the folder of rows."""
+    """File names of a group's kinds, from its folder of specs, or of datasets."""
     folder = PROJECT / "engine" / group if group == "data/datasets" else PROJECT / "engine" / "config" / group
     return frozenset(path.name for path in folder.glob("*.py")) - {"__init__.py", "load.py"}
 
 
+@cache
 def _file(module: str, project: Path) -> str:
-    """The file of a module of the engine; '' when there is none (a name that is imported from one)."""
+    """The file of an engine module; '' when there is none (an imported name that is no module)."""
     place = module.replace(".", "/") + ".py"
     return place if (project / place).exists() else ""
 
 
-_read: dict[Path, SourceFile] = {}  # by this process: its code is what it was when it was first looked at
+_read: dict[Path, SourceFile] = {}  # this process runs the code as it was first read
 
 
 def _source(path: Path, known: dict[str, Any]) -> SourceFile:
-    """What is known of the file at `path`, by its content."""
+    """The source file at `path`, from cache by its content."""
     if path not in _read:
         _read[path] = _by_content(path.read_bytes(), known)
     return _read[path]
@@ -211,7 +218,7 @@ def _imports(tree: ast.AST) -> set[str]:
 
 
 def _parts(tree: ast.Module) -> dict[str, str]:
-    """Digests of functions, methods and classes by qualified name; '' = all that stands outside."""
+    """Digests of functions, methods and classes by qualified name; '' = module level code."""
     result: dict[str, str] = {}
 
     def visit(body: list[ast.stmt], prefix: str) -> str:
@@ -221,7 +228,7 @@ def _parts(tree: ast.Module) -> dict[str, str]:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 imports.append(_text(node))
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                name = f"{prefix}{node.name}"  # several of one name (overloads, setters) count together
+                name = f"{prefix}{node.name}"  # definitions of one name (overloads, setters) are combined
                 result[name] = _digest(result.get(name, "") + _text(node))
             elif isinstance(node, ast.ClassDef):
                 head = [_text(part) for part in (*node.bases, *node.keywords, *node.decorator_list)]
@@ -237,7 +244,7 @@ def _parts(tree: ast.Module) -> dict[str, str]:
 
 
 def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Statements less those that are nothing but a string."""
+    """Statements without those that are only a string."""
     return [node for node in body if not (isinstance(node, ast.Expr) and _is_string(node.value))]
 
 
@@ -246,10 +253,8 @@ def _is_string(node: ast.expr) -> bool:
 
 
 def _text(node: Any) -> str:
-    """A syntax tree in words that no version of Python spells differently: names of nodes and of the fields
-    that hold something.
-    """
-    if isinstance(node, ast.Raise):  # what is refused, not in which words
+    """A syntax tree as text that is the same for all Python versions: names of nodes and non-empty fields."""
+    if isinstance(node, ast.Raise):  # the exception's type, not its message
         raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
         return f"Raise({_text(raised)})"
     if isinstance(node, ast.keyword) and node.arg in WORDS:
@@ -273,12 +278,12 @@ def _digest(text: str) -> str:
 
 
 def _is_source(found: Any) -> bool:
-    """Whether an entry of the cache is one that this module wrote."""
+    """Whether a cache entry has the form that this module writes."""
     return isinstance(found, list) and [type(part) for part in found] == [list, dict]
 
 
 def _cache_place() -> Path:
-    """Of this algorithm and this Python: either reads the same file otherwise."""
+    """Cache file, one per version of this module and of Python, since digests depend on both."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return (
         base
@@ -289,7 +294,7 @@ def _cache_place() -> Path:
 
 @contextmanager
 def _cached() -> Iterator[dict[str, Any]]:
-    """What earlier processes found, by content of files: read at first, written when something was added."""
+    """Cache of digests by file content: read on entry, written back when something was added."""
     known: dict[str, Any] = {}
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads(_cache_place().read_bytes())
@@ -298,7 +303,7 @@ def _cached() -> Iterator[dict[str, Any]]:
     yield known
     if len(known) == before:
         return
-    with suppress(OSError):  # it only saves time
+    with suppress(OSError):  # only an optimization
         _cache_place().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = _cache_place().with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(dict(list(known.items())[-MOST:])))

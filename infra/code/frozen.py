@@ -1,5 +1,5 @@
-"""The code of a run, frozen when it is submitted: `{root}/code/<digest>.tar.gz`. Workers check its digest and
-run that, whatever became of the files it was made from.
+"""Snapshot of a run's code at submission: `{root}/code/<digest>.tar.gz`. Workers verify the digest and run
+the snapshot, even if the source files have changed since.
 """
 
 import gzip
@@ -21,15 +21,15 @@ from atelier.engine.io.storage import exists, join, read_bytes, write_bytes
 from atelier.infra.code.provenance import NOTE, code_provenance
 
 FOLDERS = ("flows", "tasks", "infra", "engine", "conf")
-PACKAGE = "atelier"  # the folder that frozen code has them in
+PACKAGE = "atelier"  # top-level folder in the archive
 SUFFIXES = (".py", ".yaml")  # code and configuration; no data, no hidden file, no secret
 MOST = 64 << 20
-THAWED = "ATELIER_THAWED"  # in the environment of a process that runs frozen code
+THAWED = "ATELIER_THAWED"  # set in the environment of a process that runs a snapshot
 DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def freeze(root: str) -> str:
-    """Keep this project's code in the store at `root`; its digest."""
+    """Save a snapshot of this project's code in the store at `root`; returns its digest."""
     packed = _packed(PROJECT)
     digest = _digest(packed)
     place = _place(root, digest)
@@ -39,14 +39,14 @@ def freeze(root: str) -> str:
 
 
 def installed() -> str:
-    """The digest that this project's code would be kept under."""
+    """Digest of a snapshot of this project's code."""
     return _digest(_packed(PROJECT))
 
 
 def thaw(root: str, digest: str, base: Path) -> Path:
-    """A folder with the code of `digest`, unpacked below `base` when it is not there yet.
+    """A folder with the code of `digest`, unpacked below `base` when missing.
 
-    ConfigError when the store has no such code, DamageError when it is not what it should be.
+    Raises ConfigError when the store has no such code, DamageError when its content is wrong.
     """
     if not DIGEST.fullmatch(digest):
         raise ConfigError("code", f"{digest[:40]!r} is no digest", "leave it blank for the code as it is now")
@@ -78,20 +78,30 @@ def thaw(root: str, digest: str, base: Path) -> Path:
 
 
 def go_on_frozen(root: str, digest: str, module: str, *words: str) -> None:
-    """Have this process, `python -m <module> <words>`, run the code of `digest`, by exec if need be."""
+    """Continue as `python -m <module> <words>` with the code of `digest`, by exec when it differs. Raises
+    ConfigError or DamageError when there is no such code.
+    """
     if digest != installed() and not os.environ.get(THAWED):
         folder = str(thaw(root, digest, Path.home() / ".cache" / "atelier" / "code"))
         os.chdir(folder)
-        os.environ |= {THAWED: "1", "PYTHONPATH": folder}
+        os.environ[THAWED] = "1"
+        put_first(folder)
         os.execv(sys.executable, [sys.executable, "-m", module, *words])
-    others = filter(None, [os.environ.get("PYTHONPATH")])
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(IMPORT_ROOT), *others])
+    put_first(str(IMPORT_ROOT))
+
+
+def put_first(folder: str) -> None:
+    """Have the processes that this one starts import Atelier from `folder`, before what PYTHONPATH has."""
+    others = [
+        place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", folder)
+    ]
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *others])
 
 
 def _unpack(packed: bytes, folder: Path) -> None:
-    """Plain files below `folder` and nothing else; ValueError or a TarError for what would be more."""
+    """Extract regular files below `folder`; ValueError or a TarError for anything else."""
     with gzip.open(io.BytesIO(packed)) as file:
-        raw = file.read(2 * MOST + 1)  # heads and padding included
+        raw = file.read(2 * MOST + 1)  # headers and padding included
     if len(raw) > 2 * MOST:
         raise ValueError(f"unpacked, it is more than {2 * MOST >> 20} MiB")
     with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
@@ -116,7 +126,7 @@ def _place(root: str, digest: str) -> str:
 
 
 def _packed(project: Path) -> bytes:
-    """The same files give the same bytes: sorted, without times and owners."""
+    """The code as a reproducible archive: sorted, without times and owners."""
     files = {f"{PACKAGE}/{path.relative_to(project)}": path.read_bytes() for path in _sources(project)}
     files |= {f"{PACKAGE}/{path.name}": path.read_bytes() for path in (IMPORT_ROOT / PACKAGE).glob("*.py")}
     about = {key: code_provenance()[key] for key in ("commit", "diff")}

@@ -1,4 +1,4 @@
-"""Which code made an artifact: commit, uncommitted changes, library versions, a digest of the engine's
+"""Provenance of code: commit, digest of uncommitted changes, library versions, digest of the engine's
 sources.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from atelier import PROJECT
 
-NOTE = ".code.json"  # beside unpacked code: commit and diff of the files it was made from
+NOTE = ".code.json"  # beside unpacked code: commit and diff of its sources
 LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "prefect", "mlflow", "hydra-core")
 
 
@@ -47,7 +47,7 @@ def versions() -> dict[str, str]:
 
 
 def _origin() -> dict[str, str]:
-    """commit and diff, from git or from the note beside unpacked code."""
+    """commit and diff, from git or from the note beside unpacked code (infra/code/frozen.py)."""
     if (PROJECT / NOTE).exists():
         return json.loads((PROJECT / NOTE).read_bytes())
     diff = _git("diff", "HEAD") + _git("ls-files", "--others", "--exclude-standard")

@@ -1,5 +1,5 @@
-"""What a task's `run` works with: the store, slots, the tracker, who asked; and the two ways to make
-artifacts: by a gang, or here.
+"""Run context of a task: store, slots, tracker and progress listener, and the two ways to make artifacts: by
+a gang, or in this process.
 """
 
 import itertools
@@ -31,12 +31,12 @@ from atelier.infra.store.lease import Holder, Lease, Renewal, take
 from atelier.infra.store.store import Store, read_body
 from atelier.infra.store.trajectory import begin_again
 
-NO_GPU = ("atelier.engine.prepare",)  # what a GPU is of no use to
+NO_GPU = ("atelier.engine.prepare",)  # modules that use no GPU
 
 
 class Listener(Protocol):
     def __call__(self, node: str, message: dict[str, Any]) -> None:
-        """Hear progress, warnings and states of the node called `node`."""
+        """Receive progress, warnings and states of the node called `node`."""
 
 
 @dataclass(kw_only=True)
@@ -55,18 +55,19 @@ class RunContext:
     links: dict[str, str] = field(default_factory=dict)
     pool: Pool = field(default_factory=Pool)
     site: Site = field(default_factory=Site)
-    place: NodePlace | None = None  # of this node in a gang of several
+    place: NodePlace | None = None  # of this node in a gang of several nodes
     resume: Resume = field(default_factory=Resume)
-    forks: bool = False  # gangs of this machine get their ranks from a fork server
+    forks: bool = False  # ranks on this machine are forked by a fork server
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    _gpus: list[GpuSlots] = field(default_factory=list)  # one, once somebody has asked for GPUs
+    _gpus: list[GpuSlots] = field(default_factory=list)  # empty until a gang needs GPUs, then one
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def missing(self, node: Node) -> dict[str, Product]:
-        """The products of `node` that are not finished yet."""
+        """Products of `node` that are not finished yet."""
         return {key: p for key, p in node.products.items() if self.store.find(p.kind, p.fingerprint) is None}
 
     def record(self, kind: str, fingerprint: str) -> Record:
+        """The record of a finished artifact. Raises RuntimeError when it is not finished."""
         found = self.store.find(kind, fingerprint)
         if found is None:
             raise RuntimeError(
@@ -75,7 +76,7 @@ class RunContext:
         return found
 
     def vocab(self, node: Node) -> int:
-        """Tokens in the vocabulary of the node's tokenizer."""
+        """Vocabulary size of the node's tokenizer. Raises DamageError when its record does not have it."""
         tokenizer = self.record(*node.inputs["tokenizer"])
         if "vocab" not in tokenizer.summary:
             raise DamageError(
@@ -84,7 +85,7 @@ class RunContext:
         return int(tokenizer.summary["vocab"])
 
     def peak_tflops(self, node: Node) -> float:
-        """Dense peak of one rank of the node's gang, TFLOP/s; 0 = not known."""
+        """Dense peak of one rank of the node's gang, TFLOP/s; 0 = unknown."""
         threads = node.layout.get("threads", 1)
         return self.pool.rank_tflops(threads if isinstance(threads, int) else 1)
 
@@ -114,37 +115,37 @@ class RunContext:
         )
 
     def begin_again(self, node: Node, trained: dict[str, list[Segment]]) -> None:
-        """Remove what there is of these trainings (by product), here and in the tracker, under their leases;
-        nothing of what somebody has finished while these were waited for.
+        """Delete the trajectories of these trainings (by product) from store and tracker, under their leases,
+        so that they start from step 0. Products finished while waiting for the leases are left alone.
         """
-        parts = {part.fingerprint for each in trained.values() for part in each}
-        with self.leases(node, [self.store.address("trajectory", part) for part in sorted(parts)]):
+        segments = {segment.fingerprint for each in trained.values() for segment in each}
+        with self.leases(node, [self.store.address("trajectory", segment) for segment in sorted(segments)]):
             done = trained.keys() - self.missing(node).keys()
-            parts -= {part.fingerprint for key in done for part in trained[key]}
-            for part in sorted(parts):
-                begin_again(self.store, part)
+            segments -= {segment.fingerprint for key in done for segment in trained[key]}
+            for segment in sorted(segments):
+                begin_again(self.store, segment)
         if self.tracker is not None:
-            self.tracker.begin_again(sorted(parts))
+            self.tracker.begin_again(sorted(segments))
 
     def say(self, node: Node, **message: Any) -> None:
         self.listener(node.name, message)
 
     @contextmanager
     def following(self, node: Node, roles: dict[str, Any]) -> Iterator[None]:
-        """Metrics of the roles' trajectories go to the tracker while the block runs."""
+        """Send metrics of the roles' trajectories to the tracker while the block runs."""
         with self.tracker.following(node, roles):
             yield
 
     def register(self, name: str, kind: str, fingerprint: str, aliases: list[str]) -> str:
-        """Register a finished model under `name`; returns where it is found."""
+        """Register a finished model under `name`; returns its address in the registry."""
         return self.tracker.register(name, self.record(kind, fingerprint), aliases)
 
     @contextmanager
     def leases(self, node: Node, addresses: list[str]) -> Iterator[list[Lease]]:
-        """Hold the leases of all addresses (taken in order); what got published meanwhile is left out."""
+        """Hold the leases of all addresses, in sorted order; those published meanwhile are left out."""
         held: list[Lease] = []
         with ExitStack() as stack:
-            for address in sorted(set(addresses)):  # one thing under two names has one lease
+            for address in sorted(set(addresses)):  # one artifact under two names has one lease
                 lease = take(
                     address,
                     Holder.me(node.name),
@@ -173,8 +174,11 @@ class RunContext:
         seed: int = 1,
         on_message: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """Lease, slots, guard and ranks, records. `config` gets the fences of the leased addresses, `inputs`
-        is called after it; `addresses` defaults to the outputs'.
+        """Run a gang that makes `outputs`: take leases and slots, start supervisor and ranks, publish
+        records.
+
+        `config` is called with the fences of the leased addresses, `inputs` after it; `addresses` defaults to
+        those of the outputs.
         """
         targets = (
             addresses
@@ -184,7 +188,7 @@ class RunContext:
         with self.leases(node, targets) as held:
             outputs = {key: p for key, p in outputs.items() if self.store.find(p.kind, p.fingerprint) is None}
             first = {p.fingerprint: key for key, p in reversed(outputs.items())}
-            outputs = {key: p for key, p in outputs.items() if first[p.fingerprint] == key}  # equal ones once
+            outputs = {key: p for key, p in outputs.items() if first[p.fingerprint] == key}  # no duplicates
             if not outputs:
                 return
             if self.pool.launcher != "here":
@@ -199,23 +203,23 @@ class RunContext:
                     node, module, config, outputs, held, inputs, here, threads, layout, seed
                 )
                 orders = replace(orders, env=orders.env | env, held=descriptors)
-                hear = on_message or (lambda message: self.say(node, **message))
+                on_message = on_message or (lambda message: self.say(node, **message))
                 if self.place is None:
                     self.say(node, state="running")
-                    start_gang(orders, hear, self.stop, self._fork_server())
+                    start_gang(orders, on_message, self.stop, self._fork_server())
                     return
                 with self._together(Rendezvous(self.store.root, self.place, self.stop)) as rendezvous:
                     rendezvous.arrive()
                     met = rendezvous.gather(orders.run, lambda text: self.say(node, waiting=text))
                     self.say(node, state="running")
                     orders = replace(orders, world=ranks, env=orders.env | met)
-                    start_gang(orders, hear, self.stop, self._fork_server())
+                    start_gang(orders, on_message, self.stop, self._fork_server())
 
-    def _start_away(self, orders: Orders, hear: Callable[[dict[str, Any]], None]) -> None:
-        """Have the pool's batch system give machines for the gang: its queue takes the place of slots."""
+    def _start_away(self, orders: Orders, on_message: Callable[[dict[str, Any]], None]) -> None:
+        """Run the gang as a batch job on the pool's batch system, whose queue takes the place of slots."""
         batch = batch_of(self.pool, self.site)
         per_node = num_slots(self.pool) // (orders.threads if self.pool.is_cpu else 1)
-        batch_job.start_gang(orders, hear, self.stop, batch=batch, per_node=max(1, per_node))
+        batch_job.start_gang(orders, on_message, self.stop, batch=batch, per_node=max(1, per_node))
 
     @contextmanager
     def _claim(
@@ -226,9 +230,10 @@ class RunContext:
         threads: int,
         told: Callable[[str], None] = lambda what: None,
     ) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-        """Hold what so many ranks take while the block runs: a GPU each, or a core for each thread, or gangs
-        would stand in each other's way. Gives the environment with which they see no other GPU, and the
-        descriptors that hold the slots. `told` hears what is waited for.
+        """Hold slots for `ranks` ranks while the block runs: a GPU each, or a core for each thread.
+
+        Yields the environment that hides all other GPUs and the descriptors that hold the slots. `told` is
+        called with what is waited for.
         """
 
         def on_wait(what: str, pids: list[int]) -> None:
@@ -248,7 +253,7 @@ class RunContext:
             yield {VISIBLE: gpus.devices(claim)}, claim.descriptors
 
     def follow(self, node: Node, module: str, ranks: int, threads: int) -> None:
-        """Hold this node's share of a gang whose first node leases, saves and publishes."""
+        """Run this node's ranks of a gang whose first node leases, saves and publishes."""
         assert self.place is not None
         share = self.place.share(ranks)
         with (
@@ -281,7 +286,7 @@ class RunContext:
 
     @contextmanager
     def _together(self, rendezvous: Rendezvous) -> Iterator[Rendezvous]:
-        """End the gang's other nodes with this one, and this one with them."""
+        """While the block runs, end the gang's other nodes with this one, and this one with them."""
         ended = threading.Event()
         watcher = threading.Thread(target=rendezvous.watch, args=(self.stop, ended), daemon=True)
         watcher.start()
@@ -310,7 +315,7 @@ class RunContext:
         scratch = self.scratch / f"{next(self._numbers):03d}-{node.name.replace('/', '-')}"
         maps = maps_of(node)
         payloads = {key: self.store.new_payload(p.kind, p.fingerprint) for key, p in outputs.items()}
-        fences = {lease.log.address: lease.fence + 1 for lease in held}  # the guard's, once it has taken over
+        fences = {lease.log.address: lease.fence + 1 for lease in held}  # those of the supervisor
         run = {
             "schema": 1,
             "task": node.task,
@@ -344,7 +349,7 @@ class RunContext:
 
     def here(self, node: Node, key: str, build: Callable[[str], None]) -> Record:
         """Make one product in this process: `build(payload_url)` writes files and body with
-        engine.io.artifact.Output.
+        engine.io.artifact.ArtifactOutput. Raises StoppedError when a stop was requested.
         """
         product = node.products[key]
         address = self.store.address(product.kind, product.fingerprint)

@@ -1,6 +1,6 @@
 """Decide which roles to train, replay or load frozen, and from which step; refuse students whose start step
-has passed, and trainings that were begun by other code (two codes in one training would be the result of
-neither).
+has passed, and trainings that were begun by other code (a training by two versions of the code would be the
+result of neither).
 """
 
 from collections.abc import Container, Mapping
@@ -17,14 +17,20 @@ from atelier.infra.code.code_map import Map, changed, digest_of, files_of
 from atelier.infra.code.provenance import engine_digest
 from atelier.infra.dag import Product
 from atelier.infra.store.store import Store
-from atelier.infra.store.trajectory import TrajectoryState, code_at, read_code, segments, trajectory_state
+from atelier.infra.store.trajectory import (
+    TrajectoryState,
+    code_at,
+    read_code,
+    segment_addresses,
+    trajectory_state,
+)
 
-MOST = 6  # changed files that are named
+MOST = 6  # changed files that a message names
 
 
 class Resume(Spec):
-    """What becomes of trainings that were begun by other code: go on with this one, or begin again (by the
-    names of their tasks).
+    """What to do with trainings that were begun by other code: continue them with the current code
+    (`accept_code`), or restart them (`fresh`: names of their tasks).
     """
 
     accept_code: bool = False
@@ -33,12 +39,12 @@ class Resume(Spec):
 
 @dataclass(frozen=True)
 class OtherCode:
-    """A training that was begun by other code than there is now."""
+    """Refusal of a training that was begun by code other than the current one."""
 
     node: str
     role: str
     step: int
-    changes: tuple[str, ...]  # files, with the functions that differ; none = its code is not known
+    changes: tuple[str, ...]  # files, with the functions that differ; empty = its code is unknown
 
     def __str__(self) -> str:
         more = f" and {len(self.changes) - MOST} more" if len(self.changes) > MOST else ""
@@ -52,35 +58,46 @@ class OtherCode:
 
 
 def other_code(
-    node: str, role: str, parts: list[Segment], code: Map, store: Store, finished: Record | None
+    node: str, role: str, segments: list[Segment], code: Map, store: Store, finished: Record | None
 ) -> OtherCode | None:
-    """Why the training of `role` may not go on, or be replayed once it is `finished`; None when it may.
+    """Why the training of `role` may not continue, or be replayed once it is `finished`; None when it may.
 
-    It is judged by the newest checkpoint that can be read, which a training would go on from.
+    The newest readable checkpoint decides, because a training would continue from it.
     """
     if finished is not None and (made := finished.provenance.get("code")):
         differing = changed(made, files_of(code)) if isinstance(made, dict) else []
-        return OtherCode(node, role, parts[-1].end, tuple(differing)) if differing else None
-    for step in sorted(trajectory_state(store, parts).steps, reverse=True):
-        if step <= parts[0].start:
-            break  # initial weights: nothing is computed yet
-        part = next(part for part in parts if part.start < step <= part.end)
-        address = store.address("trajectory", part.fingerprint)
+        return OtherCode(node, role, segments[-1].end, tuple(differing)) if differing else None
+    step, digest, changes = _code_of(segments, code, store)
+    return OtherCode(node, role, step, changes) if changes or not digest else None
+
+
+def _code_of(segments: list[Segment], code: Map, store: Store) -> tuple[int, str, tuple[str, ...]]:
+    """Step of the newest readable checkpoint, digest of its code ('' = not recorded) and the files in which
+    that differs from `code`; step 0 and the digest of `code` without checkpoints beyond the initial weights.
+    """
+    own = digest_of(code)
+    for step in sorted(trajectory_state(store, segments).steps, reverse=True):
+        if step <= segments[0].start:
+            break  # nothing is trained yet
+        segment = next(one for one in segments if one.start < step <= one.end)
+        address = store.address("trajectory", segment.fingerprint)
         digest = code_at(address, step)
-        if digest is None:
-            continue
-        if digest == digest_of(code):
-            break
-        return OtherCode(node, role, step, tuple(changed(read_code(address, digest), code)) if digest else ())
-    return None
+        if digest is not None:
+            if digest in ("", own):
+                return step, digest, ()
+            # a branch may have gone on under the digest of its trunk, which has the map
+            places = [address, *(store.address("trajectory", one.fingerprint) for one in reversed(segments))]
+            found = next(filter(None, (read_code(place, digest) for place in places)), {})
+            return step, digest, tuple(changed(found, code))
+    return 0, own, ()
 
 
 def made_by_other(record: Record, code: Map | None) -> str:
-    """What has changed in the code since `record` was made, in words; '' when nothing that it depends on."""
+    """What has changed in the code that `record` depends on since it was made, as text; '' when nothing."""
     made = record.provenance.get("code")
     if code is None:
         return ""
-    if not isinstance(made, dict):  # made before records said more than a digest of the whole engine
+    if not isinstance(made, dict):  # older record: only a digest of the whole engine
         engine = record.provenance.get("engine", engine_digest())
         return "" if engine == engine_digest() else "the engine's sources have changed"
     differing = changed(made, files_of(code))
@@ -93,9 +110,9 @@ Mode = Literal["train", "replay", "frozen"]
 
 @dataclass(frozen=True)
 class Situation:
-    """What there is of one role, and how it takes part in the gang that has to be started."""
+    """State of one role in the store, and its mode in the gang to start."""
 
-    parts: list[Segment]
+    segments: list[Segment]
     standing: TrajectoryState
     is_finished: bool
     mode: Mode = "train"
@@ -106,13 +123,13 @@ class Situation:
 
     @property
     def has_trained(self) -> bool:
-        """True when its last checkpoint is there and only its model has to be written."""
+        """True when its last checkpoint exists and only its model has to be written."""
         return self.standing.newest == self.standing.end
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A student that comes too late, and what both ways out cost in steps of the teacher."""
+    """Refusal of a student whose start step has passed, with the cost of both ways out in teacher steps."""
 
     student: str
     teacher: str
@@ -133,7 +150,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """The gang to start: its roles in teaching order; empty when nothing is left to do."""
+    """The gang to start: its roles in teaching order (empty when nothing is left to do), and refusals."""
 
     situations: dict[str, Situation]
     from_step: int
@@ -141,13 +158,13 @@ class ResumePlan:
 
     @property
     def refused(self) -> set[str]:
-        """The roles that cannot be trained as it is."""
+        """Roles that cannot be trained."""
         return {each.student if isinstance(each, Refusal) else each.role for each in self.refusals}
 
 
 def resume_plan(
     roles: Mapping[str, Role],
-    parts: Mapping[str, list[Segment]],
+    segments: Mapping[str, list[Segment]],
     products: Mapping[str, Product],
     store: Store,
     *,
@@ -155,16 +172,16 @@ def resume_plan(
     maps: Mapping[str, Map],
     resume: Resume,
 ) -> ResumePlan:
-    """What a gang of `roles` has to do, given what the store holds of their trajectories and models, and the
-    code as it is now (`maps`). `resume` says what becomes of those that other code has begun.
+    """Plan what a gang of `roles` has to do, from their trajectories and models in the store and the current
+    code (`maps`). `resume`: what to do with trainings that other code has begun.
     """
     records = {name: store.find(products[name].kind, products[name].fingerprint) for name in roles}
     is_fresh = node in resume.fresh
     found = {
         name: Situation(
-            parts=parts[name],
+            segments=segments[name],
             standing=trajectory_state(
-                store, [] if is_fresh and records[name] is None else parts[name], parts[name]
+                store, [] if is_fresh and records[name] is None else segments[name], segments[name]
             ),
             is_finished=records[name] is not None,
         )
@@ -178,7 +195,7 @@ def resume_plan(
     refusals: list[Refusal | OtherCode | None] = [_refusal(name, roles, found) for name in chosen]
     if not resume.accept_code:
         refusals += [
-            other_code(node, name, parts[name], maps[name], store, records[name])
+            other_code(node, name, segments[name], maps[name], store, records[name])
             for name, one in chosen.items()
             if one.mode == "replay"
             or (one.mode == "train" and not is_fresh and name in _moving(roles, chosen))
@@ -189,7 +206,7 @@ def resume_plan(
 
 
 def _needed(roles: Mapping[str, Role], found: Mapping[str, Situation]) -> set[str]:
-    """Unfinished roles; and, while they have steps to learn, their teachers and theirs."""
+    """Unfinished roles and, while they have steps left to train, their teachers, transitively."""
     needed: set[str] = set()
     for name in roles:
         if found[name].is_finished:
@@ -228,7 +245,7 @@ def _refusal(name: str, roles: Mapping[str, Role], found: Mapping[str, Situation
 
 
 def _moving(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> dict[str, Situation]:
-    """Those that have steps to take: all but frozen ones, and trained ones that nobody learns from."""
+    """Roles with steps to take: all but frozen ones and fully trained ones without students to train."""
     teachers = {roles[name].teacher for name, s in chosen.items() if not s.has_trained}
     return {
         n: s for n, s in chosen.items() if s.mode != "frozen" and not (s.has_trained and n not in teachers)
@@ -236,8 +253,8 @@ def _moving(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> dict[
 
 
 def _resume_step(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> int:
-    """The newest step that every moving role has, or that lies before its start. A trained role without
-    students binds nobody.
+    """The newest step at which every moving role has a checkpoint or has not started. A fully trained role
+    without students does not constrain it.
     """
     moving = _moving(roles, chosen)
     candidates = {0} | {step for s in moving.values() for step in s.standing.steps}
@@ -260,8 +277,8 @@ def members(
     maps: Mapping[str, Map],
     resume: Resume,
 ) -> dict[str, Member]:
-    """The gang's members for run.json, models with the tokenizer's `vocab`. `fences` (address -> fence)
-    number the metric segments.
+    """The gang's members for run.json, with models resolved for vocabulary size `vocab`. `fences` (address ->
+    fence) number the metric segments.
     """
     result = {}
     for name, situation in found.situations.items():
@@ -269,15 +286,17 @@ def members(
         digest = ""
         if situation.mode == "replay" and finished is not None:
             digest = next(f.sha256 for f in finished.files if f.path.endswith("/model.safetensors"))
-        is_init = "init" in situation.parts[0].parents
-
+        is_init = "init" in situation.segments[0].parents
+        _, code, changes = _code_of(
+            situation.segments, maps[name], store
+        )  # without changes of meaning, the recorded digest is kept
         role = roles[name].model_copy(update={"model": roles[name].model.resolved(vocab)})
         result[name] = Member(
             role=role,
             mode=situation.mode,
-            segments=segments(store, situation.parts, fences),
+            segments=segment_addresses(store, situation.segments, fences),
             digest=digest,
-            code=digest_of(maps[name]),
+            code=digest_of(maps[name]) if changes or not code else code,
             accept_code=resume.accept_code,
             output="" if situation.is_finished else name,
             init=f"frozen.{name}" if situation.mode == "frozen" else f"init.{name}" if is_init else "",
@@ -288,8 +307,10 @@ def members(
 def check(
     node: str, found: ResumePlan, leased: Container[str] | None = None, store: Store | None = None
 ) -> ResumePlan:
-    """`found`, when it can be done; ConfigError with every refusal. Once leases are held, `leased`, it must
-    not ask for others.
+    """Return `found` when it can be carried out.
+
+    Raises ConfigError with all refusals; and, given the held leases (`leased`), AtelierError when it needs
+    others, because the store changed while this run waited for them.
     """
     if found.refusals:
         raise ConfigError(node, "; ".join(map(str, found.refusals)))
@@ -306,9 +327,9 @@ def check(
 def lease_addresses(found: ResumePlan, store: Store) -> list[str]:
     """Addresses of the trajectory segments that the gang will write."""
     return [
-        store.address("trajectory", part.fingerprint)
+        store.address("trajectory", segment.fingerprint)
         for situation in found.situations.values()
         if situation.mode == "train"
-        for part in situation.parts
-        if part.end > found.from_step or situation.has_trained
+        for segment in situation.segments
+        if segment.end > found.from_step or situation.has_trained
     ]

@@ -11,7 +11,7 @@ from atelier.infra.store.store import Store
 RANK = {"who": 0, "gains": False, "deaths": 0, "hangs": False, "code": 0}
 
 
-def house(root: Path) -> RunContext:
+def context(root: Path) -> RunContext:
     return RunContext(
         store=Store(str(root / "store")),
         slots=Slots(2, root / "slots"),
@@ -29,7 +29,7 @@ def product(seed: int) -> Product:
 
 def test_equal_outputs_under_two_names_are_made_once(tmp_path: Path) -> None:
     """As a score of two models that are one: it had waited for its own lease."""
-    home = house(tmp_path)
+    home = context(tmp_path)
     node = Node(name="score", task="score", products={"a": product(1), "b": product(1), "c": product(2)})
     asked: list[dict[str, int]] = []
     done = threading.Event()

@@ -1,5 +1,6 @@
 """What a gang is refused before it starts: a student that comes after its start, by plan and run."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,13 +8,17 @@ from typing import Any, cast
 import pytest
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.trajectory import Segment
 from atelier.engine.io.storage import join, write_bytes
 from atelier.flows.cli.main import run
 from atelier.flows.run.compose import compose
 from atelier.flows.run.plan import collect_nodes
+from atelier.infra.code import moved_code
+from atelier.infra.code.code_map import Map, digest_of, files_of
 from atelier.infra.dag import Node
-from atelier.infra.run.resume_plan import Resume
+from atelier.infra.run.resume_plan import Resume, _code_of, other_code
 from atelier.infra.store.store import Store
+from atelier.infra.store.trajectory import code_place
 from atelier.tasks import train
 
 ACCEPTED = Resume(accept_code=True)  # the checkpoints here are empty: they do not say by which code
@@ -55,6 +60,52 @@ def test_a_student_that_comes_too_late_is_refused_by_the_survey_the_plan_and_the
 def test_who_says_how_to_attach_is_not_refused(store: Store) -> None:
     node = late(store, "roles.student_a.attach=replay")
     assert train.plan_resume(node, store, ACCEPTED).refusals == ()
+
+
+OLD = {"engine/spec/a.py": {"": "before"}}
+NEW = {"engine/config/a.py": {"": "now"}}
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OLD became NEW by moving alone."""
+    before = {"engine/spec/a.py": [files_of(OLD)["engine/spec/a.py"], "engine/config/a.py"]}
+    monkeypatch.setattr(moved_code, "_table", lambda: (before, files_of(NEW)))
+
+
+def begun(store: Store, codes: list[str], maps: dict[int, Map]) -> list[Segment]:
+    """A role's trunk and branch; a checkpoint of the branch says by which codes, segments keep these maps."""
+    node = next(n for n in collect_nodes(compose("distill", [*WORDS]), store) if n.task == "train")
+    segments = max(train.unpack(node)[2].values(), key=len)
+    assert len(segments) > 1
+    branch = store.address("trajectory", segments[-1].fingerprint)
+    manifest = json.dumps({"codes": codes}).encode()
+    write_bytes(join(branch, "checkpoints", f"step-{segments[-1].end:08d}", "manifest.json"), manifest)
+    for index, code in maps.items():
+        place = code_place(store.address("trajectory", segments[index].fingerprint), digest_of(code))
+        write_bytes(place, json.dumps(code).encode())
+    return segments
+
+
+@pytest.mark.parametrize("index", [0, -1], ids=["in the trunk", "in the branch"])
+def test_moved_code_goes_on_under_the_digest_that_it_had(store: Store, table: None, index: int) -> None:
+    segments = begun(store, [digest_of(OLD)], {index: OLD})
+    assert _code_of(segments, NEW, store) == (segments[-1].end, digest_of(OLD), ())
+    assert other_code("train", "teacher", segments, NEW, store, None) is None
+
+
+def test_a_training_whose_code_is_lost_is_refused(store: Store, table: None) -> None:
+    refused = other_code("train", "teacher", begun(store, [digest_of(OLD)], {}), NEW, store, None)
+    assert refused is not None and refused.changes == ("engine/config/a.py (new)",)
+    unknown = other_code("train", "teacher", begun(store, [], {}), NEW, store, None)
+    assert unknown is not None and "does not say by which" in str(unknown)
+
+
+def test_moved_code_that_was_changed_besides_is_refused(store: Store, table: None) -> None:
+    changed = {"engine/config/a.py": {"": "changed"}}
+    segments = begun(store, [digest_of(OLD)], {-1: OLD})
+    refused = other_code("train", "teacher", segments, changed, store, None)
+    assert refused is not None and refused.changes == ("engine/config/a.py",)
 
 
 def test_every_setting_of_a_score_is_part_of_what_it_is(store: Store) -> None:

@@ -1,0 +1,50 @@
+"""Treat code that was moved and renamed without a change of meaning as unchanged.
+
+moved_code.yaml holds, for one such move, the digest of every file before it, the files that its content went
+to, and the digest of every file after it. A code map from before the move is translated: a file with the
+digest in the table counts as the files that it became.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).with_name("moved_code.yaml")
+OTHER = ""  # an entry that equals no file's
+
+
+def read_moved(old: Mapping[str, Any], new: Mapping[str, Any], digest: Any) -> Mapping[str, Any]:
+    """Translate `old`, a code map from before or after the move, to the files of `new`, the current code's
+    map.
+
+    Files that are the same according to the table get the entry of `new`; others get one that differs from
+    it. `digest(file, entry)`: digest of a file, 8 digits, from an entry of either form.
+    """
+    if not old:
+        return old  # a map that is lost or damaged is no code
+    before, after = _table()
+    is_same = {file: digest(file, entry) == before.get(file, [""])[0] for file, entry in old.items()}
+    if not all(is_same.values()) and not any(file in before and file not in after for file in old):
+        return old  # from after the move
+    went_to = {file: before.get(file, [""])[1:] for file in old}
+    result: dict[str, Any] = {}
+    for file, entry in new.items():
+        # none: reached since a file was merged into it; who imports it for another reason has changed itself
+        came_from = [name for name in old if file in went_to[name]]
+        if came_from or file in after:
+            as_was = digest(file, entry) == after.get(file) and all(is_same[name] for name in came_from)
+            result[file] = entry if as_was else OTHER
+    for file, entry in old.items():
+        if not is_same[file] and not any(target in new for target in went_to[file]):
+            result[file] = entry
+    return result
+
+
+@cache
+def _table() -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Before: file -> its digest and the files that it became. After: file -> its digest."""
+    import yaml  # here: few processes meet a map made before the move
+
+    found = yaml.load(TABLE.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return {file: line.split() for file, line in found["before"].items()}, found["after"]
