@@ -14,6 +14,7 @@ setup: $(VENV)/.installed  ## the virtual environment with everything in it
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip uninstall --quiet --yes atelier 2>/dev/null || true  # as it was called before
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 

@@ -1,5 +1,5 @@
-"""Stamps the commit that a wheel is built from into it: records name it, and the code that runs freeze is
-that of the checkout.
+"""Stamps the commit that a wheel or sdist is built from into it: records name it, and the code that runs
+freeze is that of the checkout.
 """
 
 import hashlib
@@ -12,23 +12,31 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 NOTE = ".code.json"  # as in infra/code/provenance.py
+PLACES = {"wheel": f"atelier/{NOTE}", "sdist": f"src/{NOTE}"}
 
 
 class CommitStamp(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Put `atelier/.code.json` into the wheel, unless this is no git checkout or an editable install."""
-        if self.target_name != "wheel" or version == "editable":
+        """Put the note into what is built; from an sdist its own, from no git checkout none."""
+        if version == "editable" or self.target_name not in PLACES:
             return
-        commit = self._git("rev-parse", "HEAD")
-        if not commit:
-            return
-        diff = self._git("diff", "HEAD") + self._git("ls-files", "--others", "--exclude-standard")
-        about = {"commit": commit, "diff": hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else ""}
-        self._folder = tempfile.TemporaryDirectory()
-        note = Path(self._folder.name) / NOTE
-        note.write_text(json.dumps(about, sort_keys=True))
-        build_data["force_include"][str(note)] = f"atelier/{NOTE}"
+        note = Path(self.root) / PLACES["sdist"]
+        if not note.exists():
+            if Path(self._git("rev-parse", "--show-toplevel") or "/") != Path(self.root).resolve():
+                return  # no git, or a folder inside another repository
+            commit = self._git("rev-parse", "HEAD")
+            diff = self._git("diff", "HEAD") + self._git("ls-files", "--others", "--exclude-standard")
+            about = {"commit": commit, "diff": hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else ""}
+            self._folder = tempfile.TemporaryDirectory()
+            note = Path(self._folder.name) / NOTE
+            note.write_text(json.dumps(about, sort_keys=True))
+        build_data["force_include"][str(note)] = PLACES[self.target_name]
 
     def _git(self, *words: str) -> str:
-        done = subprocess.run(["git", "-C", self.root, *words], capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(
+                ["git", "-C", self.root, *words], capture_output=True, text=True, check=False
+            )
+        except OSError:
+            return ""
         return done.stdout.strip() if done.returncode == 0 else ""

@@ -27,7 +27,7 @@ fi
 failed=0
 tests() { "$PYTHON" -m pytest "$@" -rs --durations=25; }
 part() { tests "$@" || failed=1; echo "verify: after $((SECONDS / 60)) min"; }
-beside=(tests/service/test_{slurm,slurm_array,slurm_cluster,slurm_served,s3,swift,leases,sweep}.py)
+beside=(tests/service/test_{installed,slurm,slurm_array,slurm_cluster,slurm_served,s3,swift,leases,sweep}.py)
 part tests --ignore tests/parity -n "${JOBS:-2}" --dist loadfile -m "$marks and (slow or root or gpu) and not service and not browser"
 part tests/parity -m "$marks and (slow or gpu)"  # gangs of up to eight ranks: one at a time
 said=$(mktemp)  # clusters and the stack wait, mostly: beside each other

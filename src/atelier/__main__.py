@@ -1,4 +1,4 @@
-"""`python -m atelier`: the command line. `atelier --help` tells more."""
+"""`python -m atelier`: the command line; see `atelier --help`."""
 
 import sys
 

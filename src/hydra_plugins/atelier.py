@@ -18,7 +18,7 @@ NAMES |= {"OptunaSweeper": "hydra/sweeper/optuna", "HalvingSweeper": "hydra/swee
 
 
 class PrefectLauncher(BasicLauncher):
-    """Every job is a flow run on a Prefect pool; `width` at once, 0 = as many as the pool has slots."""
+    """Runs every job as a flow run on a Prefect pool; `width` at once, 0 = as many as the pool has slots."""
 
     def __init__(self, width: int = 0) -> None:
         super().__init__()
@@ -32,13 +32,13 @@ class PrefectLauncher(BasicLauncher):
 
 
 class SlurmLauncher(PrefectLauncher):
-    """Every job is an element of a job array of Slurm; `width` at once, 0 = as many as there is room for."""
+    """Runs every job as a task of a Slurm job array; `width` at once, 0 = as many as there is room for."""
 
 
 class GridSweeper(BasicSweeper):
-    """Hydra's own sweeper, that knows by what the points are compared: `metric` is `<model>.<word>` of a
-    summary ('' = the held-out loss of the model that is varied, else of the last one), `direction` minimize
-    or maximize.
+    """Hydra's basic sweeper, with a metric to compare points by: `metric` is `<model>.<word>` of a summary
+    ('' = the held-out loss of the model that is varied, else of the last one), `direction` minimize or
+    maximize.
     """
 
     def __init__(self, metric: str = "", direction: str = "minimize") -> None:
@@ -54,7 +54,9 @@ class GridSweeper(BasicSweeper):
 
 
 class _Chooser(Sweeper):
-    """A sweeper that chooses points by what came of earlier ones: `atelier.flows.sweep.<kind>` does it."""
+    """A sweeper that chooses points by the results of earlier ones, implemented in
+    `atelier.flows.sweep.<kind>`.
+    """
 
     kind = ""
 
@@ -73,7 +75,7 @@ class _Chooser(Sweeper):
 
 
 class OptunaSweeper(_Chooser):
-    """Points that Optuna proposes (flows/sweep/optuna.py says what its settings are)."""
+    """Points that Optuna proposes; settings: flows/sweep/optuna.py."""
 
     kind = "optuna"
 

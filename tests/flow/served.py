@@ -1,4 +1,4 @@
-"""A stack of its own, started as a user starts it, with the command line and Prefect's API to look at it."""
+"""A stack of its own, started as a user starts it, with the command line and Prefect's API."""
 
 import json
 import os
@@ -19,10 +19,15 @@ from tests.checkout import TOP, python_path
 
 
 class Served:
-    """`atelier up` for the store at `root`, on free ports: of `project`, with more environment."""
+    """`atelier up` for the store at `root`, on free ports: of the checkout at `project`, with more
+    environment; or of what another interpreter, `python`, has installed, in the folder `project`.
+    """
 
-    def __init__(self, root: Path, project: Path = TOP, more: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path, project: Path = TOP, more: dict[str, str] | None = None, python: str = ""
+    ) -> None:
         self.root, self.project, self._more = root, project, more or {}
+        self.python, self._is_installed = python or sys.executable, bool(python)
         self.prefect_port, self.mlflow_port = free_port(), free_port()
         self.prefect = f"http://127.0.0.1:{self.prefect_port}"
         self.mlflow = f"http://127.0.0.1:{self.mlflow_port}"
@@ -31,8 +36,10 @@ class Served:
     @property
     def environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
-        own = {"ATELIER_ROOT": str(self.root), "PYTHONPATH": python_path(self.project)}
-        return kept | self._more | own
+        if self._is_installed:
+            kept.pop("PYTHONPATH", None)
+        own = {} if self._is_installed else {"PYTHONPATH": python_path(self.project)}
+        return kept | self._more | own | {"ATELIER_ROOT": str(self.root)}
 
     @property
     def password(self) -> str:
@@ -40,7 +47,7 @@ class Served:
 
     def atelier(self, *words: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Run the command line to its end."""
-        command = [sys.executable, "-m", "atelier", *words]
+        command = [self.python, "-m", "atelier", *words]
         return subprocess.run(
             command, env=self.environment, cwd=self.project, capture_output=True, text=True, timeout=timeout_s
         )
@@ -48,7 +55,7 @@ class Served:
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start the command line and leave it running."""
         return subprocess.Popen(
-            [sys.executable, "-m", "atelier", *words],
+            [self.python, "-m", "atelier", *words],
             env=self.environment,
             cwd=self.project,
             stdout=subprocess.PIPE,
@@ -72,12 +79,12 @@ class Served:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def add_worker(self, pool: str) -> subprocess.Popen[bytes]:
-        """`atelier worker <pool>` beside the stack's own, as a script starts it with &: deaf to SIGINT."""
+        """`atelier worker <pool>` beside the stack's own, ignoring SIGINT as a script's & does."""
         deaf = (
             "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
             "os.execv(sys.argv[1], sys.argv[1:])"
         )
-        command = [sys.executable, "-c", deaf, sys.executable, "-m", "atelier", "worker", pool]
+        command = [self.python, "-c", deaf, self.python, "-m", "atelier", "worker", pool]
         with open(self.root / f"{pool}.log", "ab") as log:
             worker = subprocess.Popen(command, env=self.environment, cwd=self.project, stdout=log, stderr=log)
         self.workers.append(worker)
@@ -129,7 +136,7 @@ class Served:
         return wait_for(final, timeout_s, f"the end of run {run_id}")
 
     def ranks(self) -> list[int]:
-        """Process ids of all gangs' guards and ranks of this store."""
+        """Process ids of all gangs' supervisors and ranks of this store."""
         return sorted(pid for pid, words in processes().items() if is_of(words, str(self.root)))
 
 
@@ -145,7 +152,7 @@ def running(root: Path, project: Path = TOP, more: dict[str, str] | None = None)
 
 
 def _answer(request: urllib.request.Request) -> bytes:
-    """What the server says; asked again, as Prefect's own clients do, when its database was busy (503)."""
+    """The server's answer, requested again, as Prefect's own clients do, when its database was busy (503)."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -172,7 +179,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def processes() -> dict[int, list[str]]:
-    """Process id -> command line of everything that runs here (the dead that nobody reaped have none)."""
+    """Process id -> command line of every process here (zombies have none)."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
