@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from machine import keep
+from machine import keep, use_own_code
 
 HERE = Path(__file__).parent.parent
 REPEATS, BUSY = 3, 4
@@ -26,6 +26,8 @@ TRAIN = (
     "train.checkpoint_every=60",
     "score.baselines=false",
 )
+
+use_own_code()
 
 
 def atelier(root: str, *words: str) -> subprocess.CompletedProcess[str]:

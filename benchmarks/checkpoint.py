@@ -3,8 +3,8 @@ speed beside dd. A model with 150 MB of state (fp32 weights, two Adam moments), 
 
 python benchmarks/checkpoint.py [--repeats 3] [--steps 100] [--folder .]      goal: below 2 % stand-still
 
-Whole engine.train processes on the disk of --folder: with checkpoints, without any, and dd of as many bytes
-with conv=fsync. The order rotates; medians are compared.
+Whole atelier.engine.train processes on the disk of --folder: with checkpoints, without any, and dd of as many
+bytes with conv=fsync. The order rotates; medians are compared.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
-from machine import keep
+from machine import keep, use_own_code
 
 from atelier.engine.config.model.gpt import GPT
 from tests.engine.trainings import VOCAB, tokens
@@ -30,6 +30,8 @@ EVERY = 20
 NEVER = 10**6
 MODEL = GPT(num_layers=4, hidden=512, num_heads=8, vocab=VOCAB)
 STATE_MB = MODEL.num_params() * 12 / 1e6
+
+use_own_code()
 
 
 def run_file(folder: Path, inputs: dict[str, str], steps: int, every: int) -> Path:
@@ -60,7 +62,7 @@ def run_file(folder: Path, inputs: dict[str, str], steps: int, every: int) -> Pa
 
 
 def trained(folder: Path, inputs: dict[str, str], steps: int, every: int) -> dict[str, Any]:
-    """CPU seconds and the timings of every step of one engine.train."""
+    """CPU seconds and the timings of every step of one atelier.engine.train."""
     command = [sys.executable, "-m", "atelier.engine.train", str(run_file(folder, inputs, steps, every))]
     process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -95,12 +97,12 @@ def write_speed(folder: Path) -> dict[str, float]:
     """MB/s of one save of as much state by itself, and of dd."""
     script = (
         "import sys, time, torch\n"
-        "from atelier.engine.checkpoint.collective_call import Alone\n"
+        "from atelier.engine.checkpoint.collective_call import SingleRank\n"
         "from atelier.engine.checkpoint.writer import save_async\n"
         "torch.manual_seed(0)\n"
         "state = {str(i): torch.randn(int(sys.argv[2]) // 48) for i in range(12)}\n"
         "url = sys.argv[1] + '/step-00000001'\n"
-        "save = save_async(url, state, step=1, trajectory='a', gang=Alone())\n"
+        "save = save_async(url, state, step=1, trajectory='a', gang=SingleRank())\n"
         "save.wait()\n"
         "print(save.write_s, save.blocked_s)\n"
     )

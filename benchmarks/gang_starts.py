@@ -15,17 +15,20 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests/
-from machine import keep
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent)]  # for tests/
+from machine import keep, use_own_code
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.fork_server import Connection, ForkServer, Process
 from tests.checkout import TOP
-from tests.engine.trainings import House, role, student, train
+from tests.engine.trainings import TrainingSetup, role, student, train
 
 LIBRARIES = ("/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
 DEBUG = "libc_malloc_debug.so.0"
 LONGEST_S = 300.0
+
+use_own_code()
 
 
 def checks() -> dict[str, str]:
@@ -38,13 +41,13 @@ def checks() -> dict[str, str]:
 
 def start(folder: Path, is_compiled: bool, forks: Connection | None) -> tuple[list[int], str]:
     """One gang's exit codes and what it said when it failed."""
-    house = House(folder)
+    training_setup = TrainingSetup(folder)
     roles = {"teacher": role(), "pupil": student()}
     layout = Parallel(
         shard=1, replicate=2, threads=1, compile="block" if is_compiled else "none", device="cpu"
     )
     how = train(6, precision="fp64" if is_compiled else "fp32")
-    run = house.run_file(house.training(roles, how), layout=layout)
+    run = training_setup.run_file(training_setup.training(roles, how), layout=layout)
     (folder / "run.json").write_text(run.model_dump_json(by_alias=True))
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
     base = environment() | cache | {"WORLD_SIZE": "2", "ATELIER_RENDEZVOUS": f"file://{folder}/meeting"}

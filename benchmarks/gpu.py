@@ -19,11 +19,11 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 import torch
-from machine import keep
+from machine import keep, use_own_code
 
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
-from tests.engine.trainings import House, role, tokens, train
+from tests.engine.trainings import TrainingSetup, role, tokens, train
 
 VOCAB = 32768
 MODELS: dict[str, tuple[GPT, dict[str, int]]] = {
@@ -38,6 +38,8 @@ MODELS: dict[str, tuple[GPT, dict[str, int]]] = {
     ),
 }
 WARM_UP = 8  # steps that are not counted: compiling, caches, clocks
+
+use_own_code()
 
 
 def matmul_peak(device: torch.device, size: int) -> float:
@@ -59,7 +61,7 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def trained(house: House, name: str, steps: int, options: argparse.Namespace) -> None:
+def trained(training_setup: TrainingSetup, name: str, steps: int, options: argparse.Namespace) -> None:
     """`steps` steps of a model in a process of its own, from its newest checkpoint if it has one."""
     model, batch = MODELS[name]
     how = train(
@@ -70,8 +72,10 @@ def trained(house: House, name: str, steps: int, options: argparse.Namespace) ->
         **({"micro_batch": "auto"} | batch),
     )
     layout = Parallel(shard=1, threads="auto", compile="block", device=options.device)
-    (process,) = house.processes(
-        house.run_file(house.training({name: role(shape=model, lr=3e-4)}, how), layout=layout)
+    (process,) = training_setup.processes(
+        training_setup.run_file(
+            training_setup.training({name: role(shape=model, lr=3e-4)}, how), layout=layout
+        )
     )
     out, errors = process.communicate()
     if process.returncode:
@@ -81,8 +85,8 @@ def trained(house: House, name: str, steps: int, options: argparse.Namespace) ->
 def speed(folder: Path, name: str, peak: float, options: argparse.Namespace) -> dict[str, Any]:
     """Medians over the steps after the first ones."""
     model, batch = MODELS[name]
-    house = made(folder, model)
-    trained(house, name, options.steps, options)
+    training_setup = made(folder, model)
+    trained(training_setup, name, options.steps, options)
     lines = [
         json.loads(line)
         for path in sorted((folder / "trajectory" / name / "metrics").glob("*.jsonl"))
@@ -105,18 +109,18 @@ def resumes_exactly(folder: Path, name: str, options: argparse.Namespace) -> boo
     """Eight steps at once, and four and four: the same weights to the bit."""
     weights = []
     for parts in ((8,), (4, 8)):
-        house = made(folder / f"{len(parts)}", MODELS[name][0])
+        training_setup = made(folder / f"{len(parts)}", MODELS[name][0])
         for steps in parts:
-            trained(house, name, steps, options)
-        weights.append(house.weights(name))
+            trained(training_setup, name, steps, options)
+        weights.append(training_setup.weights(name))
     return weights[0] == weights[1]
 
 
-def made(folder: Path, model: GPT) -> House:
+def made(folder: Path, model: GPT) -> TrainingSetup:
     folder.mkdir(parents=True)
-    house = House(folder)
-    house.inputs = {"tokens": tokens(folder / "random", num_tokens=2_000_000, vocab=model.tokens)}
-    return house
+    training_setup = TrainingSetup(folder)
+    training_setup.inputs = {"tokens": tokens(folder / "random", num_tokens=2_000_000, vocab=model.tokens)}
+    return training_setup
 
 
 def main() -> None:

@@ -44,6 +44,12 @@ def _plain(argument: str) -> str:
     return "PATH" if argument.startswith(("/", "~")) else argument
 
 
+def use_own_code() -> None:
+    """Have the processes that a benchmark starts import this checkout, whatever is installed."""
+    top = Path(__file__).resolve().parent.parent
+    os.environ["PYTHONPATH"] = f"{top / 'src'}{os.pathsep}{top}"
+
+
 def keep(name: str, numbers: dict[str, Any], *, is_trial: bool = False) -> None:
     """Print the numbers with the machine and, unless it was only a trial, write results/<name>.json."""
     document = {"benchmark": name, "machine": about(), "numbers": numbers}

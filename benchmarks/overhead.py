@@ -19,7 +19,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "src"), str(Path(__
 from machine import keep
 
 from atelier.engine.io.artifact import ArtifactOutput
-from atelier.flows.run.execute import PrefectScheduler, embed
+from atelier.flows.run.embedded_server import embed
+from atelier.flows.run.execute import PrefectScheduler
 from atelier.flows.run.work import work
 from atelier.infra.dag import Node, Product, Reference, declare, scheduling, stop_scheduling
 from atelier.infra.launch.slots import Slots
@@ -32,25 +33,25 @@ def noop_task() -> types.ModuleType:
     """A task that makes one small artifact in this process."""
     module = types.ModuleType("atelier.tasks.noop")
 
-    def run(node: Node, house: RunContext) -> None:
+    def run(node: Node, context: RunContext) -> None:
         def build(payload: str) -> None:
             output = ArtifactOutput(payload)
             output.add_bytes("nothing", b"")
             output.close({})
 
-        house.here(node, "out", build)
+        context.here(node, "out", build)
 
     module.run = run  # type: ignore[attr-defined]
     return module
 
 
-def ours(prefect: Any, house: RunContext, count: int, salt: float) -> float:
+def ours(prefect: Any, context: RunContext, count: int, salt: float) -> float:
     states: dict[str, str] = {}
     errors: dict[str, Exception] = {}
 
     @prefect.task(persist_result=False)
     def node_task(node: dict[str, Any], after: list[Any]) -> dict[str, Any]:
-        return work(Node.model_validate(node), house, states, errors)
+        return work(Node.model_validate(node), context, states, errors)
 
     @prefect.flow
     def dag() -> None:
@@ -107,7 +108,7 @@ def main() -> None:
         import prefect
 
         sys.modules["atelier.tasks.noop"] = noop_task()
-        house = RunContext(
+        context = RunContext(
             store=Store(root),
             slots=Slots(2, Path(root) / "slots"),
             scratch=Path(root) / "scratch",
@@ -122,7 +123,9 @@ def main() -> None:
         for i in range(chosen.repeats):
             for which in ("ours", "bare") if i % 2 else ("bare", "ours"):
                 took = (
-                    ours(prefect, house, chosen.tasks, i) if which == "ours" else bare(prefect, chosen.tasks)
+                    ours(prefect, context, chosen.tasks, i)
+                    if which == "ours"
+                    else bare(prefect, chosen.tasks)
                 )
                 times[which].append(took / chosen.tasks * 1000)
         medians = {which: round(statistics.median(found), 1) for which, found in times.items()}

@@ -16,13 +16,15 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
-from machine import RESULTS, about
+from machine import RESULTS, about, use_own_code
 
 from atelier.engine.config.metric import FOLDER, merge
 from atelier.engine.config.model.gpt import GPT
 from tests.engine.trainings import artifact
 
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's t, two-sided 95 %, by number of seeds
+
+use_own_code()
 
 
 def options(about: str, *, steps: int, store: str) -> argparse.Namespace:
@@ -127,7 +129,7 @@ class Parts:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            raise SystemExit(f"{name}: engine.train ended with {process.returncode}")
+            raise SystemExit(f"{name}: atelier.engine.train ended with {process.returncode}")
         kept = [role for role in roles if not (role == "teacher" and frozen)]
         bodies = {role: json.loads((place / role / "body.json").read_text())["summary"] for role in kept}
         found = {

@@ -1,5 +1,5 @@
-"""Tokens per CPU-second and peak memory of engine.train against a bare hand-written PyTorch loop and public
-ones (benchmarks/public_loop.py): same model, batch, precision, documents, compile.
+"""Tokens per CPU-second and peak memory of atelier.engine.train against a bare hand-written PyTorch loop and
+public ones (benchmarks/public_loop.py): same model, batch, precision, documents, compile.
 
 python benchmarks/peers.py [--repeats 3] [--steps 60] [--eager] [--public PYTHON]      half an hour
 
@@ -23,13 +23,15 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
-from machine import keep
+from machine import keep, use_own_code
 
 PEERS = ("transformers", "litgpt")
 OURS = "atelier.engine.train"
 VOCAB, LARGE = 4096, 32768
 SHORT = 10
 TOKENS_A_STEP = 16 * 256
+
+use_own_code()
 
 
 def cost(command: list[str], env: dict[str, str]) -> tuple[float, float]:

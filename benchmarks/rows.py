@@ -35,7 +35,7 @@ NUM_ROWS = 2048
 def made(
     folder: Path, task: str, kind: str, config: dict[str, Any], **inputs: ArtifactInput
 ) -> ArtifactInput:
-    """The artifact that a verb of engine.prepare makes."""
+    """The artifact that a verb of atelier.engine.prepare makes."""
     target = folder / kind
     run = RunFile(
         schema=1,

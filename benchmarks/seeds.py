@@ -16,7 +16,9 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
-from machine import keep
+from machine import keep, use_own_code
+
+use_own_code()
 
 
 def table(root: Path, seed: int) -> list[dict[str, Any]]:

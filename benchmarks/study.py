@@ -16,6 +16,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from aims import AIMS
+from machine import use_own_code
 
 from atelier.engine.data.datasets.load import rows_of
 from atelier.engine.data.tokens import NOT_SCORED
@@ -26,6 +27,8 @@ from atelier.engine.model.load import read_weights
 from tests.engine.trainings import artifact
 
 Batch = dict[str, np.ndarray]
+
+use_own_code()
 
 
 class Study:

@@ -21,13 +21,15 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
-from machine import keep
+from machine import keep, use_own_code
 
 from atelier.engine.config.metric import merge
 
 RATES = "1e-4,3e-4,1e-3,3e-3,1e-2,3e-2,1e-1,3e-1"
 FIXED = ("experiment=tiny", "tracker=none", "score.baselines=false", "score.max_tokens=2000")
 DATA = ("corpus", "tokenizer", "tokens")
+
+use_own_code()
 
 
 def run(root: Path, *words: str) -> float:

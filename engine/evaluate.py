@@ -59,36 +59,37 @@ from atelier.engine.parallel.gang import start_gang
 
 SCORES, BASELINES = "scores.json", "baselines"
 SAMPLE = Sampling(max_tokens=120, temperature=0.8, top_p=1.0, seed=0)
-EXAMPLES_SEED = 0  # every model of every run is asked the same test examples
+EXAMPLES_SEED = 0  # every model of every run gets the same test examples
 UNCUT = 1 << 30
 TRIGRAM_TOKENS = 20_000_000  # of training text that the trigram learns from: its tables are in memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exam:
-    """What every model of the run is asked."""
+    """The held-out text and labelled examples on which every model of the run is scored."""
 
-    sequence: int | None  # tokens of context in text; None: no text is asked for
+    sequence: int | None  # tokens of context in text; None: no text is scored
     prompt: str
     vocabulary: Vocabulary
     text: HeldOutText | None
-    tokens: str  # the fingerprint of what the text is of
+    tokens: str  # fingerprint of the tokens artifact that the text is from
     examples: dict[int | None, Examples]  # by shots
 
     def asked(self, target: Target) -> Examples | None:
         return self.examples[target.shots] if target.labels else None
 
     def num_tokens(self, target: Target) -> int:
-        """Tokens that one model computes, for the progress."""
+        """Tokens that scoring one model computes, for the progress report."""
         num_text = len(self.text.tokens_N) if target.text and self.text else 0
         examples = self.asked(target)
         return num_text + (sum(row_lengths(examples)) if examples else 0)
 
 
 def evaluate(run: RunFile, stream: TextIO) -> dict[str, Any]:
-    """Do what the run file says; each body is written once its model is scored. Returns the summaries.
+    """Score the targets of the run file; each body.json is written once its model is scored. Returns the
+    summaries.
 
-    Only what has an output is scored: a target without one was scored before.
+    Only targets with an output are scored: one without was scored before.
     """
     config = parse(Scoring, run.config, "config")
     targets = targets_of(run, config)
@@ -113,7 +114,7 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Any]:
 
 
 def targets_of(run: RunFile, config: Scoring) -> dict[str, Target]:
-    """The targets that have an output."""
+    """The targets that have an output. Raises ConfigError for an output that is no target."""
     for key in run.outputs:
         if key not in config.targets and key != BASELINES:
             known = ", ".join(config.targets) or "none"
@@ -124,7 +125,10 @@ def targets_of(run: RunFile, config: Scoring) -> dict[str, Target]:
 def set_exam(
     run: RunFile, asked: Score, targets: dict[str, Target], scratch: Path
 ) -> tuple[Exam, ArtifactInput]:
-    """The held-out text and the examples that the targets need, and the tokenizer."""
+    """Load the held-out text and the examples that the targets need, and the tokenizer.
+
+    Raises ConfigError when score.sequence is `auto` or the tokens are another tokenizer's.
+    """
     tokenizer = input_of(run, "tokenizer")
     vocabulary = Vocabulary.read(tokenizer.file(TOKENIZER, scratch))
     sequence = None if asked.sequence == "auto" else asked.sequence
@@ -156,7 +160,7 @@ def set_exam(
 def read_examples(
     labels: ArtifactInput, tokenizer: ArtifactInput, asked: Score, scratch: Path, shots: int | None
 ) -> Examples:
-    """The first `score.max_examples` test examples of a fixed order; score.sequence=auto cuts no prompt."""
+    """The first `score.max_examples` test examples in a fixed order; score.sequence=auto cuts no prompt."""
     return Examples(
         labels,
         tokenizer.file(TOKENIZER, scratch),
@@ -170,7 +174,7 @@ def read_examples(
 
 
 def check_tokens(tokens: ArtifactInput, tokenizer: ArtifactInput, vocabulary: Vocabulary) -> None:
-    """Refuse tokens that another tokenizer made."""
+    """Raise ConfigError for tokens that another tokenizer made."""
     made_by = tokens.record.parents.get("tokenizer", tokenizer.record.fingerprint)
     size = int(tokens.record.summary["vocab"])
     if size != vocabulary.size or made_by != tokenizer.record.fingerprint:
@@ -185,7 +189,7 @@ def check_tokens(tokens: ArtifactInput, tokenizer: ArtifactInput, vocabulary: Vo
 def check_tokenizer(
     model: ArtifactInput, tokenizer: ArtifactInput, vocabulary: Vocabulary, scratch: Path, place: str
 ) -> None:
-    """Refuse a model of another tokenizer, even of the same size: ids would mean other text."""
+    """Raise ConfigError for a model with another tokenizer, even of equal size: ids would mean other text."""
     if TOKENIZER not in model.names():
         return
     if (own := model.entry(TOKENIZER).sha256) != (given := tokenizer.entry(TOKENIZER).sha256):
@@ -198,7 +202,7 @@ def check_tokenizer(
 
 
 def check_model(spec: Any, exam: Exam, target: Target, place: str) -> None:
-    """Refuse a model of another vocabulary, or with too few positions for what it is asked."""
+    """Raise ConfigError for a model with another vocabulary, or with fewer positions than it needs here."""
     check_vocabulary(exam.vocabulary, spec, place)
     needed = exam.sequence if target.text and exam.sequence else 0
     if examples := exam.asked(target):
@@ -213,7 +217,7 @@ def check_model(spec: Any, exam: Exam, target: Target, place: str) -> None:
 
 
 def score(network: Any, exam: Exam, target: Target, progress: Progress, place: str) -> dict[str, Any]:
-    """The scores of one model, as its scores.json has them."""
+    """The content of one model's scores.json. Raises DataError when the loss is not finite."""
     result: dict[str, Any] = {}
     if target.text and exam.text is not None and exam.sequence:
         vocab, text = exam.vocabulary.size, exam.text
@@ -246,7 +250,7 @@ def counts(text: HeldOutText) -> dict[str, int]:
 def baselines(
     text: HeldOutText, vocabulary: Vocabulary, tokens: ArtifactInput, scratch: Path
 ) -> dict[str, Any]:
-    """What needs no model, in bits per byte; the trigram, too, pays ln V for first tokens."""
+    """Scores that need no model, in bits per byte; the trigram too is charged ln V for first tokens."""
     raw = vocabulary.bytes_of(text.tokens_N)
     dtype = token_dtype(vocabulary.size)
     train_N = np.fromfile(tokens.file("train.bin", scratch), dtype=dtype, count=TRIGRAM_TOKENS)
@@ -263,7 +267,7 @@ def baselines(
 
 
 def publish(run: RunFile, key: str, scores: dict[str, Any]) -> dict[str, Any]:
-    """Write scores.json and the body of output `key`; the summary is the scores without `correct`."""
+    """Write scores.json and body.json of output `key`; the summary is the scores without `correct`."""
     output = output_of(run, key)
     output.add_json(SCORES, scores)
     summary = {name: value for name, value in scores.items() if name != "correct"}
@@ -279,7 +283,7 @@ def act(run: RunFile) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code; one JSON line says how it ended."""
+    """Run the command and return the exit code; one JSON line reports how it ended."""
     return run_verb("evaluate", arguments, act)
 
 

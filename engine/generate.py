@@ -40,7 +40,7 @@ def answer_prompts(generator: Generator, prompts: Iterable[str], sampling: Sampl
 
 
 def serve(generator: Generator, lines: Iterable[bytes], target: TextIO) -> None:
-    """Answer every line with one line; a request that cannot be answered says why and hurts no other."""
+    """Answer every line with one line; a request that fails gets its error and affects no other."""
     for line in lines:
         try:
             request = parse_request(line)
@@ -50,6 +50,7 @@ def serve(generator: Generator, lines: Iterable[bytes], target: TextIO) -> None:
 
 
 def parse_request(line: bytes) -> Request:
+    """Parse a request, a JSON object on one line. Raises ConfigError when it is not one."""
     try:
         document = json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError: also what is not UTF-8
@@ -60,7 +61,7 @@ def parse_request(line: bytes) -> Request:
 
 
 def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
-    """Do what the run file says: requests are read from `lines`, answers go to `target`."""
+    """Run the generation of the run file: requests are read from `lines`, answers go to `target`."""
     generation = parse(Generation, run.config, "config")
     gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
     generator = read_generator(input_of(run, "model"), Path(run.scratch), gang.device)

@@ -1,8 +1,8 @@
 """Have a model continue the beginnings of natural paragraphs: python -m atelier.engine.imitate run.json
 
 run.json: config is an Imitate (engine/config/generation.py), inputs {"model", "tokens", "tokenizer"}, output
-"imitations": imitations.jsonl, a line {"split", "prefix", "temperature", "original", "generated"}, the last
-two token ids that begin with the same `prefix` tokens and end with a sentence.
+"imitations": imitations.jsonl, a line {"split", "prefix", "temperature", "original", "generated"}; `original`
+and `generated` are token ids that begin with the same `prefix` tokens and end with a sentence.
 
 B rows
 """
@@ -34,13 +34,13 @@ from atelier.engine.io.process import Progress, input_of, leave, output_of, run_
 from atelier.engine.parallel.gang import start_gang
 
 ROWS = 64  # continued at once
-TRIES = 20  # places that are looked at for each paragraph
+TRIES = 20  # positions tried for each paragraph
 _DOCUMENT, _PLACE, _SENTENCES, _HEAT = 1, 2, 3, 4  # lanes
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """`number` names its draws; it is continued at `temperature`."""
+    """A natural paragraph to continue at `temperature`; `number` names its random draws."""
 
     split: str
     number: int
@@ -50,7 +50,10 @@ class Paragraph:
 
 
 def paragraphs(text: TokenText, sentences: Sentences, asked: Imitate, count: int) -> list[Paragraph]:
-    """`count` natural paragraphs: whole sentences of one document, its beginning at most half of it."""
+    """Draw `count` natural paragraphs: whole sentences of one document, of which the prefix is at most half.
+
+    Raises DataError when no document is long enough.
+    """
     chance = Chance(asked.seed, "imitate", text.split)
     long_E = np.flatnonzero(text.lengths_D > asked.tokens // 2)
     if not len(long_E):
@@ -81,7 +84,7 @@ def paragraphs(text: TokenText, sentences: Sentences, asked: Imitate, count: int
 
 
 def batches(found: Sequence[Paragraph]) -> Iterator[list[Paragraph]]:
-    """Some at a time, those together whose beginnings are about as long."""
+    """The paragraphs in batches of prefixes of about the same length."""
     alike = sorted(found, key=lambda each: each.prefix)
     for first in range(0, len(alike), ROWS):
         yield alike[first : first + ROWS]
@@ -120,7 +123,7 @@ def imitate(run: RunFile, asked: Imitate) -> dict[str, int]:
 
 
 def _chosen(tokens: ArtifactInput, sentences: Sentences, asked: Imitate, scratch: Path) -> list[Paragraph]:
-    """Of both splits, a tenth of them held out."""
+    """The paragraphs of both splits, a tenth of them held out."""
     held_out = max(2, asked.paragraphs // 10)
     wanted = {TRAIN: asked.paragraphs - held_out, HELD_OUT: held_out}
     found = []
@@ -137,7 +140,7 @@ def _chosen(tokens: ArtifactInput, sentences: Sentences, asked: Imitate, scratch
 def _continued(
     model: Any, vocabulary: Vocabulary, batch: Sequence[Paragraph], asked: Imitate
 ) -> list[list[int]]:
-    """Beginning and continuation of each, by draws of its own."""
+    """Prefix and continuation of each paragraph, drawn with its own random numbers."""
     prompts = [each.ids[: each.prefix] for each in batch]
     keys = np.concatenate(
         [
@@ -158,7 +161,7 @@ def _continued(
 
 
 def check_tokenizer(model: ArtifactInput, tokenizer: ArtifactInput) -> None:
-    """Refuse a model of another tokenizer: its ids mean other text."""
+    """Raise ConfigError for a model with another tokenizer: its ids mean other text."""
     own, given = model.entry(TOKENIZER).sha256, tokenizer.entry(TOKENIZER).sha256
     if own != given:
         raise ConfigError(
@@ -173,7 +176,7 @@ def act(run: RunFile) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code; one JSON line says how it ended."""
+    """Run the command and return the exit code; one JSON line reports how it ended."""
     return run_verb("imitate", arguments, act)
 
 

@@ -54,13 +54,14 @@ class Describe(Spec):
 
 
 class PrepareJob:
-    """A run file with its inputs opened and its outputs at hand."""
+    """A run file with access to its inputs and outputs."""
 
     def __init__(self, run: RunFile, progress: Progress) -> None:
         self.run, self.progress = run, progress
         self.scratch = Path(run.scratch)
 
     def input(self, name: str) -> ArtifactInput:
+        """The artifact given as input `name`. Raises ConfigError when it is not given."""
         if name not in self.run.inputs:
             raise ConfigError(
                 "run.inputs",
@@ -70,6 +71,7 @@ class PrepareJob:
         return open_input(self.run.inputs[name])
 
     def output(self, name: str) -> ArtifactOutput:
+        """The output called `name`. Raises ConfigError when the run file has none."""
         if name not in self.run.outputs:
             raise ConfigError(
                 "run.outputs",
@@ -127,7 +129,10 @@ VERBS: dict[str, Callable[[PrepareJob], tuple[ArtifactOutput, dict[str, Any]]]] 
 
 
 def prepare(run: RunFile, stream: TextIO) -> dict[str, Any]:
-    """Do the task of the run file; its output's body is written last. Returns the summary."""
+    """Run the task of the run file; its output's body.json is written last. Returns the summary.
+
+    Raises ConfigError for an unknown task.
+    """
     if run.task not in VERBS:
         near = nearest(run.task, VERBS)
         raise ConfigError(
@@ -141,7 +146,7 @@ def prepare(run: RunFile, stream: TextIO) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0, or the error's. One JSON line says how it ended."""
+    """Run the command and return the exit code: 0, or the error's. One JSON line reports how it ended."""
 
     def act(run: RunFile) -> None:
         if isinstance(run.layout.threads, int):  # read by the tokenizer's thread pool when it starts

@@ -1,8 +1,9 @@
 """Train every model that a run file describes: python -m atelier.engine.train run.json
 
-Alone as it is; as a gang with RANK and WORLD_SIZE set in each process: `torchrun --nproc-per-node 8 -m
-engine.train run.json`, or Atelier's launcher. Started again, it goes on from the newest good checkpoints.
-Exit codes: 0 done, 75 stopped on request with a checkpoint, 2 bad input, 1 failed. stdout: JSON lines.
+A single process as it is; a gang with RANK and WORLD_SIZE set in each process: `torchrun --nproc-per-node 8
+-m atelier.engine.train run.json`, or Atelier's launcher. Started again, it resumes from the newest good
+checkpoints. Exit codes: 0 done, 75 stopped on request with a checkpoint, 2 bad input, 1 failed. stdout: JSON
+lines.
 """
 
 import json
@@ -26,7 +27,7 @@ from atelier.engine.parallel.gang import Gang, start_gang
 
 
 def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
-    """All trainings of the run, one after another; checkpoints go last, when everything is published."""
+    """Run all trainings one after another; checkpoints are removed last, when everything is published."""
     config = parse(Trainings, run.config, "config")
     scratch = Path(run.scratch)
     inputs = {key: open_input(url) for key, url in run.inputs.items()}
@@ -53,13 +54,13 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code of the training whose run file is the one argument."""
+    """Train what the run file, the only argument, describes; returns the exit code."""
     (path,) = arguments
     try:
         run = parse(RunFile, json.loads(Path(path).read_bytes()), path)
         source_check.check_sources(run.sources)
         stop = StopRequest(Path(run.scratch))
-        stop.watch_guard()
+        stop.watch_supervisor()
         gang = start_gang(run.layout)
         stop.listen()
         train(run, gang, stop)

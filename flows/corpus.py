@@ -37,7 +37,7 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
 
 
 def extras(text: Text, roles: Mapping[str, Role]) -> dict[str, dict[str, Reference]]:
-    """What objectives of these roles read besides tokens, of every source of text: triples, attributes."""
+    """Inputs of these roles' objectives besides tokens, by kind and source of text: triples, attributes."""
     makers = {"triples": extract, "attributes": describe}
     return {
         source: {name: makers[source](name, reference) for name, reference in text.corpora.items()}

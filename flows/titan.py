@@ -105,17 +105,19 @@ def titan(
 
 
 def shots_of(score: Score) -> dict[str, int]:
-    """How models that are not fine-tuned are asked: behind how many solved examples."""
+    """Solved examples in the prompt of models that are not fine-tuned, by the name of the evaluation."""
     return {"zero-shot": 0, "few-shot": score.shots}
 
 
 def last(roles: dict[str, Role]) -> set[str]:
-    """The roles that teach nobody."""
+    """The roles without students."""
     return set(roles) - {role.teacher for role in roles.values()}
 
 
 def before_all(name: str, roles: dict[str, Role]) -> Role:
-    """The role as it is trained alone, before there is a teacher or an imitation."""
+    """The role as it is trained alone, before there is a teacher or an imitation. Raises ConfigError for an
+    unknown role.
+    """
     if name not in roles:
         near = nearest(name, roles)
         raise ConfigError("ahead.role", f"there is no role {name!r}", f"did you mean {near}?" if near else "")
@@ -125,7 +127,9 @@ def before_all(name: str, roles: dict[str, Role]) -> Role:
 
 
 def generator(first: dict[str, Reference]) -> Reference:
-    """The model that imitations are drawn from: the one that was trained first."""
+    """The model that imitations are sampled from: the one that was trained ahead. Raises ConfigError when
+    there is none.
+    """
     if not first:
         raise ConfigError(
             "ahead.role",

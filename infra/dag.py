@@ -1,8 +1,8 @@
-"""Nodes of a DAG and references between them. A task fingerprints itself and declares a node; one context
-variable decides what follows.
+"""Nodes of a DAG and references between them. A task computes its fingerprints and declares a node to the
+scheduler in a context variable.
 
-While a plan is drawn the scheduler only writes the node down; in a run it also submits it. So what is planned
-is what runs.
+When planning, the scheduler only records the node; in a run it also submits it. So the plan and the run have
+the same nodes.
 """
 
 from contextvars import ContextVar
@@ -17,8 +17,8 @@ from atelier.engine.config.record import identify
 
 @dataclass(frozen=True)
 class Reference:
-    """One artifact of a node, finished or not: what the next task needs to know of it. `future` is the
-    scheduler's.
+    """One artifact of a node, finished or not, as input of other nodes. `future` is what the scheduler
+    returned for the node.
     """
 
     kind: str
@@ -36,12 +36,10 @@ class Product(Spec):
     version: int
     identity: dict[str, Any]
     parents: dict[str, str]
-    detail: dict[
-        str, Any
-    ] = {}  # what a plan compares when the identity alone does not tell (a model's trajectory)
+    detail: dict[str, Any] = {}  # compared by a plan beside the identity (a model's trajectory)
     detail_parents: dict[str, str] = {}
-    trajectories: tuple[str, ...] = ()  # in which it is trained, the trunk first
-    origin: dict[str, str] = {}  # first part of an identity key -> the configuration key it comes from
+    trajectories: tuple[str, ...] = ()  # that it is trained in, the trunk first
+    origin: dict[str, str] = {}  # first component of an identity key -> the configuration key it comes from
 
     @property
     def fingerprint(self) -> str:
@@ -49,7 +47,7 @@ class Product(Spec):
 
 
 class Node(Spec):
-    """One task of one flow with everything that a process needs to run it: plain JSON, no objects."""
+    """One task of one flow with everything that a process needs to run it; serializable as JSON."""
 
     name: str
     task: str
@@ -59,7 +57,7 @@ class Node(Spec):
     ] = {}  # role -> (kind, fingerprint) of an artifact that must be finished before
     config: dict[str, Any] = {}
     layout: dict[str, Any] = {}
-    ranks: int = 1  # 0 = no gang: it runs where its flow does
+    ranks: int = 1  # 0 = no gang: it runs in the flow's process
     waits: tuple[str, ...] = ()  # names of the nodes before this one
 
     def short(self) -> str:
@@ -68,14 +66,14 @@ class Node(Spec):
 
 class Scheduler(Protocol):
     def declare(self, node: Node, after: list[Reference]) -> Any:
-        """Write `node` down, submit it or not; what comes back becomes its references' future."""
+        """Record `node` and perhaps submit it; the return value becomes the `future` of its references."""
 
 
 _scheduler: ContextVar[Scheduler] = ContextVar("scheduler")
 
 
 def scheduling(scheduler: Scheduler) -> Any:
-    """Make `scheduler` the one that declared nodes go to; returns the token for `stop_scheduling`."""
+    """Set the scheduler that receives declared nodes; returns the token for `stop_scheduling`."""
     return _scheduler.set(scheduler)
 
 
@@ -84,8 +82,9 @@ def stop_scheduling(token: Any) -> None:
 
 
 def declare(node: Node, after: list[Reference]) -> dict[str, Reference]:
-    """Hand `node` to the scheduler; a reference for each product, by its key. ConfigError where its layout is
-    one for other ranks than it will have: the gang would start, and die of it.
+    """Declare `node` to the scheduler and return a reference to each product, by its key.
+
+    Raises ConfigError when the product of its layout's axes is not its number of ranks.
     """
     layout = Parallel.model_validate(node.layout) if node.layout else None
     if layout is not None and layout.ranks != node.ranks:

@@ -71,7 +71,8 @@ def finetune(
     )
     feeds = {key: feed_of(node, key) for key in config["roles"]}
     products = {
-        key: _product(f"{model.name}/{key}", parts, feeds[key]) for key, parts in unpack(node)[2].items()
+        key: _product(f"{model.name}/{key}", segments, feeds[key])
+        for key, segments in unpack(node)[2].items()
     }
     return declare(node.model_copy(update={"products": products}), [model, labels, tokenizer])
 
@@ -106,15 +107,15 @@ def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]
     """Roles, settings and segments by product key."""
     roles = {key: Role.model_validate(value) for key, value in node.config["roles"].items()}
     settings = Train.model_validate(node.config["train"])
-    parts = {}
+    segments = {}
     for key, role in roles.items():
         inits = {ROLE: node.inputs["init"][1]} if role.init else {}
-        parts[key] = segments_of({ROLE: role}, settings, feed_of(node, key), inits)[ROLE]
-    return roles, settings, parts
+        segments[key] = segments_of({ROLE: role}, settings, feed_of(node, key), inits)[ROLE]
+    return roles, settings, segments
 
 
-def _product(name: str, parts: list[Segment], feed: Feed) -> Product:
-    product = model_product(name, parts, feed, "finetune.")
+def _product(name: str, segments: list[Segment], feed: Feed) -> Product:
+    product = model_product(name, segments, feed, "finetune.")
     moved = {
         "num_labels": "finetune.num_labels",
         "draw": "finetune.draws",
@@ -131,13 +132,13 @@ def _product(name: str, parts: list[Segment], feed: Feed) -> Product:
 
 
 def plan_resume(node: Node, store: Store, resume: Resume) -> dict[str, ResumePlan]:
-    """By product key what has to be done; finished ones are left out."""
-    roles, _, parts = unpack(node)
+    """Resume plans by product key; finished ones are left out."""
+    roles, _, segments = unpack(node)
     maps = maps_of(node)
     found = {
         key: resume_plan(
             {ROLE: roles[key]},
-            {ROLE: parts[key]},
+            {ROLE: segments[key]},
             {ROLE: node.products[key]},
             store,
             node=node.name,
@@ -150,36 +151,36 @@ def plan_resume(node: Node, store: Store, resume: Resume) -> dict[str, ResumePla
 
 
 def mend(node: Node, context: RunContext) -> None:
-    """Write the records of trajectories anew that cannot be read any more, though the models are finished."""
-    roles, _, parts = unpack(node)
+    """Rewrite trajectory records that can no longer be read, although the models are finished."""
+    roles, _, segments = unpack(node)
     for key in roles:
-        for part in parts[key]:
-            repair_trajectory(context.store, node.products[key].name, part, context.provenance(node))
+        for segment in segments[key]:
+            repair_trajectory(context.store, node.products[key].name, segment, context.provenance(node))
 
 
 def run(node: Node, context: RunContext) -> None:
-    roles, settings, parts = unpack(node)
+    roles, settings, segments = unpack(node)
     maps = maps_of(node)
     if node.name in context.resume.fresh:
-        context.begin_again(node, {key: parts[key] for key in context.missing(node)})
+        context.begin_again(node, {key: segments[key] for key in context.missing(node)})
     resume = context.resume.model_copy(update={"fresh": ()})
     found = {key: check(node.name, one) for key, one in plan_resume(node, context.store, resume).items()}
     if not found:
         return
 
-    def write_births(keys: Iterable[str]) -> None:
+    def register_all(keys: Iterable[str]) -> None:
         for key in keys:
-            for part in parts[key]:
+            for segment in segments[key]:
                 register_trajectory(
-                    context.store, node.products[key].name, part, context.provenance(node), maps.get(key)
+                    context.store, node.products[key].name, segment, context.provenance(node), maps.get(key)
                 )
 
-    write_births(found)
+    register_all(found)
 
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
         trainings = []
         still = plan_resume(node, context.store, resume)
-        write_births(still)  # again: somebody may have begun it again meanwhile
+        register_all(still)  # again: another run may have begun it again
         for key, now in still.items():
             one = check(node.name, now, leased=fences, store=context.store)
             [member] = members(

@@ -1,5 +1,5 @@
-"""imitate: natural paragraphs, and what a trained model makes of their beginnings: what an adversarial
-objective tells apart.
+"""imitate: natural paragraphs, and a trained model's continuations of their beginnings, for an adversarial
+objective to distinguish.
 """
 
 from atelier.engine.config.generation import Imitate
@@ -14,7 +14,7 @@ VERSION = 1
 def imitate(
     name: str, settings: Imitate, *, model: Reference, tokens: Reference, tokenizer: Reference
 ) -> Reference:
-    """Of one source of text; the model must have been trained with the same tokenizer."""
+    """The imitations of one source of text; the model must have been trained with the same tokenizer."""
     parents = {"model": model, "tokens": tokens, "tokenizer": tokenizer}
     identity = settings.as_identity()
     product = Product(

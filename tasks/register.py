@@ -14,7 +14,7 @@ ALIASES = ("latest",)
 
 
 def register(models: Mapping[str, Reference], scores: Mapping[str, Reference]) -> Reference:
-    """Register each model under its key; the record says which versions they became."""
+    """Register each model under its key; the record holds the versions that they became."""
     parents = {f"model.{key}": model.fingerprint for key, model in models.items()}
     product = Product(
         kind="registration",
@@ -49,7 +49,9 @@ def is_owed(node: Node, store: Store) -> bool:
 
 
 def reuse(node: Node, context: RunContext) -> None:
-    """A finished registration may have been made without a tracker, or with another one."""
+    """Register the models again: a finished registration may have been made without a tracker, or with
+    another.
+    """
     for key in node.config["names"]:
         record = context.record(*node.inputs[f"model.{key}"])
         context.tracker.register_later(key, record, list(ALIASES))

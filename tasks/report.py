@@ -1,6 +1,4 @@
-"""report: the card of a run: table, loss curves, samples, lineage and the command that made it, as one
-artifact.
-"""
+"""report: a run's table, loss curves, samples, lineage and the command that made it, as one artifact."""
 
 from collections.abc import Mapping
 
@@ -19,7 +17,9 @@ def report(
     teachers: Mapping[str, str] | None = None,
     controls: Mapping[str, str] | None = None,
 ) -> Reference:
-    """The report of `models` and their `scores`; `teachers` and `controls` say who is compared with whom."""
+    """The report of `models` and their `scores`; `teachers` and `controls` name what a model is compared
+    with.
+    """
     shape = {
         "title": title,
         "teachers": {k: v for k, v in (teachers or {}).items() if v},

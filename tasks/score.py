@@ -27,8 +27,8 @@ def score(
     name: str = "score",
 ) -> dict[str, Reference]:
     """Scores of every model by its key: those in `text` on held-out text, those in `labelled` on the labels'
-    test examples; of the latter those in `shots` as they are, behind that many solved examples, the others
-    as they were fine-tuned.
+    test examples. Of the latter, those in `shots` are prompted with that many solved examples; the others are
+    scored as fine-tuned.
     """
     models = {**text, **labelled}
     targets = {key: Target(text=key in text, labels=key in labelled, shots=shots.get(key)) for key in models}

@@ -5,7 +5,6 @@ pass.
 from collections.abc import Mapping
 from typing import Any
 
-from atelier.engine.config.checks import check_layout, check_teaching
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import identity_of, row_specs, sources, streams
 from atelier.engine.config.parallel import Parallel
@@ -13,6 +12,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
+from atelier.engine.plan.checks import check_layout, check_teaching
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
@@ -38,10 +38,11 @@ def train(
     companions: Mapping[str, Role] | None = None,
     extras: Mapping[str, Mapping[str, Reference]] | None = None,
 ) -> dict[str, Reference]:
-    """A model for each role. `extras` are what objectives read besides tokens, by what it is and by source of
-    text: {"triples": {"main": ...}}. `labels`
-    gives the models other names than their roles'; `prefix` is where roles stand in the configuration ('' for
-    a flow with one model); `companions` are roles of other sweep points that learn from the same teacher.
+    """Declare a training; the model of each role. `extras` are inputs of objectives besides tokens, by kind
+    and by source of text: {"triples": {"main": ...}}. `labels` gives the models other names than their
+    roles'; `prefix` is where the configuration has the roles ('' for a flow with one model); `companions` are
+    roles of other sweep points that learn from the same teacher. Raises ConfigError for an `init` or a kind
+    of input that the flow does not provide.
     """
     everybody = {**roles, **(companions or {})}
     check_layout(parallel, everybody, settings, prefix=prefix)
@@ -71,12 +72,12 @@ def train(
     }
     node = Node(name=name, task="train", products={}, inputs=inputs, config=config)
     node = node.model_copy(update={"layout": parallel.model_dump(mode="json"), "ranks": parallel.ranks})
-    _, _, parts = unpack(node)
+    _, _, segments = unpack(node)
     feed = feed_of(node, everybody)
     products = {
         role: model_product(
             (labels or {}).get(role, role.split("~")[0]),
-            parts[role],
+            segments[role],
             feed,
             f"{prefix}{role}." if prefix else "",
         )
@@ -87,13 +88,13 @@ def train(
 
 
 def feed_of(node: Node, roles: Mapping[str, Role]) -> Feed:
-    """What the node's training reads, as identity: tokens, tokenizer, and how samples are drawn from them."""
+    """Identity of what the node's training reads: tokens, tokenizer, and how samples are drawn from them."""
     parents = {role: fp for role, (_, fp) in node.inputs.items() if not role.startswith("init.")}
     return Feed(parents=parents, identity=identity_of(row_specs(roles), node.config["weights"]))
 
 
 def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]]:
-    """Roles, settings and segments that the node's configuration stands for."""
+    """Roles, settings and segments of the node's configuration."""
     roles = {key: Role.model_validate(value) for key, value in node.config["roles"].items()}
     settings = Train.model_validate(node.config["train"])
     inits = {
@@ -103,17 +104,19 @@ def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]
 
 
 def _from_init(name: str, member: Member, node: Node) -> Member:
-    """The member, beginning with the weights of the model that the node has for it."""
+    """The member, initialised from the model that the node has for it, if any."""
     key = f"init.{name}"
     return (
         member.model_copy(update={"init": key}) if key in node.inputs and member.mode != "frozen" else member
     )
 
 
-def model_product(name: str, parts: list[Segment], feed: Feed, prefix: str) -> Product:
-    """The model that a role's last segment ends in: its identity is that trajectory and the step."""
-    last = parts[-1]
-    kept = {key: fp for key, fp in {**parts[0].parents, **last.parents}.items() if key in ("teacher", "init")}
+def model_product(name: str, segments: list[Segment], feed: Feed, prefix: str) -> Product:
+    """The model at the end of a role's last segment: its identity is that trajectory and the step."""
+    last = segments[-1]
+    kept = {
+        key: fp for key, fp in {**segments[0].parents, **last.parents}.items() if key in ("teacher", "init")
+    }
     return Product(
         kind="model",
         name=name,
@@ -123,49 +126,51 @@ def model_product(name: str, parts: list[Segment], feed: Feed, prefix: str) -> P
         origin=origins(prefix) | {"step": "train.steps", "weights": "data"},
         detail=last.identity,
         detail_parents={key: fp for key, fp in last.parents.items() if key != "trunk"},
-        trajectories=tuple(part.fingerprint for part in parts),
+        trajectories=tuple(segment.fingerprint for segment in segments),
     )
 
 
 def plan_resume(node: Node, store: Store, resume: Resume) -> ResumePlan:
-    """What the gang of this node would have to do now."""
-    roles, _, parts = unpack(node)
-    return resume_plan(roles, parts, node.products, store, node=node.name, maps=maps_of(node), resume=resume)
+    """The resume plan of this node's gang."""
+    roles, _, segments = unpack(node)
+    return resume_plan(
+        roles, segments, node.products, store, node=node.name, maps=maps_of(node), resume=resume
+    )
 
 
 def mend(node: Node, context: RunContext) -> None:
-    """Write the records of trajectories anew that cannot be read any more, though the models are finished."""
-    roles, _, parts = unpack(node)
+    """Rewrite trajectory records that can no longer be read, although the models are finished."""
+    roles, _, segments = unpack(node)
     for role in roles:
-        for part in parts[role]:
-            repair_trajectory(context.store, node.products[role].name, part, context.provenance(node))
+        for segment in segments[role]:
+            repair_trajectory(context.store, node.products[role].name, segment, context.provenance(node))
 
 
 def run(node: Node, context: RunContext) -> None:
-    roles, settings, parts = unpack(node)
+    roles, settings, segments = unpack(node)
     maps = maps_of(node)
     if node.name in context.resume.fresh:
-        context.begin_again(node, {role: parts[role] for role in context.missing(node)})
+        context.begin_again(node, {role: segments[role] for role in context.missing(node)})
     resume = context.resume.model_copy(update={"fresh": ()})
     found = check(node.name, plan_resume(node, context.store, resume))
     if not found.situations:
         return
     for role, situation in found.situations.items():
-        for part in situation.parts:
+        for segment in situation.segments:
             register_trajectory(
-                context.store, node.products[role].name, part, context.provenance(node), maps.get(role)
+                context.store, node.products[role].name, segment, context.provenance(node), maps.get(role)
             )
 
     now = found
 
     def config(fences: Mapping[str, int]) -> dict[str, Any]:
-        # again: somebody may have trained on, or finished a role, while we waited for the lease
+        # again: another run may have trained on, or finished a role, during the wait for the lease
         nonlocal now
         now = check(node.name, plan_resume(node, context.store, resume), leased=fences, store=context.store)
-        for role, situation in now.situations.items():  # again: somebody may have begun it again meanwhile
-            for part in situation.parts:
+        for role, situation in now.situations.items():  # again: another run may have begun it again
+            for segment in situation.segments:
                 register_trajectory(
-                    context.store, node.products[role].name, part, context.provenance(node), maps[role]
+                    context.store, node.products[role].name, segment, context.provenance(node), maps[role]
                 )
         every = members(now, roles, node.products, context.store, fences, context.vocab(node), maps, resume)
         training = Training(
@@ -183,7 +188,7 @@ def run(node: Node, context: RunContext) -> None:
         }
 
     missing = {role: node.products[role] for role, s in found.situations.items() if not s.is_finished}
-    with context.following(node, {role: parts[role] for role in missing}):
+    with context.following(node, {role: segments[role] for role in missing}):
         context.gang(
             node,
             "atelier.engine.train",

@@ -8,7 +8,7 @@ import signal
 
 from tests.checkout import python_path
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a script's & does that; what tests start must hear it
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a script's & does; tests need SIGINT
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 logging.raiseExceptions = False  # a server that ends after its test: the stderr it logs to is closed

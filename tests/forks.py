@@ -18,7 +18,7 @@ _connections: list[Connection] = []
 
 
 class Started:
-    """A forked process with the parts of Popen that tests use."""
+    """A forked process with the members of Popen that tests use."""
 
     def __init__(self, process: Process, stdout: IO[str], stderr: IO[str]) -> None:
         self._process, self.stdout, self.stderr = process, stdout, stderr
@@ -37,7 +37,7 @@ class Started:
         return code
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """All that it says until its end, on stdout and on stderr."""
+        """All output until its end, on stdout and on stderr."""
         said = ["", ""]
 
         def read(index: int, stream: IO[str]) -> None:

@@ -1,4 +1,6 @@
-"""All ranks of a gang succeed or fail together: work on every rank, one decision on rank 0, one outcome."""
+"""Collective calls that succeed or fail on all ranks together: work on every rank, one decision on rank 0,
+one outcome.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ class RankGroup(Protocol):
 
 @dataclass(frozen=True)
 class SingleRank:
-    """One process that is no gang: a tool, or training on one device."""
+    """A single process without a gang: a tool, or training on one device."""
 
     rank: int = 0
     world: int = 1
@@ -35,7 +37,7 @@ class SingleRank:
 
 @dataclass(frozen=True)
 class _Failure:
-    """An error as plain values: exceptions of foreign classes do not survive the way to another process."""
+    """An error as plain values: exceptions of other libraries' classes may not survive pickling."""
 
     kind: str
     arguments: tuple[Any, ...]
@@ -65,9 +67,11 @@ def _failure(error: Exception, rank: int) -> _Failure:
 def all_or_none(
     gang: RankGroup, work: Callable[[], Work], decide: Callable[[list[Work]], list[Answer]]
 ) -> Answer:
-    """Run `work` on every rank, `decide` on rank 0 over all results in rank order; return this rank's answer.
+    """Run `work` on every rank, then `decide` on rank 0 over all results in rank order; return this rank's
+    answer.
 
-    An error in any `work` or in `decide` is raised on every rank; where it happened, the very exception is.
+    An error in any `work` or in `decide` is raised on every rank; on the rank where it happened it is the
+    original exception.
     """
     mine: Work | _Failure
     own: Exception | None = None
@@ -92,11 +96,12 @@ def all_or_none(
 
 
 def nothing(found: list[Any]) -> list[None]:
-    """The decision that only asks whether all ranks succeeded."""
+    """A `decide` that only checks that all ranks succeeded."""
     return [None] * len(found)
 
 
 def check_gang(gang: RankGroup) -> None:
+    """Raise ConfigError for a gang of several ranks without a process group."""
     if gang.world > 1 and gang.group is None:
         raise ConfigError(
             "gang.group", f"is None in a gang of {gang.world} ranks", "give a gloo process group"

@@ -1,8 +1,8 @@
-"""How a checkpoint appears at its address: whole or not at all. Rank 0 commits what all ranks wrote.
+"""Atomic commit of a checkpoint: whole or not at all. Rank 0 commits what all ranks wrote.
 
 Local folders: files in a temporary sibling folder, fsync, manifest last, fsync, rename, fsync of the parent.
-Other stores have no rename: files under names never used before at the address itself, then manifest.json,
-whose appearance is the commit. An existing checkpoint is replaced through its manifest, in one step, on both.
+Other stores have no rename: files under new names at the address itself, then manifest.json, whose appearance
+is the commit. An existing checkpoint is replaced through its manifest, in one step, on both.
 """
 
 import secrets
@@ -44,7 +44,7 @@ class Commit:
         self.place = join(parent, f"{TEMPORARY}{name}-{self.attempt}") if is_local(url) else self.url
 
     def begin(self) -> None:
-        """Make the place and clear away what killed attempts left: saves of one folder never overlap."""
+        """Create the folder and remove what killed attempts left: saves to one folder never overlap."""
         if not is_local(self.url):
             make_remote_folder(self.url)  # ranks that each made it would race, and some stores refuse
             return
@@ -56,7 +56,10 @@ class Commit:
         local_path(self.place).mkdir()
 
     def finish(self, manifest: Manifest) -> None:
-        """Make `manifest` the checkpoint at the address; an undamaged one with the same content stays."""
+        """Make `manifest` the checkpoint at the address; an undamaged one with the same content stays.
+
+        Raises DamageError when rank 0 does not see the files that other ranks wrote.
+        """
         self._check_sizes(manifest)
         if exists(self.url) and self._is_there(manifest):
             self.discard()
@@ -95,7 +98,7 @@ class Commit:
         place.rmdir()
 
     def _check_sizes(self, manifest: Manifest) -> None:
-        """Refuse when rank 0 does not see what the others wrote: their folder is not the one it commits."""
+        """Raise DamageError when rank 0 does not see what other ranks wrote: they do not share its folder."""
         for entry in manifest.files:
             place = join(self.place, entry.path)
             try:

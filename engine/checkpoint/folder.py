@@ -1,4 +1,4 @@
-"""The checkpoints of a trajectory: which are there, which are whole, which to keep."""
+"""The checkpoints of a trajectory: list, verify, find the newest good one, retain."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ def address(folder_url: str, step: int) -> str:
 
 
 def step_of(url: str) -> int:
-    """The step that a checkpoint's folder name says; any other name is a ConfigError."""
+    """The step in a checkpoint's folder name; raises ConfigError for any other name."""
     name = url.rstrip("/").rsplit("/", 1)[-1]
     found = _STEP.fullmatch(name)
     if not found or step_name(int(found[1])) != name:
@@ -43,7 +43,7 @@ def steps(folder_url: str) -> list[int]:
 
 
 def verify(url: str, *, trajectory: str | None = None) -> list[str]:
-    """Every damage of the checkpoint at `url`, a line each naming the file; [] when it is as it was saved."""
+    """Every damage of the checkpoint at `url`, one line each with the file; [] when it is intact."""
     try:
         manifest = read_manifest(url, step=step_of(url), trajectory=trajectory)
     except DamageError as damage:
@@ -65,7 +65,7 @@ def newest_good(
 ) -> tuple[int | None, list[str]]:
     """The newest step up to `at_most` that is whole and of this trajectory, and the damages of newer ones.
 
-    Reads every byte of what it judges: call it on one rank and tell the others.
+    Reads every byte of what it verifies: call it on one rank and broadcast the result.
     """
     damages: list[str] = []
     for step in reversed(steps(folder_url)):
@@ -81,8 +81,10 @@ def newest_good(
 def retain(folder_url: str, keep: int, protected: set[int]) -> list[int]:
     """Remove checkpoints older than the `keep` newest, but never a protected step; returns the removed steps.
 
-    One with a damaged manifest, a missing file or one of another size does not count as kept, so that `keep`
+    A checkpoint with a damaged manifest, a missing file or one of another size does not count, so that `keep`
     usable ones remain. Each disappears from `steps` at once, not file by file.
+
+    Raises ConfigError for keep < 1.
     """
     if keep < 1:
         raise ConfigError("keep", f"{keep} would remove every checkpoint", "give 1 or more")
@@ -121,7 +123,9 @@ def drop(url: str) -> None:
 
 
 def remove_strays(url: str, manifest: Manifest) -> None:
-    """Remove the files of a checkpoint's folder that are not its own: of a replaced or unfinished save."""
+    """Remove files in a checkpoint's folder that its manifest does not list: of replaced or
+    unfinished saves.
+    """
     listed = {MANIFEST, *(entry.path for entry in manifest.files)}
     for name in names(url):
         if name not in listed:

@@ -1,7 +1,8 @@
-"""manifest.json makes a checkpoint exist: where each tensor's chunks lie, the values, the files' digests.
+"""manifest.json makes a checkpoint exist: it lists the location of each tensor's chunks, the values and the
+files' digests.
 
-Its own digest covers its very bytes and stands at a fixed place at the beginning: compared before any of it
-is parsed.
+Its own digest covers its exact bytes, at a fixed place at the beginning, and is compared before anything is
+parsed.
 """
 
 import math
@@ -27,7 +28,7 @@ SCHEMA = 1
 
 
 class Chunk(Spec):
-    """A box of a tensor, stored whole in one file."""
+    """A box-shaped part of a tensor, stored whole in one file."""
 
     file: int = Field(ge=0, description="index into the manifest's files")
     offset: tuple[int, ...]
@@ -99,7 +100,10 @@ def key(name: str, offset: tuple[int, ...], shape: tuple[int, ...], whole: tuple
 
 
 def read_manifest(url: str, *, step: int | None = None, trajectory: str | None = None) -> Manifest:
-    """The verified manifest of the checkpoint at `url`; a flipped bit or a foreign one is a DamageError."""
+    """The verified manifest of the checkpoint at `url`.
+
+    Raises DamageError for a flipped bit or a manifest of another step or trajectory.
+    """
     place = join(url, MANIFEST)
     manifest = _opened(place)
     wanted = {"step": step, "trajectory": trajectory}
@@ -116,7 +120,7 @@ def _opened(place: str) -> Manifest:
 
 
 def read_file(place: str) -> bytes:
-    """All bytes of a file; one that is missing or cannot be read is a DamageError."""
+    """All bytes of a file; raises DamageError when it is missing or cannot be read."""
     try:
         return read_bytes(place)
     except FileNotFoundError:

@@ -68,7 +68,7 @@ class _Reading:
             raise ConfigError(
                 self.url,
                 f"the address of another step than {self.step}",
-                "use engine.checkpoint.folder.address",
+                "use atelier.engine.checkpoint.folder.address",
             )
         self.manifest = read_manifest(self.url, step=self.step, trajectory=self.trajectory)
         tensors = tensors_of(self.state)
@@ -78,7 +78,7 @@ class _Reading:
         self.items = self.planner.create_local_plan().items
 
     def fill(self) -> None:
-        """Read each file that this rank needs once, verify it, and copy its boxes to where they belong."""
+        """Read each file that this rank needs once, verify it, and copy its chunks into the tensors."""
         wanted: defaultdict[int, list[tuple[ReadItem, Chunk]]] = defaultdict(list)
         for item in self.items:
             chunk = self._chunk(item)
@@ -123,7 +123,9 @@ class _Reading:
 def _piece(
     url: str, manifest: Manifest, file: dict[str, torch.Tensor], name: str, chunk: Chunk
 ) -> torch.Tensor:
-    """The tensor of a parsed file that holds `chunk`."""
+    """The tensor of a parsed file that holds `chunk`. Raises DamageError when it does not match the
+    manifest.
+    """
     place = join(url, manifest.files[chunk.file].path)
     stored = manifest.tensors[name]
     found = file.get(key(name, chunk.offset, chunk.shape, stored.shape))

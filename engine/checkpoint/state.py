@@ -1,6 +1,6 @@
-"""What a checkpoint holds, as flat lists: tensors by dotted name, Python values by path.
+"""A checkpoint's content as flat lists: tensors by dotted name, Python values by path.
 
-Values survive JSON exactly, and what cannot is refused. The name of a thing that differs from rank to rank
+Values survive JSON exactly; what cannot is refused. The name of anything that differs from rank to rank
 contains `rank.<r>.` with the rank that owns it; everything else is equal on all ranks.
 """
 
@@ -25,13 +25,16 @@ def dotted(path: Iterable[str | int]) -> str:
 
 
 def owner(name: str) -> int | None:
-    """The rank that alone has what `name` names; None when all ranks have the same."""
+    """The rank that alone owns the value called `name`; None when all ranks have the same."""
     found = _OWNER.search(name)
     return int(found[1]) if found else None
 
 
 def tensors_of(state: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
-    """Every tensor of a nested dict by its dotted name; the tensors are those of `state`, not copies."""
+    """Every tensor of a nested dict by its dotted name; the tensors are those of `state`, not copies.
+
+    Raises ConfigError when two tensors have the same dotted name.
+    """
     result: dict[str, torch.Tensor] = {}
     for path, leaf in _leaves(state):
         name = dotted(path)
@@ -46,7 +49,10 @@ def tensors_of(state: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
 
 
 def values_of(state: Mapping[Any, Any], rank: int) -> list[Value]:
-    """Every Python value of a nested dict with its path, as JSON data; refuses what would change."""
+    """Every Python value of a nested dict with its path, as JSON data.
+
+    Raises ConfigError for duplicate names, another rank's values, and values that JSON would change.
+    """
     values: list[Value] = []
     seen: set[str] = set()
     for path, leaf in _leaves(state):
@@ -66,7 +72,7 @@ def values_of(state: Mapping[Any, Any], rank: int) -> list[Value]:
 
 
 def merged(parts: list[list[Value]]) -> list[Value]:
-    """The values of all ranks as one list; refuses one that differs and is not named `rank.<r>.*`."""
+    """The values of all ranks as one list. Raises ConfigError for one that differs without a rank's name."""
     result: dict[Keys, Any] = {}
     first: dict[Keys, int] = {}
     for rank, values in enumerate(parts):
@@ -82,7 +88,7 @@ def merged(parts: list[list[Value]]) -> list[Value]:
 
 
 def nested(values: Iterable[Value]) -> dict[Any, Any]:
-    """The nested dict that `values_of` took apart, without its tensors."""
+    """The nested dict of which `values` is the flat form, without its tensors."""
     result: dict[Any, Any] = {}
     for path, value in values:
         branch = result
@@ -106,7 +112,10 @@ def _leaves(state: Mapping[Any, Any], prefix: Keys = ()) -> Iterable[Value]:
 
 
 def encode(value: Any, name: str) -> Any:
-    """`value` as JSON data from which `decode` makes an equal one of the same type; errors name `name`."""
+    """`value` as JSON data that `decode` turns back into an equal value of the same type.
+
+    Raises ConfigError, naming `name`, for a value that cannot be saved exactly.
+    """
     kind = type(value)
     if value is None or kind in (bool, int):
         return value

@@ -1,7 +1,7 @@
-"""One safetensors file: written as a stream that is digested on its way, parsed only after its digest agreed.
+"""One safetensors file: hashed while it is written, and parsed only after its digest agreed.
 
-The library's writer makes a second copy of every tensor and leaves the digest to a second pass. The format is
-eight bytes of header length, a JSON header and the raw bytes, so this one writes from the tensors' own
+The library's writer makes a second copy of every tensor and needs a second pass for the digest. The format is
+eight bytes of header length, a JSON header and the raw bytes, so this writer writes from the tensors' own
 memory.
 """
 
@@ -38,6 +38,7 @@ _NAMES = {
 
 
 def check_dtype(name: str, tensor: torch.Tensor) -> None:
+    """Raise ConfigError for a dtype that safetensors does not have."""
     if tensor.dtype not in _NAMES:
         raise ConfigError(
             name, f"{tensor.dtype} has no safetensors type", "save it as another dtype, e.g. view_as_real"
@@ -45,7 +46,7 @@ def check_dtype(name: str, tensor: torch.Tensor) -> None:
 
 
 def write_tensors(url: str, name: str, tensors: dict[str, torch.Tensor]) -> FileEntry:
-    """Write CPU tensors as `name` under `url`, durable when this returns; an I/O error names the file."""
+    """Write CPU tensors as `name` under `url`, durable when this returns. Raises OSError naming the file."""
     # widest types first, so that every tensor starts at a multiple of its element size
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, position = {}, 0
@@ -79,7 +80,10 @@ def write_tensors(url: str, name: str, tensors: dict[str, torch.Tensor]) -> File
 
 
 def read_tensors(url: str, entry: FileEntry) -> dict[str, torch.Tensor]:
-    """The tensors of a file of the checkpoint at `url`; what was digested is what is parsed."""
+    """The tensors of a file of the checkpoint at `url`; the hashed bytes are the ones parsed.
+
+    Raises DamageError when size or digest do not match.
+    """
     place = join(url, entry.path)
     data = read_file(place)
     if len(data) != entry.bytes:

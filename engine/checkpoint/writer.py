@@ -2,7 +2,7 @@
 
 Planning (which rank writes which shard, replicas once) is torch.distributed.checkpoint's. Its driver and
 writers are not used: they pickle the metadata and every non-tensor leaf, warn on every save without a process
-group, and turn errors into their own.
+group, and wrap errors in their own types.
 """
 
 import time
@@ -40,17 +40,17 @@ Box = tuple[str, tuple[int, ...]]
 
 
 class Pending:
-    """A save under way. `blocked_s` is how long the caller was held up for the copy."""
+    """A save under way. `blocked_s`: how long the caller was blocked by the copy."""
 
     def __init__(self, future: "Future[float]", blocked_s: float) -> None:
         self._future, self.blocked_s = future, blocked_s
 
     def done(self) -> bool:
-        """True when it has ended, well or not."""
+        """True when it has ended, successfully or not."""
         return self._future.done()
 
     def wait(self) -> None:
-        """Return when the checkpoint is durable; raise what failed (on every rank the same)."""
+        """Wait until the checkpoint is durable; raises the error of a failed save, the same on every rank."""
         self._future.result()
 
     @property
@@ -68,15 +68,15 @@ def save_async(
     When this returns, `state` may be changed: the save works on a copy. The copy lives until the save has
     ended, so wait for the last save of a trajectory before the next. `state` is a nested dict of tensors,
     DTensors and Python values (int, float, str, bool, None, lists and tuples of them) that are equal on all
-    ranks, or named `rank.<r>.*`. What cannot be saved exactly is a ConfigError; a full disk or an I/O error
-    is an OSError from `wait()`, and then nothing is left of this attempt and earlier checkpoints are as they
-    were.
+    ranks, or named `rank.<r>.*`. Raises ConfigError for an address of another step. `wait()` raises
+    ConfigError for what cannot be saved exactly and OSError for a full disk or an I/O error; then nothing of
+    this attempt is left and earlier checkpoints are unchanged.
     """
     started = time.perf_counter()
     check_gang(gang)
     if step_of(url) != step:
         raise ConfigError(
-            url, f"the address of another step than {step}", "use engine.checkpoint.folder.address"
+            url, f"the address of another step than {step}", "use atelier.engine.checkpoint.folder.address"
         )
     save = _Save(url, step, trajectory, gang, about)
     save.copy(state)
@@ -84,7 +84,7 @@ def save_async(
 
 
 def drain() -> None:
-    """Wait until no save of this process is under way; failures stay with their Pending."""
+    """Wait until no save of this process is under way; errors stay with their Pending."""
     _writer.submit(int).result()
 
 
@@ -93,7 +93,7 @@ def _planner() -> DefaultSavePlanner:
 
 
 def _copies(planner: DefaultSavePlanner, plan: SavePlan) -> dict[Box, torch.Tensor]:
-    """This rank's part of every tensor, in CPU memory of its own."""
+    """This rank's shards of all tensors, copied to CPU memory."""
     sources = {_box(item): cast(torch.Tensor, planner.resolve_data(item)).detach() for item in plan.items}
     starts = list(
         accumulate((-(-source.nbytes // _ALIGN) * _ALIGN for source in sources.values()), initial=0)
@@ -127,7 +127,7 @@ class _Save:
         self.described = Metadata({})
 
     def copy(self, state: dict[str, Any]) -> None:
-        """Take what this rank has of `state`; what is wrong with it waits for `run`, where all hear."""
+        """Copy this rank's part of `state`; an error is kept until `run`, where all ranks receive it."""
         try:
             tensors = tensors_of(state)
             self.values = values_of(state, self.gang.rank)
@@ -141,14 +141,14 @@ class _Save:
             self.refused = error
 
     def run(self) -> float:
-        """Plan together, write this rank's files, commit on rank 0; returns the seconds it took."""
+        """Plan collectively, write this rank's files, commit on rank 0; returns the seconds it took."""
         started = time.perf_counter()
         try:
             place, attempt, plan = all_or_none(self.gang, self._offer, self._begin)
             all_or_none(self.gang, lambda: self._write(place, attempt, plan), self._finish)
         except BaseException:
             if self.commit is not None:
-                with suppress(OSError):  # the error that led here is the one to tell
+                with suppress(OSError):  # the original error is the one to raise
                     self.commit.discard()
             raise
         finally:
@@ -221,7 +221,7 @@ def _key(item: WriteItem) -> str:
 
 
 def _groups(items: list[WriteItem]) -> Iterator[list[WriteItem]]:
-    """The items in files of at most FILE_BYTES; a larger tensor has a file of its own."""
+    """Group the items into files of at most FILE_BYTES; a larger tensor gets a file of its own."""
     files: defaultdict[int, list[WriteItem]] = defaultdict(list)
     number, filled = 0, 0
     for item in sorted(items, key=_box):

@@ -1,4 +1,6 @@
-"""What every spec is: frozen, keyword-only, no unknown keys; and how it becomes identity. Torch-free."""
+"""The base of all specs: frozen, keyword-only, no unknown keys; and their canonical form as identity.
+Torch-free.
+"""
 
 import hashlib
 import json
@@ -10,21 +12,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from atelier.engine.config.error import ConfigError, nearest
 
 SpecType = TypeVar("SpecType", bound="Spec")
-Count = Annotated[
-    int, Field(ge=1)
-]  # a whole number above 0, beside which a field may allow a word such as auto
+Count = Annotated[int, Field(ge=1)]  # a whole number above 0; a field may also allow a word such as auto
 
 
 class Spec(BaseModel):
-    """A frozen description. Fields marked `json_schema_extra={"layout": True}` move bits but not meaning."""
+    """A frozen spec. Fields marked `json_schema_extra={"layout": True}` change bits but not meaning."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
-    )  # built when first used: half of what help takes was building specs that nobody asked for
+    )  # built when first used: half of the time of --help was building unused specs
 
     def as_identity(self) -> dict[str, Any]:
-        """The fields that change the result: no layout, and no value equal to what the field's absence has
-        always meant.
+        """The fields that change the result: no layout fields, and no value equal to what the field's absence
+        has always meant.
         """
         from atelier.engine.config.identity_defaults import ABSENT
 
@@ -42,11 +42,11 @@ class Spec(BaseModel):
 
 
 class Kind(Spec):
-    """A description that a registry's folder offers: a model, an objective, an optimiser, a schedule.
+    """A spec that a registry folder offers: a model, an objective, an optimiser, a schedule.
 
-    `VERSION` numbers the meaning of what it describes. Whoever changes that (other numbers from the same
-    fields) raises it, and only what uses the kind gets a new fingerprint; at 1 it is left out of identity. A
-    kind whose meaning changed for some values only says so in `version`.
+    `VERSION` numbers the meaning of its fields. Raise it when the same fields come to mean other numbers;
+    only what uses the kind gets a new fingerprint. Version 1 is left out of identity. A kind whose meaning
+    changed for some values only overrides `version`.
     """
 
     VERSION: ClassVar[int] = 1
@@ -107,13 +107,12 @@ def parse(kind: type[SpecType], document: Any, place: str) -> SpecType:
 
 
 def explain(error: ValidationError, kind: type[BaseModel], place: str, document: Any = None) -> ConfigError:
-    """A pydantic error as one readable line; unknown keys first, because they often cause the others.
+    """Convert a pydantic error into a ConfigError of one line; unknown keys first, because they often cause
+    the others.
 
-    With the faulty `document` the names below a part whose kind chooses the spec are known too.
+    With the faulty `document`, the fields below a section whose `kind` chooses the spec are known too.
     """
-    from atelier.engine.config.registry import (
-        FieldPlace,  # here: walk.py is built on the specs of this module
-    )
+    from atelier.engine.config.registry import FieldPlace
 
     faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     fault = faults[0]
@@ -124,7 +123,7 @@ def explain(error: ValidationError, kind: type[BaseModel], place: str, document:
         is_field = below is not None
         here = below or here
         if is_field or isinstance(part, int) or fault["type"] in ("extra_forbidden", "missing"):
-            parts.append(str(part))  # the rest names a union's arm, which no configuration has
+            parts.append(str(part))  # the rest are pydantic's names of union members, not configuration keys
     where = ".".join([place, *parts]).strip(".")
     if fault["type"] == "extra_forbidden":
         names = [below.name.rsplit(".", 1)[-1] for below in here.below()]
@@ -133,7 +132,7 @@ def explain(error: ValidationError, kind: type[BaseModel], place: str, document:
         return ConfigError(where, "no such key", f"{advice}known here: {', '.join(sorted(names))}")
     if fault["type"] == "missing":
         return ConfigError(where, "a value is required", f"give {where}=<value>")
-    if isinstance(fault["input"], Mapping):  # a rule over several keys names its numbers itself
+    if isinstance(fault["input"], Mapping):  # a validator over several keys names its numbers itself
         return ConfigError(where or "configuration", _sentence(fault["msg"]))
     if fault["type"] in ("model_type", "dict_type", "model_attributes_type"):
         return ConfigError(

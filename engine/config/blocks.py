@@ -1,5 +1,4 @@
-"""Equal transformer blocks behind an embedding: what the kinds of models that are made of them share.
-Torch-free.
+"""Equal transformer blocks after an embedding: the fields that block-based model kinds share. Torch-free.
 
 D hidden, H query heads, K key/value heads, E head_dim, F ffn, V vocab, L num_layers
 """
@@ -72,7 +71,7 @@ class Blocks(ModelSpec):
 
     @property
     def tokens(self) -> int:
-        """V, the size of the vocabulary; an error while it is still 'auto'."""
+        """V, the size of the vocabulary; raises ConfigError while it is still 'auto'."""
         if self.vocab == "auto":
             raise ConfigError(
                 "model.vocab", "is auto", "it comes from the tokenizer; give a number to plan on paper"
@@ -90,8 +89,8 @@ class Blocks(ModelSpec):
         return sum(self.block_flops(sequence))
 
     def resolved(self, vocab: int) -> Self:
-        """The same model with its vocabulary filled in from the tokenizer; refuses another number given by
-        hand.
+        """The same model with its vocabulary filled in from the tokenizer. Raises ConfigError when another
+        number was given.
         """
         if self.vocab not in ("auto", vocab):
             raise ConfigError(
@@ -105,7 +104,7 @@ class Blocks(ModelSpec):
 
 
 def check_heads(hidden: int, num_heads: int, *, is_rotary: bool = True, place: str = "") -> None:
-    """ValueError unless the heads divide the width, and rotary ones are of even width."""
+    """Raise ValueError unless the heads divide the width, and rotary ones are of even width."""
     if hidden % num_heads:
         fits = [h for h in divisors(hidden, hidden) if hidden // h >= 8]
         near = min(fits or [1], key=lambda h: abs(h - num_heads))

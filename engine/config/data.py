@@ -1,4 +1,4 @@
-"""Where text comes from, how it is cut into tokens, and what labelled examples are made of it."""
+"""Specs of data: text sources, tokenizer, labelled examples, fine-tuning, scoring."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from atelier.engine.config.registry import Optim
 from atelier.engine.config.role import Trainable
 
 END, PAD = "<|end|>", "<|pad|>"  # every learned tokenizer has these two
-MASK, CLS, SEP = "<|mask|>", "<|cls|>", "<|sep|>"  # what rows other than windows are made with
+MASK, CLS, SEP = "<|mask|>", "<|cls|>", "<|sep|>"  # used in rows other than windows
 BYTES = 256
 
 

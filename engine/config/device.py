@@ -1,6 +1,6 @@
-"""What devices, their memory and their links can do: the published figures that plans start from. Torch-free.
+"""Published performance figures of devices, their memory and links, from which plans start. Torch-free.
 
-Sources: the makers' data sheets; bandwidths each way. A pool's own facts (conf/pool) go before these.
+Sources: the makers' data sheets; bandwidths each way. A pool's own facts (conf/pool) override these.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,13 @@ CPU = "cpu"
 class Device:
     """One accelerator, or one core of a host's CPUs.
 
-    `matmul` is the share of the peak that large matrix products reach; `stack` says whose software it was
-    seen with (engine/plan/cost_table.py). `network_gbps` is what a whole node sends to others. `mtbf_hours`
-    is the time between failures of one device, here that of Llama 3's (2407.21783, table 5: 466 interruptions
-    of 16,384 GPUs in 54 days), `launch_us` from one kernel to the next, `latency_us` of a collective's start.
-    `crowded` is what a core keeps of its pace beside others that compute, `threaded` what is left of that
-    when they are threads of one rank, which wait for each other.
+    `matmul` is the share of the peak that large matrix products reach; `stack` names the cost table of the
+    software it was measured with (engine/plan/cost_table.py). `network_gbps` is what a whole node sends to
+    others. `mtbf_hours` is the time between failures of one device, here that of Llama 3's (2407.21783, table
+    5: 466 interruptions of 16,384 GPUs in 54 days), `launch_us` the time from one kernel to the next,
+    `latency_us` that of a collective's start. `crowded` is the share of its speed that a core keeps when
+    other cores compute too, `threaded` the share of that when they are threads of one rank, which wait for
+    each other.
     """
 
     peak_tflops: float
@@ -58,8 +59,7 @@ DEVICES = {
     "v100": Device(
         peak_tflops=125, memory_gb=32, memory_gbps=900, node_gbps=150, network_gbps=50, per_node=8
     ),
-    # one core, and its share of the memory's bandwidth; of the whole host the memory and what its processes
-    # send each other
+    # one core and its share of the memory bandwidth; memory and bandwidth between processes are the host's
     CPU: Device(
         peak_tflops=0.2, memory_gb=16, memory_gbps=25, node_gbps=5, network_gbps=1, per_node=1 << 20,
         mtbf_hours=24,  # somebody closes the laptop
@@ -70,6 +70,6 @@ ALIASES = {"a100": "a100-80g", "a100-80gb": "a100-80g", "a100-40gb": "a100-40g",
 
 
 def known(name: str) -> Device | None:
-    """The facts of a device by the name people call it; None when nothing is known of it."""
+    """The facts of a device by its common name; None for an unknown one."""
     plain = name.lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("amd-")
     return DEVICES.get(ALIASES.get(plain, plain))

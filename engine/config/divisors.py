@@ -1,4 +1,4 @@
-"""The divisors of a number that somebody wrote, however large it is."""
+"""The divisors of a user-given number, however large it is."""
 
 from math import isqrt
 

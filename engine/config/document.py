@@ -1,7 +1,7 @@
-"""JSON that somebody else may have written: parsed within bounds, or refused with its place. Torch-free.
+"""Untrusted JSON: parsed within bounds, or refused with its place. Torch-free.
 
-What a store holds may be damaged, or made to harm: nested so deeply that whoever walks it ends, numbers that
-no arithmetic takes, half characters that nothing prints. All of that is a DamageError here, not a fault
+Stored documents may be damaged or malicious: nested so deeply that a recursive reader fails, numbers beyond
+any arithmetic, lone surrogates that cannot be printed. All of that raises DamageError here instead of a fault
 later.
 """
 
@@ -21,14 +21,14 @@ MOST_DEEP = 64  # lists and objects inside each other; a record has 10
 MOST_DIGITS = 64  # of a whole number: a generator's state has 39
 DIGEST = "digest"
 
-# what sends a document through the slow way, where every number and text is looked at
+# selects the slow path, where every number and text is checked
 _SUSPECT = re.compile(rf"\d{{{MOST_DIGITS}}}|\d[eE]\+?\d\d\d|\\u[dD][89a-fA-F]")
 _OPENING, _CLOSING = b'{"digest":"', b'",'
 SpecType = TypeVar("SpecType", bound=Spec)
 
 
 def parse_json(data: bytes | str, place: str, what: str = "JSON") -> Any:
-    """The document in `data`; a DamageError says that `place` is no `what`, and why."""
+    """Parse the document in `data`. Raises DamageError, saying why `place` is not `what`."""
     try:
         return _parsed(data)
     except RecursionError:
@@ -41,7 +41,7 @@ def parse_json(data: bytes | str, place: str, what: str = "JSON") -> Any:
 
 
 def parse_object(data: bytes | str, place: str, what: str = "a JSON object") -> dict[str, Any]:
-    """As `parse_json`, of what has to be an object."""
+    """As `parse_json`, for a document that has to be an object; else raises DamageError."""
     document = parse_json(data, place, what)
     if not isinstance(document, dict):
         raise DamageError(f"{place}: not {what} (it is a {_kind(document)})")
@@ -49,7 +49,7 @@ def parse_object(data: bytes | str, place: str, what: str = "a JSON object") -> 
 
 
 def parse_lines(data: bytes | str, place: str) -> list[dict[str, Any]]:
-    """The objects of a file with one in every line; an error names the line."""
+    """The objects of a file with one object per line. Raises DamageError naming the line."""
     raw = (
         data.encode() if isinstance(data, str) else data
     )  # a text's own lines end at other characters as well
@@ -58,12 +58,12 @@ def parse_lines(data: bytes | str, place: str) -> list[dict[str, Any]]:
 
 
 def parse_as(kind: type[SpecType], data: bytes | str, place: str, what: str) -> SpecType:
-    """The document as a spec; DamageError when it is none."""
+    """Parse the document as a spec. Raises DamageError when it is not one."""
     return check_as(kind, parse_object(data, place, what), place, what)
 
 
 def check_as(kind: type[SpecType], document: Mapping[str, Any], place: str, what: str) -> SpecType:
-    """`parse_as` of what is parsed already."""
+    """As `parse_as`, for a parsed document. Raises DamageError when it does not fit the spec."""
     try:
         return kind.model_validate(document)
     except ValidationError as error:
@@ -76,14 +76,18 @@ def check_as(kind: type[SpecType], document: Mapping[str, Any], place: str, what
 
 
 def sealed(document: Mapping[str, Any]) -> bytes:
-    """The document with its own digest in it: a byte that changes is found when it is opened."""
+    """The document with its own digest in it: `opened` detects any changed byte."""
     body = {key: value for key, value in document.items() if key != DIGEST}
     plain = json.loads(json.dumps(body))  # tuples are lists once they are stored
     return json.dumps({**body, DIGEST: fingerprint(plain)}, sort_keys=True).encode()
 
 
 def opened(data: bytes | str, place: str, what: str, unsealed: frozenset[str]) -> dict[str, Any]:
-    """What `sealed` wrote, without its digest; `unsealed` are the keys of older ones, which have none."""
+    """The document that `sealed` wrote, without its digest; `unsealed` are the keys of older documents, which
+    have none.
+
+    Raises DamageError when the digest does not match.
+    """
     document = parse_object(data, place, what)
     if DIGEST not in document and unsealed.issuperset(document):
         return document
@@ -94,12 +98,12 @@ def opened(data: bytes | str, place: str, what: str, unsealed: frozenset[str]) -
 
 
 def with_digest(text: bytes) -> bytes:
-    """The text of a JSON object with the digest of just these bytes as its first value."""
+    """The text of a JSON object with the digest of exactly these bytes as its first value."""
     return _OPENING + hashlib.sha256(text).hexdigest().encode() + _CLOSING + text[1:]
 
 
 def without_digest(data: bytes, place: str) -> bytes:
-    """The text that `with_digest` was given; DamageError when a byte of it has changed."""
+    """The text that `with_digest` was given. Raises DamageError when a byte of it has changed."""
     text = b"{" + data[len(with_digest(b"{")) :]
     if with_digest(text) != data:
         raise DamageError(f"{place}: content does not match the digest inside it")

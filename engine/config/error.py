@@ -1,21 +1,21 @@
-"""The errors a user sees: what is wrong, where, and the way out. Imports nothing heavy."""
+"""User-facing errors: what is wrong, where, and what to do. Imports nothing heavy."""
 
 import difflib
 import re
 from collections.abc import Iterable
 from typing import Any
 
-UNSEEN = re.compile(  # control characters, those that turn text round, halves of characters
+UNSEEN = re.compile(  # control characters, bidirectional controls, lone surrogates
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 CUT = " ... "
-NAME = 200  # characters of a word that may be meant as a name
+NAME = 200  # characters of a word that are compared with names
 LONGEST_PLACE, LONGEST_PROBLEM, LONGEST_WAY_OUT = 200, 400, 2000  # characters of a ConfigError
 
 
 def printable(text: object, most: int = 160, *, keep: str = "") -> str:
-    """`text` as a terminal may show it: what is in `UNSEEN` is written out (\\n, \\x1b, \\udcff), but for the
-    characters of `keep`; of more than `most` characters the middle is left out (0 = all stay).
+    """`text` safe for a terminal: characters in `UNSEEN` are escaped (\\n, \\x1b, \\udcff), except those in
+    `keep`; if longer than `most` characters the middle is cut (0 = no limit).
     """
     seen = UNSEEN.sub(
         lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(),
@@ -32,7 +32,7 @@ def _shortened(text: str, most: int) -> str:
 
 
 class AtelierError(Exception):
-    """Something a person can act on; printed as one line, never as a traceback. `exit_code` is the
+    """An error that a user can act on, printed as one line without traceback. `exit_code` is the
     process's.
     """
 
@@ -40,8 +40,8 @@ class AtelierError(Exception):
 
 
 class ConfigError(AtelierError):
-    """Bad input, known before anything runs. `place` is the configuration key or file, `problem` has the
-    value, `way_out` what to do; all of it is kept short and on one line, whatever the value is.
+    """Bad input, detected before anything runs. `place` is the configuration key or file, `problem` includes
+    the value, `way_out` says what to do; all are kept short and on one line, whatever the value is.
     """
 
     exit_code = 2
@@ -60,7 +60,7 @@ class DataError(AtelierError):
 
 
 class DamageError(AtelierError):
-    """Stored bytes differ from their digest, or are not what they have to be; names the file."""
+    """Stored bytes do not match their digest or have the wrong form; names the file."""
 
     way_out = "`atelier gc --damaged` offers to remove it, the next run makes it again"
 
@@ -70,8 +70,8 @@ class DamageError(AtelierError):
 
 
 class CopiesError(AtelierError):
-    """Copies of the same weights differ: memory or a device failed. The last checkpoint is from before, so
-    the gang's guard begins again.
+    """Replicas of the same weights differ: memory or a device failed. The last checkpoint is older than that,
+    so the gang's supervisor restarts.
     """
 
     exit_code = 70  # EX_SOFTWARE
@@ -82,12 +82,12 @@ class StoppedError(AtelierError):
 
 
 def of_system(error: OSError) -> AtelierError:
-    """What the system refused, and where, as an error that a user reads."""
+    """An OSError as a user-facing error that names the file."""
     return AtelierError(f"{error.filename or 'input or output'}: {error.strerror or error}")
 
 
 def to_line(error: AtelierError) -> dict[str, Any]:
-    """What a process tells of the error that ended it; `from_line` makes an error of it again."""
+    """The JSON line by which a process reports the error that ended it; `from_line` is the inverse."""
     return {"error": str(error), "exit_code": error.exit_code, "is_damage": isinstance(error, DamageError)}
 
 

@@ -1,5 +1,4 @@
-"""What a held-out loss was measured on, by a name, and what `python -m atelier.engine.evaluate` is told.
-Torch-free."""
+"""Names of held-out measurements, and the config of `python -m atelier.engine.evaluate`. Torch-free."""
 
 from collections.abc import Mapping
 
@@ -12,8 +11,8 @@ DIGITS = 12  # of a fingerprint
 
 
 def held_out_name(windows: Mapping[str, int], sequence: int) -> str:
-    """Of the first so many windows of the held-out split of each tokens artifact, by fingerprint; '' for
-    none.
+    """Name of the held-out windows of a training: so many first windows of the held-out split of each tokens
+    artifact, by fingerprint; '' for none.
     """
     counts = {source[:DIGITS]: count for source, count in sorted(windows.items()) if count}
     if not counts:
@@ -26,7 +25,7 @@ def held_out_name(windows: Mapping[str, int], sequence: int) -> str:
 
 
 def scored_name(tokens: str, num_tokens: int, sequence: int) -> str:
-    """Of the first so many tokens of the held-out split of a tokens artifact, in windows of `sequence`."""
+    """Name of a scored text: so many first held-out tokens of a tokens artifact, in windows of `sequence`."""
     return f"{num_tokens} tokens in windows of {sequence} of {tokens[:DIGITS]}"
 
 

@@ -1,5 +1,6 @@
-"""How text is drawn from a model: how much, from which seed, and with which attributes (controllable
-generation, ERNIE 3.0 Titan, 2112.12731, section 3.2). Torch-free."""
+"""How text is sampled from a model: length, seed, and generation attributes (controllable generation, ERNIE
+3.0 Titan, 2112.12731, section 3.2). Torch-free.
+"""
 
 from typing import Annotated, Literal
 
@@ -61,8 +62,8 @@ class Sampling(Spec):
 
 
 class Imitate(Spec):
-    """Natural paragraphs, and what a model makes of their beginnings (ERNIE 3.0 Titan, 2112.12731, section
-    3).
+    """Natural paragraphs, and a model's continuations of their beginnings (ERNIE 3.0 Titan, 2112.12731,
+    section 3).
     """
 
     paragraphs: int = Field(default=2000, ge=10, description="how many, over both splits; 10 or more")
@@ -79,13 +80,13 @@ class Imitate(Spec):
 
 
 class Request(Sampling):
-    """One question to a serving model."""
+    """One request to a serving model."""
 
     prompt: str = Field(default="", description="the text to continue; empty = the beginning of a document")
 
 
 class Generation(Sampling):
-    """What `python -m atelier.engine.generate` does: continue `prompts`, or answer requests."""
+    """The config of `python -m atelier.engine.generate`: continue `prompts`, or answer requests."""
 
     prompts: tuple[str, ...] = Field(default=(), description="texts to continue, each from the same seed")
     serve: bool = Field(default=False, description="answer a JSON request a line, until the input ends")

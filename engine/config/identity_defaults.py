@@ -1,8 +1,8 @@
-"""What a field's absence from identity has always meant: class -> field -> value. Committed, tested, only
-ever added to.
+"""Values that a field's absence from identity has always meant: class -> field -> value. Committed, tested,
+only ever added to.
 
 A field with its value from this table is left out of identity, so a new field invalidates nothing, and a
-default that moves later changes nothing that was made before: the table keeps the old meaning.
+later change of a default changes no existing fingerprint: the table keeps the old meaning.
 """
 
 from typing import Any

@@ -1,8 +1,7 @@
 """Metric segments: sealed files `metrics-<attempt>-<number>.jsonl`, a JSON object a line. Torch-free.
 
 A line is {"step", "role", "tokens", "values": {}, "timing": {}}; `values` is deterministic, `timing` is not.
-A later attempt starts from a checkpoint: whatever earlier attempts wrote at or after its first step is
-superseded.
+A later attempt starts from a checkpoint: lines of earlier attempts at or after its first step are superseded.
 """
 
 import re
@@ -29,7 +28,7 @@ class MetricLine(Spec):
 
 
 class StoredLine(Spec):
-    """What is read of a line."""
+    """The fields of a stored line that are read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -43,14 +42,16 @@ def segment_name(attempt: int, number: int) -> str:
 
 
 def is_segment(name: str) -> bool:
-    """Whether a file of a trajectory's folder of metrics is a segment."""
+    """Whether a file name in a trajectory's metrics folder is a segment."""
     return SEGMENT.fullmatch(name) is not None
 
 
 def time_spent(segments: Iterable[tuple[str, str]]) -> tuple[float, float]:
     """Seconds of one trajectory's segments (name, text): of the steps that were kept, and of its gangs from
-    their starts to their last steps. Steps computed twice, starts, looks and checkpoints are the difference;
-    what was trained is a share of both sums over all trajectories of a chain (`effective`).
+    their starts to their last steps. The difference is repeated steps, startup, evaluation and checkpoints;
+    `effective` is the ratio of both sums over all trajectories of a chain.
+
+    Raises DamageError when a line is no metric line.
     """
     files = sorted(segments)
     attempts: dict[str, list[dict[str, float]]] = {}
@@ -66,16 +67,18 @@ def time_spent(segments: Iterable[tuple[str, str]]) -> tuple[float, float]:
 
 
 def effective(spent: Iterable[tuple[float, float]]) -> float | None:
-    """Effective training time: the share of its gangs' time in which a chain of trajectories was trained;
-    None before the first step.
+    """Effective training time: the share of its gangs' time that went into kept steps, over a chain of
+    trajectories; None before the first step.
     """
     kept, total = (sum(column) for column in zip(*spent, strict=True))
     return min(1.0, kept / total) if total > 0 else None
 
 
 def merge(segments: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Lines of all segments (name, text) of one trajectory as one curve: a step once, the latest
-    attempt's.
+    """Lines of all segments (name, text) of one trajectory as one curve: each step once, from the latest
+    attempt.
+
+    Raises DamageError when a line is no metric line.
     """
     by_step: dict[int, dict[str, Any]] = {}
     attempt_of = ""
@@ -91,7 +94,7 @@ def merge(segments: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
 
 
 def _lines(name: str, text: str) -> list[dict[str, Any]]:
-    """The lines of a segment; a DamageError when one is no metric line."""
+    """The lines of a segment. Raises DamageError when one is no metric line."""
     try:
         lines = parse_lines(text, name)
         for number, line in enumerate(lines, start=1):

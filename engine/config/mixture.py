@@ -1,5 +1,6 @@
-"""What a training's samples are: rows of the kinds that its objectives read, in the shares they ask for, from
-ordered input streams. Torch-free."""
+"""The samples of a training: rows of the kinds that its objectives read, in the shares they ask for, from
+ordered input streams. Torch-free.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -27,19 +28,20 @@ class Stream(Spec):
 
 
 def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
-    """By kind of rows and input: what is drawn from a stream depends on its place among them."""
+    """Streams sorted by kind of rows and input: what is drawn from a stream depends on its index."""
     return tuple(sorted(streams, key=lambda stream: (stream.kind, stream.input, stream.draw)))
 
 
 WINDOWS, EXAMPLES = "windows", "examples"
 MIXTURE = 2  # version of how samples are drawn from several streams; with one there is nothing to draw
-# kind of rows -> version of what its rows are, for those that are not at their first
+# kind of rows -> version of its rows, if not 1
 ROWS: dict[str, int] = {}
 
 
 def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, ObjectiveSpec]:
-    """By kind of rows the objective whose numbers make them; windows alone need none. ConfigError when the
-    roles that learn from text do not want the same, or a student wants what is not there.
+    """The objective that defines the rows, by kind of rows; windows alone need none.
+
+    Raises ConfigError when roots define them differently, or a student reads a kind that the root does not.
     """
     found = {name: _own(role) for name, role in roles.items()}
     roots = [name for name, role in roles.items() if not role.teacher] or list(roles)
@@ -65,12 +67,12 @@ def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, Ob
 
 
 def sources(roles: Mapping[str, Role]) -> set[str]:
-    """What the rows of these roles are made of, besides tokens."""
+    """Artifact kinds from which the rows of these roles are made, besides tokens."""
     return {type(spec).source for spec in row_specs(roles).values()} - {"tokens"}
 
 
 def streams(specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float]) -> tuple[Stream, ...]:
-    """Every source in every kind of rows, in the product of their shares. `weights`: the shares of the
+    """Every source in every kind of rows, weighted by the product of their shares. `weights`: of the
     sources.
     """
     if set(specs) <= {WINDOWS}:
@@ -88,8 +90,8 @@ def streams(specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float]) ->
 
 
 def identity_of(kinds: Iterable[str], weights: Mapping[str, float]) -> dict[str, Any]:
-    """What of the samples is identity beside the objectives and the parents: the shares of the sources, and
-    the versions of the mixture and of the kinds of rows. Nothing where one stream of the first version is
+    """The part of the samples' identity that is not in the objectives and parents: the shares of the sources,
+    and the versions of the mixture and of the kinds of rows. Empty when one stream of the first version is
     read.
     """
     kinds, found = sorted(set(kinds)), dict[str, Any]()
@@ -108,8 +110,8 @@ def share_of(spec: ObjectiveSpec) -> float:
 
 
 def _own(role: Role) -> dict[str, ObjectiveSpec]:
-    """By kind of rows, sorted, the first objective that reads it; a role's others of that kind want the same
-    rows.
+    """The first objective that reads each kind of rows, sorted by kind; a role's other objectives of that
+    kind define the same rows.
     """
     own = {
         type(spec).reads: spec

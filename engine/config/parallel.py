@@ -1,8 +1,8 @@
-"""The layout of a gang: mesh axes, micro-batch, threads, compile, device. Moves bits but not meaning; never
-identity.
+"""The layout of a gang: mesh axes, micro-batch, threads, compile, device. It changes bits but not meaning,
+and is never part of identity.
 
-The axes' product is the number of ranks. Samples are dealt out over replicate x shard x expert, a row's
-tokens over context; pipeline splits the blocks, tensor the matrices, expert a mixture's experts.
+The axes' product is the number of ranks. Samples are sharded over replicate x shard x expert, a row's tokens
+over context; pipeline splits the blocks, tensor the matrices, expert a mixture's experts.
 """
 
 from typing import Literal
@@ -17,7 +17,7 @@ Recompute = Literal["none", "selective", "full"]
 
 
 class Axes(Spec):
-    """How one role lies on the ranks of a pipeline stage. Every axis defaults to 1."""
+    """The mesh axes of one role within a pipeline stage. Every axis defaults to 1."""
 
     replicate: int = Field(default=1, ge=1, description="axis: whole copies of the (sharded) model")
     shard: int = Field(
@@ -34,7 +34,7 @@ class Axes(Spec):
 
     @property
     def data(self) -> int:
-        """Ranks, or groups of ranks, that have samples of their own."""
+        """Data-parallel size: ranks, or groups of ranks, that have samples of their own."""
         return self.replicate * self.shard * self.expert
 
 
@@ -89,7 +89,7 @@ class Parallel(Spec):
     )
 
     def resolved(self, slots: int, cores: int) -> "Parallel":
-        """All `auto` numbers filled in from the pool's slots and the host's cores."""
+        """The layout with all `auto` numbers filled in from the pool's slots and the host's cores."""
         shard = max(1, slots // self._given) if self.shard == "auto" else self.shard
         ranks = shard * self._given
         threads = max(1, cores // ranks) if self.threads == "auto" else self.threads
@@ -102,7 +102,7 @@ class Parallel(Spec):
 
     @property
     def axes(self) -> Axes:
-        """The axes of one stage."""
+        """The axes of one stage. Raises ConfigError while shard is `auto`."""
         if self.shard == "auto":
             raise ConfigError("parallel.shard", "is auto", "resolve it against a pool first")
         return Axes(
@@ -119,12 +119,12 @@ class Parallel(Spec):
 
     @property
     def num_stages(self) -> int:
-        """Stages of the whole pipeline; a rank has `interleave` of them where the schedule is made for it."""
+        """Stages of the whole pipeline; with an interleaving schedule `interleave` of them per rank."""
         return self.pipeline * (1 if self.schedule == "1f1b" or self.pipeline == 1 else self.interleave)
 
     def of_role(self, name: str, *, is_student: bool) -> "Parallel":
-        """How one role lies: students on the ranks of the last stage alone, where their teacher's outputs
-        are.
+        """The layout of one role: students use only the last stage's ranks, which have their teacher's
+        outputs.
         """
         if not is_student or self.pipeline == 1:
             return self
@@ -132,8 +132,8 @@ class Parallel(Spec):
         return self.model_copy(update=axes | {"pipeline": 1, "schedule": "1f1b", "stages": (), "speeds": ()})
 
     def with_stages(self, most: int) -> "Parallel":
-        """The same ranks with at most so many pipeline stages: the others become replicas. What students are
-        trained in without their teacher, who has more blocks.
+        """The same ranks with at most `most` pipeline stages; the others become replicas. For students
+        trained without their teacher, which has more blocks.
         """
         if self.num_stages <= most:
             return self
@@ -142,12 +142,14 @@ class Parallel(Spec):
         return self.model_copy(update=freed | {"schedule": "1f1b", "stages": (), "speeds": ()})
 
     def of_one_rank(self) -> "Parallel":
-        """The same threads, device and arithmetic on one rank: for what one process does alone."""
+        """The same threads, device and arithmetic on one rank: for work of a single process."""
         whole = {axis: 1 for axis in ("replicate", "shard", "expert", "context", "tensor", "pipeline")}
         return self.model_copy(update=whole | {"schedule": "1f1b", "stages": (), "speeds": (), "roles": {}})
 
     def for_world(self, world: int) -> "Parallel":
-        """The layout of a gang of `world` processes; ConfigError with what would fit."""
+        """The layout of a gang of `world` processes. Raises ConfigError, with what would fit, when the axes
+        do not match it.
+        """
         shard = max(1, world // self._given) if self.shard == "auto" else self.shard
         if shard * self._given == world:
             return self.model_copy(update={"shard": shard})
@@ -164,7 +166,7 @@ class Parallel(Spec):
         )
 
     def check_batch(self, global_batch: int, micro_batch: int | Literal["auto"]) -> None:
-        """Refuse a batch that the ranks cannot share evenly."""
+        """Raise ConfigError for a batch that the ranks cannot share evenly."""
         data = self.axes.data
         if global_batch % data:
             fits = largest_divisor(global_batch, data)
@@ -185,5 +187,5 @@ class Parallel(Spec):
             )
 
     def axes_of(self, name: str) -> Axes:
-        """The axes of the stage that a role lies on; students may have their own."""
+        """The axes of a role within its stage; students may have their own."""
         return self.roles.get(name, self.axes)

@@ -1,4 +1,4 @@
-"""A pool: where tasks run, and the hardware facts that plans are made from."""
+"""A pool: where tasks run, and the hardware facts used by plans."""
 
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -10,7 +10,7 @@ from atelier.engine.config.device import ALIASES, CPU, DEVICES, Device, known
 from atelier.engine.config.error import ConfigError, nearest
 
 Fact = Annotated[float, Field(gt=0)] | Literal["auto"]
-MOST_SLOTS = 1 << 16  # a plan looks at every number of ranks that divides them
+MOST_SLOTS = 1 << 16  # a plan tries every number of ranks that divides them
 Share = Annotated[float, Field(gt=0, le=1)] | Literal["auto"]
 
 
@@ -18,7 +18,7 @@ FACTS = (
     "peak_tflops", "memory_gb", "matmul", "memory_gbps", "node_gbps", "network_gbps", "mtbf_hours", "stack",
     "launch_us", "latency_us", "crowded", "threaded",
 )  # fmt: skip
-# with a guess for any device
+# facts that have a default for any device
 LEFT = ("matmul", "mtbf_hours", "stack", "launch_us", "latency_us", "crowded", "threaded")
 
 
@@ -100,8 +100,8 @@ class Pool(Spec):
 
     @property
     def device(self) -> Device:
-        """The facts of one device: the pool's own, the others from the makers. ConfigError when nothing is
-        known of its type.
+        """The facts of one device: the pool's own, the rest from the makers' figures. Raises ConfigError for
+        an unknown device type whose facts are not given.
         """
         given = {name: getattr(self, name) for name in FACTS if getattr(self, name) != "auto"}
         if self.gpus_per_node:
@@ -122,13 +122,13 @@ class Pool(Spec):
         return Device(**given)
 
     def rank_tflops(self, threads: int) -> float:
-        """Dense peak of one rank, TFLOP/s; 0 for CPUs of which nothing was measured."""
+        """Dense peak of one rank, TFLOP/s; 0 for CPUs without a measured peak."""
         if self.is_cpu:
             return 0.0 if self.peak_tflops == "auto" else self.peak_tflops * threads
         return self.device.peak_tflops
 
     def check_runs(self) -> None:
-        """ConfigError when this is a machine to plan for."""
+        """Raise ConfigError when this pool is only for planning."""
         if self.paper:
             raise ConfigError(
                 "pool",

@@ -1,5 +1,5 @@
-"""record.json: what makes an artifact exist. Written last; carries the digest of every file and of itself.
-Torch-free.
+"""record.json: an artifact exists when its record does. Written last; carries the digest of every file and of
+itself. Torch-free.
 """
 
 import json
@@ -20,9 +20,9 @@ KINDS = (*DATA_KINDS, "trajectory", "model", "scores", "report", "registration")
 UNFIT = re.compile(r"[\\\x00-\x1f\x7f]")  # characters that no path of an artifact has
 KIND = re.compile(r"[a-z][a-z0-9_]{0,39}")
 FINGERPRINT = re.compile(r"[0-9a-f]{1,64}")
-LATEST = 1e11  # seconds since 1970: what no calendar has
+LATEST = 1e11  # seconds since 1970, in the year 5138: later times are damage
 NUMBER, WHOLE, TEXT = (int, float), (int,), (str,)
-# what is read of a summary or a provenance, and the types that it has; other words may be anything
+# keys of a summary or provenance that are read, and their types; other keys may hold anything
 SUMMARY_WORDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("step", "tokens", "params", "vocab", "documents", "started_at", "test", "bytes"), WHOLE),
     **dict.fromkeys(("loss", "eval_loss", "bits_per_byte", "accuracy", "perplexity"), NUMBER),
@@ -62,7 +62,7 @@ class Record(Spec):
         return self.model_dump(mode="json", by_alias=True)
 
     def sealed(self) -> "Record":
-        """The same record carrying its own digest: sha256 of the canonical JSON without it."""
+        """The same record with its own digest: sha256 of the canonical JSON without it."""
         body = self.dump() | {"digest": ""}
         return self.model_copy(update={"digest": fingerprint(body)})
 
@@ -71,7 +71,7 @@ class Record(Spec):
 
     @staticmethod
     def read(text: str | bytes, place: str) -> "Record":
-        """Parse and check a record; a flipped bit or a foreign file is a DamageError naming `place`."""
+        """Parse and check a record. Raises DamageError naming `place` for a flipped bit or a foreign file."""
         record = check_as(Record, parse_object(text, place, "a record"), place, "a record")
         if record.sealed().digest != record.digest:
             raise DamageError(f"{place}: the record's digest does not match its content")
@@ -81,7 +81,7 @@ class Record(Spec):
 
 
 def _problem(record: Record) -> str:
-    """What of a record would end whoever works with it, though its digest agrees; '' when nothing does."""
+    """Content that would break a reader although the digest is right; '' when there is none."""
     prints = {"fingerprint": record.fingerprint} | {f"parents.{k}": v for k, v in record.parents.items()}
     wrong = [key for key, found in prints.items() if not FINGERPRINT.fullmatch(found)]
     if wrong or not KIND.fullmatch(record.kind):

@@ -1,8 +1,8 @@
-"""What every model, objective and optimiser spec offers; the registry of their kinds; and the spec at a place
-of a document.
+"""The interfaces of model, objective and optimiser specs; the registry of their kinds; the spec at a place of
+a document.
 
 The folder is the registry: `kind: gpt` of group `model` is engine/config/model/gpt.py, and a name can only
-pick a file of that folder. Torch-free.
+select a file of that folder. Torch-free.
 """
 
 import importlib
@@ -24,7 +24,7 @@ Compared = Literal["logits", "hidden", "attention", "classes"]
 
 
 class Limit(NamedTuple):
-    """A number of a model that a mesh axis has to divide; for the axis `stage`, not exceed."""
+    """A number of a model that the size of a mesh axis must divide; for the axis `stage`, must not exceed."""
 
     axis: str
     field: str
@@ -32,7 +32,7 @@ class Limit(NamedTuple):
 
 
 class ModelSpec(Kind, ABC):
-    """A network: its fields, and what can be known of it without building it."""
+    """A network's fields, and what can be computed from them without building it."""
 
     kind: str
     num_layers: int
@@ -50,20 +50,22 @@ class ModelSpec(Kind, ABC):
 
     @abstractmethod
     def num_params(self) -> int:
-        """How many numbers the weights hold."""
+        """Number of parameters."""
 
     @abstractmethod
     def flops_per_token(self, sequence: int) -> float:
         """Forward and backward FLOPs of one token of a sequence of `sequence` tokens."""
 
     def limits(self) -> list[Limit]:
-        """What mesh axes have to divide. The axis `expert` is for models that have experts; of others it
-        deals out samples. A model that offers no split and no parts allows no other.
+        """The numbers that mesh axes have to divide. The axis `expert` applies to models that have experts;
+        for others it shards samples. A model that offers neither splits nor parts allows no other axis.
         """
         return [Limit(axis, "kind", 1) for axis in ("tensor", "context", "stage")]
 
     def block_flops(self, sequence: int) -> list[float]:
-        """Forward and backward FLOPs of one token in each block, and at last in all that follows them."""
+        """Forward and backward FLOPs of one token in each block; the last entry is everything after the
+        blocks.
+        """
         return [self.flops_per_token(sequence) / self.num_layers] * self.num_layers + [0.0]
 
     @abstractmethod
@@ -72,23 +74,23 @@ class ModelSpec(Kind, ABC):
 
 
 class ObjectiveSpec(Kind):
-    """Something that is optimised. Its shares follow from the weights of the objectives that are active."""
+    """A loss to optimise. Its share follows from the weights of the active objectives."""
 
     needs_teacher: ClassVar[bool] = False
-    compares: ClassVar[Compared] = "logits"  # what of the model it is computed from
-    source: ClassVar[str] = "tokens"  # what its rows are made of: tokens, triples or imitations
-    reads: ClassVar[str] = "windows"  # or a kind of engine/data/datasets: what its samples are
+    compares: ClassVar[Compared] = "logits"  # model output it is computed from
+    source: ClassVar[str] = "tokens"  # artifact kind of its rows: tokens, attributes, triples or imitations
+    reads: ClassVar[str] = "windows"  # kind of its rows: windows, or a module of engine/data/datasets
 
     kind: str
     weight: float = Field(default=1.0, gt=0)
 
     @property
     def num_classes(self) -> int:
-        """Classes of a row, for those that compare classes."""
+        """Number of classes, for objectives that compare classes."""
         return 0
 
     def numbers(self) -> dict[str, Any]:
-        """All but the weight: what its rows are made by."""
+        """All fields but the weight: they define its rows."""
         return self.model_dump(mode="json", exclude={"weight"})
 
 
@@ -105,12 +107,12 @@ FOLDER = Path(__file__).parent
 
 
 def kinds(group: str) -> list[str]:
-    """The names that `kind:` may have in a group, sorted."""
+    """The allowed values of `kind:` in a group, sorted."""
     return sorted(path.stem for path in (FOLDER / group).glob("*.py") if path.stem != "__init__")
 
 
 def spec_class(group: str, kind: str) -> type[Any]:
-    """The one Spec class that engine/config/<group>/<kind>.py defines."""
+    """The Spec class that engine/config/<group>/<kind>.py defines. Raises ValueError for an unknown kind."""
     if kind not in kinds(group):
         near = nearest(kind, kinds(group))
         hint = f"did you mean {near}? " if near else ""
@@ -148,7 +150,7 @@ Optim = Annotated[SerializeAsAny[OptimSpec], BeforeValidator(_chooser("optim"))]
 
 @dataclass(frozen=True)
 class FieldPlace:
-    """One value of a document: its dotted name, its type, and what is known of the field that holds it."""
+    """One value of a document: its dotted name, its type, and the field that holds it."""
 
     name: str
     annotation: Any
@@ -161,7 +163,7 @@ class FieldPlace:
         return (self.field.description or "") if self.field else ""
 
     def spec(self) -> type[Spec] | None:
-        """The spec class of the value; where a kind chooses it, that kind's. None for plain values and
+        """The spec class of the value, that of its `kind` if it has one. None for plain values and
         containers.
         """
         found = [arm for arm in _arms(self.annotation) if isinstance(arm, type) and issubclass(arm, Spec)]
@@ -195,7 +197,7 @@ class FieldPlace:
                 yield place
 
     def choices(self) -> list[str]:
-        """The words that the value may be, when there are such."""
+        """The allowed words of the value, if it has any."""
         words = [
             str(word)
             for arm in _arms(self.annotation)

@@ -1,6 +1,4 @@
-"""A role: one model in a training, what it is trained on and from whom it learns. Roles are data, never
-classes.
-"""
+"""A role: one model in a training, its objectives and its teacher. Roles are data, never classes."""
 
 from typing import Literal
 
@@ -11,7 +9,7 @@ from atelier.engine.config.registry import Model, Objective, ObjectiveSpec, Opti
 
 
 class Trainable(Spec):
-    """Which weights move: all of them, low-rank additions to chosen matrices (LoRA, 2106.09685), or some of
+    """Which weights are trained: all, low-rank additions to chosen matrices (LoRA, 2106.09685), or some of
     the model's parts, as Titan's task nets (2112.12731, section 3.1).
     """
 
@@ -80,7 +78,7 @@ class Role(Spec):
     )
 
     def last(self, num_steps: int) -> int:
-        """The step at which its training ends, in one of `num_steps`."""
+        """The step at which the role's training ends, in a training of `num_steps`."""
         return int(self.end) or num_steps
 
     @field_validator("objective")

@@ -1,4 +1,4 @@
-"""run.json: all that a gang gets. No environment, no database, no configuration library behind it.
+"""run.json: everything that a gang is given. It needs no environment, database or configuration library.
 Torch-free.
 """
 
@@ -37,8 +37,8 @@ class RunFile(Spec):
 
 
 class SegmentAddress(Spec):
-    """A stretch of a role's training that belongs to one trajectory: steps start < s <= end are its
-    checkpoints.
+    """A segment of a role's training that belongs to one trajectory: its checkpoints are those of the steps
+    start < s <= end.
     """
 
     fingerprint: str
@@ -52,8 +52,8 @@ class SegmentAddress(Spec):
 
 
 class Member(Spec):
-    """A role in a gang. `train` moves and is kept; `replay` moves, is not kept and must end in `digest`;
-    `frozen` does not move.
+    """A role in a gang. `train` trains and is stored; `replay` trains, is not stored and must end with
+    `digest`; `frozen` does not train.
     """
 
     role: Role
@@ -74,7 +74,7 @@ class Member(Spec):
 
 
 class Training(Spec):
-    """One gang's training of one or several roles on the same batches."""
+    """One gang's training of one or more roles on the same batches."""
 
     members: dict[str, Member]
     streams: tuple[Stream, ...]
@@ -87,8 +87,8 @@ class Training(Spec):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The kinds of rows that objectives tell apart, in the order of their numbers; none where there is
-        one.
+        """The kinds of rows between which objectives distinguish, in the order of their numbers; empty when
+        there is only one.
         """
         kinds = tuple(dict.fromkeys(stream.kind for stream in self.streams))
         return kinds if any(stream.rows for stream in self.streams) else ()
@@ -108,7 +108,7 @@ class Training(Spec):
 
 
 class Trainings(Spec):
-    """The `config` of a run file of engine.train: trainings that one gang does one after another."""
+    """The `config` of a run file of atelier.engine.train: trainings that one gang runs one after another."""
 
     trainings: tuple[Training, ...] = Field(min_length=1)
     peak_tflops: float = Field(

@@ -1,5 +1,5 @@
-"""Learning-rate schedules as pure functions of the step; they alone decide what depends on a training's end.
-Torch-free.
+"""Learning-rate schedules as pure functions of the step; they alone decide which steps depend on a training's
+end. Torch-free.
 """
 
 import math
@@ -12,8 +12,8 @@ from atelier.engine.config.error import ConfigError
 
 
 class Schedule(Kind):
-    """`constant` and the stable part of `wsd` do not know where training ends; `cosine`, `linear` do from
-    their first step.
+    """A learning-rate schedule. `constant` and the stable part of `wsd` do not depend on where training ends;
+    `cosine` and `linear` do from their first step.
     """
 
     kind: Literal["constant", "linear", "cosine", "wsd"] = Field(
@@ -41,13 +41,13 @@ class Schedule(Kind):
 
     @property
     def version(self) -> int:
-        """2: the last step is at a floor above 0; at 1 it stopped short of it by a step."""
+        """2 with a floor above 0: the last step is exactly at it; version 1 ended one step short of it."""
         return 2 if self.floor else self.VERSION
 
     def factor(self, step: int, start: int, end: int) -> float:
         """lr at `step` (start <= step < end) as a share of the peak. WSD decays linearly (2404.06395 section
-        4; 2405.18392). The last step is at the floor; without one it is a step above 0, where nothing would
-        be learned.
+        4; 2405.18392). The last step is at the floor; without a floor it ends one step above 0, where nothing
+        would be learned.
         """
         done, short = step - start, 0 if self.floor else 1
         warm = min(1.0, (done + 1) / (self.warmup + 1)) if self.warmup else 1.0
@@ -63,8 +63,8 @@ class Schedule(Kind):
         return warm * (self.floor + (1 - self.floor) * fall)
 
     def misfit(self, start: int, end: int) -> tuple[str, str]:
-        """Why the warm-up does not fit the steps before lr falls, so that neither the peak nor a floor is
-        reached, and what would; ('', '') where it fits.
+        """The problem and its remedy when the warm-up does not fit in the steps before lr falls, so that the
+        peak or the floor is not reached; ('', '') when it fits.
         """
         room = self.branch_step(start, end) - start if self.kind == "wsd" else end - start - 1
         if self.kind == "constant" or self.warmup <= max(0, room):
@@ -73,18 +73,16 @@ class Schedule(Kind):
         return f"{self.warmup} steps of warm-up, but {falls}", f"{max(0, room)} would fit, or more steps"
 
     def check(self, start: int, end: int, place: str) -> None:
-        """ConfigError for a warm-up that does not fit. `place`: of the schedule in the configuration."""
+        """Raise ConfigError for a warm-up that does not fit. `place`: the schedule's configuration key."""
         problem, way_out = self.misfit(start, end)
         if problem:
             raise ConfigError(f"{place}.warmup", problem, way_out)
 
     def check_floor(self, start: int, end: int, place: str) -> None:
-        """The same where there is a floor, which such a warm-up would keep lr from."""
+        """As `check`, only when there is a floor, which the lr would not reach."""
         if self.floor:
             self.check(start, end, place)
 
     def trunk(self) -> dict[str, Any]:
-        """Identity of the part that does not know the end: `constant` and a `wsd` trunk are the same
-        thing.
-        """
+        """Identity of the part that does not depend on the end, equal for `constant` and a trunk of `wsd`."""
         return {"kind": "constant", **({"warmup": self.warmup} if self.warmup else {})}

@@ -1,4 +1,4 @@
-"""Randomness by name: every generator is seeded by (seed, names...), so none depends on the order of calls.
+"""Named random seeds: every generator is seeded by (seed, names...), so none depends on the order of calls.
 Torch-free.
 """
 

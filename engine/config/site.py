@@ -4,11 +4,11 @@ from pydantic import Field
 
 from atelier.engine.config.base import Spec
 
-WORD = r"^[A-Za-z0-9_.,:=&|*/@%+\[\]()-]*$"  # of a batch system's options
+WORD = r"^[A-Za-z0-9_.,:=&|*/@%+\[\]()-]*$"  # characters of a batch system's options
 
 
 class Slurm(Spec):
-    """How gangs are asked for: options of sbatch."""
+    """Options of sbatch for a site's gangs."""
 
     partition: str = Field(default="", pattern=WORD, description="where jobs run; empty = Slurm's default")
     account: str = Field(default="", pattern=WORD, description="who pays; empty = the user's default")
@@ -27,11 +27,11 @@ class Slurm(Spec):
     )
 
 
-NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$|^$"  # of an object in Kubernetes
+NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$|^$"  # name of an object in Kubernetes
 
 
 class Kubernetes(Spec):
-    """How gangs are asked for: fields of a Job and of its pods."""
+    """Fields of a Job and its pods for a site's gangs."""
 
     namespace: str = Field(default="atelier", pattern=NAME, description="where Jobs are made")
     image: str = Field(default="atelier/worker:0.1.0", description="image with Atelier and torch in it")
@@ -60,7 +60,7 @@ class Kubernetes(Spec):
 
 
 class Site(Spec):
-    """conf/site: what a worker there has to know. Secrets are no part of it: they come by the environment."""
+    """conf/site: the settings of a site's workers. It holds no secrets: those come from the environment."""
 
     store: str = Field(default="", description="root of the store as the site sees it; empty = $ATELIER_ROOT")
     address: str = Field(
@@ -80,7 +80,7 @@ class Site(Spec):
     )
 
     def environment(self) -> dict[str, str]:
-        """What a worker of this site adds to its environment."""
+        """Environment variables that a worker of this site adds."""
         found = {
             "ATELIER_ROOT": self.store,
             "ATELIER_ADDRESS": self.address,

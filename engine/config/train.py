@@ -1,6 +1,5 @@
-"""How long, how much at once, how precisely: the numbers of a training that all its roles share; its growth
-in the first steps (progressive learning, ERNIE 3.0, 2107.02137, section 3.3.2), and what is done about a step
-that went wrong. Torch-free.
+"""The settings of a training that all its roles share: length, batch, precision; its growth in the first
+steps (progressive learning, ERNIE 3.0, 2107.02137, section 3.3.2); and the handling of bad steps. Torch-free.
 """
 
 from typing import Annotated, Any, Literal
@@ -81,12 +80,12 @@ class Health(Spec):
         return "rollback" in (self.nan, self.spike)
 
     def action(self, bad: Bad, *, has_teacher: bool) -> Action:
-        """What is done about a bad step. A student's trouble never moves its teacher: it skips."""
+        """The action for a bad step. A student never rolls back its teacher: it skips instead."""
         chosen = self.spike if bad == "spike" and self.spike != "off" else self.nan
         return "skip" if chosen == "rollback" and has_teacher else chosen
 
 
-TOKENS = 8  # a sequence has a multiple of so many
+TOKENS = 8  # sequence lengths are multiples of this
 EIGHTHS = 8  # a batch grows by eighths of the whole one
 
 
@@ -106,7 +105,7 @@ class Progressive(Spec):
     )
 
     def stage(self, step: int) -> int:
-        """The stage of a step, `stages` behind the last of them."""
+        """The stage of a step; `stages` after the last one."""
         return self.stages if step >= self.steps else step * self.stages // self.steps
 
     def _grown(self, first: float, step: int) -> float:
@@ -119,20 +118,20 @@ class Progressive(Spec):
         return min(sequence, max(TOKENS, wanted))
 
     def batch_at(self, step: int, batch: int) -> int:
-        """Sequences a step, in whole eighths of the batch where it has them."""
+        """Sequences a step, in whole eighths of the batch if it is divisible by 8."""
         unit = batch // EIGHTHS if batch % EIGHTHS == 0 else 1
         return min(batch, max(unit, round(self._grown(self.batch, step) * batch / unit) * unit))
 
     def dropout_at(self, step: int) -> float:
-        """What dropout is multiplied by."""
+        """Factor of dropout."""
         return self._grown(self.dropout, step)
 
     def lr_at(self, step: int) -> float:
-        """What learning rates are multiplied by."""
+        """Factor of learning rates."""
         return min(1.0, (step + 1) / (self.steps + 1)) if self.steps else 1.0
 
     def first_steps(self) -> list[int]:
-        """The first step of each stage, that of the whole size included."""
+        """The first step of each stage, including that of the full size."""
         found = dict.fromkeys(-(-stage * self.steps // self.stages) for stage in range(self.stages + 1))
         return list(found) if self.steps else [0]
 
@@ -169,7 +168,7 @@ LAYOUT: JsonDict = {"layout": True}
 class Train(Spec):
     steps: int = Field(
         default=0, ge=0, description="optimiser steps; or give tokens", json_schema_extra=LAYOUT
-    )  # where it ends: schedules say when that matters
+    )  # where training ends: part of identity only through the schedule
     tokens: float = Field(
         default=0,
         ge=0,
@@ -250,7 +249,7 @@ class Train(Spec):
 
     @property
     def save_every(self) -> int:
-        """Steps between checkpoints; ConfigError while they are `auto`."""
+        """Steps between checkpoints. Raises ConfigError while they are `auto`."""
         if self.checkpoint_every == "auto":
             raise ConfigError("train.checkpoint_every", "is auto", "plan it against a pool first")
         return self.checkpoint_every
@@ -270,7 +269,7 @@ class Train(Spec):
         )
 
     def at(self, step: int) -> "Train":
-        """The same with the batch and the sequence of this step."""
+        """The same settings with the batch and the sequence of this step."""
         sizes = {
             "global_batch": self.progressive.batch_at(step, self.global_batch),
             "sequence": self.progressive.sequence_at(step, self.sequence),

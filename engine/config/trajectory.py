@@ -1,10 +1,9 @@
-"""Which trajectories a training consists of, and what each one's identity is. Pure arithmetic on specs;
-torch-free.
+"""The trajectories of a training and their identities. Pure arithmetic on specs; torch-free.
 
-A role's training is cut into segments where something starts to depend on where training ends: at its own
-schedule's branch step and at its teacher's. What lies before a cut is a trunk that longer runs and other
-decays share. A rollback passes over steps before the one that asked for it, so a root that may roll back has
-no trunk: what comes later moves what came before.
+A role's training is cut into segments where it starts to depend on where training ends: at its own schedule's
+branch step and at its teacher's. The steps before a cut are a trunk that longer runs and other decays share.
+A rollback passes over steps before the bad one, so a root that may roll back has no trunk: later steps change
+earlier ones.
 """
 
 from collections.abc import Mapping
@@ -35,8 +34,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Feed:
-    """What a training reads: its parents by role (`tokens.main`, `tokenizer` ...) and what of it is identity
-    (weights, the draw).
+    """The data of a training: its parents by role (`tokens.main`, `tokenizer` ...) and the part of it that is
+    identity (weights, the draw).
     """
 
     parents: dict[str, str]
@@ -44,7 +43,7 @@ class Feed:
 
 
 def in_teaching_order(roles: Mapping[str, Role], place: str = "roles") -> list[str]:
-    """Role names, every teacher before its students; refuses an unknown teacher and a circle."""
+    """Role names, every teacher before its students. Raises ConfigError for an unknown teacher or a cycle."""
     order: list[str] = []
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -72,7 +71,11 @@ def in_teaching_order(roles: Mapping[str, Role], place: str = "roles") -> list[s
 
 
 def resolve_starts(roles: Mapping[str, Role], train: Train, place: str = "roles") -> dict[str, Role]:
-    """The same roles with every `start` and `end` a step: fractions below 1 of all steps, rounded."""
+    """The same roles with every `start` and `end` as a step: fractions below 1 of all steps, rounded.
+
+    Raises ConfigError when they are not within the training, or a teacher starts after or ends before its
+    student.
+    """
     result = {}
     for name, role in roles.items():
         share = isinstance(role.start, float) and 0 < role.start < 1
@@ -111,8 +114,8 @@ def resolve_starts(roles: Mapping[str, Role], train: Train, place: str = "roles"
 def segments_of(
     roles: Mapping[str, Role], train: Train, feed: Feed, inits: Mapping[str, str]
 ) -> dict[str, list[Segment]]:
-    """The segments of every role, teachers first. `inits` holds fingerprints of the models that roles start
-    from.
+    """The segments of every role, teachers first. `inits`: fingerprints of the models that roles
+    start from.
     """
     result: dict[str, list[Segment]] = {}
     for name in in_teaching_order(roles):
@@ -130,37 +133,37 @@ def _segments(
     is_whole = train.health.rolls_back and not role.teacher
     own = start if is_whole else schedule.branch_step(start, end)
     frozen = role.attach == "frozen"
-    cuts = {own} | (set() if frozen else {part.end for part in teaching})
+    cuts = {own} | (set() if frozen else {segment.end for segment in teaching})
     ends = sorted({cut for cut in cuts if start < cut < end} | {end})
-    parts: list[Segment] = []
+    segments: list[Segment] = []
     for stop in ends:
-        begin = parts[-1].end if parts else start
+        begin = segments[-1].end if segments else start
         knows_end = begin >= own
         identity = _identity(name, role, train, knows_end=knows_end) | feed.identity
         parents = dict(feed.parents)
-        if init and not parts:
+        if init and not segments:
             parents["init"] = init
         if teaching:
             parents["teacher"] = (
                 teaching[-1].fingerprint if frozen else _covering(teaching, begin).fingerprint
             )
-        if parts:
-            parents["trunk"] = parts[-1].fingerprint
+        if segments:
+            parents["trunk"] = segments[-1].fingerprint
             identity["trunk_step"] = begin
-        parts.append(Segment(start=begin, end=stop, identity=identity, parents=parents))
-    return parts
+        segments.append(Segment(start=begin, end=stop, identity=identity, parents=parents))
+    return segments
 
 
 def _covering(teaching: list[Segment], step: int) -> Segment:
-    """The teacher's segment in which the step after `step` lies."""
-    return next(part for part in teaching if part.start <= step < part.end)
+    """The teacher's segment that contains the step after `step`."""
+    return next(segment for segment in teaching if segment.start <= step < segment.end)
 
 
 def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[str, Any]:
     identity = role.as_identity()
     identity.pop("init", None)
     identity.pop("teacher", None)
-    identity.pop("end", None)  # it is the horizon, where that matters
+    identity.pop("end", None)  # part of `horizon` below, if it matters
     if identity.get("attach") == "replay":
         identity.pop("attach")
     identity["seed_name"] = role.seed_name or name
@@ -174,9 +177,7 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
 
 
 def origins(prefix: str) -> dict[str, str]:
-    """First part of an identity key -> the configuration key that a person would change. `prefix` is e.g.
-    'roles.teacher.' or ''.
-    """
+    """First part of an identity key -> the configuration key to change. `prefix`: 'roles.teacher.', '' ..."""
     role = ("model", "objective", "optim", "trainable", "start", "period", "gate", "attach", "seed_name")
     train = ("global_batch", "sequence", "precision", "seed", "progressive", "health")
     return (

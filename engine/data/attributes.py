@@ -1,8 +1,7 @@
-"""describe: paragraphs of a corpus with what controllable generation asks for: genre, topic, keywords,
-sentiment.
+"""describe: paragraphs of a corpus with generation attributes: genre, topic, keywords, sentiment.
 
-Simple rules stand for the classifiers of 2112.12731: the genre is the kind of document, the topic its package
-or first folder, keywords are the words of highest tf-idf, the sentiment is counted by a small lexicon.
+Simple rules replace the classifiers of 2112.12731: the genre is the kind of document, the topic its package
+or first folder, keywords are the words of highest tf-idf, the sentiment is counted with a small lexicon.
 """
 
 import json
@@ -34,6 +33,8 @@ def describe(
 ) -> dict[str, Any]:
     """Write attributes.jsonl: a line is {"genre", "topic", "keywords", "sentiment", "text", "split"}. Returns
     the summary.
+
+    Raises DataError when no paragraph has a usable length.
     """
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
     found: list[dict[str, Any]] = []
@@ -60,7 +61,7 @@ def describe(
 
 
 def paragraphs(text: str) -> list[str]:
-    """The parts between blank lines, of a size that fits a row."""
+    """The parts between blank lines whose length fits a row."""
     parts = (part.strip("\n") for part in re.split(r"\n\s*\n", text))
     return [part for part in parts if SHORTEST <= len(part) <= LONGEST]
 

@@ -1,5 +1,5 @@
-"""Several data sets in fixed shares: sample i is a pure function of (seed, i), so any split of the stream and
-any restart is the same stream.
+"""Data sets blended in fixed shares: sample i is a pure function of (seed, i), so the stream is the same for
+any number of ranks and after any restart.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ Numbers = Sequence[int] | np.ndarray
 
 
 class Dataset(Protocol):
-    """What a blend draws from. `length` is the T of its batches; rows that are made anew in every epoch ask
-    for the `epochs` of their indices, 0 where none are given.
+    """A data set that a blend draws from. `length` is the T of its batches; rows that differ by epoch need
+    the `epochs` of their indices, 0 by default.
 
-    Two attributes may be there besides: `extras`, the keys of its batches beside tokens, positions,
-    documents and labels; and `part`, a number by which its rows are to be known in a batch.
+    Two optional attributes: `extras`, the keys of its batches besides tokens, positions, documents and
+    labels; and `part`, a number that labels its rows in a batch.
     """
 
     length: int
@@ -37,7 +37,8 @@ class Blend:
 
     Every block of 4096 samples holds each set exactly in its share (largest remainder; at least once), in an
     order keyed by the block. Within a set, each epoch visits every sample once, in an order keyed by the
-    epoch. Sample i costs the same whatever i is.
+    epoch. Sample i costs the same whatever i is. Raises ConfigError for empty sets and weights that are not
+    above 0.
     """
 
     def __init__(self, streams: Sequence[tuple[Dataset, float]], seed: int) -> None:
@@ -78,7 +79,7 @@ class Blend:
         return sets, result, epochs
 
     def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """For each place of a block: which set, and how often that set was drawn before."""
+        """For each place of a block: its set, and how often that set was drawn before."""
         if block not in self._blocks:
             ranks = Permutation(BLOCK, self._seed, "block", block)(np.arange(BLOCK))
             sets = np.searchsorted(np.cumsum(self._shares), ranks, side="right")
@@ -92,7 +93,7 @@ class Blend:
         """Samples first .. first + count - 1 as one batch [count, length]; shorter samples are padded.
 
         When any set has an extra key, every batch has it, with its neutral value in the rows of the others;
-        when any has a `part`, so is parts_B, -1 in the rows of those that have none.
+        when any has a `part`, the batch has parts_B, -1 in the rows of sets without one.
         """
         sets_B, samples_B, epochs_B = self._chosen(first, count)
         result = {name: self._empty(name, count) for name in self._extras}
@@ -118,7 +119,7 @@ class Blend:
         return np.full(shape, FILL[name], dtype=np.int64)
 
 
-# what padding says, and what a row says whose data set does not have the key
+# value of padding, and of rows whose data set lacks the key
 FILL = {
     "tokens_BT": 0,
     "positions_BT": 0,
@@ -132,9 +133,7 @@ FILL = {
 
 
 def shares(weights: Sequence[float]) -> list[int]:
-    """How many of a block's samples each weight gets: largest remainder, ties to the first, none left
-    without.
-    """
+    """Samples per block of each weight: largest remainder, ties to the first, at least one each."""
     exact = np.array(weights, dtype=np.float64) / sum(weights) * BLOCK
     counts = np.floor(exact).astype(np.int64)
     order = np.argsort(-(exact - counts), kind="stable")

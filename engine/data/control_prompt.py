@@ -1,4 +1,5 @@
-"""Wishes as tokens: soft prompts for the genre, then each attribute behind its tag.
+"""Control prompts: generation attributes as tokens, first soft prompts for the genre, then each attribute
+after its tag.
 
 Shape letters: P tokens of a prefix.
 """
@@ -11,7 +12,7 @@ from atelier.engine.data.vocabulary import Vocabulary
 
 
 class Prefix(NamedTuple):
-    """Token ids [P], and for each the soft prompt in its place, -1 = none. The text begins behind them."""
+    """Token ids [P], and the soft prompt at each position, -1 = none. The text begins after them."""
 
     ids: list[int]
     prompts: list[int]
@@ -25,7 +26,7 @@ class Prefix(NamedTuple):
 def prefix_of(
     wishes: GenerationAttributes, vocabulary: Vocabulary, *, first_prompt: int, num_prompts: int
 ) -> Prefix:
-    """What stands before a text; with no wish at all the separator alone."""
+    """The control prompt of a text; without any attribute only the separator."""
     ids, prompts = [vocabulary.pad_id] * num_prompts, list(range(first_prompt, first_prompt + num_prompts))
     said = (
         wishes.topic,
@@ -42,5 +43,5 @@ def prefix_of(
 
 
 def about(length: int) -> int:
-    """A length as it is asked for."""
+    """A length rounded to the multiple of ROUND that a control prompt uses."""
     return max(ROUND, (length + ROUND // 2) // ROUND * ROUND)

@@ -1,5 +1,5 @@
-"""Documents of finished corpora, and their split: whether a group of documents is trained on or held out
-depends on nothing but its hash, the share, and, in tiny sets, the other groups.
+"""Documents of finished corpora, and their split: whether a group of documents is for training or held out
+depends only on its hash, the share, and, in tiny sets, the other groups.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ def fraction(group: str) -> float:
 
 
 def split_of(groups: Iterable[str], held_out: float, place: str) -> dict[str, str]:
-    """Which split each group goes to: held out where its fraction is below `held_out`.
+    """The split of each group: held out if its fraction is below `held_out`.
 
-    At least one goes to each side: when the hashes leave a side empty, the group of smallest hash is held
-    out, or the one of largest trains. Raises DataError for fewer than two groups.
+    Each side gets at least one group: when the hashes leave a side empty, the group of smallest hash is held
+    out, or the one of largest hash trains. Raises DataError for fewer than two groups.
     """
     order = sorted(set(groups), key=lambda group: (fraction(group), group))
     if len(order) < 2:
@@ -45,3 +45,6 @@ def split_of(groups: Iterable[str], held_out: float, place: str) -> dict[str, st
     splits = {group: HELD_OUT if fraction(group) < held_out else TRAIN for group in order}
     splits[order[0]], splits[order[-1]] = HELD_OUT, TRAIN
     return splits
+
+
+TRIPLES = "triples.jsonl"

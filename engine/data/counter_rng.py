@@ -1,5 +1,5 @@
-"""Random numbers and permutations by counter: pure functions of (seed, names, row, epoch, place), whatever
-else is asked for; nothing is stored, nothing is shuffled.
+"""Counter-based random numbers and permutations: pure functions of (seed, names, row, epoch, position),
+independent of all other calls; nothing is stored, nothing is shuffled.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ _M1, _M2, _GOLD = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), 
 class Permutation:
     """A bijection of 0..size-1 chosen by (seed, names).
 
-    A Feistel network over the next power of four permutes; a result outside the range is sent through again
-    until it falls inside (cycle walking, Black and Rogaway 2002), which keeps it a bijection. Under four
-    passes a place on average.
+    A Feistel network over the next power of four; a result outside the range is permuted again until it falls
+    inside (cycle walking, Black and Rogaway 2002), which keeps it a bijection. Under four passes per element
+    on average.
     """
 
     def __init__(self, size: int, seed: int, *names: str | int) -> None:
@@ -28,7 +28,7 @@ class Permutation:
         self._keys = [np.uint64((key + n * _GOLD) % 2**64) for n in range(1, ROUNDS + 1)]
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
-        """The numbers at `places` (int64, any shape, each in 0..size-1)."""
+        """The images of `places` (int64, any shape, each in 0..size-1)."""
         result = np.array(places, dtype=np.uint64)
         flat = result.reshape(-1)
         outside = np.arange(flat.size)
@@ -56,8 +56,8 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Chance:
-    """The generator called (seed, names). splitmix64, counted instead of stepped (Steele, Lea and Flood
-    2014).
+    """The counter-based generator called (seed, names): splitmix64, counted instead of stepped (Steele, Lea
+    and Flood 2014).
     """
 
     def __init__(self, seed: int, *names: str | int) -> None:
@@ -65,12 +65,12 @@ class Chance:
         self._key = np.uint64(seed_of(seed, *names))
 
     def keys(self, rows_B: np.ndarray, epochs_B: np.ndarray) -> np.ndarray:
-        """A uint64 for each row in its epoch, which `uniform` takes."""
+        """A uint64 key for each row in its epoch, the input of `uniform`."""
         row_B = mixed(self._key + np.asarray(rows_B).astype(np.uint64) * _STEP)
         return mixed(row_B + (np.asarray(epochs_B).astype(np.uint64) + np.uint64(1)) * _STEP)
 
     def turns(self, rows_B: np.ndarray, epochs_B: np.ndarray, size: int, count: int) -> np.ndarray:
-        """One of 0..count-1 for each row of `size` in its epoch; each comes equally often, within one."""
+        """A number in 0..count-1 for each row of `size` in its epoch; all occur equally often, within one."""
         result_B = np.empty(len(rows_B), dtype=np.int64)
         for epoch in np.unique(epochs_B).tolist():
             mine_B = epochs_B == epoch
@@ -80,14 +80,14 @@ class Chance:
 
 
 def uniform(keys: np.ndarray, places: np.ndarray | int, lane: int) -> np.ndarray:
-    """Numbers in [0, 1) for rows' keys and places that fit their shape; every lane is another number."""
+    """Numbers in [0, 1) for row keys and places of broadcastable shapes; lanes are independent streams."""
     with np.errstate(over="ignore"):
         offset = np.asarray(places).astype(np.uint64) * _STEP + np.uint64(lane << 40)
         return (mixed(mixed(keys + offset) ^ keys) >> np.uint64(11)) * 2.0**-53
 
 
 def below(keys: np.ndarray, places: np.ndarray | int, lane: int, sizes: np.ndarray | int) -> np.ndarray:
-    """Whole numbers 0 .. sizes - 1, likewise."""
+    """Whole numbers 0 .. sizes - 1, in the same way."""
     return np.minimum((uniform(keys, places, lane) * sizes).astype(np.int64), np.asarray(sizes) - 1)
 
 

@@ -1,4 +1,4 @@
-"""curate: from files to documents.jsonl, each document in the training or the held-out split."""
+"""curate: files to documents.jsonl, each document in the training or the held-out split."""
 
 import hashlib
 import json
@@ -19,8 +19,8 @@ def curate(
 ) -> dict[str, Any]:
     """Write documents.jsonl: a line is {"id", "text", "split", "group"}. Returns the summary.
 
-    Exact copies of a text are kept once, the first by order of files. Memory: one digest and one group a
-    document, never the texts.
+    Of exact copies of a text the first by order of files is kept. Memory: one digest and one group per
+    document, never the texts. Raises DataError when the source has no text.
     """
     progress.start(total_bytes(files), "bytes")
     reader = SourceReader(on_error=source.on_error, place="data", progress=progress)

@@ -1,8 +1,8 @@
 """encode: a corpus as token files, each document followed by the end token.
 
 Files for each split: `<split>.bin` (little-endian uint16, or uint32 above 65,536 ids), `<split>.ends.npy`
-(int64, the number of tokens up to and with each document's end token); and `held_out.bytes.npy` (int64, UTF-8
-bytes of each held-out document).
+(int64, the number of tokens up to and including each document's end token); and `held_out.bytes.npy` (int64,
+UTF-8 bytes of each held-out document).
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Labelled examples: rows to fine-tune on, and rows that score every option behind one prompt.
+"""Labelled examples: rows for fine-tuning, and rows that score every option after one prompt.
 
 Shape letters: B rows, T tokens of a row.
 """
@@ -19,7 +19,7 @@ from atelier.engine.io.artifact import ArtifactInput
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One example as ids. `answer` is the place of its completion among the options."""
+    """One example as ids. `answer` is the index of its completion among the options."""
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
@@ -46,14 +46,14 @@ class OptionRow:
 
 class Examples:
     """`num_examples` of a split ("train" or "test"; 0 = all), drawn by (seed, draw) alone: a larger draw
-    holds the smaller one.
+    contains the smaller one.
 
     A row is prompt, completion and end token; only completion and end token are scored. A prompt that does
     not fit loses its beginning, in training and in scoring alike. All batches have the same T, the longest
-    row of this draw, so that no batch depends on who is in it. With `shots` every prompt stands behind that
-    many solved training examples, the same for all, and no end token behind an option: text as it goes on
-    (few-shot, 2005.14165, section 2). Raises DataError when there are fewer examples than asked for,
-    ConfigError when `sequence` has no room for an option.
+    row of this draw, so no batch depends on its rows. With `shots` every prompt follows that many solved
+    training examples, the same for all, and options have no end token: text that continues (few-shot,
+    2005.14165, section 2). Raises DataError when there are fewer examples than requested, ConfigError when
+    `sequence` has no room for an option.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Examples:
         self.length = max(len(e.prompt) + len(e.completion) for e in self.examples) - 1
 
     def _solved(self, lines: list[dict[str, Any]], room: int, shots: int, seed: int) -> list[int]:
-        """`shots` training examples with their completions, an empty line behind each."""
+        """`shots` training examples with their completions, each followed by an empty line."""
         if shots > len(lines):
             raise DataError(
                 f"{shots} solved examples were asked for, there are {len(lines)}; ask for fewer or give more"
@@ -136,7 +136,7 @@ class Examples:
         }
 
     def option_row(self, index: int) -> OptionRow:
-        """The example at `index` with all options behind its prompt."""
+        """The example at `index` with all options after its prompt."""
         example = self.examples[index]
         shared, last = example.prompt[:-1], example.prompt[-1]
         tokens, labels, positions = [*shared], [NOT_SCORED] * len(shared), [*range(len(shared))]

@@ -1,8 +1,8 @@
 """label: examples of a prompt and its completion, the completion one of a few options.
 
-From the standard library: docstrings, and the package or the kind of thing they document. So that no answer
-stands in its prompt, every whole word equal to one of the packages' names, in any case, is masked in all
-prompts alike (masking only the own name would tell it). A text that occurs several times is kept once, so
+From the standard library: docstrings, and the package or the kind of thing they document. So that no prompt
+contains its answer, every whole word equal to one of the packages' names, in any case, is masked in all
+prompts alike (masking only the own name would reveal it). A text that occurs several times is kept once, so
 nothing of the test is in the training examples.
 """
 
@@ -43,6 +43,8 @@ Example = dict[str, Any]  # prompt, completion, group; options when finished
 def label(labels: Labels, files: Files, output: ArtifactOutput, progress: Progress) -> dict[str, Any]:
     """Write train.jsonl and test.jsonl: a line is {"prompt", "completion", "options", "group"}. Returns the
     summary.
+
+    Raises DataError when there are too few or too many distinct completions.
     """
     progress.start(total_bytes(files), "bytes")
     reader = SourceReader(on_error=labels.on_error, place="labels", progress=progress)
@@ -143,8 +145,8 @@ def package_of(name: str) -> str:
 
 
 def _largest_packages(found: list[tuple[str, str, str]]) -> list[str]:
-    """The packages with most docstrings among those of two files or more (one file cannot be both learnt from
-    and tested on).
+    """The packages with most docstrings, of those with two files or more: one file cannot be in both
+    splits.
     """
     num_docstrings = Counter(package_of(name) for _, name, _ in found)
     num_files = Counter(package_of(name) for name in {name for _, name, _ in found})
@@ -178,8 +180,8 @@ def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[
 
 
 def _from_line(line: dict[str, Any], labels: Labels, reader: SourceReader, where: str) -> Example | None:
-    """Prompt and completion as they stand, or `text` and `label` with "Label:" between; None when broken and
-    left out.
+    """Prompt and completion as given, or `text` and `label` joined by "Label:"; None for a broken line that
+    is skipped.
 
     A prompt that is too long loses its beginning, because its end leads to the completion; a text loses its
     end.

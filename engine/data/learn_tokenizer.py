@@ -1,5 +1,5 @@
-"""learn_tokenizer: a byte-level BPE from the training split of one or more corpora, or a given
-tokenizer.json, checked.
+"""learn_tokenizer: train a byte-level BPE on the training split of one or more corpora, or check a given
+tokenizer.json.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def learn_tokenizer(
     summary.
 
     With `spec.load` the given file is written unchanged. `files` is its (path, content id), or empty when it
-    need not be checked.
+    need not be checked. Raises ConfigError when that file cannot be read or there is no corpus.
     """
     data = _given(spec.load, files, progress) if spec.load else _learned(spec, corpora, scratch, progress)
     vocabulary = Vocabulary.parse(data, spec.load or TOKENIZER)
@@ -89,7 +89,7 @@ def _training_texts(corpora: list[ArtifactInput], scratch: Path, progress: Progr
 
 
 def _bytes_per_token(vocabulary: Vocabulary, corpora: list[ArtifactInput], scratch: Path) -> float:
-    """UTF-8 bytes a token of held-out text, on the first of it; 0 without a corpus."""
+    """UTF-8 bytes per token of held-out text, measured on its beginning; 0 without a corpus."""
     size = tokens = 0
     for corpus in corpora:
         for line in corpus_lines(corpus, scratch):

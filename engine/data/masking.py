@@ -1,4 +1,4 @@
-"""Hide whole units of a row and ask for them: 80 % become <|mask|>, 10 % random tokens, 10 % stay (Devlin et
+"""Mask whole units of a row for prediction: 80 % become <|mask|>, 10 % random tokens, 10 % stay (Devlin et
 al. 1810.04805), decided for each unit, not for each token (ERNIE, 1904.09223).
 
 Shape letters: B rows, T tokens of a row, U units of all rows together, K ordinary tokens.
@@ -24,8 +24,8 @@ def hide(
     """Tokens and labels [B, T] with units hidden until they hold `targets_B` tokens of their row.
 
     `units_BT` numbers units across the batch, each contiguous in one row; -1 may not be hidden. Units are
-    taken in random order while their middle lies below the target, so that the share is right on average
-    whatever their sizes; at least one of a row.
+    taken in random order while their middle is below the target, so that the share is right on average
+    whatever their sizes; at least one per row.
     """
     width = tokens_BT.shape[1]
     flat = units_BT.reshape(-1)

@@ -1,4 +1,5 @@
-"""What a model must beat: gzip, xz, and an interpolated token trigram, in bits per byte of held-out text.
+"""Baselines that a model must beat: gzip, xz, and an interpolated token trigram, in bits per byte of held-out
+text.
 
 Shape letters: N tokens, P predictions.
 """
@@ -26,13 +27,13 @@ def xz_bits(text: bytes) -> float:
 def trigram_bits(
     train_N: np.ndarray, held_out_N: np.ndarray, *, vocab: int, end: int, num_bytes: int
 ) -> float:
-    """Bits per byte of an interpolated trigram over tokens, learnt from `train_N`, on the `num_bytes` of text
+    """Bits per byte of an interpolated trigram over tokens, trained on `train_N`, on the `num_bytes` of text
     that `held_out_N` encodes.
 
     Each order is mixed with the next lower one by a weight for each power of two of its context's count
     (Jelinek and Mercer 1980), fitted by expectation maximisation on a slice of the training text with counts
-    from the rest; the lowest order is mixed with the uniform. Scores what a model is scored on: every token
-    but the first of each document. About 1.3 CPU-s for 3 M training tokens.
+    from the rest; the lowest order is mixed with the uniform distribution. Scores the same tokens as a model:
+    every one but the first of each document. About 1.3 CPU-s for 3 M training tokens.
     """
     train_N, held_out_N = train_N.astype(np.int64), held_out_N.astype(np.int64)
     is_fitted_N = _fitting_slice(train_N, end)

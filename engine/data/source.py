@@ -1,5 +1,5 @@
-"""Read a source of text file by file, check that each file is what the fingerprint was made from, and cut it
-into documents.
+"""Read a text source file by file, check each file against the planned content id, and cut it into
+documents.
 """
 
 import gzip
@@ -42,7 +42,7 @@ class Document:
 
 
 class _Watched(io.RawIOBase):
-    """A reader that hashes and counts all that passes."""
+    """A reader that hashes and counts the bytes read."""
 
     def __init__(self, inner: IO[bytes], path: str, progress: Progress) -> None:
         self._inner, self._path, self._progress = inner, path, progress
@@ -61,16 +61,14 @@ class _Watched(io.RawIOBase):
 
 
 class SourceReader:
-    """Reads files that must be what they were when the run was planned, and deals with broken lines: stop, or
-    leave out and count.
-    """
+    """Reads files that must be unchanged since the run was planned; on a broken line stops, or skips it."""
 
     def __init__(self, *, on_error: str, place: str, progress: Progress) -> None:
         self._stop, self._place, self._progress = on_error == "stop", place, progress
         self.skipped = 0
 
     def broken(self, where: str, problem: str) -> None:
-        """Raise DataError, or count the line."""
+        """Raise DataError for a broken line, or count it."""
         if self._stop:
             raise DataError(
                 f"{where}: {problem}; mend it, or leave such lines out with {self._place}.on_error=skip"
@@ -79,8 +77,8 @@ class SourceReader:
 
     @contextmanager
     def opened(self, path: str, expected: str) -> Iterator[IO[bytes]]:
-        """The (unpacked) bytes of `path`; DataError when it is gone or its content is not the `expected`
-        content id.
+        """The (unpacked) bytes of `path`. Raises DataError when the file is gone or its content id is not
+        `expected`.
         """
         changed = f"{path}: changed since the run was planned; run the same command again"
         try:
@@ -107,7 +105,7 @@ class SourceReader:
             return file.read()
 
     def json_lines(self, path: str, expected: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(line number from 1, object) of a .jsonl file; blank lines are passed over."""
+        """(line number from 1, object) of a .jsonl file; blank lines are skipped."""
         with self.opened(path, expected) as file:
             for number, raw in enumerate(file, start=1):
                 line = self._parsed(raw, f"{path}:{number}") if raw.strip() else None
@@ -129,9 +127,7 @@ class SourceReader:
 
 
 def total_bytes(files: Files) -> int:
-    """How much there is to read: for progress only, so a missing file counts 0 here and is named when it is
-    read.
-    """
+    """Total size of the files, for progress only: a missing file counts 0 and is reported when it is read."""
     total = 0
     for path, _ in files:
         with reading(path, path):
@@ -210,7 +206,7 @@ def _builtin_documents() -> Iterator[Document]:
 
 
 def stdlib_name(path: str) -> str:
-    """The path inside the standard library, the same on every machine."""
+    """The path inside the standard library, equal on every machine. Raises DataError for other files."""
     root = stdlib_folder()
     if not Path(path).is_relative_to(root):
         raise DataError(
@@ -221,7 +217,7 @@ def stdlib_name(path: str) -> str:
 
 
 def decode_source(raw: bytes, path: str) -> str:
-    """Python source as text, by its own declared encoding."""
+    """Decode Python source by its declared encoding. Raises DataError when that fails."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         return raw.decode(encoding).replace("\r\n", "\n")
@@ -230,7 +226,7 @@ def decode_source(raw: bytes, path: str) -> str:
 
 
 def text_group(text: str) -> str:
-    """Documents without a file of their own are grouped by what they say."""
+    """The split group of a document without a file of its own: the hash of its text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

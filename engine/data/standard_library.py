@@ -1,5 +1,5 @@
-"""Text that the standard library holds beside its source files: pydoc topics, docs of built-in modules,
-docstrings with their owners.
+"""Texts of the standard library besides its source files: pydoc topics, docs of built-in modules, docstrings
+with their owners.
 """
 
 import ast
@@ -26,7 +26,7 @@ def topics(source: str) -> list[tuple[str, str]]:
 
 def builtin_docs() -> list[tuple[str, str]]:
     """(module, text) for each module compiled into this interpreter: its docstring, then signature and
-    docstring of all it defines.
+    docstring of everything it defines.
     """
     found = []
     for name in sorted(sys.builtin_module_names):
@@ -50,8 +50,8 @@ def _module_docs(name: str) -> Iterator[str]:
 
 
 def _documented(word: str, name: str, value: object) -> str:
-    """Signature and docstring; nothing when there is no docstring. Addresses in defaults differ from process
-    to process: left out.
+    """Signature and docstring; '' without a docstring. Addresses in defaults are removed: they differ from
+    process to process.
     """
     doc = inspect.getdoc(value)
     if not doc:

@@ -18,8 +18,8 @@ def token_dtype(vocab: int) -> str:
 
 
 class TokenText:
-    """`tokens_N`, and `begins_D`, `ends_D`: document d is tokens begins_D[d] .. ends_D[d] - 1, the last of
-    which is its end token.
+    """One split's tokens and documents: document d is tokens begins_D[d] .. ends_D[d] - 1, the last of which
+    is its end token.
     """
 
     def __init__(self, tokens: ArtifactInput, scratch: Path, split: str) -> None:
@@ -39,11 +39,11 @@ class TokenText:
         return self.ends_D - self.begins_D
 
     def documents(self, places: np.ndarray) -> np.ndarray:
-        """The number of the document that each place (any shape) lies in."""
+        """The index of the document that contains each place (any shape)."""
         return np.searchsorted(self.ends_D, places, side="right")
 
     def at(self, places: np.ndarray, outside: int) -> np.ndarray:
-        """The tokens at `places` (any shape), `outside` where there is no such place; int64."""
+        """The tokens at `places` (any shape), `outside` for places beyond the text; int64."""
         clipped = np.clip(places, 0, len(self) - 1)
         return np.where(places == clipped, self.tokens_N[clipped].astype(np.int64), outside)
 
@@ -61,8 +61,8 @@ class Windows:
     overlap by that one token).
 
     The label of a token is the one after it, unless that belongs to the next document: an end token is
-    predicted, what comes after an end token is not, because it cannot see what came before. So each
-    document's first token is never scored.
+    predicted, the token after an end token is not, because it has no context. So each document's first token
+    is never scored. Raises DataError when the split is shorter than a window.
     """
 
     def __init__(self, tokens: ArtifactInput, scratch: Path, split: str, sequence: int) -> None:
@@ -106,7 +106,9 @@ class Windows:
 
 
 def packed(rows: Sequence[np.ndarray], length: int, pad: int) -> dict[str, np.ndarray]:
-    """Each row one document, seen from both sides, nothing scored: [B, length] int64 and bidirectional_B."""
+    """A padded batch with one document per row, bidirectional, nothing scored: [B, length] int64 and
+    bidirectional_B.
+    """
     sizes_B = np.array([len(row) for row in rows], dtype=np.int64)
     places_T = np.arange(length)
     is_text_BT = places_T < sizes_B[:, None]

@@ -1,8 +1,8 @@
 """extract: triples (head, relation, tail) of a corpus, each with a sentence that states or documents it.
 
-From Python source: what is defined in which module, which method belongs to which class, what a class is
-derived from, what a function raises, with the first sentence of the docstring that documents the head. From
-any other text: sentences that begin "X is a Y".
+From Python source: which module defines a name, which class a method belongs to, what a class is derived
+from, what a function raises, with the first sentence of the docstring of the head. From any other text:
+sentences that begin "X is a Y".
 """
 
 import ast
@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from atelier.engine.config.error import DataError
-from atelier.engine.data.corpus import HELD_OUT, TRAIN, corpus_lines
-from atelier.engine.data.datasets.knowledge import TRIPLES
+from atelier.engine.data.corpus import HELD_OUT, TRAIN, TRIPLES, corpus_lines
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
 
@@ -44,8 +43,8 @@ def extract(
 ) -> dict[str, Any]:
     """Write triples.jsonl: a line is {"head", "relation", "tail", "text", "split"}. Returns the summary.
 
-    Of equal triples one is kept: the first, but one of the training documents before any held-out one, so
-    that what is held out has not been seen.
+    Of equal triples the first is kept, but one of the training documents before any held-out one, so that
+    held-out triples were not trained on. Raises DataError when there are none.
     """
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
     found: dict[tuple[str, str, str], tuple[Triple, str]] = {}
@@ -129,8 +128,8 @@ def _raised(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 
 def first_sentence(text: str) -> str:
-    """Up to the first end of a sentence or blank line, on one line; '' when it is one word, or too long for a
-    row.
+    """Up to the first end of a sentence or blank line, on one line; '' if one word or longer than
+    MAX_CHARS.
     """
     words = _END.split(text.strip(), maxsplit=1)[0].split()
     sentence = " ".join(words)

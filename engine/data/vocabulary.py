@@ -1,5 +1,4 @@
-"""A tokenizer as the engine uses it: which id ends a document, which pads, and how many bytes of text each id
-stands for.
+"""A tokenizer as the engine uses it: the end and padding ids, and the bytes of text of each id.
 
 Shape letters: N tokens, V vocabulary.
 """
@@ -18,8 +17,8 @@ ENDS = (END, "<|endoftext|>", "</s>")
 
 
 class Vocabulary:
-    """A tokenizers file, read. Text that looks like a special token is text: only the engine itself puts end
-    tokens.
+    """A loaded tokenizers file. Text that looks like a special token is encoded as text: only the engine
+    itself adds end tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, end: int) -> None:
@@ -31,13 +30,13 @@ class Vocabulary:
         pad = tokenizer.token_to_id(PAD)
         self.pad_id: int = end if pad is None else pad
         ids = tokenizer.get_vocab(with_added_tokens=True)
-        # ids may have holes: the model's table must reach the highest
+        # ids may have gaps: the model's embedding must cover the highest
         self.size = max(ids.values()) + 1
         self._bytes = _token_bytes(tokenizer, ids)
 
     @staticmethod
     def parse(data: bytes, place: str) -> "Vocabulary":
-        """Read tokenizer.json; ConfigError when it is not one, or has no end token."""
+        """Parse tokenizer.json. Raises ConfigError when it is not one, or has no end token."""
         try:
             tokenizer = Tokenizer.from_buffer(data)
         except Exception as error:  # tokenizers raises bare Exception
@@ -55,9 +54,7 @@ class Vocabulary:
         return Vocabulary.parse(path.read_bytes(), str(path))
 
     def special(self, name: str) -> int:
-        """The id of a special token, such as <|mask|>; ConfigError when the vocabulary has none of that
-        name.
-        """
+        """The id of a special token, such as <|mask|>. Raises ConfigError when the vocabulary lacks it."""
         found = self._tokenizer.token_to_id(name)
         if found is None:
             raise ConfigError(
@@ -78,19 +75,17 @@ class Vocabulary:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def bytes_of(self, ids: Sequence[int] | np.ndarray) -> bytes:
-        """The UTF-8 bytes that `ids` stand for; special tokens stand for none. Exact for byte-level
-        vocabularies.
-        """
+        """The UTF-8 bytes of `ids`; special tokens have none. Exact for byte-level vocabularies."""
         return b"".join(self._bytes[i] for i in ids)
 
     def byte_lengths(self) -> np.ndarray:
-        """bytes_V int64: how many bytes of text each id stands for."""
+        """bytes_V int64: the number of bytes of text of each id."""
         return np.array([len(b) for b in self._bytes], dtype=np.int64)
 
 
 def _token_bytes(tokenizer: Tokenizer, ids: dict[str, int]) -> list[bytes]:
-    """What each id stands for, for byte-level vocabularies, and for those that write a space as U+2581 and
-    odd bytes as <0xAB>.
+    """The bytes of each id, for byte-level vocabularies, and for those that write a space as U+2581 and odd
+    bytes as <0xAB>.
     """
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     pre = json.loads(tokenizer.to_str()).get("pre_tokenizer") or {}

@@ -1,5 +1,5 @@
-"""Which tokens belong together: whole words, identifiers, capitalised names, sentences, and collocations
-(pairs of words that occur together far more often than by chance).
+"""Group tokens into units: whole words, identifiers, capitalised names, sentences, and collocations (pairs of
+words that occur together far more often than by chance).
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def is_word_byte(byte: int) -> bool:
 
 
 class Spelling:
-    """What the tokens of a vocabulary look like, [V] bool each."""
+    """Properties of the spelling of each token of a vocabulary, [V] bool each."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         tokens = [vocabulary.bytes_of([n]) for n in range(vocabulary.size)]
@@ -49,7 +49,7 @@ class Spelling:
 
 @dataclass(frozen=True)
 class Words:
-    """`words_BT` numbers the words of all rows from 0, every other token being a word of its own."""
+    """`words_BT` numbers the words of all rows from 0; every other token is a word of its own."""
 
     words_BT: np.ndarray
     first_W: np.ndarray  # place of each word's first token in the flattened rows
@@ -98,7 +98,7 @@ def is_spaced(flat: np.ndarray, first_W: np.ndarray, spelling: Spelling) -> np.n
 
 
 def word_hashes(flat: np.ndarray, first_W: np.ndarray) -> np.ndarray:
-    """uint64 of each word, which depends on its tokens and their order."""
+    """uint64 hash of each word, over its tokens in order."""
     if not len(first_W):
         return np.zeros(0, dtype=np.uint64)
     counts_W = np.diff(np.append(first_W, len(flat)))
@@ -109,14 +109,14 @@ def word_hashes(flat: np.ndarray, first_W: np.ndarray) -> np.ndarray:
 
 
 def pair_hashes(hashes_W: np.ndarray) -> np.ndarray:
-    """uint64 of each word with the one before it; 0 for the first."""
+    """uint64 hash of each word with the one before it; 0 for the first."""
     pairs_W = np.zeros_like(hashes_W)
     pairs_W[1:] = mixed(hashes_W[:-1] * np.uint64(3) + hashes_W[1:])
     return pairs_W
 
 
 def _shifted(values: np.ndarray, by: int) -> np.ndarray:
-    """Along the last axis, False coming in."""
+    """Shift along the last axis, filling with False."""
     result = np.zeros_like(values)
     if by > 0:
         result[..., by:] = values[..., :-by]
@@ -126,7 +126,7 @@ def _shifted(values: np.ndarray, by: int) -> np.ndarray:
 
 
 def _since(starts_BT: np.ndarray) -> np.ndarray:
-    """How many places each is behind the last start of its row."""
+    """The distance of each place from the last start in its row."""
     places_T = np.arange(starts_BT.shape[1])
     return places_T - np.maximum.accumulate(np.where(starts_BT, places_T, 0), axis=1)
 
@@ -136,7 +136,7 @@ _WIDE = tuple(mark.encode() for mark in "。！？")
 
 
 class Sentences:
-    """What the tokens of a vocabulary say of sentences, [V] bool each."""
+    """Sentence ends by the spelling of a vocabulary's tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         tokens = [vocabulary.bytes_of([n]) for n in range(vocabulary.size)]
@@ -147,7 +147,7 @@ class Sentences:
         self._is_blank_V = np.array([bool(t) and t.isspace() for t in tokens])
 
     def ends(self, tokens_N: np.ndarray) -> np.ndarray:
-        """The places 1 .. N - 1 before which a sentence ends; white space goes with what stands before it."""
+        """The places 1 .. N - 1 before which a sentence ends; white space belongs to what precedes it."""
         is_blank = self._is_blank_V[tokens_N]
         places = np.arange(len(tokens_N))
         # the last token before each place that is not white space alone, and the ends of lines from there on
@@ -160,8 +160,8 @@ class Sentences:
         return np.flatnonzero(ends & ~is_blank[1:]) + 1
 
     def whole(self, ids: list[int], prefix: int) -> list[int]:
-        """Ids that were cut somewhere, without their last, unfinished sentence, unless that would be most of
-        what stands behind the first `prefix` ids.
+        """Truncated ids without their last, unfinished sentence, unless that would remove most of what
+        follows the first `prefix` ids.
         """
         least = prefix + (len(ids) - prefix) // 2
         cuts = [cut for cut in self.ends(np.array(ids)).tolist() if cut >= least]

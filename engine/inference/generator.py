@@ -1,4 +1,4 @@
-"""A trained model that talks: text in, text out."""
+"""Text generation with a trained model: text in, text out."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -21,7 +21,7 @@ from atelier.engine.model.load import read_model
 
 TOKENIZER = "tokenizer.json"
 TOGETHER = 16  # candidates that are drawn at once
-HEAD = "natural"  # of the classes of models that rank what they draw
+HEAD = "natural"  # class head of models that rank their own samples
 
 
 class RankedText(NamedTuple):
@@ -30,7 +30,7 @@ class RankedText(NamedTuple):
 
 
 class Generator:
-    """A model with its tokenizer. `num_tokens` counts what it drew."""
+    """A model with its tokenizer. `num_tokens` counts the tokens drawn."""
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary) -> None:
         self.model: Any = model.eval()
@@ -38,17 +38,18 @@ class Generator:
         self.num_tokens = 0
 
     def stream(self, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """The continuation of `prompt` in whole characters; an empty one starts behind an end token. Of
-        several, when the last of them is drawn, the one that is most natural.
+        """The continuation of `prompt`, streamed in whole characters; an empty prompt starts after an end
+        token. With best_of > 1 the most natural candidate, once all are drawn.
         """
         if sampling.best_of > 1:
             return iter([self.ranked(prompt, sampling)[0].text])
         return whole_characters(self._pieces(self._before(prompt, sampling), sampling))
 
     def ranked(self, prompt: str, sampling: Sampling) -> list[RankedText]:
-        """`best_of` continuations, those first to which the model's adversarial head gives the highest
-        probability of being natural (self-ranking of 2112.12731, section 3.3). ConfigError for a model
-        without that head.
+        """`best_of` continuations, by descending probability of being natural under the model's adversarial
+        head (self-ranking of 2112.12731, section 3.3).
+
+        Raises ConfigError for a model without that head.
         """
         check_judge(self.model, self.vocabulary)
         before, found = self._before(prompt, sampling), []
@@ -58,7 +59,7 @@ class Generator:
         for first in range(0, len(seeds), TOGETHER):
             for ids in self._drawn(before, sampling, seeds[first : first + TOGETHER]):
                 text = "".join(whole_characters(self.vocabulary.bytes_of([token]) for token in ids))
-                is_cut = len(ids) == sampling.max_tokens  # what the head learned from ends with a sentence
+                is_cut = len(ids) == sampling.max_tokens  # the head learned from whole sentences
                 read = [*before.ids, *ids]
                 whole = self._sentences.whole(read, len(before.ids)) if is_cut else read
                 found.append(RankedText(text, self.natural(whole)))
@@ -83,7 +84,7 @@ class Generator:
         return float(logits_BC.float().softmax(-1)[0, 1])
 
     def _before(self, prompt: str, sampling: Sampling) -> Prefix:
-        """What the text is drawn behind: the wishes, if there are any, and the prompt."""
+        """The prefix of the text: the control prompt, if any attributes are given, and the prompt."""
         if sampling.wishes.is_empty:
             ids = self._ids(prompt)
             return Prefix(ids, [])
@@ -93,7 +94,7 @@ class Generator:
         return Prefix([*prefix.ids, *ids], [*prefix.prompts, *[-1] * len(ids)])
 
     def _drawn(self, before: Prefix, sampling: Sampling, seeds: list[int]) -> list[list[int]]:
-        """A continuation for each seed, each with the draws that it has alone."""
+        """A continuation for each seed, each with the same draws as if it were drawn alone."""
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
         def draws(_: int) -> Tensor:
@@ -115,7 +116,7 @@ class Generator:
         return rows
 
     def _genre(self, wishes: GenerationAttributes) -> tuple[int, int]:
-        """The first soft prompt of the wanted genre, and how many there are."""
+        """The first soft prompt of the requested genre, and how many there are."""
         num_prompts = getattr(self.model, "num_prompts", 0)
         if not num_prompts:
             raise ConfigError(
@@ -149,7 +150,10 @@ class Generator:
 
 
 def read_generator(source: ArtifactInput, scratch: Path, device: torch.device) -> Generator:
-    """A model artifact and the tokenizer in it; weights and arithmetic in float32."""
+    """Load a model artifact and the tokenizer in it; weights and arithmetic in float32.
+
+    Raises ConfigError when their vocabularies differ.
+    """
     model, spec = read_model(source, scratch, device=device, dtype=torch.float32)
     vocabulary = Vocabulary.read(source.file(TOKENIZER, scratch))
     check_vocabulary(vocabulary, spec, source.url)
@@ -157,7 +161,7 @@ def read_generator(source: ArtifactInput, scratch: Path, device: torch.device) -
 
 
 def check_judge(model: Any, vocabulary: Vocabulary) -> None:
-    """Refuse to rank with a model that has not learned what natural text is."""
+    """Raise ConfigError for ranking with a model that has no head for natural text."""
     if HEAD not in getattr(model, "classes", {}):
         raise ConfigError(
             "best-of",
@@ -168,7 +172,7 @@ def check_judge(model: Any, vocabulary: Vocabulary) -> None:
 
 
 def check_vocabulary(vocabulary: Vocabulary, spec: Any, place: str) -> None:
-    """Refuse a model whose table of tokens is not the tokenizer's."""
+    """Raise ConfigError for a model whose vocabulary is not the tokenizer's."""
     if vocabulary.size != spec.tokens:
         raise ConfigError(
             place,

@@ -1,4 +1,4 @@
-"""Text from a model, a token after another: pick a token, keep keys and values, give out whole characters.
+"""Autoregressive sampling: pick a token, cache keys and values, emit whole characters.
 
 B rows, P tokens of a prompt, T tokens, D hidden, V vocab
 """
@@ -15,9 +15,9 @@ from atelier.engine.config.generation import Sampling
 
 
 def sample(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
-    """One token id of softmax(logits / temperature), cut to its nucleus: the fewest most probable tokens that
-    together reach `top_p` (1904.09751). Temperature 0 takes the most probable token, of equals the lowest id,
-    and draws nothing.
+    """Draw one token id of softmax(logits / temperature), cut to its nucleus: the fewest most probable tokens
+    that together reach `top_p` (1904.09751). Temperature 0 takes the most probable token, of equals the
+    lowest id, and draws nothing.
 
     Computed in float64 on the CPU from one uniform draw: the same logits and seed give the same token.
     """
@@ -28,7 +28,10 @@ def sample(logits_V: Tensor, temperature: float, top_p: float, generator: torch.
 
 
 def sample_rows(logits_BV: Tensor, temperatures_B: Tensor, top_p: float, draws_B: Tensor) -> Tensor:
-    """One token id [B] of each row at its temperature, as `sample`, by uniform draws in [0, 1)."""
+    """One token id [B] per row at the row's temperature, as `sample`, from uniform draws in [0, 1).
+
+    Raises DataError when the logits are not finite.
+    """
     logits_BV = logits_BV.detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(logits_BV).all()):
         raise DataError("the model's logits are not finite; its weights are damaged or its training diverged")
@@ -36,7 +39,7 @@ def sample_rows(logits_BV: Tensor, temperatures_B: Tensor, top_p: float, draws_B
     if bool(is_cold_B.all()):
         return best_B
     heat_B1 = torch.where(is_cold_B, 1.0, temperatures_B)[:, None].double()
-    # the largest is taken away first: a tiny temperature would make infinity of it
+    # subtract the maximum first: dividing by a tiny temperature would overflow
     share_BV = ((logits_BV - logits_BV.amax(1, keepdim=True)) / heat_B1).softmax(-1)
     share_BV, order_BV = share_BV.sort(descending=True, stable=True)
     reached_BV = share_BV.cumsum(1)
@@ -58,11 +61,12 @@ def continuations(
     end: int,
     soft: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """What follows each of these prompts, up to and with the end token, or until prompt and continuation have
-    `length` ids, each at its temperature [B]. `draws(t)` gives the uniform draws [B] for the ids at place t;
-    `soft` are the soft prompts in the places of each prompt, which all have one length then.
+    """The continuation of each prompt, up to and including the end token, or until prompt and continuation
+    have `length` ids, each at its temperature [B]. `draws(t)` gives the uniform draws [B] for the ids at
+    position t; `soft` are the soft prompts at the positions of each prompt, which then all have one length.
 
-    Prompts longer than the shortest are read on while others are continued already: few and alike are fast.
+    While the longer prompts are still being read, shorter ones are already continued: few prompts of similar
+    length are fast.
     """
     sizes_B = torch.tensor([len(prompt) for prompt in prompts])
     first, last = int(sizes_B.min()), int(sizes_B.max())
@@ -88,13 +92,14 @@ def continuations(
 
 
 def num_positions(spec: Any) -> int | None:
-    """How many tokens a row may have: the learned positions; None for rotary ones, which have no end."""
+    """How many tokens a row may have: the learned positions; None for rotary ones, which have no limit."""
     return spec.max_positions if getattr(spec, "positions", "") == "learned" else None
 
 
 def room_behind(model: Any, prompt: Sequence[int], most: int) -> int:
-    """How many ids `prompt` and what is drawn behind it may be, `most` drawn. ConfigError where the prompt is
-    longer than the positions that the model learned.
+    """The largest length of `prompt` and its continuation, with at most `most` tokens drawn.
+
+    Raises ConfigError when the prompt is longer than the positions that the model learned.
     """
     room = num_positions(model.spec)
     if room is None:
@@ -111,11 +116,11 @@ def room_behind(model: Any, prompt: Sequence[int], most: int) -> int:
 def continuation(
     model: Any, prompt: list[int], sampling: Sampling, end: int, soft: list[int] | None = None
 ) -> Iterator[int]:
-    """Token ids behind `prompt` (one id or more), at most `sampling.max_tokens` of them; stops before the end
-    token, and where learned positions end. A prompt longer than those is a ConfigError.
+    """Token ids after `prompt` (one id or more), at most `sampling.max_tokens`; stops before the end token
+    and where learned positions end. Raises ConfigError for a prompt longer than those.
 
-    `soft` are the soft prompts in the prompt's places, -1 = none. It draws from a generator of its own,
-    seeded by `sampling.seed` alone: nothing else that runs moves it.
+    `soft` are the soft prompts at the prompt's positions, -1 = none. It draws from its own generator, seeded
+    by `sampling.seed` alone, so nothing else affects it.
     """
     longest = room_behind(model, prompt, sampling.max_tokens)
     generator = torch.Generator().manual_seed(sampling.seed)
@@ -135,8 +140,7 @@ def continuation(
 def next_logits(
     model: Any, new: list[int], num_seen: int, cache: Any, soft: list[int] | None = None
 ) -> Tensor:
-    """Logits [V] behind the tokens `new`; they stand behind the `num_seen` tokens of the cache, which takes
-    them in."""
+    """Logits [V] after the tokens `new`, which follow the `num_seen` cached tokens and join the cache."""
     device = model.head_weight.device
     prompts_BT = None if soft is None else torch.tensor([soft], device=device)
     return _last_logits(model, torch.tensor([new], device=device), num_seen, cache, prompts_BT)[0]
@@ -145,7 +149,7 @@ def next_logits(
 def _last_logits(
     model: Any, new_BT: Tensor, num_seen: int, cache: Any, prompts_BT: Tensor | None = None
 ) -> Tensor:
-    """Logits [B, V] behind the last of these tokens."""
+    """Logits [B, V] after the last of these tokens."""
     places_T = torch.arange(num_seen, num_seen + new_BT.shape[1], device=new_BT.device)
     batch = {
         "tokens_BT": new_BT,
@@ -159,7 +163,8 @@ def _last_logits(
 
 
 def whole_characters(pieces: Iterable[bytes]) -> Iterator[str]:
-    """The text of a stream of bytes, as soon as its characters are complete; what is no UTF-8 becomes U+FFFD.
+    """Decode a stream of bytes, emitting characters as soon as they are complete; invalid UTF-8 becomes
+    U+FFFD.
 
     Joined, the pieces are the text of all bytes decoded at once.
     """

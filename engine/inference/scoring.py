@@ -1,6 +1,7 @@
-"""What a model makes of held-out text and of labelled options, in nats, from the head a few tokens at a time.
+"""Score held-out text and labelled options with a model, in nats; logits are computed for a few tokens at a
+time.
 
-B rows, T tokens of a row, N tokens, D documents (hidden width beside a model), V vocabulary
+B rows, T tokens of a row, N tokens, D documents (hidden width where a model is used), V vocabulary
 """
 
 import math
@@ -28,9 +29,10 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutText:
-    """The beginning of the held-out split: whole documents, or the cut first one when it alone is too long.
+    """The beginning of the held-out split: whole documents, or the first one cut when it alone is too long.
 
-    ends_D: tokens up to and with each document's end token. num_bytes: UTF-8 bytes of the documents' text.
+    ends_D: tokens up to and including each document's end token. num_bytes: UTF-8 bytes of the documents'
+    text.
     """
 
     tokens_N: np.ndarray
@@ -38,8 +40,8 @@ class HeldOutText:
     num_bytes: int
 
     def batches(self, sequence: int) -> Iterator[Batch]:
-        """All tokens as rows of `sequence`, cut and isolated as in training ; the last row, which
-        training leaves out, is padded. Only the documents' first tokens are nowhere a label.
+        """All tokens as rows of `sequence`, with documents cut and isolated as in training; the last row,
+        which training leaves out, is padded. Every token is a label, except the documents' first ones.
         """
         size = len(self.tokens_N)
         num_rows, at_once = -(-(size - 1) // sequence), max(1, TOKENS_AT_ONCE // sequence)
@@ -83,9 +85,9 @@ def read_held_out(
 
 
 def text_nats(model: Any, text: HeldOutText, *, sequence: int, vocab: int, advance: Advance) -> float:
-    """Nats of all tokens of `text`. A document's first token has nothing before it, and no model learns to
-    guess it: it is charged ln V, the same for every model of a vocabulary. So every byte is paid for, as a
-    compressor pays.
+    """Nats of all tokens of `text`. A document's first token has no context, and no model learns to predict
+    it: it is charged ln V, the same for every model of a vocabulary. So every byte is accounted for, as with
+    a compressor.
     """
     total = len(text.ends_D) * math.log(vocab)
     for batch in text.batches(sequence):
@@ -118,7 +120,7 @@ def label_nats(model: Any, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What a model chose among the options of each example: by likelihood, and by likelihood a token."""
+    """What a model chose among the options of each example: by likelihood, and by likelihood per token."""
 
     correct: list[int]
     correct_normalised: list[int]
@@ -131,14 +133,14 @@ def row_lengths(examples: Examples) -> list[int]:
 
 
 def num_places(examples: Examples) -> int:
-    """Positions that the longest prompt with the longest option takes."""
+    """Positions that the longest prompt with the longest option needs."""
     behind = int(examples.option_row(0).positions_T.max()) + 1 - len(examples.examples[0].prompt)
     return max(len(example.prompt) for example in examples.examples) + behind
 
 
 def choose(model: Any, examples: Examples, *, advance: Advance) -> Choices:
-    """For each example the option of the highest sum of ln p over its tokens and the end token (of equals the
-    first), all options behind one prompt in one row; and the option of the highest mean.
+    """For each example the option with the highest sum of ln p over its tokens and the end token (the first
+    of equals), and the option with the highest mean. All options follow one prompt in one row.
     """
     lengths = row_lengths(examples)
     order = np.argsort(lengths, kind="stable")  # rows of a batch are about as long: little padding

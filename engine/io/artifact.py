@@ -1,5 +1,5 @@
-"""What a gang knows of artifacts: read a verified input, write an output's files and its body. Publishing is
-not done here. Torch-free.
+"""A gang's view of artifacts: read a verified input, write an output's files and body.json. The task
+publishes them, with a record. Torch-free.
 """
 
 import hashlib
@@ -28,13 +28,16 @@ BODY = "body.json"
 
 @dataclass(frozen=True)
 class ArtifactInput:
-    """A finished artifact: its record and where its files are."""
+    """A finished artifact: its record and the URL of its files."""
 
     url: str
     record: Record
 
     def entry(self, name: str) -> FileEntry:
-        """The file called `name` (its last path part, or its path below the payload folder)."""
+        """The entry of the file called `name` (its last path part, or its path below the payload folder).
+
+        Raises FileNotFoundError when the record has none.
+        """
         for entry in self.record.files:
             if entry.path == name or entry.path.split("/", 1)[-1] == name:
                 return entry
@@ -51,7 +54,7 @@ class ArtifactInput:
             verify(url, entry)
             return local_path(url)
         target = scratch / self.record.fingerprint[:16] / entry.path
-        if not target.exists():  # what was fetched is what is checked
+        if not target.exists():  # verify the fetched copy itself
             fresh = target.with_name(f".{uuid.uuid4().hex[:8]}")
             fetch(url, fresh)
             verify(str(fresh), entry, url)
@@ -62,7 +65,7 @@ class ArtifactInput:
         return read_json(str(self.file(name, scratch)))
 
     def lines(self, name: str, scratch: Path) -> list[dict[str, Any]]:
-        """The objects of a file with one in every line."""
+        """The objects of a file with one object per line."""
         path = str(self.file(name, scratch))
         return parse_lines(read_bytes(path), path)
 

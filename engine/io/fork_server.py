@@ -1,14 +1,12 @@
-"""One process that has imported what ranks import and forks them, so that a rank starts in milliseconds:
-`python -m atelier.engine.io.fork_server <whose>`, its standard input one end of a Unix socket.
+"""Fork server: a process that has imported the modules of ranks and forks them, so that a rank starts in
+milliseconds: `python -m atelier.engine.io.fork_server <whose>`, its standard input one end of a Unix socket.
 
-It imports the modules that the first message names and initialises nothing: no thread, no CUDA, no collective
-is there when it forks. Who holds the other end of its standard input opens connections; who has a connection
-starts processes over it and hears how they end. A started process gets the environment, descriptors, session
-and shown arguments that an executed one would have. The server ends when its standard input and all
-connections are closed and the processes have ended. Linux only (pidfd); torch-free until it serves.
-
-Not multiprocessing's fork server: that one hands pickles on, keeps its own environment and arguments in what
-it forks, and tells exit codes only to the process that it belongs to, which a supervisor is not.
+It imports the modules that the first message names and initialises nothing: there is no thread, CUDA context
+or process group when it forks. The owner of the other end of its standard input opens connections; each
+connection can start processes and receives their exit codes. A started process gets the environment,
+descriptors, session and visible arguments that an executed one would have. The server ends when its standard
+input and all connections are closed and the processes have ended. Linux only (pidfd); torch-free at first.
+Not multiprocessing's: that one passes pickles and reports exit codes only to its own parent process.
 """
 
 import ctypes
@@ -31,13 +29,13 @@ from typing import Any, NoReturn, Protocol
 
 from atelier.engine.io import source_check
 
-MOST_DESCRIPTORS = 64  # that one process is given
-TITLE = 512  # characters kept free among its arguments, for those of the processes that it forks
+MOST_DESCRIPTORS = 64  # passed to one process
+TITLE = 512  # characters reserved in its argument memory for those of the processes that it forks
 MESSAGE = 1 << 17  # bytes: the largest request, an environment
-PATIENCE_S = 5.0  # for the end of what was forked
+PATIENCE_S = 5.0  # for the exit of forked processes
 ANSWER_S = 300.0  # for the imports and a fork, on a machine however busy
-# read when the interpreter or a library is loaded: a fork cannot be given others than its server had
-SET_LATER = ("OMP_NUM_THREADS",)  # by torch.set_num_threads, for every thread that computes
+# read when the interpreter or a library is loaded: a fork cannot get other values than its server has
+SET_LATER = ("OMP_NUM_THREADS",)  # set by torch.set_num_threads for every compute thread
 LOADED = ("OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "PYTHON", "MALLOC_", "GLIBC_", "TORCH_")
 
 
@@ -58,7 +56,7 @@ class Process(Protocol):  # of a rank, executed or forked
 
 
 class Refused(OSError):
-    """The server cannot start this process or is gone: nothing was started; execute it instead."""
+    """The server is gone or cannot start this process: nothing was started; execute it instead."""
 
 
 def is_possible() -> bool:
@@ -67,7 +65,7 @@ def is_possible() -> bool:
 
 
 class ForkServer:
-    """The server, started at once; its imports go on meanwhile. Close it, or end: it does not stay behind."""
+    """Starts the server process, which imports in the background. Close it; it also ends with its owner."""
 
     def __init__(self, modules: Sequence[str], env: Mapping[str, str], cwd: str, whose: str = "") -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -82,12 +80,12 @@ class ForkServer:
                 start_new_session=True,
             )
         self._control = ours
-        with suppress(OSError):  # one that is gone says so when it is asked
+        with suppress(OSError):  # a dead server is detected by `connect`
             ours.send(json.dumps(list(modules)).encode())
         self._is_used = False
 
     def connect(self) -> socket.socket:
-        """A new connection, to be handed on as a descriptor. Raises Refused when the server is gone."""
+        """A new connection, to be passed on as a descriptor. Raises Refused when the server is gone."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -99,7 +97,7 @@ class ForkServer:
         return ours
 
     def close(self) -> None:
-        """No more connections, and the server's end; what it has forked is not touched."""
+        """Stop accepting connections and end the server; its forked processes are not affected."""
         self._control.close()
         if self._is_used:
             with suppress(subprocess.TimeoutExpired):
@@ -109,7 +107,7 @@ class ForkServer:
 
 
 class Connection:
-    """Starts processes over a connection of the server and hears of their ends."""
+    """Starts processes over a connection to the server and receives their exit codes."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -129,10 +127,12 @@ class Connection:
         is_stopped: Callable[[], bool] = bool,
     ) -> "Forked":
         """Run `module`.main(arguments) in a process of its own session. `inherited`: environment variable ->
-        descriptor that it is to hold the number of. Raises Refused when nothing was started, also when
-        `is_stopped` while the server is waited for.
+        descriptor whose number it is to hold.
+
+        Raises Refused when nothing was started, also when `is_stopped` becomes true while waiting for the
+        server.
         """
-        # a process whose start nobody heard of must not run: it waits for a byte
+        # a process whose start was not received must not run: it waits for a byte
         wait_end, go_end = os.pipe()
         try:
             request = {"module": module, "arguments": list(arguments), "env": dict(env), "cwd": cwd}
@@ -178,7 +178,7 @@ class Connection:
         self._channel.close()
 
     def code_of(self, pid: int) -> int | None:
-        """The exit code that the server has told of `pid`; None when it has told none yet."""
+        """The exit code of `pid` that the server has reported; None when it has not reported one yet."""
         self._channel.setblocking(False)
         while self.is_open and pid not in self._codes:
             try:
@@ -203,17 +203,17 @@ class Forked:
     pidfd: int
     connection: Connection
     code: int | None = field(default=None, init=False)
-    ended_at: float = field(default=0.0, init=False)  # when the system first said so
+    ended_at: float = field(default=0.0, init=False)  # when the pidfd first reported it
 
     def poll(self) -> int | None:
         if self.code is None:
             self.code = self.connection.code_of(self.pid)
         if self.code is None and _has_ended(self.pidfd, 0.0):
             self.ended_at = self.ended_at or time.monotonic()
-            if time.monotonic() - self.ended_at > PATIENCE_S:  # a server that stands still
+            if time.monotonic() - self.ended_at > PATIENCE_S:  # the server hangs
                 self.connection.is_open = False
             if not self.connection.is_open:
-                self.code = -signal.SIGKILL  # nobody is left to say how: what it has written decides
+                self.code = -signal.SIGKILL  # the exit code is lost: its output decides
         if self.code is not None and self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -222,7 +222,7 @@ class Forked:
     def wait(self) -> int:
         while (code := self.poll()) is None:
             _has_ended(self.pidfd, 1.0)
-            time.sleep(0.005)  # for the server's word
+            time.sleep(0.005)  # for the server's message
         return code
 
     def terminate(self) -> None:
@@ -244,7 +244,7 @@ def _has_ended(pidfd: int, timeout: float) -> bool:
 
 
 class ForkingProcess:
-    """The server's side: one thread, one loop."""
+    """The server side: one thread, one event loop."""
 
     def __init__(self, control: socket.socket, modules: Iterable[str]) -> None:
         self.modules = {name: importlib.import_module(name) for name in modules}
@@ -254,7 +254,7 @@ class ForkingProcess:
         self.selector = selectors.DefaultSelector()
         self.control = control
         self.connections: set[socket.socket] = set()
-        self.children: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> pid, who started it
+        self.children: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> pid, connection that started it
         self.selector.register(control, selectors.EVENT_READ, self._connect)
 
     def run(self) -> None:
@@ -285,7 +285,7 @@ class ForkingProcess:
         try:
             request = json.loads(data)
             reason = self._against(request) or self._fork(request, descriptors, connection)
-        except (OSError, ValueError) as error:  # no process, no descriptor to be had: for this start alone
+        except (OSError, ValueError) as error:  # out of processes or descriptors: only this start fails
             reason = str(error)
         if reason:
             _tell(connection, {"refused": reason})
@@ -305,7 +305,7 @@ class ForkingProcess:
         return ""
 
     def _against(self, request: dict[str, Any]) -> str:
-        """Why a fork would not be what an executed process is; '' when it would."""
+        """Why a fork would differ from an executed process; '' when it would not."""
         if request["module"] not in self.modules:
             return f"{request['module']} is not loaded"
         ours, theirs = (_loaded(env) for env in (os.environ, request["env"]))
@@ -323,7 +323,7 @@ class ForkingProcess:
             _tell(connection, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _child(self, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
-        """In the new process: become what was asked for. Nothing of the server's is left open."""
+        """In the forked process: set it up as requested, keep nothing of the server open, run the module."""
         code = 1
         try:
             os.setsid()
@@ -359,7 +359,7 @@ def _loaded(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _initialised() -> str:
-    """What this process has that a fork must not inherit; '' when there is nothing."""
+    """State of this process that a fork must not inherit; '' when there is none."""
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"it has {threads} threads"
@@ -375,7 +375,7 @@ def _close_others(kept: set[int]) -> None:
 
 
 def _show_as(words: list[str]) -> None:
-    """Have lists of processes show these words: written where the system keeps this process's arguments."""
+    """Make process lists show these words, by overwriting this process's argument memory."""
     with suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         begin, end = int(fields[45]), int(fields[46])
@@ -385,7 +385,7 @@ def _show_as(words: list[str]) -> None:
 
 
 def _tell(connection: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
-    with suppress(OSError):  # who asked is gone: what was started waits for a byte that does not come
+    with suppress(OSError):  # the client is gone: the started process exits
         socket.send_fds(connection, [json.dumps(message).encode()], descriptors)
 
 

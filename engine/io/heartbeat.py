@@ -1,5 +1,6 @@
-"""A rank's heartbeat: its step and phase in a few bytes of a mapped file, overwritten in place (about a
-microsecond) and read by the supervisor. Torch-free."""
+"""A rank's heartbeat: its step and phase in a few bytes of a memory-mapped file, overwritten in place (about
+a microsecond) and read by the supervisor's hang detector. Torch-free.
+"""
 
 import mmap
 import os
@@ -16,11 +17,11 @@ SIZE = _BYTES.size
 
 @dataclass(frozen=True)
 class RankProgress:
-    """Where a rank stands: the step it works on, the beats of it so far, what it does."""
+    """The progress of a rank: the step it works on, its number of beats in that step, its phase."""
 
     step: int = 0
     beat: int = 0
-    limit_s: float = 0.0  # standing still for longer is a hang; 0 = may take as long as it takes
+    limit_s: float = 0.0  # no beat for longer is a hang; 0 = no limit
     phase: str = ""
 
     @property
@@ -40,23 +41,27 @@ def heartbeat_file(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"rank-{rank:04d}"
 
 
-SHORTEST_S = 600.0  # of `auto`
+SHORTEST_S = 600.0  # shortest limit for `auto`
 LONGEST_STEPS = 20
 
 
 class Heartbeat:
-    """Told where training is; tells whoever watches the file. Without a file it only listens."""
+    """Writes the training's progress to a file that the hang detector watches; without one only keeps
+    track.
+    """
 
     def __init__(self, file: mmap.mmap | None = None) -> None:
         self._file = file
         self._hang_s: float | Literal["auto"] = 0.0
         self._longest_s = 0.0
-        self._begun = 0.0  # when the usual step under way began; 0 = none is
+        self._begun = 0.0  # start of the current usual step; 0 = no such step
         self._step = self._beat = 0
 
     @staticmethod
     def of_rank(rank: int) -> "Heartbeat":
-        """The pulse whose folder the environment names; silent when it names none."""
+        """The heartbeat of a rank in the folder that the environment names; without a file if it
+        names none.
+        """
         folder = os.environ.get(PULSE, "")
         if not folder:
             return Heartbeat()
@@ -65,11 +70,11 @@ class Heartbeat:
             return Heartbeat(mmap.mmap(file.fileno(), SIZE))
 
     def watch(self, hang_s: float | Literal["auto"]) -> None:
-        """From now on a usual step that stands still for so long is a hang; 0 = none is."""
+        """Set the limit: from now on a usual step without a beat for so long is a hang; 0 = never."""
         self._hang_s, self._longest_s = hang_s, 0.0
 
     def begin(self, step: int, *, is_usual: bool) -> None:
-        """`step` begins. One that is not usual (it compiles) may take as long as it takes."""
+        """Begin `step`. A step that is not usual (it compiles) has no time limit."""
         now = time.monotonic()
         if self._begun:
             self._longest_s = max(self._longest_s, now - self._begun)
@@ -78,14 +83,14 @@ class Heartbeat:
         self.at("begin")
 
     def rest(self, phase: str) -> None:
-        """What comes until the next step begins may take as long as it takes: loading, saving, publishing."""
+        """Begin a phase without time limit, until the next step begins: loading, saving, publishing."""
         if self._begun:
             self._longest_s = max(self._longest_s, time.monotonic() - self._begun)
         self._begun = 0.0
         self.at(phase)
 
     def at(self, phase: str) -> None:
-        """A beat: `phase` begins."""
+        """Beat: `phase` begins."""
         self._beat += 1
         if self._file is not None:
             self._file[:] = RankProgress(self._step, self._beat, self._limit_s, phase).pack()

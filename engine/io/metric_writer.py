@@ -1,7 +1,7 @@
-"""Metric lines of one trajectory into sealed segments under `<trajectory>/metrics/`. Torch-free.
+"""Write the metric lines of one trajectory to sealed segments under `<trajectory>/metrics/`. Torch-free.
 
-A segment appears whole or not at all and is never touched again, so that any store can hold it and anybody
-may read along.
+A segment appears whole or not at all and is never changed, so any store can hold it and any process may read
+it meanwhile.
 """
 
 import json
@@ -13,21 +13,21 @@ from contextlib import suppress
 from atelier.engine.config.metric import FOLDER, MetricLine, is_segment, segment_name
 from atelier.engine.io.storage import is_local, join, names, writing
 
-SEAL_AFTER = 10.0  # seconds that a line waits at most
+SEAL_AFTER = 10.0  # longest wait of a line, seconds
 LOOK = "eval/"
 
 
 def next_attempt(url: str, at_least: int) -> int:
-    """The number for this process's segments: above every earlier attempt's in the folder, so that the latest
-    attempt is the truth.
+    """The attempt number of this process's segments: above every earlier attempt's in the folder, so that the
+    latest attempt supersedes them.
     """
     earlier = [int(name.split("-")[1]) for name in names(join(url, FOLDER)) if is_segment(name)]
     return max([at_least, *(number + 1 for number in earlier)])
 
 
 class Segments:
-    """Collects lines and seals them into files at least every ten seconds. A thread does it where the store
-    is no folder: training does not wait for one that hangs.
+    """Buffers lines and seals them into files at least every ten seconds; for remote stores in a thread, so
+    that a hanging store does not block training.
     """
 
     def __init__(self, url: str, attempt: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,8 +40,8 @@ class Segments:
         self._under_way: tuple[list[str], Future[None]] | None = None
 
     def add(self, line: MetricLine) -> None:
-        """Take a line; seal when it has held-out losses, or the oldest one would otherwise have waited ten
-        seconds by the time the next one comes.
+        """Add a line; seal when it has held-out losses, or when the oldest line would otherwise wait more
+        than ten seconds until the next one comes.
         """
         now = self._clock()
         pace = now - self._latest if self._lines else 0.0
@@ -49,15 +49,15 @@ class Segments:
             self._opened = now
         self._latest = now
         self._lines.append(json.dumps(line.model_dump(), separators=(",", ":"), allow_nan=False))
-        is_look = any(name.startswith(LOOK) for name in line.values)  # rare, and somebody may decide by it
+        is_look = any(name.startswith(LOOK) for name in line.values)  # rare, and needed for decisions
         if is_look or now + pace - self._opened >= SEAL_AFTER:
-            with suppress(OSError):  # the lines stay here; the checkpoint that needs them sealed will tell
+            with suppress(OSError):  # the lines stay buffered; the next checkpoint's flush reports the error
                 self._seal()
 
     def flush(self) -> None:
-        """Seal what was collected, and return when it is."""
+        """Seal all lines and wait until that is done."""
         if self._under_way is not None:
-            with suppress(Exception):  # its lines are here again then
+            with suppress(Exception):  # _settle takes its lines back
                 self._under_way[1].result()
             self._settle()
         if self._lines:
@@ -73,13 +73,13 @@ class Segments:
             self._under_way, self._lines = (self._lines, future), []
 
     def _settle(self) -> None:
-        """Have the lines back that a write, now over, did not seal."""
+        """Take back the lines of a finished write that failed."""
         if self._under_way is not None and self._under_way[1].exception() is not None:
             self._lines = self._under_way[0] + self._lines
         self._under_way = None
 
     def _take(self) -> tuple[str, bytes]:
-        """The next segment: its file and all lines that are here."""
+        """The next segment: its path and all buffered lines."""
         self._number += 1
         place = join(self.url, FOLDER, segment_name(self.attempt, self._number))
         return place, ("\n".join(self._lines) + "\n").encode()

@@ -1,5 +1,6 @@
-"""How a verb of the engine runs as a process: its run file, inputs by name, progress and errors as JSON lines
-on stdout. Torch-free."""
+"""Run an engine command as a process: its run file, inputs by name, progress and errors as JSON lines on
+stdout. Torch-free.
+"""
 
 import faulthandler
 import json
@@ -21,7 +22,7 @@ from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
 
 
 def say(stream: TextIO, document: dict[str, Any]) -> None:
-    """Write one line of JSON, at once."""
+    """Write one JSON line and flush."""
     print(json.dumps(document, ensure_ascii=False), file=stream, flush=True)
 
 
@@ -38,7 +39,7 @@ class Progress:
         self.start(0, "documents")
 
     def start(self, total: int, unit: str) -> None:
-        """Begin a stretch of `total` units."""
+        """Begin a phase of `total` units."""
         self._total, self._unit, self._done, self._began = total, unit, 0, self._clock()
 
     def advance(self, amount: int) -> None:
@@ -55,14 +56,13 @@ class Progress:
 
 
 LOADED = time.monotonic()
-faulthandler.enable()  # a process that crashes says where
+faulthandler.enable()  # a crash prints a traceback
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
 def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) -> int:
-    """`act` on the run file that `arguments` name; the exit code: 0, or the error's, told on stdout as JSON.
-
-    A reader that went away ends the process without a word.
+    """Run `act` on the run file named in `arguments`; returns the exit code: 0, or that of the error, which
+    is reported on stdout as JSON. A closed stdout ends the process silently.
     """
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     try:
@@ -78,7 +78,7 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # else the interpreter complains when it flushes the dead pipe at its end
+        # else the interpreter reports an error when it flushes the closed pipe at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -88,7 +88,7 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
 
 
 def began() -> float:
-    """When this process was started, on the clock of time.monotonic(): imports lie between."""
+    """When this process was started, on the clock of time.monotonic(), before its imports."""
     try:
         stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[19]) / os.sysconf("SC_CLK_TCK")
@@ -98,8 +98,8 @@ def began() -> float:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with `code`, all it said written. A gang's processes leave this way: gloo's threads
-    now and then abort an interpreter that takes itself down ("terminate called without an active exception").
+    """Flush and end this process with `code`, without interpreter shutdown. A gang's processes end this way:
+    gloo's threads occasionally abort a normal shutdown ("terminate called without an active exception").
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
@@ -108,7 +108,7 @@ def leave(code: int) -> NoReturn:
 
 
 def read_run(path: str) -> RunFile:
-    """The run file at `path`; ConfigError when it is missing or not one."""
+    """The run file at `path`. Raises ConfigError when it is missing or invalid."""
     try:
         return RunFile.model_validate_json(Path(path).read_bytes())
     except OSError as error:
@@ -118,7 +118,7 @@ def read_run(path: str) -> RunFile:
 
 
 def input_of(run: RunFile, name: str) -> ArtifactInput:
-    """The artifact given as input `name`; ConfigError when none is given, or none is there."""
+    """The artifact given as input `name`. Raises ConfigError when it is not given or does not exist."""
     given = f"given: {', '.join(run.inputs) or 'none'}"
     if name not in run.inputs:
         raise ConfigError("run.inputs", f"{run.task} needs the input {name}", given)
@@ -131,7 +131,7 @@ def input_of(run: RunFile, name: str) -> ArtifactInput:
 
 
 def output_of(run: RunFile, name: str) -> ArtifactOutput:
-    """The output called `name`; ConfigError when the run file has no place for it."""
+    """The output called `name`. Raises ConfigError when the run file has none."""
     if name not in run.outputs:
         given = f"given: {', '.join(run.outputs) or 'none'}"
         raise ConfigError("run.outputs", f"{run.task} writes {name}", given)

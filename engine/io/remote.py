@@ -1,8 +1,8 @@
-"""Manners of stores that are no local folder: every request ends in time, every failure is an OSError, and
-credentials that have changed are read again. Torch-free.
+"""Access to remote stores: every request has a time limit, every failure is an OSError, and changed
+credentials are read again. Torch-free.
 
-S3's client of itself asks a silent server for minutes, writes to one for ever, lists from memory, and raises
-errors of its own.
+By default S3's client waits minutes for a silent server, writes without a limit, serves listings from a
+cache, and raises errors of its own.
 """
 
 import shutil
@@ -22,13 +22,13 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 S3 = ("s3", "s3a")
-ANSWER_S = 30.0  # for a small request, its repetitions included
+ANSWER_S = 30.0  # for a small request, including retries
 LISTING_S = 600.0  # for all names below a folder
-SLOWEST = 1 << 20  # bytes a second of a large one
-IN_MEMORY = 32 << 20  # bytes of a file that are held before they go to a temporary one
-MOST_RACES = 10  # for one folder: each lost one means that somebody made a folder of the path
-AGAIN_S = 5.0  # between two looks for changed credentials
-# quick answers are asked for again by s3fs itself, five times
+SLOWEST = 1 << 20  # bytes a second of a large request
+IN_MEMORY = 32 << 20  # bytes of a file that are buffered in memory before a temporary file is used
+MOST_RACES = 10  # attempts for one folder: each lost race means that another client created one on the path
+AGAIN_S = 5.0  # between two checks for changed credentials
+# s3fs itself retries quick failures five times
 CLIENT = {
     "connect_timeout": 5,
     "read_timeout": 10,
@@ -41,7 +41,7 @@ _lock = threading.Lock()
 
 
 def options(url: str) -> dict[str, Any]:
-    """How the filesystem of `url` is opened. What the environment says of the client (FSSPEC_S3) goes before
+    """Options to open the filesystem of `url`. Client options in the environment (FSSPEC_S3) override
     ours.
     """
     if not url.startswith(tuple(f"{name}://" for name in S3)):
@@ -56,15 +56,17 @@ def is_s3(system: Any) -> bool:
 
 
 def ask(system: Any, name: str, *given: Any, num_bytes: int = 0, **named: Any) -> Any:
-    """Call a method of a filesystem; what moves `num_bytes` may take longer."""
+    """Call a method of a filesystem within a time limit, which grows with `num_bytes`."""
     if isinstance(system, AsyncFileSystem):
         named["timeout"] = ANSWER_S + num_bytes / SLOWEST
     return _polite(system, lambda: getattr(system, name)(*given, **named))
 
 
 def ask_in_time(system: Any, name: str, *given: Any, **named: Any) -> Any:
-    """As `ask`, of any kind of filesystem: one that sets no limits itself is asked in a thread, and left
-    there when it stays silent. A list may take longer.
+    """As `ask`, for any kind of filesystem: one without limits of its own is called in a thread, which is
+    abandoned when it does not answer. Listings have a longer limit.
+
+    Raises TimeoutError when there is no answer.
     """
     seconds = LISTING_S if name in ("find", "glob", "ls") else ANSWER_S
     if isinstance(system, AsyncFileSystem):
@@ -99,8 +101,8 @@ def _polite(system: Any, act: Callable[[], Result]) -> Result:
 
 
 def _renew(system: Any) -> bool:
-    """Have the client read its credentials again: they may have been revoked and renewed. Not at each of many
-    refusals.
+    """Have the client read its credentials again, since they may have been revoked and renewed; at most once
+    in AGAIN_S seconds.
     """
     if not is_s3(system):
         return False
@@ -114,7 +116,7 @@ def _renew(system: Any) -> bool:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Errors of S3's client as OSErrors."""
+    """Convert errors of S3's client to OSErrors."""
     try:
         yield
     except OSError:
@@ -127,8 +129,8 @@ def _errors() -> Iterator[None]:
 
 @contextmanager
 def writing(system: Any, path: str) -> Iterator[IO[bytes]]:
-    """A binary file that is put at `path` when the block ends without an error. It is collected here first: a
-    store commits what was sent when its file is closed, by an error as well.
+    """A binary file that is uploaded to `path` when the block ends without an error. It is buffered here
+    first: a store commits what was sent when its file is closed, even by an error.
     """
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as file:
         yield file
@@ -145,7 +147,9 @@ def writing(system: Any, path: str) -> Iterator[IO[bytes]]:
 
 
 def make_parent(system: Any, path: str) -> None:
-    """The folder of `path`, where a store has folders; S3 would make a bucket of a mistyped name."""
+    """Create the folder of `path` in stores that have folders; not in S3, which would create a bucket for a
+    mistyped name.
+    """
     if is_s3(system):
         return
     folder = path.rsplit("/", 1)[0]
@@ -153,7 +157,7 @@ def make_parent(system: Any, path: str) -> None:
         try:
             return ask(system, "makedirs", folder, exist_ok=True)
         except Exception:  # each kind of store has errors of its own
-            # somebody else may have made it, or a folder above it, since the client last listed what is there
+            # another client may have created it, or a folder above it, since the last listing
             system.invalidate_cache()
             if ask(system, "isdir", folder):
                 return None
@@ -168,18 +172,18 @@ def fetch(system: Any, path: str, target: Path) -> None:
 
 
 def read(system: Any, path: str) -> bytes:
-    """The whole of a file; FileNotFoundError when there is none."""
+    """The whole of a file. Raises FileNotFoundError when there is none."""
     try:
         return ask(system, "cat_file", path, num_bytes=IN_MEMORY)
     except TimeoutError:
-        size = ask(system, "size", path)  # larger than that took; or the store is silent, which this tells
+        size = ask(system, "size", path)  # the file is larger, or the store is silent: then this fails
         if size <= IN_MEMORY:
             raise
         return ask(system, "cat_file", path, num_bytes=size)
 
 
 def remove(system: Any, path: str) -> None:
-    """Remove a file or all below a folder, one by one: some servers refuse S3's removal of many at once."""
+    """Remove a file or everything below a folder, one by one: some servers refuse S3's bulk removal."""
     if not is_s3(system):
         ask(system, "rm", path, recursive=True)
         return

@@ -1,5 +1,5 @@
-"""Whether this process computes with the code that it was started for: files as they were when they were
-imported. Torch-free.
+"""Check that this process runs the code it was started for: source files as they were when imported.
+Torch-free.
 """
 
 import hashlib
@@ -18,13 +18,13 @@ _loaded: dict[str, str] = {}
 
 
 def source_digest(content: bytes) -> str:
-    """What a source file is compared by: sha256, 16 digits."""
+    """The digest by which source files are compared: sha256, 16 digits."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def remember_sources() -> None:
-    """Remember the files of all modules of the project that are loaded: of a process that forks others later,
-    when the files may have changed.
+    """Record the digests of all loaded modules of the project: for a process that forks others later, when
+    the files may have changed.
     """
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "/")
@@ -34,8 +34,8 @@ def remember_sources() -> None:
 
 
 def check_sources(wanted: Mapping[str, str]) -> None:
-    """ConfigError when a supervised process holds other code than `wanted` says: two codes would be mixed in
-    one run. One that a person started by hand computes with what there is.
+    """Raise ConfigError when a supervised process runs other code than `wanted`: one run would mix two
+    versions. A process started by hand runs whatever code there is.
     """
     if SUPERVISED not in os.environ:
         return

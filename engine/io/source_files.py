@@ -1,6 +1,4 @@
-"""Which files a source of text means, and what identifies each: one answer for the planner and for the
-engine. Torch-free.
-"""
+"""The files of a text source and the content id of each, the same for planner and engine. Torch-free."""
 
 import glob
 import hashlib
@@ -24,8 +22,8 @@ BLOCK = 1 << 20
 WAY_OUT = "see that the address is right, that it answers from here, and that its keys are in the environment"
 REVISIONS = ("github", "git")  # kinds of address in which an @ leads to a revision: org:repo@branch
 MOST_FILES = 1_000_000  # of one source
-MOST_NAMES = 10_000  # of a folder, among which a mistyped one is looked for
-# what stores tell of a file that changes with its content; the first that is told counts
+MOST_NAMES = 10_000  # of a folder that are compared with a mistyped one
+# properties of a file, as stores report them, that change with its content; the first one found is used
 MARKS = (
     "ETag",
     "etag",
@@ -38,7 +36,7 @@ MARKS = (
     "modify",
     "modificationTime",
 )
-MOST_UNMARKED = 1 << 30  # bytes of a file of which nothing is told: it is read to be known
+MOST_UNMARKED = 1 << 30  # bytes of a file without any of these: it is hashed instead
 
 # Left out of the standard library: tests, what is installed beside it, bundled wheels, build facts of this
 # one machine (they name its paths), and the generated character tables of `encodings` (near-copies of each
@@ -57,11 +55,11 @@ _NOT_FILES = {"sitecustomize.py", "usercustomize.py"}
 
 
 def files_of(source: Source | Labels) -> list[str]:
-    """The files that `source.source` means, sorted: absolute local paths, or URLs.
+    """The files of `source.source`, sorted: absolute local paths, or URLs.
 
     `stdlib`: the sources of this interpreter's standard library. Else a file, a folder (all text files below
-    it) or an fsspec glob. Raises ConfigError for a path that is not there, a kind of file that cannot be
-    read, or an fsspec URL that cannot be opened; DataError for a folder or glob without any file of text.
+    it) or an fsspec glob. Raises ConfigError for a path that does not exist, a kind of file that cannot be
+    read, or an fsspec URL that cannot be opened; DataError for a folder or glob without any text file.
     """
     if is_stdlib(source.source):
         return stdlib_files(source.source.partition(":")[2])
@@ -105,6 +103,8 @@ def stdlib_folder() -> Path:
 def stdlib_files(packages: str = "") -> list[str]:
     """The .py files of the running interpreter's standard library, sorted by their path in it; all of them,
     or those of the packages and modules that `packages` lists with commas.
+
+    Raises ConfigError for an unknown package, DataError when there are no sources.
     """
     root, found = stdlib_folder(), []
     for folder, folders, names in os.walk(root):
@@ -133,8 +133,10 @@ def _is_stdlib_source(name: str) -> bool:
 
 
 def content_id(path: str, place: str = "") -> str:
-    """What identifies the content of a file: sha256 of a local one; of a remote one, its etag (or time of
-    change) and size, and where its server tells neither, sha256 as well. `place` is what errors name.
+    """The content id of a file: sha256 of a local one; for a remote one its etag (or time of change) and
+    size, or sha256 if its server reports neither. Errors name `place`.
+
+    Raises ConfigError when the server reports neither and the file is too large to hash.
     """
     system, name = _filesystem(path, place or path)
     if isinstance(system, LocalFileSystem):
@@ -173,7 +175,7 @@ def _unmarked(path: str) -> ConfigError:
 
 @contextmanager
 def reading(given: str, place: str) -> Iterator[None]:
-    """What a store says no with, as one ConfigError with the address: each kind has errors of its own."""
+    """Convert a store's errors to one ConfigError with the address: each kind of store has its own errors."""
     try:
         yield
     except AtelierError:
@@ -189,7 +191,7 @@ def _reason(error: Exception) -> str:
 
 
 def check_no_password(url: str, place: str) -> None:
-    """Refuse an address with user and password: it would be kept in records, tags and logs."""
+    """Raise ConfigError for an address with user and password: it would be kept in records, tags and logs."""
     for part in url.split("::"):
         kind, _, rest = part.partition("://")
         user = rest.split("/")[0].rpartition("@")[0]
@@ -202,7 +204,7 @@ def check_no_password(url: str, place: str) -> None:
 
 
 def short_names(paths: Iterable[str]) -> dict[str, str]:
-    """Each path without the folders that all share: the same wherever the files lie."""
+    """Each path without the folders that all share: the same wherever the files are."""
     parts = {path: PurePosixPath(path).parts for path in paths}
     shared = 0
     for level in zip(*(folders[:-1] for folders in parts.values()), strict=False):
@@ -230,9 +232,7 @@ def _address(system: Any, path: str) -> str:
 
 
 def _listed(system: Any, path: str, given: str, place: str) -> list[str]:
-    """All files of a folder or glob, one more than `MOST_FILES` at most; ConfigError when there is no such
-    thing.
-    """
+    """All files of a folder or glob, at most `MOST_FILES` + 1. Raises ConfigError when it does not exist."""
     if remote.ask_in_time(system, "isdir", path):
         return _below(system, path)
     shown = printable(given)
@@ -255,9 +255,7 @@ def _below(system: Any, path: str) -> list[str]:
 
 
 def _nearest_in(system: Any, path: str) -> str:
-    """Advice: the name most like the missing one, in the deepest of its folders that exists. What else is
-    there is nobody's business.
-    """
+    """Advice: the name most like the missing one in its deepest existing folder. Discloses no other names."""
     parts = path.split("/")
     for depth in range(len(parts) - 1, 0, -1):
         folder = "/".join(parts[:depth]) or "/"

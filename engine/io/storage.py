@@ -1,7 +1,7 @@
-"""Files at any fsspec URL, with the few guarantees that artifacts need: atomic writes, exclusive creates,
-digests on read. Torch-free.
+"""Files at any fsspec URL, with the guarantees that artifacts need: atomic writes, exclusive creates, digests
+on read. Torch-free.
 
-A URL without a protocol is a local path. Local commits are: write a temporary file, fsync, rename or link,
+A URL without a protocol is a local path. A local commit is: write a temporary file, fsync, rename or link,
 fsync the folder.
 """
 
@@ -36,7 +36,9 @@ def join(url: str, *parts: str) -> str:
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec filesystem of `url` and the path in it."""
+    """The fsspec filesystem of `url` and the path in it. Raises ConfigError for an unknown kind of storage or
+    an invalid URL.
+    """
     try:
         return open_system(url)
     except (ValueError, ImportError) as error:
@@ -45,7 +47,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         ) from None
     except OSError:
         raise
-    except Exception as error:  # some kinds open what they stand on at once, with errors of their own
+    except Exception as error:  # some kinds open their underlying file at once, with errors of their own
         raise ConfigError(
             url, f"cannot be opened ({type(error).__name__}: {error})", "see that the address is right"
         ) from None
@@ -56,7 +58,7 @@ def is_local(url: str) -> bool:
 
 
 def local_path(url: str) -> Path:
-    """The path of a local URL."""
+    """The path of a local URL. Raises ConfigError for any other."""
     system, path = filesystem(url)
     if not isinstance(system, LocalFileSystem):
         raise ConfigError(url, "is not a local folder")
@@ -64,8 +66,8 @@ def local_path(url: str) -> Path:
 
 
 def reach(url: str) -> None:
-    """ConfigError unless files can be written under `url`: asked before work whose result could not be kept.
-    A local folder is taken at its word.
+    """Raise ConfigError unless files can be written under `url`: checked before work whose result could not
+    be kept. A local folder is not checked.
     """
     probe = join(url, f"{TEMPORARY}probe")
     try:
@@ -83,7 +85,7 @@ def reach(url: str) -> None:
 
 
 def size(url: str) -> int:
-    """Bytes of a file; FileNotFoundError when there is none."""
+    """Bytes of a file. Raises FileNotFoundError when there is none."""
     system, path = filesystem(url)
     return ask(system, "size", path)
 
@@ -106,8 +108,10 @@ def exists(url: str) -> bool:
 
 
 def read_bytes(url: str, most: int = 0) -> bytes:
-    """The whole of a file, of at most `most` bytes (0: any size). What is no regular file (a folder, a pipe
-    that would be waited for, a device that never ends) or is larger is a DamageError.
+    """The whole of a file, of at most `most` bytes (0: any size).
+
+    Raises DamageError for a larger file and for anything but a regular file (a folder, a pipe that would
+    block, an endless device).
     """
     system, path = filesystem(url)
     if isinstance(system, LocalFileSystem):
@@ -123,9 +127,7 @@ def read_bytes(url: str, most: int = 0) -> bytes:
 
 
 def open_regular(path: str | Path) -> IO[bytes]:
-    """A local file to read; a DamageError where there is something else, which could keep its reader for
-    ever.
-    """
+    """Open a local file for reading. Raises DamageError for a non-regular file, which could block forever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -135,16 +137,19 @@ def open_regular(path: str | Path) -> IO[bytes]:
 
 
 def read_json(url: str, what: str = "JSON") -> Any:
-    """The document at `url`, whoever wrote it: bounded in size, depth and numbers, else a DamageError."""
+    """The untrusted document at `url`. Raises DamageError when it exceeds limits of size, depth or
+    numbers.
+    """
     return parse_json(read_bytes(url, MOST_BYTES), url, what)
 
 
 def read_object(url: str, what: str = "a JSON object") -> dict[str, Any]:
-    """As `read_json`, of what has to be an object."""
+    """As `read_json`, for a document that has to be an object."""
     return parse_object(read_bytes(url, MOST_BYTES), url, what)
 
 
 def read_text(url: str) -> str:
+    """The text of a file. Raises DamageError when it is not UTF-8."""
     try:
         return read_bytes(url).decode()
     except UnicodeDecodeError:
@@ -170,16 +175,14 @@ def names(url: str) -> list[str]:
 
 
 def write_bytes(url: str, data: bytes) -> None:
-    """Put `data` at `url`, replacing what was there: readers see the old or the new content, never a part."""
+    """Write `data` to `url`, replacing its content: readers see the old or the new content, never a part."""
     with writing(url) as file:
         file.write(data)
 
 
 @contextmanager
 def writing(url: str) -> Iterator[IO[bytes]]:
-    """A binary file that appears at `url` whole, when the block ends without an error; on an error nothing
-    appears.
-    """
+    """A binary file that appears at `url` whole when the block ends, or not at all after an error."""
     system, path = filesystem(url)
     if not isinstance(system, LocalFileSystem):
         with remote.writing(system, path) as file:
@@ -202,16 +205,16 @@ def writing(url: str) -> Iterator[IO[bytes]]:
 
 
 def has_exclusive_create(url: str) -> bool:
-    """Whether `create_exclusive` can be asked; for others infra/store/conditional_create.py knows ways."""
+    """Whether `create_exclusive` works here; infra/store/conditional_create.py has ways for other stores."""
     return isinstance(filesystem(url)[0], LocalFileSystem | MemoryFileSystem)
 
 
 def create_exclusive(url: str, data: bytes) -> bool:
-    """Create `url` with `data` unless it exists: True for exactly one of any number of racers, and only whole
-    content is ever seen.
+    """Create `url` with `data` unless it exists: True for exactly one of any number of racing callers, and
+    only whole content is ever seen.
 
-    Locally fsync then link(2) (fsspec's own exclusive mode is not). Memory: a lock in this process. Other
-    stores are refused.
+    Local: fsync, then link(2) (fsspec's own exclusive mode is not atomic). Memory: a lock in this process.
+    Raises ConfigError for other stores.
     """
     system, path = filesystem(url)
     if isinstance(system, MemoryFileSystem):
@@ -230,7 +233,7 @@ def create_exclusive(url: str, data: bytes) -> bool:
         attempts -= 1
         try:
             return _link_new(Path(path), data)
-        except (FileNotFoundError, FileExistsError):  # its folder was removed meanwhile: made again
+        except (FileNotFoundError, FileExistsError):  # its folder was removed meanwhile: create it again
             if attempts == 0:
                 raise
 
@@ -255,7 +258,7 @@ def _link_new(target: Path, data: bytes) -> bool:
 
 
 def _temporary(folder: Path) -> tuple[int, str]:
-    """A new file with the permissions that the umask asks for (mkstemp's own shut out the users of a shared
+    """A new file with the permissions of the umask (mkstemp's own would exclude the other users of a shared
     store).
     """
     descriptor, name = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
@@ -264,13 +267,13 @@ def _temporary(folder: Path) -> tuple[int, str]:
 
 
 def make_remote_folder(url: str) -> None:
-    """Create a folder of a store that is not local, where the store has folders."""
+    """Create a folder in a remote store that has folders."""
     system, path = filesystem(url)
     remote.make_parent(system, join(path, "file"))
 
 
 def make_folder(folder: Path) -> None:
-    """Create a local folder and make its name durable."""
+    """Create a local folder and fsync its parent."""
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)
@@ -285,7 +288,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove(url: str) -> None:
-    """Remove a file or a folder with all in it; fine when it is not there."""
+    """Remove a file or a folder with everything in it; no error when it does not exist."""
     with suppress(FileNotFoundError):
         remote.remove(*filesystem(url))
 
@@ -314,8 +317,8 @@ def put_file(local: Path, url: str) -> FileEntry:
 
 
 def verify(url: str, entry: FileEntry, name: str = "") -> None:
-    """Compare the file at `url` with its entry; a difference is a DamageError that names the file (by `name`
-    when `url` is a copy).
+    """Compare the file at `url` with its entry. Raises DamageError naming the file (by `name` when `url` is a
+    copy).
     """
     name = name or url
     try:

@@ -1,5 +1,5 @@
-"""Members from a training's description: a plain network on the meta device, changed for its layout in one
-explicit order, then given memory and weights, each rank its own part.
+"""Build roles from a training's description: a plain network on the meta device, transformed for its layout
+in one explicit order, then given memory and weights, on each rank only its shard.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.config.checks import micro_batches
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Trainable
@@ -43,6 +42,7 @@ from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.pipeline import keep_stage, stage_numbers, tied_names
 from atelier.engine.parallel.shard import blocks_of, shard
 from atelier.engine.parallel.tensor import split_matrices
+from atelier.engine.plan.checks import micro_batches
 from atelier.engine.plan.partition import partition
 
 Values = Callable[[str, torch.Size], Tensor]
@@ -50,8 +50,8 @@ Values = Callable[[str, torch.Size], Tensor]
 
 @dataclass
 class BuildContext:
-    """Where members are built: the gang, its layout, the finished models to start from, a folder for copies
-    of remote files.
+    """What building a member needs: the gang, its layout, the model artifacts to start from, a scratch folder
+    for copies of remote files.
     """
 
     gang: Gang
@@ -61,7 +61,9 @@ class BuildContext:
     _grids: dict[str, Grid] = field(default_factory=dict)
 
     def grid(self, name: str, *, is_student: bool) -> Grid:
-        """The grid of a role. The first time a collective: all ranks ask for the same roles in one order."""
+        """The grid of a role. The first call for a role's axes is a collective: all ranks ask for the same
+        roles in the same order.
+        """
         axes = self.layout.axes_of(name)
         key = f"{axes} {is_student}"
         if key not in self._grids:
@@ -73,7 +75,12 @@ class BuildContext:
 def build_member(
     name: str, spec: MemberSpec, *, training: Training, build_context: BuildContext
 ) -> RoleState:
-    """A member with its initial weights at its start, or on a rank that has no part of it one without any."""
+    """Build a role with its initial weights, at its start step; on a rank that holds no part of it, without a
+    network.
+
+    Raises ConfigError when its `init` is no input or does not fit its model, or when it is frozen without
+    one.
+    """
     train = training.train
     grid = build_context.grid(name, is_student=bool(spec.role.teacher))
     health = HealthDetector(train.health)
@@ -112,7 +119,7 @@ def _body(
     plain: Callable[[], nn.Module],
     values: Values,
 ) -> RoleModel:
-    """The stages of a role that lie on this rank."""
+    """The stages of a role that this rank holds."""
     spec, train, layout = training.members[name], training.train, build_context.layout
     is_pipeline = grid.pipeline > 1 and not grid.last_only
     counts = _stage_blocks(name, training, layout) if is_pipeline else (spec.role.model.num_layers,)
@@ -164,9 +171,9 @@ def _stage(
     grid: Grid,
     is_compiled: bool,
 ) -> StageModule:
-    """A plain model without memory, changed for its place: keep the stage's parts, split matrices, split
-    experts, gather keys, recompute, compile, shard (float8 before all of it). In this order: each sees what
-    the ones before made.
+    """Transform a plain model on the meta device for its stage: keep the stage's modules, convert to float8,
+    split matrices, split experts, gather keys, recompute, compile, shard. The order matters: each step sees
+    what the earlier ones made.
     """
     layout = build_context.layout
     is_first, is_last, begin = number == 0, number == len(counts) - 1, sum(counts[:number])
@@ -200,7 +207,9 @@ def _stage(
 def _plain(
     name: str, spec: MemberSpec, *, training: Training, build_context: BuildContext
 ) -> tuple[Callable[[], nn.Module], Values]:
-    """What makes the plain network without memory, and what its weights begin with."""
+    """A factory of the plain network on the meta device, and a function for the initial value of each
+    weight.
+    """
     role, train = spec.role, training.train
     seed, seed_name = train.seed, role.seed_name or name
     source: Mapping[str, Tensor] | None = None
@@ -248,7 +257,10 @@ def _plain(
 
 
 def move_parts(model: nn.Module, trainable: Trainable) -> None:
-    """Fix all weights of the plain model but those of the wanted parts, in place."""
+    """Freeze all weights of the plain model except those of the parts named by `trainable`, in place.
+
+    Raises ConfigError for a part that the model does not have.
+    """
     if trainable.kind != "parts":
         return
     children = dict(model.named_children())
@@ -263,7 +275,7 @@ def move_parts(model: nn.Module, trainable: Trainable) -> None:
 
 
 def _stage_blocks(name: str, training: Training, layout: Parallel) -> tuple[int, ...]:
-    """Blocks of each stage. On the last one come the head, and the students with all they compute."""
+    """Number of blocks of each stage. The last stage also computes the head and all students."""
     if layout.stages:
         return layout.stages
     sequence = training.train.sequence
@@ -286,9 +298,8 @@ def _flops(spec: MemberSpec, train: Train) -> float:
 
 
 def auto_micro_batch(train: Train, layout: Parallel, device: torch.device) -> int:
-    """`auto` resolved: the largest divisor of a rank's sequences whose tokens are at most 8192 on a CPU,
-    65536 on a GPU; in a pipeline so small that there are 4 micro-batches for each of its ranks, where that is
-    possible.
+    """Resolve `auto`: the largest divisor of a rank's sequences whose tokens are at most 8192 on a CPU, 65536
+    on a GPU; in a pipeline small enough for 4 micro-batches per pipeline rank, where that is possible.
     """
     each = train.global_batch // layout.axes.data
     if train.micro_batch != "auto":

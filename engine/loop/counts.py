@@ -1,4 +1,4 @@
-"""How much of a step there is to learn from: what sums over its tokens and rows are divided by."""
+"""Token and row counts of a step, by which sums over tokens and rows are divided."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one step. `parts`: of each part of the mixture the tokens and rows with something to predict."""
+    """The counts of one step. `parts`: tokens and rows with something to predict, by part of the mixture."""
 
     scored: int  # tokens with a label
     tokens: int  # that are not padding
@@ -16,11 +16,13 @@ class Counts:
 
     @property
     def divisor(self) -> int:
-        """What all sums of a step are divided by, tokens' and classes': a step may have no scored token."""
+        """The divisor of all sums of a step, those over classes included; at least 1, since a step may have
+        no scored token.
+        """
         return max(1, self.scored)
 
     def numbers(self) -> list[int]:
-        """To be added up over the ranks."""
+        """The counts as a list, to be summed over the ranks."""
         return [self.scored, self.tokens, *self.parts]
 
     @staticmethod
@@ -28,12 +30,12 @@ class Counts:
         return Counts(numbers[0], numbers[1], tuple(numbers[2:]))
 
     def of(self, part: int | None) -> int:
-        """What the sums of an objective are divided by that reads this part; None = every row."""
+        """The divisor of an objective that reads this part of the mixture; None = every row."""
         return self.scored if part is None else self.parts[part]
 
 
 def count(batches: Sequence[dict[str, Tensor]], num_parts: int) -> Counts:
-    """Of these micro-batches."""
+    """Count the tokens and rows of these micro-batches."""
     total = [0] * (2 + num_parts)
     for batch in batches:
         scored_B = (batch["labels_BT"] >= 0).sum(1)

@@ -1,5 +1,5 @@
-"""Decisions from losses and norms that all ranks share, kept in the role's checkpoint: when distillation
-switches on, and whether a step went wrong.
+"""Decisions from all-reduced losses and norms, kept in the role's checkpoint: when distillation switches on,
+and whether a step went wrong.
 """
 
 import math
@@ -14,10 +14,10 @@ GATE_BETA = 0.98
 
 class DistillationGate:
     """Opens for good when the bias-corrected EMA of (student loss - teacher loss) reaches `threshold` nats;
-    "open" from `start` on.
+    threshold "open": open from `start` on.
 
-    Sums are float64 and come from all-reduced losses, so every rank decides alike and a resumed run as an
-    uninterrupted one.
+    Sums are float64 and come from all-reduced losses, so every rank decides alike and a resumed run decides
+    as an uninterrupted one.
     """
 
     def __init__(self, threshold: float | Literal["open"], start: int) -> None:
@@ -36,7 +36,7 @@ class DistillationGate:
         return self.sum / (1.0 - GATE_BETA**self.num_seen) if self.num_seen else 0.0
 
     def observe(self, gap: float, step: int) -> None:
-        """Take the gap of the clock's `step`; when it opens the gate, distillation begins with step + 1."""
+        """Add the gap of the clock's `step`; if that opens the gate, distillation begins with step + 1."""
         self.sum = GATE_BETA * self.sum + (1.0 - GATE_BETA) * gap
         self.num_seen += 1
         if not isinstance(self.threshold, str) and not self.is_open and self.gap >= self.threshold:
@@ -54,7 +54,7 @@ BETA = 0.98
 
 
 class HealthDetector:
-    """Averages of the good steps, and what was done about the bad ones."""
+    """Detects bad steps by running averages of the good ones, and counts those skipped or rolled back."""
 
     def __init__(self, spec: Health) -> None:
         self.spec = spec
@@ -65,8 +65,8 @@ class HealthDetector:
         self.words = ""  # what was wrong with the last bad step
 
     def judge(self, loss: float, norm: float, others: Sequence[float] = ()) -> Bad:
-        """Take the numbers of a step; what is wrong with it, '' when nothing is. Bad steps leave the averages
-        as they are.
+        """Classify a step by its loss, gradient norm and other losses: "nan", "spike", or "" for a good step.
+        Bad steps do not change the averages.
         """
         if not all(math.isfinite(number) for number in (loss, norm, *others)):
             self.words = f"loss {loss:.4g} or gradient norm {norm:.4g} is not finite"
@@ -102,7 +102,7 @@ class HealthDetector:
         return any(bad - self.spec.pass_over < step <= bad for bad in self.rolled_back)
 
     def check_patience(self, place: str, step: int, in_a_row: int) -> None:
-        """Refuse to go on when as many steps in a row were skipped as patience allows."""
+        """Raise AtelierError when as many steps in a row were skipped as `patience` allows."""
         if in_a_row < self.spec.patience:
             return
         what = "not finite or a spike" if self.spec.spike != "off" else "not finite"
@@ -112,7 +112,7 @@ class HealthDetector:
         )
 
     def summary(self) -> dict[str, Any]:
-        """What the record says of it: nothing where nothing happened."""
+        """The skipped and rolled-back steps for the model's summary; empty when there were none."""
         found: dict[str, Any] = {"skipped": self.num_skipped} if self.num_skipped else {}
         if self.rolled_back:
             found["rolled_back"] = list(self.rolled_back)
@@ -124,7 +124,7 @@ class HealthDetector:
         return {**self.sums, **counts, "rolled_back": list(self.rolled_back)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over `state()`; a checkpoint from before there was one leaves everything as at the start."""
+        """Restore `state()`; fields missing from an older checkpoint keep their initial values."""
         self.sums = {name: float(state.get(name, 0.0)) for name in self.sums}
         self.num_seen, self.num_skipped = state.get("num_seen", 0), state.get("num_skipped", 0)
         self.rolled_back = list(state.get("rolled_back", []))

@@ -1,4 +1,4 @@
-"""Held-out means while training goes on: the same rows at every look, no state touched."""
+"""Held-out evaluation during training: the same rows every time, no training state touched."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ Streams = Sequence[tuple[Dataset, float]]
 
 
 class HeldOut:
-    """The first rows of each held-out split, in the shares of the streams (one at least), dealt out over the
-    ranks.
+    """The first rows of each held-out split, in the shares of the streams (at least one row each), sharded
+    over the ranks.
 
-    `windows` are what every role is looked at with, of `sources`, fingerprints of tokens; of the other kinds
-    of rows those that the role has an objective for.
+    Every role is evaluated on `windows`, which come from `sources` (fingerprints of tokens artifacts); rows
+    of other kinds only for roles with an objective that reads them.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HeldOut:
 
     @property
     def name(self) -> str:
-        """Which windows these are: of two names that are equal, losses can be compared."""
+        """The name of these windows: losses under equal names are comparable."""
         places = self._places[""]
         counts = Counter(id(stream) for stream, _ in places)
         pairs = zip(self._sources, self._windows, strict=True)
@@ -55,8 +55,8 @@ class HeldOut:
         return held_out_name({source: counts[id(stream)] for source, (stream, _) in pairs}, length)
 
     def means(self, member: RoleState) -> dict[str, float]:
-        """By metric name, nats: the next-token loss of windows, each objective's mean of its rows; and the
-        share of rows that are right.
+        """Held-out means by metric name: the next-token loss on windows and each objective's mean on its
+        rows, in nats; for classes also the accuracy.
         """
         found = {"eval/loss": self._mean(member, "", "lm")[0]} if self._places[""] else {}
         for name, spec in member.role.objective.items():
@@ -75,7 +75,7 @@ class HeldOut:
             self._batches[key] = self._read(*key, member.parts.get(kind, -1))
         batches = self._batches[key]
         total = torch.zeros(3, dtype=torch.float64, device=self._gang.device)
-        total[:2] = member.look(batches, name)
+        total[:2] = member.evaluate(batches, name)
         if speaks(member.grid):
             counts: Counts = count(batches, len(member.parts))
             total[2] = counts.of(member.part(name) if kind else None)
@@ -83,8 +83,8 @@ class HeldOut:
         return loss / number, right / number
 
     def _read(self, kind: str, index: int, parts: int, part: int) -> list[Batch]:
-        """The index-th of so many parts, of one shape and as many batches as every other: a sharded forward
-        is a collective.
+        """Shard `index` of `parts`; all have equal shapes and batch counts, as a sharded forward is
+        collective.
         """
         every = self._places[kind]
         num, device = len(every), self._gang.device
@@ -105,7 +105,7 @@ class HeldOut:
 
 def _first(streams: Streams, number: int) -> list[tuple[Dataset, int]]:
     """The first rows of each stream, `number` in all."""
-    whole = sum(weight for _, weight in streams)  # no stream, as in fine-tuning on examples: no look
+    whole = sum(weight for _, weight in streams)  # no stream, as in fine-tuning on examples: no evaluation
     wanted = [max(1, round(number * weight / whole)) for _, weight in streams]
     return [
         (stream, i)
@@ -115,5 +115,5 @@ def _first(streams: Streams, number: int) -> list[tuple[Dataset, int]]:
 
 
 def speaks(grid: Grid) -> bool:
-    """Whether this rank counts its rows' labels: one of those that have the same rows."""
+    """Whether this rank counts the labels of its rows: one of the ranks that hold the same rows."""
     return grid.is_last and not (grid.places["context"] or grid.places["tensor"])

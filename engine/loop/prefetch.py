@@ -1,8 +1,8 @@
-"""The batches of each step on this rank: pure functions of the step, made one step ahead in a thread.
+"""The batches of each step on this rank: pure functions of the step, prefetched one step ahead in a thread.
 
-Step s takes samples [s G, (s+1) G) of the blend, G the global batch (where it grows: those behind all
-before); data index d of N the d-th of N equal runs of them. Ranks that share a model, a row's tokens or a
-matrix have the same data index and read the same.
+Step s takes samples [s G, (s+1) G) of the blend, G the global batch (if it grows: the G samples after all
+earlier ones); data index d of N takes the d-th of N equal runs of them. Ranks that share a model, a row's
+tokens or a matrix have the same data index and read the same samples.
 """
 
 import time
@@ -25,12 +25,12 @@ Batch = dict[str, Tensor]
 @dataclass(frozen=True)
 class StepData:
     batches: list[Batch]  # one a micro-batch, on the gang's device
-    counts: Counts  # of these samples; 0 where another rank speaks for them
+    counts: Counts  # of these samples; 0 where another rank counts them
     wait_s: float = 0.0
 
 
 class Prefetcher:
-    """Reads a blend on one rank; steps up to `last` are made ahead."""
+    """Reads a blend on one rank; steps before `last` are prefetched."""
 
     def __init__(
         self,
@@ -42,15 +42,17 @@ class Prefetcher:
         grid: Grid,
         num_parts: int = 0,
     ) -> None:
-        """`open_blend` gives the samples of so many tokens, `micro_batch` the sequences at once at a step."""
+        """`open_blend` opens the blend for a sequence length, `micro_batch` gives the sequences of a
+        micro-batch at a step.
+        """
         self._open, self._train, self._micro_batch = open_blend, train, micro_batch
         self._grid, self._last, self._num_parts = grid, last, num_parts
-        self._blend: tuple[int, Blend] | None = None  # that of the last step, and for how many tokens
+        self._blend: tuple[int, Blend] | None = None  # the last step's blend and its sequence length
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._ahead: tuple[int, Future[StepData]] | None = None
 
     def at(self, clock: int) -> StepData:
-        """The data of step `clock`; meanwhile the next step's is made."""
+        """The data of step `clock`; the next step's is prepared meanwhile."""
         begin = time.perf_counter()
         if self._ahead is None or self._ahead[0] != clock:
             self._ahead = (clock, self._thread.submit(self._make, clock))

@@ -32,7 +32,7 @@ def finished_files(member: RoleState) -> dict[str, bytes]:
 
 
 def _whole_state(member: RoleState) -> dict[str, Tensor]:
-    """All weights, whole, on rank 0's CPU: every stage puts its own together and its first rank sends."""
+    """All weights, unsharded, on rank 0's CPU: every stage gathers its own and its first rank sends them."""
     grid, gang = member.grid, member.gang
     mine = {name: whole(weight.detach()) for name, weight in member.parameters().items()}
     mine = {name: weight.cpu() for name, weight in mine.items() if gang.rank % grid.axes.ranks == 0}
@@ -51,15 +51,17 @@ def _whole_state(member: RoleState) -> dict[str, Tensor]:
 
 
 def _adapter(member: RoleState, state: dict[str, Tensor]) -> dict[str, bytes]:
-    """The trained additions alone, when the role was trained by low-rank additions."""
+    """The LoRA weights alone, if the role was trained with LoRA."""
     if member.role.trainable.kind != "lora":
         return {}
     return adapter_files(state, member.role.trainable, base=member.role.init)
 
 
 def check_digest(member: RoleState) -> None:
-    """A replayed teacher must end as the model it replays did; then what its students learned is what their
-    fingerprints say.
+    """Check that a replayed teacher ended with the weights of the model it replays: its students'
+    fingerprints name that model.
+
+    Raises AtelierError when it did not. A collective.
     """
     data = finished_files(member).get(WEIGHTS, b"")
     found = member.gang.from_first(hashlib.sha256(data).hexdigest())
@@ -72,7 +74,7 @@ def check_digest(member: RoleState) -> None:
 
 
 def publish(member: RoleState, url: str, *, inputs: Mapping[str, ArtifactInput], scratch: Path) -> None:
-    """Write the model's files and their body to `url`. A collective."""
+    """Write the model's files and body.json to `url`. A collective."""
     files = finished_files(member)
     if not member.gang.is_first:
         return
@@ -85,7 +87,7 @@ def publish(member: RoleState, url: str, *, inputs: Mapping[str, ArtifactInput],
 
 
 def summary(member: RoleState) -> dict[str, Any]:
-    """What the record says of the training. Steps are the clock's: at step s a student learned from the
+    """The model's summary for its record. Steps are the clock's: at step s a student learned from the
     teacher's weights after s steps.
     """
     result: dict[str, Any] = {
@@ -100,7 +102,7 @@ def summary(member: RoleState) -> dict[str, Any]:
         "computed": member.computed,
     }
     if len(member.codes) > 1:
-        result["codes"] = list(member.codes)  # trained on with other code, as somebody accepted
+        result["codes"] = list(member.codes)  # resumed with other code, by --accept-code
     if member.gate is not None:
         opened = member.gate.opened
         result["gate_step"] = opened if opened >= 0 else None

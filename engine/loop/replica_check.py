@@ -1,7 +1,7 @@
-"""Ranks that hold copies of the same weights compare exact sums of their bits: a flipped one is found, and
-whose it is.
+"""Silent data corruption check: ranks that hold replicas of the same weights compare exact checksums, which
+shows a flipped bit and the rank that has it.
 
-Compared before every checkpoint, so that whatever was written held when all agreed.
+Run before every checkpoint, so that a checkpoint is only written while all replicas agree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,16 @@ from atelier.engine.loop.role_state import RoleState
 from atelier.engine.model.placement import is_split, local
 from atelier.engine.parallel.gang import Gang
 
-COPYING = ("replicate", "tensor")  # along the others every rank has parts of its own
+COPYING = ("replicate", "tensor")  # along the other axes every rank has its own shard
 PIECE = 1 << 22  # elements summed at once
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: Tensor) -> Tensor:
-    """Two whole numbers, shape (2,) int64: the sum of the tensor's words, plain and weighted by 1, 2, 3 ...
+    """A checksum of two integers, shape (2,) int64: the sum of the tensor's words, plain and weighted by 1,
+    2, 3 ...
 
-    Exact modulo 2^64: any single changed bit changes both; no order of summation does.
+    Exact modulo 2^64: any single changed bit changes both; the order of summation changes neither.
     """
     flat = tensor.detach().contiguous().view(-1)
     flat = flat.view(_WORDS[flat.element_size()])
@@ -36,9 +37,7 @@ def digest(tensor: Tensor) -> Tensor:
 
 
 def held_tensors(member: RoleState, axis: str) -> dict[str, Tensor]:
-    """Every tensor of a role, weights and optimiser states, of which each rank along the axis holds the same
-    part.
-    """
+    """Weights and optimiser states of a role that all ranks along the axis hold in common, by name."""
     mine: dict[str, Tensor] = {}
     for name, weight in member.parameters().items():
         if is_split(weight, axis):
@@ -52,8 +51,8 @@ def held_tensors(member: RoleState, axis: str) -> dict[str, Tensor]:
 def compare(
     tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, device: torch.device
 ) -> dict[int, str]:
-    """Ranks of `group` whose tensors differ from those of most, with the first tensor that does; all of them
-    where no value has a majority. A collective of the group.
+    """Ranks of `group` whose tensors differ from the majority's, with the first tensor that differs; all
+    ranks where no value has a majority. A collective of the group.
     """
     if group is None or not tensors:
         return {}
@@ -73,8 +72,8 @@ def compare(
 
 
 def check_copies(members: Sequence[RoleState], gang: Gang, step: int) -> None:
-    """Refuse to go on, on every rank, when copies of the roles' weights differ anywhere; names the ranks. A
-    collective.
+    """Raise CopiesError on every rank when replicas of the roles' weights differ anywhere; it names the
+    ranks. A collective.
     """
     found: dict[str, list[int]] = {}
     copies = 0
@@ -102,7 +101,7 @@ def check_copies(members: Sequence[RoleState], gang: Gang, step: int) -> None:
 
 
 def _all_suspects(suspects: dict[int, str], member: RoleState, gang: Gang) -> dict[int, str]:
-    """Every rank of the gang that any of its group suspects, with the weight; the same on all ranks."""
+    """Every suspected rank of the gang, with the weight; the same result on all ranks."""
     marks = torch.zeros(gang.world, dtype=torch.int64, device=gang.device)
     if gang.rank in suspects:
         marks[gang.rank] = 1 + member.every_name.index(suspects[gang.rank].split(" ")[0])

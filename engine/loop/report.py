@@ -1,5 +1,5 @@
-"""What a gang tells: JSON lines on stdout and the metric segments of its trajectories, both from rank 0
-alone. Torch-free.
+"""Output of a gang: progress as JSON lines on stdout, and the metric segments of its trajectories, both from
+rank 0 alone. Torch-free.
 """
 
 import json
@@ -16,7 +16,7 @@ PROGRESS_EVERY = 0.5  # seconds
 
 
 class ProgressReport:
-    """Progress of the whole run file: `total` steps over all its trainings."""
+    """Progress over the whole run file: `total` steps over all its trainings."""
 
     def __init__(self, *, total: int, is_first: bool) -> None:
         self.total, self.is_first = total, is_first
@@ -25,8 +25,8 @@ class ProgressReport:
         self._rate = 0.0
 
     def say(self, **words: Any) -> None:
-        """One JSON object on stdout, at once. Nobody listening is no reason to stop: the guard's pipe decides
-        that.
+        """Print one JSON object on stdout and flush. A closed stdout does not stop the training; the
+        supervisor's pipe does that.
         """
         if not self.is_first:
             return
@@ -35,10 +35,10 @@ class ProgressReport:
         except (BrokenPipeError, ValueError):
             self.is_first = False
         except OSError:
-            return  # a full disk: the words stay in the buffer and come when there is room
+            return  # a full disk: the text stays in the buffer and is written when there is room
 
     def progress(self, step: int, step_s: float, losses: dict[str, float], *, is_last: bool) -> None:
-        """At most two lines a second; `rate` in steps a second, smoothed."""
+        """Report a step, at most twice a second; `rate` in steps a second, smoothed."""
         rate = 1.0 / max(step_s, 1e-9)
         self._rate = rate if self._rate == 0.0 else 0.9 * self._rate + 0.1 * rate
         now = time.monotonic()
@@ -52,7 +52,7 @@ class ProgressReport:
 
 
 class MetricLog:
-    """The metric lines of one role, each to the trajectory that its step belongs to."""
+    """Writes the metric lines of one role, each to the trajectory that its step belongs to."""
 
     def __init__(self, segments: Sequence[SegmentAddress], *, is_first: bool) -> None:
         self._segments = tuple(segments) if is_first else ()
@@ -62,7 +62,7 @@ class MetricLog:
         for segment in self._segments:
             if segment.start < line.step <= segment.end:
                 if segment.url not in self._open:
-                    with suppress(OSError):  # the lines stay in their segments; the next checkpoint will tell
+                    with suppress(OSError):  # the lines stay buffered; the next checkpoint reports the error
                         self.flush()
                     self._open[segment.url] = Segments(segment.url, segment.attempt)
                 self._open[segment.url].add(line)

@@ -1,9 +1,9 @@
-"""From which step each role goes on, read from the checkpoints that its trajectories have. Plain numbers, no
+"""Find from which step each role resumes, from the checkpoints of its trajectories. Plain numbers, no
 tensors.
 
-Students first: a student goes on from its newest good checkpoint, its teacher from the newest one that is not
-past any unfinished student. A role without a checkpoint begins at its start. The gang's clock begins at the
-earliest of them; who is ahead waits.
+Students first: a student resumes from its newest good checkpoint, its teacher from the newest one that is not
+past any unfinished student. A role without a checkpoint begins at its start step. The gang's clock begins at
+the earliest of these steps; roles that are ahead wait.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass
 class ResumePoint:
-    """Where the roles stand: `steps` by role (frozen ones have none), which of them have a checkpoint there,
-    what was found damaged.
+    """Where the roles resume: `steps` by role (none for frozen ones), which of them have a checkpoint there,
+    and what was found damaged.
     """
 
     steps: dict[str, int] = field(default_factory=dict)
@@ -30,14 +30,17 @@ class ResumePoint:
     damages: list[str] = field(default_factory=list)
 
     def clock(self, members: Mapping[str, Member]) -> int:
-        """The step with which the gang begins: the earliest of the unfinished roles, or the end."""
+        """The first step of the gang: the earliest step of the unfinished roles, or the end."""
         unfinished = [step for name, step in self.steps.items() if step < members[name].segments[-1].end]
         return min(unfinished, default=max(self.steps.values(), default=0))
 
 
 def resume_point(members: Mapping[str, Member], limits: Mapping[str, int]) -> ResumePoint:
-    """Find every role's step, not past its limit where it has one. Roles that nobody needs any more, finished
-    and published, are left out of `steps`.
+    """Find every role's step, not past its limit where it has one. Roles that are finished, published and
+    needed by no student are left out of `steps`.
+
+    Raises ConfigError when a teacher starts later than its students, DamageError when a role must be trained
+    again without a lease.
     """
     result = ResumePoint()
     for name in students_first(members):
@@ -71,11 +74,11 @@ def resume_point(members: Mapping[str, Member], limits: Mapping[str, int]) -> Re
 def resume_point_together(
     members: Mapping[str, Member], limits: Mapping[str, int], gang: RankGroup
 ) -> ResumePoint:
-    """`plan` by rank 0, after it has reached every store that checkpoints go to; its result or its error is
-    every rank's.
+    """`resume_point` on rank 0, after a check that every checkpoint store is reachable; all ranks get its
+    result or raise its error.
     """
 
-    def look() -> ResumePoint | None:
+    def decide() -> ResumePoint | None:
         if gang.rank != 0:
             return None
         for member in members.values():
@@ -83,7 +86,7 @@ def resume_point_together(
                 reach(checkpoints(member.segments[-1]))
         return resume_point(members, limits)
 
-    return cast(ResumePoint, all_or_none(gang, look, lambda found: found[:1] * gang.world))
+    return cast(ResumePoint, all_or_none(gang, decide, lambda found: found[:1] * gang.world))
 
 
 def students_first(members: Mapping[str, Member]) -> list[str]:
@@ -103,13 +106,13 @@ def students_first(members: Mapping[str, Member]) -> list[str]:
 
 
 def protected_steps(members: Mapping[str, Member]) -> set[int]:
-    """Steps whose checkpoints are always kept: all ends of segments and all starts, of all roles."""
+    """Steps whose checkpoints are always kept: the ends of all segments and the start steps of all roles."""
     ends = {segment.end for member in members.values() for segment in member.segments}
     return ends | {int(member.role.start) for member in members.values() if member.mode != "frozen"} - {0}
 
 
 def _newest(member: Member, at_most: int, damages: list[str]) -> int | None:
-    """The newest good checkpoint of a role's own segments, not past `at_most`."""
+    """The newest good checkpoint in a role's own segments, not past `at_most`."""
     first = member.segments[0]
     for segment in reversed(member.segments):
         lowest = segment.start if segment is first else segment.start + 1
@@ -125,8 +128,8 @@ def _newest(member: Member, at_most: int, damages: list[str]) -> int | None:
 
 
 def _check_leases(member: Member, step: int, damages: list[str]) -> None:
-    """A DamageError when a role would be trained from `step` on where its gang may not write: what it was to
-    go on from was damaged, or somebody has removed it since.
+    """Raise DamageError when a role would be trained on from `step` without a lease: the checkpoint it should
+    resume from was damaged or has been removed since.
     """
     for segment in member.segments:
         if member.mode == "train" and segment.end > step and not segment.is_leased:

@@ -1,6 +1,4 @@
-"""One role in a gang: its network, its optimiser, where it stands on the gang's clock, and what of it is
-checkpointed.
-"""
+"""One role in a gang: its network, optimiser, position on the gang's clock, and checkpointed state."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,8 +27,8 @@ from atelier.engine.parallel.grid import Grid
 
 
 class RoleState:
-    """A role at `step`: the number of steps of the clock that its weights have behind them. It moves only
-    while the clock is there. On ranks that have no part of it, it has no `body`.
+    """A role whose weights have seen `step` steps of the gang's clock. It trains only while the clock is at
+    its step. On ranks that hold no part of it, `body` is None.
     """
 
     def __init__(
@@ -50,19 +48,19 @@ class RoleState:
         self.body: RoleModel | None = None
         self.precision: Precision = precision
         self.progressive = progressive
-        self.parts = {kind: number for number, kind in enumerate(parts)}  # of the mixture, by kind of rows
+        self.parts = {kind: number for number, kind in enumerate(parts)}  # index of the part by kind of rows
         self.health = health
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
-        self.stored_step = -1  # the step of its newest checkpoint that this process read or began to write
+        self.stored_step = -1  # of the newest checkpoint that this process read or began to write
         self.optimizer: torch.optim.Optimizer | None = None
-        self.every_name: list[str] = []  # of all weights, on whatever rank
-        self.places: dict[str, int] = {}  # of those that train, in the order of their squared norms
+        self.every_name: list[str] = []  # names of all weights, on any rank
+        self.places: dict[str, int] = {}  # index of each trainable weight among the squared norms
         self.gate = DistillationGate(spec.role.gate, self.start) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
         self.codes: tuple[str, ...] = (
             (spec.code,) if spec.code else ()
-        )  # that have trained it, the newest last
+        )  # digests of the code that has trained it, newest last
         self.computed = computed_in(precision, grid.gang.device)
         self.last: dict[str, float] = {}  # loss and eval/loss as last measured, and eval/step: when
         self.held_out = ""  # the name of what eval/loss was last measured on
@@ -78,8 +76,10 @@ class RoleState:
             )
 
     def go_on_from(self, codes: tuple[str, ...], computed: str, step: int) -> None:
-        """Take over by which codes the checkpoint of `step` was trained. ConfigError when it was computed in
-        other arithmetic than this process has, unless that was accepted.
+        """Take over the code digests of the checkpoint of `step`.
+
+        Raises ConfigError when it was computed in another arithmetic than this process uses, unless that was
+        accepted.
         """
         if computed and computed != self.computed and step > self.start and not self.spec.accept_code:
             raise ConfigError(
@@ -97,33 +97,33 @@ class RoleState:
 
     @property
     def is_kept(self) -> bool:
-        """Whether checkpoints and metrics of it are written."""
+        """Whether its checkpoints and metrics are written."""
         return self.spec.mode == "train"
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The weights that lie on this rank, by their names in the plain model."""
+        """The weights that this rank holds, by their names in the plain model."""
         return self.body.parameters() if self.body is not None else {}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         return {name: weight for name, weight in self.parameters().items() if weight.requires_grad}
 
     def is_active(self, clock: int) -> bool:
-        """Whether step `clock` is one of its own. A frozen member is active when somebody learns from it: the
-        loop knows.
+        """Whether it trains at step `clock`. A frozen role is active while it has an active student:
+        step_group_at decides that.
         """
         return self.moves and self.step == clock < self.end
 
     def flops_per_token(self, sequence: int) -> float:
-        """FLOPs that a training token costs: forward and backward, or a third of them when nothing moves."""
+        """FLOPs per training token: forward and backward, or a third of them for a frozen role."""
         return self.role.model.flops_per_token(sequence) / (1 if self.moves else 3)
 
     def scale_dropout(self, share: float) -> None:
-        """Multiply the model's dropout by this for the steps that come."""
+        """Multiply the model's dropout by `share` from the next step on."""
         if self.body is not None and self.moves:
             self.body.scale_dropout(share)
 
     def needs_logits(self) -> bool:
-        """True in steps in which it learns from its teacher's logits, on this rank."""
+        """True on this rank in steps in which the role learns from its teacher's logits."""
         specs = self.role.objective.values()
         return (
             self.body is not None
@@ -132,7 +132,7 @@ class RoleState:
         )
 
     def is_distilling(self) -> bool:
-        """Whether the step that comes is a lesson."""
+        """Whether the next step distils: the gate is open and the step is a multiple of `period`."""
         is_due = (self.step - self.start) % self.role.period == 0
         return self.gate is not None and self.gate.is_open and is_due
 
@@ -149,25 +149,29 @@ class RoleState:
         return {name: (spec, spec.weight / whole) for name, spec in active.items()}
 
     def part(self, name: str) -> int | None:
-        """The part of the mixture that an objective reads; None = all rows, as whatever needs the teacher."""
+        """The part of the mixture that an objective reads; None = all rows, as for every objective that needs
+        the teacher.
+        """
         spec = self.role.objective.get(name.removesuffix(RIGHT))
         if spec is None or not self.parts or type(spec).needs_teacher:
             return None
         return self.parts[type(spec).reads]
 
     def logged(self) -> list[str]:
-        """The names of the sums that a step makes."""
+        """The names of the sums that a step computes."""
         mix = self.mix()
         return [*mix, *(name + RIGHT for name, (spec, _) in mix.items() if type(spec).compares == "classes")]
 
     def _shares(self, counts: Counts) -> Mix:
-        """The mix for sums that are divided by all scored tokens: an objective of few rows weighs as much."""
+        """The objectives with shares rescaled for sums divided by all scored tokens, so that an objective of
+        few rows keeps its weight.
+        """
         scales = {name: counts.divisor / max(1, counts.of(self.part(name))) for name in self.mix()}
         return {name: (spec, share * scales[name]) for name, (spec, share) in self.mix().items()}
 
     def work(self, batches: list[dict[str, Tensor]], clock: int, counts: Counts) -> StepWork:
-        """The step's work on this rank's tokens; dropout's keys are those of (seed, role, step, sample,
-        place).
+        """The step's work on this rank's tokens; dropout keys depend on (seed, role, step, sample,
+        position).
         """
         mine = []
         for batch in batches:
@@ -189,14 +193,14 @@ class RoleState:
             self.body.train(work, after)
 
     def infer(self, work: StepWork, after: After) -> None:
-        """Forward passes of all micro-batches; touches no generator and leaves nothing behind."""
+        """Forward passes of all micro-batches; uses no random generator and leaves no state behind."""
         if self.body is not None:
             with torch.no_grad():
                 self.body.infer(work, after)
 
-    def look(self, batches: list[dict[str, Tensor]], name: str) -> Tensor:
-        """Sum of one objective over held-out batches, and how many rows are right, float64; this rank's part.
-        With the name lm it is next-token loss, of any role.
+    def evaluate(self, batches: list[dict[str, Tensor]], name: str) -> Tensor:
+        """Sum of one objective over held-out batches, and how many rows are right, float64; this rank's
+        contribution. The name "lm" is next-token loss, for any role.
         """
         total = torch.zeros(2, dtype=torch.float64, device=self.gang.device)
         if self.body is None:
@@ -211,7 +215,7 @@ class RoleState:
             total[0] += sums[name].double()
             total[1] += sums.get(name + RIGHT, 0)
 
-        # eagerly: a look is too short to compile a second graph for
+        # eagerly: an evaluation is too short to compile a second graph for
         with torch.compiler.set_stance("force_eager") if self.body.is_compiled else nullcontext():
             self.body.set_training(False)
             self.infer(work, add)
@@ -220,8 +224,8 @@ class RoleState:
         return total if self.grid.is_counted else torch.zeros_like(total)
 
     def squares(self) -> Tensor:
-        """This rank's part of each weight's squared gradient norm, float64, in the order of `places`: the
-        parts of all ranks add up to it. Called when all gradients are there.
+        """This rank's contribution to each weight's squared gradient norm, float64, in the order of `places`:
+        summed over all ranks they give the norm. Called when all gradients are complete.
         """
         total = torch.zeros(len(self.places), dtype=torch.float64, device=self.gang.device)
         if self.body is None:
@@ -239,8 +243,8 @@ class RoleState:
         return total
 
     def update(self, norm: float, *, is_good: bool) -> float:
-        """Clip by the global norm and take the optimiser's step, or skip it when the step is not good;
-        returns the lr.
+        """Clip by the global norm and take the optimiser's step, or skip it if `is_good` is false; returns
+        the lr.
         """
         spec = self.role.optim
         rate = spec.lr * spec.schedule.factor(self.step, self.start, self.end)
@@ -267,16 +271,16 @@ class RoleState:
         self.health.check_patience(f"roles.{self.name}", self.step, self.num_skipped)
 
     def segment(self, step: int) -> SegmentAddress:
-        """The trajectory whose checkpoint `step` is; a role's first one is at its start."""
+        """The trajectory segment that the checkpoint of `step` belongs to; a role's first checkpoint is at
+        its start step.
+        """
         first = self.spec.segments[0]
         if step == first.start:
             return first
         return next(part for part in self.spec.segments if part.start < step <= part.end)
 
     def state(self) -> dict[str, Any]:
-        """Everything that moves, by names that know neither the role nor the layout. Tensors are the live
-        ones.
-        """
+        """Everything to checkpoint, under names independent of role and layout. Tensors are the live ones."""
         trainable = self.trainable()
         states = self.optimizer.state if self.optimizer is not None else {}
         return {
@@ -294,7 +298,7 @@ class RoleState:
         }
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
-        """Take over what `state()` of a checkpoint gave back; its tensors were filled in place."""
+        """Restore the values that loading a `state()` returned; its tensors were filled in place."""
         if self.gate is not None:
             self.gate.restore(state["gate"])
         counts = state["counts"]
@@ -305,11 +309,11 @@ class RoleState:
         self.step = self.stored_step = step
 
     def prime_optimizer(self) -> None:
-        """Make the optimiser's states exist as they are before the first step, all zero, so that checkpoints
-        always have the same names.
+        """Create the optimiser's states, all zero, so that checkpoints have the same names from the
+        first on.
         """
         optimizer = self.optimizer
-        assert optimizer is not None  # who has none is not primed
+        assert optimizer is not None  # only called with an optimiser
         for weight in self.trainable().values():
             weight.grad = torch.zeros_like(weight)
         set_lr(optimizer, 0.0)

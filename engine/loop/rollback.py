@@ -1,9 +1,10 @@
-"""Rolling back: a root and all who learn from it return to a checkpoint before the steps that went wrong, and
-pass these steps over when the clock comes again (PaLM, 2204.02311, section 5.1).
+"""Rollback: a root and all its students return to a checkpoint before the steps that went wrong, and pass
+these steps over when the clock comes there again (PaLM, 2204.02311, section 5.1).
 
-The result does not depend on which checkpoint it was: up to the first step passed over all is as it was.
-Other roots keep what they have and wait. No checkpoint with another past is left when the gang goes on, and
-each new one names the steps, so that a run that is killed in between ends with the same bits.
+The result does not depend on which checkpoint that is: up to the first step passed over, training is
+deterministic. Other roots keep their state and wait. Checkpoints reached through the bad steps are removed
+before the gang goes on, and each new one lists the steps passed over, so that a run killed in between ends
+with the same bits.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,8 +21,8 @@ from atelier.engine.parallel.gang import Gang
 
 @dataclass(frozen=True)
 class History:
-    """What a training has rolled back so far: the bad steps by root, and the steps at which roles go on at
-    most.
+    """What a training has rolled back so far: the bad steps by root, and the latest step from which each role
+    may resume.
     """
 
     bad: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -29,7 +30,7 @@ class History:
 
 
 class RolledBack(Exception):
-    """The gang has to begin again, with this history."""
+    """Raised to restart the gang with this history."""
 
     def __init__(self, history: History) -> None:
         super().__init__("rolled back")
@@ -37,23 +38,23 @@ class RolledBack(Exception):
 
 
 def root_of(members: Mapping[str, RoleState], member: RoleState) -> RoleState:
-    """The role at the head of a role's teachers."""
+    """The root of a role: the head of its chain of teachers."""
     while member.role.teacher in members:
         member = members[member.role.teacher]
     return member
 
 
 def back_to(root: RoleState, member: RoleState, bad: int) -> int:
-    """The step that a member of the root's circle returns to at most when the root rolls back for `bad`."""
+    """The latest step to which a member of the root's step group returns when the root rolls back."""
     return max(member.start, root.start, bad - root.health.spec.pass_over)
 
 
 def remember(members: Mapping[str, RoleState], history: History) -> History | None:
-    """Every role knows the steps that its root passes over: from the history, and from the checkpoint of any
-    role of the root's circle.
+    """Give every role the steps that its root passes over: from the history, and from the checkpoints of all
+    roles with the same root.
 
-    A history when a checkpoint is past one that it does not know: a student whose teacher is replayed may
-    have saved one before the teacher found out again.
+    Returns a history when a checkpoint is past a bad step that it does not list: a student whose teacher is
+    replayed may have saved one before the teacher met the bad step again.
     """
     known = {name: set(bad) for name, bad in history.bad.items()}
     for member in members.values():
@@ -67,12 +68,12 @@ def remember(members: Mapping[str, RoleState], history: History) -> History | No
             at_most[name] = first
         if unknown:
             member.health.rolled_back = sorted(known[root.name])
-            member.stored_step = -1  # what is stored does not know them yet
+            member.stored_step = -1  # the stored checkpoint does not list them yet
     return History({name: tuple(sorted(bad)) for name, bad in known.items()}, at_most) if at_most else None
 
 
 def part(step_group: StepGroup, clock: int) -> tuple[StepGroup, list[RoleState]]:
-    """Who takes the step of `clock`, and whose root passes it over."""
+    """Split the step group of `clock`: the roles that take the step, and those whose root passes it over."""
     passing: list[RoleState] = []
 
     def visit(member: RoleState) -> None:
@@ -91,7 +92,7 @@ def part(step_group: StepGroup, clock: int) -> tuple[StepGroup, list[RoleState]]
 
 
 def pass_over(member: RoleState) -> StepOutcome:
-    """The step goes by: no samples, no update."""
+    """Advance a role over a passed-over step: no samples, no update."""
     nothing = float("nan")
     member.step += 1
     is_bad = member.step in member.health.rolled_back
@@ -103,8 +104,10 @@ def pass_over(member: RoleState) -> StepOutcome:
 def act(
     members: Mapping[str, RoleState], outcomes: Mapping[str, StepOutcome], report: ProgressReport
 ) -> History | None:
-    """Tell what went wrong in a step and do what the roles' health says; a history when the gang has to begin
-    again.
+    """Report what went wrong in a step and act as the roles' health settings say; returns a history when the
+    gang has to restart.
+
+    Raises AtelierError for the action "stop", after too many rollbacks, or when patience is exceeded.
     """
     bad: dict[str, tuple[int, ...]] = {}
     for name, outcome in outcomes.items():
@@ -112,24 +115,24 @@ def act(
         if not outcome.bad:
             continue
         step, detector = member.step, member.health
-        logit_cache = f"roles.{name}: step {step}: {detector.words}"
+        problem = f"roles.{name}: step {step}: {detector.words}"
         action = detector.spec.action(outcome.bad, has_teacher=bool(member.role.teacher))
         if action == "stop":
             way_out = f"health.{outcome.bad}=skip or rollback would go on; the last checkpoint before is kept"
-            raise AtelierError(f"{logit_cache}; stopped; {way_out}")
+            raise AtelierError(f"{problem}; stopped; {way_out}")
         if action == "skip":
-            report.say(warning=f"{logit_cache}; skipped")
+            report.say(warning=f"{problem}; skipped")
             continue
         count = len(detector.rolled_back) + 1
         if count > detector.spec.rollbacks:
             raise AtelierError(
-                f"{logit_cache}; it was rolled back {detector.spec.rollbacks} times already; "
+                f"{problem}; it was rolled back {detector.spec.rollbacks} times already; "
                 f"lower roles.{name}.optim.lr, or raise health.rollbacks"
             )
         first = max(member.start, step - detector.spec.pass_over) + 1
         passed = f"step {step} is" if first == step else f"steps {first} to {step} are"
         most = detector.spec.rollbacks
-        report.say(warning=f"{logit_cache}; rolled back, {passed} passed over (rollback {count} of {most})")
+        report.say(warning=f"{problem}; rolled back, {passed} passed over (rollback {count} of {most})")
         bad[name] = (*detector.rolled_back, step)
     if not bad:
         for name in outcomes:
@@ -145,7 +148,7 @@ def act(
 
 
 def drop_later(members: Iterable[RoleState], history: History, gang: Gang) -> None:
-    """Remove the checkpoints that were reached by the steps that are now passed over."""
+    """Remove the checkpoints that were reached through steps that are now passed over."""
     if gang.is_first:
         for member in members:
             if not member.is_kept or member.name not in history.at_most:

@@ -1,4 +1,4 @@
-"""What a training reads: its streams opened, to learn from and held out."""
+"""The sample streams of a training, opened for training and for held-out evaluation."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,13 +26,13 @@ class Samples:
         self._seed = training.train.seed
 
     def blend(self, sequence: int) -> Blend:
-        """What is learned from, in rows of so many tokens."""
+        """The training blend, in rows of `sequence` tokens."""
         streams = self._training.streams
         return Blend([(self._open(each, TRAIN, sequence), each.weight) for each in streams], self._seed)
 
     def held_out(self) -> tuple[Streams, Mapping[str, Streams], list[str]]:
-        """Windows of all token sources, whatever is learned from them; the rows of each kind; and the
-        fingerprints of the sources.
+        """Windows of all token sources, whatever the training reads; the rows of each kind; the fingerprints
+        of the sources.
         """
         sequence = self._training.train.sequence
         shares: dict[str, float] = {}
@@ -72,7 +72,7 @@ class Samples:
         return self._numbered(rows, stream)
 
     def _numbered(self, rows: Any, stream: Stream) -> Dataset:
-        """The data set, its rows to be known by the number of their kind where there are several."""
+        """The data set, its rows labelled with the index of their kind when the mixture has several kinds."""
         if self._training.parts:
             rows.part = self._training.parts.index(stream.kind)
         return rows

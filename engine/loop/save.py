@@ -1,6 +1,6 @@
-"""Checkpoints of a gang's roles, written beside training, and which of them stay: the newest, those at every
-n-th step, the best, the branch points. A failed save is loud; it is fatal only when none is left to fall back
-on.
+"""Checkpoints of a gang's roles, written in the background, and their retention: the newest, every n-th step,
+the best, the branch points. A failed save is a warning; it is an error only when no earlier checkpoint is
+left.
 """
 
 import time
@@ -19,21 +19,21 @@ from atelier.engine.loop.resume import checkpoints
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.parallel.gang import Gang, return_freed_memory
 
-KEPT = "kept"  # <trajectory>/kept/<step>: for good; a branch point, or a multiple of train.keep_every
-BEST = "best"  # <trajectory>/best/<step>: until better ones push it out
+KEPT = "kept"  # <trajectory>/kept/<step>: kept for good; a branch point, or a multiple of train.keep_every
+BEST = "best"  # <trajectory>/best/<step>: kept until better ones replace it
 
 
 class Retention:
-    """The rule of one training. Rank 0 applies it to a trajectory after each of its checkpoints."""
+    """The retention rule of one training. Rank 0 applies it to a trajectory after each of its checkpoints."""
 
     def __init__(self, train: Train, protected: set[int]) -> None:
         self._keep, self._every, self._num_best = train.keep, train.keep_every, train.keep_best
         self._protected = protected
-        self._losses: dict[str, float | None] = {}  # by address: a manifest is read once
+        self._losses: dict[str, float | None] = {}  # by URL: a manifest is read once
 
     def apply(self, segment: SegmentAddress) -> list[int]:
-        """Mark what is to stay, then remove the rest; returns the removed steps. An OSError leaves at worst
-        more than was asked for.
+        """Mark the checkpoints to keep, then remove the rest; returns the removed steps. After an OSError at
+        worst too many are left.
         """
         found, marked = steps(checkpoints(segment)), marks(segment, KEPT)
         for step in found:
@@ -47,8 +47,8 @@ class Retention:
         return bool(self._every and step % self._every == 0) or bool(self._keep and step in self._protected)
 
     def _mark_best(self, segment: SegmentAddress, found: list[int]) -> None:
-        """Move the markers to the checkpoints with the lowest loss; new ones first, so that a kill between
-        leaves one too many.
+        """Move the markers to the checkpoints with the lowest loss; new markers first, so that a kill in
+        between leaves one too many.
         """
         losses = {step: self._loss(address(checkpoints(segment), step), step) for step in found}
         ranked = sorted((loss, step) for step, loss in losses.items() if loss is not None)
@@ -59,14 +59,14 @@ class Retention:
             remove(join(segment.url, BEST, str(step)))
 
     def _loss(self, url: str, step: int) -> float | None:
-        """The held-out loss of exactly these weights; None when none was measured or a file is not whole."""
+        """The held-out loss of exactly these weights; None if it was not measured or a file is not whole."""
         if url not in self._losses:
             self._losses[url] = held_out_loss(url, step) if looks_whole(url, step) else None
         return self._losses[url]
 
 
 def held_out_loss(url: str, step: int) -> float | None:
-    """What the checkpoint at `url` says it scored on held-out text at its own step; no tensor is read."""
+    """The held-out loss recorded in the checkpoint at `url` for its own step, or None; reads no tensor."""
     last = nested(read_manifest(url, step=step).values).get("last", {})
     return last.get("eval/loss") if last.get("eval/step") == step else None
 
@@ -76,12 +76,12 @@ def marks(segment: SegmentAddress, folder: str) -> set[int]:
 
 
 def stays(segment: SegmentAddress) -> set[int]:
-    """The steps that some training marked as to stay, also when the model is finished."""
+    """The steps that some training marked to be kept, also after the model is finished."""
     return marks(segment, KEPT) | marks(segment, BEST)
 
 
 class Saver:
-    """Saves and then retains. One round of saves is under way at a time."""
+    """Saves checkpoints and applies retention. One set of saves is under way at a time."""
 
     def __init__(
         self, *, retention: Retention, curves: dict[str, MetricLog], gang: Gang, report: ProgressReport
@@ -93,9 +93,9 @@ class Saver:
 
     def save(self, members: list[RoleState], step: int) -> float:
         """Begin saving `members`, given students first: they are committed in this order. Returns the seconds
-        that training stood still.
+        for which training was blocked.
 
-        Their metric lines are sealed before: a checkpoint never exists without the curve that led to it.
+        Their metric lines are sealed first: a checkpoint never exists without the metrics that led to it.
         """
         began = time.perf_counter()
         self.settle()
@@ -104,7 +104,7 @@ class Saver:
             self._unsealed = OSError(unsealed)
             self._report.say(warning=f"checkpoint of step {step} failed: {unsealed}")
             return time.perf_counter() - began
-        return_freed_memory()  # the copies that are written would lie beside the room of a step
+        return_freed_memory()  # else the copies add to the memory of a step
         for member in members:
             segment = member.segment(step)
             place = address(checkpoints(segment), step)
@@ -123,7 +123,7 @@ class Saver:
         return time.perf_counter() - began
 
     def _seal(self, members: list[RoleState]) -> str:
-        """Seal the metric lines so far; what kept them from it, '' when nothing did."""
+        """Seal the metric lines so far; returns the error text, '' on success."""
         try:
             for member in members:
                 self._curves[member.name].flush()
@@ -132,8 +132,9 @@ class Saver:
         return ""
 
     def settle(self, *, is_last: bool = False) -> None:
-        """Wait for what is under way. A failed save is told; it ends the training when it was the last one or
-        none came before.
+        """Wait for the saves under way. A failed save is reported as a warning.
+
+        Raises AtelierError when it was the last one or no earlier checkpoint exists.
         """
         pending, self._pending = self._pending, []
         failure, self._unsealed = self._unsealed, None
@@ -142,7 +143,7 @@ class Saver:
                 save.wait()
             except ConfigError:
                 raise
-            except Exception as error:  # each kind of store has errors of its own; told, and on all ranks
+            except Exception as error:  # each kind of store has errors of its own; the same on all ranks
                 failure = error
                 self._report.say(warning=f"checkpoint {member.name} step {step} failed: {error}")
                 continue
@@ -154,7 +155,7 @@ class Saver:
             )
 
     def restore(self, member: RoleState, step: int) -> None:
-        """Put `member` where its checkpoint of `step` is."""
+        """Load the checkpoint of `step` into `member`."""
         segment = member.segment(step)
         state = member.state()
         place = address(checkpoints(segment), step)
@@ -165,8 +166,8 @@ class Saver:
         member.held_out = manifest.held_out
 
     def _retain(self, segment: SegmentAddress) -> None:
-        """Remove what need not stay. What the store refuses is told: the checkpoint is there, and the next
-        one tries again.
+        """Apply retention. A store error is only a warning: the checkpoint exists and the next save
+        retries.
         """
         try:
             self._retention.apply(segment)
@@ -174,8 +175,8 @@ class Saver:
             self._report.say(warning=f"older checkpoints of {segment.url} stay: {error}")
 
     def _has_earlier(self, pending: list[tuple[RoleState, SegmentAddress, int, Pending]]) -> bool:
-        """Whether every role has another checkpoint in its trajectories; rank 0 looks for all. A store that
-        does not answer is asked at the next save: it may only be away.
+        """Whether every role has an earlier checkpoint in its trajectories; rank 0 checks for all. A store
+        that does not answer counts as yes: the outage may be short, and the next save checks again.
         """
         found = False
         if self._gang.is_first:
@@ -190,7 +191,7 @@ class Saver:
 
 
 def forget(members: list[RoleState], gang: Gang) -> None:
-    """Remove the checkpoints of finished roles, but those that some training marked as to stay."""
+    """Remove the checkpoints of finished roles, except those marked to be kept."""
     if not gang.is_first:
         return
     for member in members:

@@ -1,7 +1,8 @@
-"""A model, or one pipeline stage of it, together with the objectives computed from its hidden states (so that
-sharding sees one root); and the stages of one role on this rank, trained and run as one.
+"""A model, or one pipeline stage of it, with the objectives computed from its hidden states inside the same
+module (so that sharding sees one root); and the stages of one role on this rank.
 
-B rows, T tokens, D hidden, V vocab"""
+B rows, T tokens, D hidden, V vocab
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,8 +21,8 @@ from atelier.engine.model.contract import Output, Relations
 from atelier.engine.model.placement import local, settle_gradient
 from atelier.engine.model.transformer import Block
 from atelier.engine.objective import attention, classes, hidden
-from atelier.engine.objective.chunked import UNSCORED, LogitCache, Mix, TeacherSide, objective_sums
-from atelier.engine.objective.vocab_slice import VocabSlice
+from atelier.engine.objective.chunked import UNSCORED, Mix, TeacherSide, objective_sums
+from atelier.engine.objective.vocab_slice import LogitCache, VocabSlice
 from atelier.engine.parallel.compute import Precision, arithmetic
 from atelier.engine.parallel.context import whole_keys
 from atelier.engine.parallel.grid import Grid
@@ -29,13 +30,13 @@ from atelier.engine.parallel.pipeline import Pipeline, add_up_tied
 from atelier.engine.parallel.shard import between_micro_batches, reshard
 from atelier.engine.parallel.tensor import gathered, own_between
 
-RIGHT = ".right"  # behind an objective's name: how many rows it gets right
+RIGHT = ".right"  # suffix of an objective's name: how many rows it gets right
 
 
 class ForwardResult(NamedTuple):
     total: Tensor  # scalar: sum over scored tokens of the mixed objectives
     sums: dict[str, Tensor]  # scalars: plain sums by objective, always with "lm"; and how many are right
-    hidden_BTD: Tensor  # detached, as all that a student sees
+    hidden_BTD: Tensor  # detached, like everything that a student reads
     head_weight_VD: Tensor
     relations: Relations | None
     logit_cache: LogitCache | None = None
@@ -43,19 +44,19 @@ class ForwardResult(NamedTuple):
 
 @dataclass
 class StepWork:
-    """The micro-batches of a step (this rank's tokens of each), what is optimised, and what came out."""
+    """The micro-batches of a step (this rank's tokens of each), the objectives, and the results."""
 
     batches: list[dict[str, Tensor]]
     mix: Mix
-    parts: Mapping[str, int] = field(default_factory=dict)  # of objectives that read some of the rows only
+    parts: Mapping[str, int] = field(default_factory=dict)  # by objective that reads some rows only
     sides: dict[int, TeacherSide] = field(default_factory=dict)
     results: dict[int, ForwardResult] = field(default_factory=dict)
-    keeps_logits: bool = False  # somebody learns from the logits
+    keeps_logits: bool = False  # a student learns from the logits
 
 
 class StageModule(nn.Module):
-    """forward -> the summed objectives inside the root's forward, since only there is a sharded head whole;
-    of a stage that is not the last, what travels on.
+    """Computes the summed objectives inside the root's forward, the only place where a sharded head is
+    gathered; a stage that is not the last returns its hidden states.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class StageModule(nn.Module):
 
     def forward(self, x: Tensor | None, *, index: Tensor | int, work: StepWork) -> Tensor:
         self.grid.gang.heartbeat.at("forward")
-        with arithmetic(self.precision, self.grid.gang.device):  # forward alone: torch asks for it
+        with arithmetic(self.precision, self.grid.gang.device):  # around forward only, as torch asks
             return self._forward(x, int(index), work)
 
     def _forward(self, x: Tensor | None, number: int, work: StepWork) -> Tensor:
@@ -125,7 +126,7 @@ class StageModule(nn.Module):
     def _classify(
         self, spec: ObjectiveSpec, hidden_BTD: Tensor, batch: dict[str, Tensor], part: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The classes of the rows of this part: this rank's share of the sum, the sum, and how many are
+        """Class prediction on the rows of this part: this rank's share of the sum, the sum, the rows
         right.
         """
         classes_B = batch["classes_B"].masked_fill(batch["parts_B"] != part, UNSCORED)
@@ -137,7 +138,7 @@ class StageModule(nn.Module):
     def _compare(
         self, spec: ObjectiveSpec, hidden_BTD: Tensor, output: Output, work: StepWork, number: int
     ) -> tuple[Tensor, Tensor]:
-        """What is compared beside the logits: this rank's share of the sum, and the sum."""
+        """Distillation of attention or hidden states: this rank's share of the sum, and the sum."""
         side, is_scored_BT = work.sides[number], work.batches[number]["labels_BT"] != UNSCORED
         group = self.grid.group("tensor")
         if isinstance(spec, Hidden):
@@ -169,7 +170,9 @@ After = Callable[[int, Tensor], Any]
 
 
 class RoleModel:
-    """`tied`: children of the model whose weights the first and the last stage both have."""
+    """The stages of one role on this rank, trained and run as one. `tied`: children of the model whose
+    weights the first and the last stage both have.
+    """
 
     def __init__(
         self,
@@ -204,8 +207,8 @@ class RoleModel:
         return self.pipeline is None or self.grid.is_first or name.split(".")[0] not in self.tied
 
     def train(self, work: StepWork, after: After) -> None:
-        """Forward and backward of all micro-batches. Where outputs are, `after(index, total)` is called
-        between the two and returns what the backward pass begins with.
+        """Forward and backward of all micro-batches. On the ranks that have outputs, `after(index, total)` is
+        called in between and returns the tensor from which the backward pass starts.
         """
         if self.pipeline is None:
             for index in range(len(work.batches)):
@@ -214,7 +217,7 @@ class RoleModel:
             self.pipeline.train(work, num_micro=len(work.batches), shape=self._shape(work), after=after)
 
     def settle_gradients(self) -> None:
-        """After the last micro-batch: gradients are placed as their weights, tied ones are added up."""
+        """After the last micro-batch: give gradients their weights' placements and sum tied ones."""
         for weight in self.parameters().values():
             settle_gradient(weight)
         if self.pipeline is not None:
@@ -222,7 +225,7 @@ class RoleModel:
             add_up_tied({name: g for name, g in found.items() if g is not None}, self.tied, self.grid)
 
     def train_one(self, index: int, work: StepWork, after: After) -> None:
-        """Forward and backward of one micro-batch of a role that is no pipeline."""
+        """Forward and backward of one micro-batch of a role without a pipeline."""
         (stage,) = self.stages
         if self.layout.zero == 1:
             between_micro_batches(stage, is_last=index == len(work.batches) - 1)
@@ -247,7 +250,7 @@ class RoleModel:
             stage.train(is_training)
 
     def scale_dropout(self, share: float) -> None:
-        """Multiply dropout by this from now on."""
+        """Multiply dropout by `share` from now on."""
         for stage in self.stages:
             for module in stage.modules():
                 if isinstance(module, Block):

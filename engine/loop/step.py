@@ -2,9 +2,9 @@
 pass of each.
 
 Order for a micro-batch: teacher forward, each student's forward and backward, then the teacher's backward
-(its head must stay gathered until its students have read it). A pipelined teacher's students do this on the
-last stage, between its forward and backward there. Roles share nothing but the teacher's detached tensors, so
-that none moves another's bits.
+(its head must stay gathered until its students have read it). The students of a pipelined teacher do this on
+the last stage, between its forward and backward there. Roles share only the teacher's detached tensors, so no
+role changes another's bits.
 """
 
 import math
@@ -25,7 +25,7 @@ from atelier.engine.parallel.gang import Gang
 
 @dataclass(frozen=True)
 class StepGroup:
-    """The roles that are active at one step: roots have no active teacher, learners are by teacher name."""
+    """The roles active at one step: `roots` have no active teacher, `students` are by teacher name."""
 
     roots: tuple[RoleState, ...]
     students: dict[str, tuple[RoleState, ...]]
@@ -48,7 +48,7 @@ class StepGroup:
 
 
 def step_group_at(members: dict[str, RoleState], clock: int) -> StepGroup:
-    """Who takes part in step `clock`."""
+    """The roles that are active at step `clock`."""
     moving = [member for member in members.values() if member.is_active(clock)]
     students: dict[str, tuple[RoleState, ...]] = {}
     for member in moving:
@@ -62,8 +62,8 @@ def step_group_at(members: dict[str, RoleState], clock: int) -> StepGroup:
 
 @dataclass
 class StepOutcome:
-    """What a step did to one role. Losses are means over the scored tokens of the global batch, nats; a step
-    whose rows have classes to predict and no token has the loss of the last one that had some.
+    """The result of a step for one role. Losses are means over the scored tokens of the global batch, in
+    nats; a step that has classes to predict but no scored token keeps the last known loss.
     """
 
     loss: float
@@ -80,7 +80,9 @@ class StepOutcome:
     looks: dict[str, float] = field(default_factory=dict)  # held-out means, by metric name
 
     def values(self) -> dict[str, float]:
-        """The metric values; a number that is not finite is left out and the step marked as skipped."""
+        """The metric values; non-finite numbers are left out, and skipped, spiking, passed-over or
+        rolled-back steps are marked.
+        """
         result = {"loss": self.loss, "grad_norm": self.grad_norm, "lr": self.lr}
         result |= {metric_name(name): value for name, value in self.objectives.items()}
         if self.gap is not None:
@@ -95,7 +97,7 @@ class StepOutcome:
 
 
 def metric_name(name: str) -> str:
-    """Of an objective's mean, or of how many of its rows were right."""
+    """Metric name of an objective's mean loss or accuracy."""
     return f"objective/accuracy/{name.removesuffix(RIGHT)}" if name.endswith(RIGHT) else f"objective/{name}"
 
 
@@ -117,7 +119,7 @@ def train_step(
     """Forward, backward and update of all active roles on this rank's micro-batches; outcomes by role,
     students first.
 
-    `counts`: of the step over all ranks; each objective is summed and divided by what there is of its rows.
+    `counts`: of the step over all ranks; each objective's sum is divided by the count of its rows.
     """
     tally = _Tally()
     for root in step_group.roots:
@@ -131,7 +133,7 @@ def train_step(
 
 
 class RoleStep:
-    """One step of a root, and of all that learn from it, directly or not."""
+    """One step of a root and of all its students, direct or not."""
 
     def __init__(
         self,
@@ -165,7 +167,9 @@ class RoleStep:
             self.root.infer(work, lambda index, total: self.after(self.root, index, total))
 
     def after(self, member: RoleState, index: int, total: Tensor) -> Tensor:
-        """What follows a role's forward pass of a micro-batch; returns what its backward pass begins with."""
+        """Run the students of `member` after its forward pass of a micro-batch; returns the tensor from which
+        its backward pass starts.
+        """
         result = self.works[member.name].results.pop(index)
         self.tally.add(member.name, result.sums)
         with torch.enable_grad():
@@ -187,11 +191,11 @@ class RoleStep:
 
 
 def _gather(tally: _Tally, step_group: StepGroup, counts: Counts, gang: Gang) -> dict[tuple[str, str], float]:
-    """All sums and squared gradient norms over all ranks, in one transfer: (role, objective or "") -> mean or
-    norm; nothing of an objective of which the step has no row.
+    """All sums and squared gradient norms over all ranks: (role, objective or "") -> mean or norm. Objectives
+    of which the step has no row are left out.
 
-    A collective for each role: the order in which more than two ranks add up follows from the place in the
-    vector and its length, and no role's last bit may depend on who else is there.
+    One collective per role: the order in which more than two ranks are summed follows from an element's place
+    in the vector and the vector's length, and no role's last bit may depend on which other roles are present.
     """
     nothing = torch.zeros((), dtype=torch.float64, device=gang.device)
     grid, moving = step_group.roots[0].grid, {member.name for member in step_group.moving()}
@@ -210,7 +214,7 @@ def _gather(tally: _Tally, step_group: StepGroup, counts: Counts, gang: Gang) ->
             if divisor := counts.of(member.part(name)):
                 result[(member.name, name)] = value / divisor
         if member.name in moving:
-            # exact and in no order: where a weight lies does not move its model's bits
+            # exact, hence independent of the order: a weight's placement does not change its model's bits
             result[(member.name, "")] = math.fsum(mine[len(names[member.name]) :]) ** 0.5
     return result
 

@@ -1,4 +1,4 @@
-"""Being asked to stop: by a signal, by a file, or by the death of the guard that holds the other end of a
+"""Stop requests: by a signal, by a file, or by the death of the supervisor, which holds the other end of a
 pipe.
 """
 
@@ -11,13 +11,13 @@ from types import FrameType
 
 GUARD = "ATELIER_GUARD_FD"
 STOP_FILE = "stop"  # in the gang's scratch folder
-STOPPED = 75  # EX_TEMPFAIL: run it again and it goes on
-LOOK_EVERY = 1.0  # seconds between looks for the file
+STOPPED = 75  # EX_TEMPFAIL: a new run resumes
+LOOK_EVERY = 1.0  # seconds between checks for the file
 
 
 class StopRequest:
-    """True for good once anybody asked. Ranks hear of it at different times; the loop makes them agree on a
-    step.
+    """True for good once a stop was requested. Ranks notice it at different times; the loop makes them agree
+    on a step.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,15 +27,15 @@ class StopRequest:
         self._is_listening = False
 
     def listen(self) -> None:
-        """Take over SIGTERM and SIGINT. Before the gang has met they end the process at once: one that waits
-        for its peers could not obey them, and has nothing to save.
+        """Install handlers for SIGTERM and SIGINT. Before the rendezvous these signals end the process at
+        once: a rank that waits for its peers could not react to a request, and has nothing to save.
         """
         self._is_listening = True
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
 
-    def watch_guard(self) -> None:
-        """Watch the guard's pipe when the environment names one: its end is a request to stop."""
+    def watch_supervisor(self) -> None:
+        """Watch the supervisor's pipe if the environment names one: its end is a stop request."""
         if GUARD in os.environ:
             threading.Thread(target=self._watch, args=(int(os.environ[GUARD]),), daemon=True).start()
 
@@ -59,7 +59,7 @@ class StopRequest:
             while os.read(descriptor, 4096):
                 pass  # a heartbeat
         except OSError:
-            pass  # the pipe is gone: so is the guard
+            pass  # the pipe is gone: so is the supervisor
         self._asked.set()
         if not self._is_listening:
             os._exit(STOPPED)

@@ -1,8 +1,8 @@
-"""Which rank computes for longer than the others, and how much memory the fullest has. What a rank tells
-rides in a sum that every step makes anyway.
+"""Straggler detection: which rank computes longer than the others; and the peak memory of the fullest rank.
+The numbers ride in an all-reduce that every step makes anyway.
 
-A rank's own time is what its training thread could run (on a core, or waiting for one) and what it waited for
-data: not what it waited in collectives, where it sleeps. On a GPU that is the host's part of a step alone.
+A rank's own time is the time its training thread could run (on a core, or waiting for one) plus its wait for
+data, without its wait in collectives, where it sleeps. On a GPU that is only the host's part of a step.
 """
 
 import resource
@@ -13,13 +13,13 @@ import torch
 
 from atelier.engine.parallel.gang import Gang
 
-KEEP = 0.9  # of the average, a step
-SETTLED = 10  # steps until anybody is named
+KEEP = 0.9  # decay of the average per step
+SETTLED = 10  # steps before a rank is named
 _SCHEDULER = Path("/proc/thread-self/schedstat")  # ns on a core, ns runnable without one, slices
 
 
 def runnable_s() -> float:
-    """Seconds that this thread ran or could have run; processor time where the system does not tell."""
+    """Seconds that this thread ran or could have run; CPU time where the system does not report it."""
     try:
         running, waiting, _ = _SCHEDULER.read_text().split()
     except (OSError, ValueError):
@@ -35,7 +35,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 class StragglerDetector:
-    """Own times of all ranks, smoothed, and their peak memory; equal on every rank."""
+    """Smoothed own times of all ranks and their peak memory; equal on every rank."""
 
     def __init__(self, gang: Gang, factor: float) -> None:
         self._gang, self._factor = gang, factor
@@ -51,18 +51,22 @@ class StragglerDetector:
             self._began = runnable_s()
 
     def end(self, wait_s: float, *, is_usual: bool) -> None:
-        """The step is done; `wait_s` of it was waiting for data. One that compiled does not count."""
+        """End a step, of which `wait_s` was spent waiting for data. A step that compiled does not count."""
         if self._gang.world > 1:
             self._own_us = round((runnable_s() - self._began + wait_s) * 1e6) if is_usual else 0
 
     def tell(self) -> list[int]:
-        """Microseconds of the step before by rank, then bytes; all but this rank's 0: to be summed up."""
+        """Microseconds of the previous step by rank, then peak bytes; 0 for all other ranks: to be summed
+        over the ranks.
+        """
         told = [0] * (2 * self._gang.world)
         told[self._gang.rank :: self._gang.world] = self._own_us, peak_bytes(self._gang.device)
         return told
 
-    def hear(self, told: list[int]) -> str:
-        """Take what all ranks told; names a rank that has become slow, '' otherwise."""
+    def slow_rank(self, told: list[int]) -> str:
+        """Take the summed numbers of all ranks; returns a warning naming a rank that has become slow, else
+        ''.
+        """
         times_us, peaks = told[: self._gang.world], told[self._gang.world :]
         self._fullest = max(peaks)
         if not all(times_us) or self._gang.world == 1:
@@ -83,8 +87,8 @@ class StragglerDetector:
         )
 
     def timing(self) -> dict[str, float]:
-        """Peak memory of the fullest rank, of others as of the step's beginning; the slowest rank and how
-        many times the median it computes.
+        """Peak memory of the fullest rank (other ranks as of the step's beginning); the slowest rank and its
+        time as a multiple of the median.
         """
         memory = {"memory_gb": max(self._fullest, peak_bytes(self._gang.device)) / 1e9}
         if not self._num_heard:

@@ -1,7 +1,7 @@
-"""What a student's ranks get of their teacher's outputs: its own rows, tokens and slice of the vocabulary.
+"""The teacher outputs that a student's rank needs: its own rows, tokens and vocabulary slice.
 
-A student may lie otherwise on the ranks that hold the teacher's outputs: then these are put together first
-and dealt out anew. B rows, T tokens, D hidden, V vocabulary, H heads, E head width, W = H E
+If the student's layout differs from the teacher's, the outputs are gathered first and then resharded to the
+student's layout. B rows, T tokens, D hidden, V vocabulary, H heads, E head width, W = H E
 """
 
 import torch
@@ -21,7 +21,9 @@ def lies_alike(student: Grid, teacher: Grid) -> bool:
 
 
 def own_rows(batch: dict[str, Tensor], student: Grid, teacher: Grid) -> dict[str, Tensor]:
-    """The student's rows of a micro-batch of its teacher, of which several ranks have the same."""
+    """The student's rows of a teacher's micro-batch, when several student data ranks share one teacher data
+    rank.
+    """
     parts = student.axes.data // teacher.axes.data
     if parts == 1:
         return batch
@@ -32,8 +34,8 @@ def own_rows(batch: dict[str, Tensor], student: Grid, teacher: Grid) -> dict[str
 def teacher_side_for(
     student: Grid, teacher: Grid, result: ForwardResult, length: int, *, with_relations: bool
 ) -> TeacherSide:
-    """The teacher's side of the student's tokens. A collective of the teacher's ranks where they lie
-    otherwise; `length`: tokens of a row.
+    """The teacher's side for the student's tokens. A collective of the teacher's ranks when the layouts
+    differ; `length`: tokens of a row.
     """
     if lies_alike(student, teacher):
         return TeacherSide(result.hidden_BTD, result.head_weight_VD, result.relations, result.logit_cache)
@@ -66,8 +68,8 @@ def _own(whole: Tensor, student: Grid, teacher: Grid, dim: int, length: int) -> 
 def _whole_heads(relations: Relations, teacher: Grid) -> list[Tensor]:
     """Queries and keys of all tokens, all heads side by side [B, T, W].
 
-    Before rows and tokens are dealt out: the ranks that share the teacher's heads may get other rows or other
-    tokens of the student.
+    Gathered before rows and tokens are split: the ranks that share the teacher's heads may hold other rows or
+    other tokens of the student.
     """
     query, key = relations
     copies, group = query.shape[1] // key.shape[1], teacher.group("tensor")
@@ -81,7 +83,7 @@ def _whole_heads(relations: Relations, teacher: Grid) -> list[Tensor]:
 
 
 def _own_heads(whole_BTW: Tensor, student: Grid) -> Tensor:
-    """The run of the teacher's width that this rank's relation heads are cut from, as one head."""
+    """The slice of the teacher's width from which this rank's relation heads are cut, as one head."""
     size = student.axes.tensor
     part_BTW = whole_BTW if size == 1 else whole_BTW.chunk(size, dim=2)[student.places["tensor"]]
     return part_BTW.unsqueeze(1)

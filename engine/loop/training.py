@@ -1,4 +1,4 @@
-"""The loop. One gang, one clock, any number of roles on the same batches; what differs between trainings is
+"""The training loop: one gang, one clock, any number of roles on the same batches; trainings differ only in
 their roles.
 """
 
@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from atelier.engine.config.checks import at_step, check_layout, check_teaching
 from atelier.engine.config.error import AtelierError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
 from atelier.engine.config.run_file import Training
@@ -30,12 +29,13 @@ from atelier.engine.loop.save import Retention, Saver
 from atelier.engine.loop.step import StepGroup, StepOutcome, step_group_at, train_step
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.loop.straggler import StragglerDetector
+from atelier.engine.plan.checks import at_step, check_layout, check_teaching
 
 
 @dataclass(frozen=True)
 class TrainingServices:
-    """What is outside a training: where it is built, whom it tells, who may stop it, what a rank could
-    compute at best.
+    """Services used by a training: build context, outputs, progress reporter, stop request, peak FLOP/s of a
+    rank.
     """
 
     build_context: BuildContext
@@ -43,14 +43,14 @@ class TrainingServices:
     report: ProgressReport
     stop: StopRequest
     peak_flops: float  # of one rank, a second; 0 = unknown
-    began: float  # on time.monotonic(): since when the gang has done nothing but come to this training
+    began: float  # time.monotonic() from which the startup of this training is counted
 
 
 def run_training(training: Training, services: TrainingServices) -> list[RoleState]:
-    """Train all roles from where their checkpoints are to their ends and publish the wanted ones; returns the
+    """Train all roles from their checkpoints to their ends and publish the requested outputs; returns the
     roles that took part.
 
-    StoppedError after a clean stop: everything is in checkpoints then.
+    Raises StoppedError after a clean stop, with everything checkpointed.
     """
     gang, train = services.build_context.gang, training.train
     gang.heartbeat.rest("load")
@@ -64,11 +64,11 @@ def run_training(training: Training, services: TrainingServices) -> list[RoleSta
             return _run_from(history, training, services)
         except RolledBack as back:
             history = back.history
-        gc.collect()  # the roles as they were, before they are built again
+        gc.collect()  # free the old roles before they are built again
 
 
 def _run_from(history: History, training: Training, services: TrainingServices) -> list[RoleState]:
-    """Train from the newest checkpoints that fit `history`; RolledBack when there is more of it."""
+    """Train from the newest checkpoints that fit `history`; raises RolledBack when a rollback extends it."""
     gang = services.build_context.gang
     where = resume_point_together(training.members, history.at_most, gang.aside)
     chosen = {
@@ -118,13 +118,13 @@ class Loop:
         self.straggler = StragglerDetector(self.gang, self.train.health.straggler)
         self.known: set[tuple[Any, ...]] = (
             set()
-        )  # what has been computed here: roles, with their teacher or not
+        )  # step configurations computed so far: role, distilling or not, batch and sequence
         self._place(where)
         self.outdated = remember(members, history)
         self.has_rolled_back = bool(history.bad)
 
     def _place(self, where: ResumePoint) -> None:
-        """Bring every role to its step and say where the gang begins."""
+        """Bring every role to its resume step and report where the gang begins."""
         for member in self.order:
             if where.has_checkpoint.get(member.name):
                 self.saver.restore(member, where.steps[member.name])
@@ -171,12 +171,12 @@ class Loop:
         )
 
     def run(self) -> None:
-        """From `begin` to the end, or to a StoppedError."""
+        """Train from `begin` to the end, or until a StoppedError."""
         try:
             if self.outdated is not None:
                 self._roll_back(self.outdated)
             if self.has_rolled_back:
-                self._save(self.begin)  # else one who is stopped again and again would roll back for ever
+                self._save(self.begin)  # else a run that is stopped again and again would roll back forever
             self._save_if_due(self.begin)
             for clock in range(self.begin, self.end):
                 began = time.perf_counter()
@@ -200,7 +200,9 @@ class Loop:
             self.feed.close()
 
     def _begin(self, step_group: StepGroup, clock: int) -> bool:
-        """A step begins; whether this process has computed its like before, so that nothing is compiled."""
+        """Begin a step; returns whether this process has computed one like it, so that nothing is
+        compiled.
+        """
         sizes = self.train.at(clock)
         now = {(m.name, m.is_distilling(), sizes.global_batch, sizes.sequence) for m in step_group.all()}
         for member in step_group.all():
@@ -211,14 +213,15 @@ class Loop:
         return is_usual
 
     def _agree(self, data: StepData, clock: int) -> Counts:
-        """What there is to learn from in the step over all ranks; stops all ranks here when any of them was
-        asked to.
+        """Sum the step's counts over all ranks; stops all ranks here if any of them has a stop request.
+
+        Raises StoppedError for that, DataError when no token of the step is scored.
         """
         own = data.counts.numbers()
         told = [int(self.services.stop.is_asked), *self.straggler.tell()]
         numbers = self.gang.sum(torch.tensor([*own, *told])).tolist()
         counts, (num_asked, *heard) = Counts.of_numbers(numbers[: len(own)]), numbers[len(own) :]
-        if slow := self.straggler.hear(heard):
+        if slow := self.straggler.slow_rank(heard):
             self.report.say(warning=f"step {clock + 1}: {slow}")
         if num_asked:
             self._stop(clock)
@@ -244,7 +247,7 @@ class Loop:
         step_s: float,
         wait_s: float,
     ) -> None:
-        """What follows a step: held-out looks, metric lines, a replay's proof, checkpoints, progress."""
+        """After a step: held-out evaluation, metric lines, digest check of replays, checkpoints, progress."""
         timing = self._timing(step_group, num_tokens, self.train.at(step - 1).sequence, step_s, wait_s)
         for name, outcome in outcomes.items():
             member = self.members[name]
@@ -290,7 +293,7 @@ class Loop:
         return timing
 
     def _look_if_due(self, member: RoleState, outcome: StepOutcome) -> None:
-        # never where only another role has a checkpoint: metric values do not depend on who is in the gang
+        # never at a step due only to another role's checkpoint: metrics do not depend on other roles
         every = self.train.eval_every or self.train.save_every
         if self.held_out.is_empty or (member.step % every and member.step != member.end):
             return
@@ -299,7 +302,7 @@ class Loop:
         member.held_out = self.held_out.name
 
     def _act(self, outcomes: dict[str, StepOutcome]) -> None:
-        """Do what the roles' health says of a step that went wrong."""
+        """Act as the roles' health settings say when a step went wrong."""
         bad = [name for name, outcome in outcomes.items() if outcome.bad]
         if not bad:
             return
@@ -312,7 +315,7 @@ class Loop:
 
     @contextmanager
     def _settled_by_errors(self) -> Iterator[None]:
-        """An error of all ranks leaves the checkpoint that is under way behind, whole."""
+        """On an error of all ranks, finish the checkpoint that is under way before raising."""
         try:
             yield
         except AtelierError:
@@ -337,9 +340,7 @@ class Loop:
             self._save(step)
 
     def _save(self, step: int) -> None:
-        """Checkpoint every kept role that stands at `step` and is not stored there yet, students before their
-        teachers.
-        """
+        """Checkpoint every kept role that is at `step` and not stored there yet, students first."""
         due = [
             member for member in self.order if member.is_kept and member.step == step != member.stored_step
         ]

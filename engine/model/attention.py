@@ -1,4 +1,4 @@
-"""Attention of tokens to those seen so far: masks, rotary angles, the keys and values that decoding keeps.
+"""Attention: masks, rotary angles, key/value cache.
 
 B rows, T tokens, S tokens seen (those in the cache included), H query heads, K key/value heads, E head width
 """
@@ -16,16 +16,14 @@ ROWS = 256  # queries a step of attention with an additive mask
 
 @dataclass
 class Seen:
-    """One block's keys and values of the tokens seen, in buffers [B, K, max_len, E] of which `length` are
-    filled.
-    """
+    """One block's cached keys and values, in buffers [B, K, max_len, E] of which `length` are filled."""
 
     keys: Tensor
     values: Tensor
     length: int = 0
 
     def extend(self, key_BKTE: Tensor, value_BKTE: Tensor) -> tuple[Tensor, Tensor]:
-        """Put new keys and values behind the old ones; returns all of them [B, K, S, E]."""
+        """Append new keys and values; returns all of them [B, K, S, E]."""
         end = self.length + key_BKTE.shape[2]
         self.keys[:, :, self.length : end] = key_BKTE
         self.values[:, :, self.length : end] = value_BKTE
@@ -35,9 +33,7 @@ class Seen:
 
 @dataclass
 class Cache:
-    """What decoding keeps of the tokens seen: each block's keys and values; document and branch, for the
-    mask.
-    """
+    """The decoding cache: each block's keys and values; documents and branches, for the mask."""
 
     blocks: list[Seen]
     documents_BS: Tensor
@@ -45,7 +41,10 @@ class Cache:
     length: int = 0
 
     def extend(self, documents_BT: Tensor, branches_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Note T new tokens; returns documents and branches of all S tokens seen, the new ones included."""
+        """Append T new tokens; returns documents and branches of all S tokens seen, the new ones included.
+
+        Raises ConfigError when they do not fit.
+        """
         end, room = self.length + documents_BT.shape[1], self.documents_BS.shape[1]
         if end > room:
             raise ConfigError(
@@ -64,11 +63,11 @@ def attention_mask(
     places_T: Tensor | None = None,
     bidirectional_B: Tensor | None = None,
 ) -> Tensor:
-    """[B, 1, T, S] bool: where T tokens may look among S: not later (but in bidirectional rows), same
-    document, shared or own branch.
+    """[B, 1, T, S] bool: which of S tokens each of T tokens may attend to: not a later one (except in
+    bidirectional rows), in the same document, in branch 0 or its own.
 
-    `places_T` says where in the row of S the tokens are; None = they are its last. A branch of 0 is shared: a
-    prompt that every option behind it sees, while the options do not see each other.
+    `places_T` are the tokens' positions in the row of S; None = its last ones. Branch 0 is shared: a prompt
+    that every option after it attends to, while the options do not attend to each other.
     """
     num_new, num_seen = documents_BT.shape[1], documents_BS.shape[1]
     begin = num_seen - num_new
@@ -84,7 +83,7 @@ def attention_mask(
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as numbers to add to the scores: 0 where one may look, else -inf."""
+    """The mask as additive scores: 0 where attention is allowed, else -inf."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
 
 
@@ -98,9 +97,9 @@ def attend(
 ) -> Tensor:
     """Attention [B, H, T, E] of the last T of S tokens.
 
-    A bool mask goes to torch's kernels. An additive one means plain products, ROWS queries at a time, where
-    masks are causal without the keys that are later than all of them: twice as fast as torch's kernel for
-    bf16 on a CPU.
+    A bool mask uses torch's kernels. An additive one uses plain products, ROWS queries at a time, and for
+    causal masks only the keys up to the last of these queries: twice as fast as torch's kernel for bf16 on a
+    CPU.
     """
     groups = query_BHTE.shape[1] // key_BKSE.shape[1]
     if mask_B1TS.dtype == torch.bool:
@@ -124,7 +123,8 @@ def attend(
 def rope_angles(positions_BT: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Tensor:
     """cos and sin [2, B, T, 1, E/2] of RoPE (2104.09864).
 
-    Computed from the positions each time: a meta build would leave a buffer empty.
+    Computed from the positions each time: a buffer would stay empty when the model is built on the meta
+    device.
     """
     steps = torch.arange(0, head_dim, 2, dtype=dtype, device=positions_BT.device)
     angles = positions_BT.to(dtype)[:, :, None, None] * (1.0 / theta ** (steps / head_dim))
@@ -139,8 +139,8 @@ def rotate(x_BTHE: Tensor, rope_2BT1E: Tensor) -> Tensor:
 
 
 class Attend(nn.Module):
-    """`attend` as a module of its own, so that it can be wrapped from outside. `is_causal`: no mask that it
-    gets lets a token see a later one.
+    """`attend` as a module, which can be wrapped from outside. `is_causal`: masks never allow later
+    tokens.
     """
 
     def __init__(self, *, is_causal: bool = True) -> None:

@@ -1,5 +1,4 @@
-"""What a student has only while it learns: put into its plain model from outside, never part of the exported
-one.
+"""Modules that a student has only while it distils: added to its plain model from outside, never exported.
 
 B rows, T tokens, D hidden, H query heads, K key heads, E head width
 """
@@ -20,7 +19,7 @@ LAYER, PROJECTION = "auxiliary", "projection"
 
 
 class Relating(nn.Module):
-    """Queries and keys of an attention that attends to nothing."""
+    """The query and key projections of an attention, without the attention itself."""
 
     def __init__(self, spec: Any) -> None:
         super().__init__()
@@ -37,11 +36,11 @@ class Relating(nn.Module):
 
 
 class Auxiliary(nn.Module):
-    """One more layer on top of a student, to be compared with its teacher's last one, so that the gradient of
+    """An extra layer on top of a student, to be compared with its teacher's last one, so that the gradient of
     its attention reaches every part of the layers below (auxiliary layer distillation, 2112.12731, section
     5).
 
-    Of that layer only what its attention distribution is made of exists: the rest would get no gradient.
+    Only the weights that define its attention distribution exist: the rest would get no gradient.
     """
 
     def __init__(self, spec: Any) -> None:
@@ -63,8 +62,8 @@ SPLITS: dict[str, Split] = {
 
 
 def add(model: nn.Module, objectives: Iterable[ObjectiveSpec], *, teacher_hidden: int) -> None:
-    """Put in what these objectives learn through, in place: the auxiliary layer, or an open last block, for
-    attention; the projection to the teacher's width for hidden states.
+    """Add the modules that these objectives need, in place: for attention the auxiliary layer, or gradients
+    into the last block; for hidden states the projection to the teacher's width.
     """
     offering: Any = model
     weight = next(model.parameters())
@@ -83,5 +82,5 @@ def add(model: nn.Module, objectives: Iterable[ObjectiveSpec], *, teacher_hidden
 
 
 def is_auxiliary(weight: str) -> bool:
-    """Whether a weight belongs to learning alone."""
+    """Whether a weight is used for distillation only."""
     return weight.split(".")[0] in (LAYER, PROJECTION)

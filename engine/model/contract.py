@@ -1,5 +1,5 @@
-"""What every model returns, how its weights may be split over ranks (said by path, read by engine/parallel),
-and in which type a matrix product is computed.
+"""The interface of models: what they return, how their weights may be split over ranks (declared by path,
+applied by engine/parallel), and the type of matrix products.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from torch.utils import _pytree
 
 
 class Relations(NamedTuple):
-    """A layer's queries [B, H, T, E] and keys [B, K, T, E] as its attention takes them: of each token alone,
-    the scores are their products.
+    """A layer's queries [B, H, T, E] and keys [B, K, T, E] as inputs of its attention: per token, the scores
+    are their products.
     """
 
     query_BHTE: Tensor
@@ -24,8 +24,8 @@ class Relations(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """`hidden` [B, T, D] after the final norm; `relations` of the last layer and the `mask` [B, 1, T, S] of
-    its attention (bool, or numbers to add) for those who learn by it (None = the model has none to give).
+    """`hidden` [B, T, D] after the final norm; `relations` of the last layer and its attention `mask` [B, 1,
+    T, S] (bool or additive), for attention distillation (None = the model does not offer them).
     """
 
     hidden: Tensor
@@ -33,13 +33,13 @@ class Output:
     mask: Tensor | None = None
 
 
-# FSDP hangs its backward hooks on the tensors in an output's tree; a dataclass is one leaf until registered
+# FSDP attaches its backward hooks to the tensors in an output's tree; a dataclass is a leaf until registered
 _pytree.register_dataclass(Output)
 
 # "vocabulary"  a row for each token: rows are split
 # "out"         a matrix whose outputs are split
 # "in"          a matrix whose inputs are split, so that its results are parts of a sum
-# "tokens"      works on each token alone: with sequence parallelism it gets a part of them
+# "tokens"      works on each token alone: with sequence parallelism it gets some of them
 # "inside"      a module whose matrices are "out" and "in": its input is whole inside
 # "mixture"     a module that sends tokens to experts: its input and output are whole
 # "whole"       not split
@@ -47,13 +47,13 @@ Split = Literal["vocabulary", "out", "in", "tokens", "inside", "mixture", "whole
 
 
 def compute_dtype(weight: Tensor) -> torch.dtype:
-    """Autocast's type where it is on for the weight's device, else the weight's own."""
+    """Autocast's type if it is on for the weight's device, else the weight's own."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 def rounded(x: Tensor) -> Tensor:
-    """`x` in the type of products, once for all that read it: autocast would cast it, keep it and send it for
-    each of them.
+    """`x` in the type of products, cast once for all its readers: autocast would cast, keep and communicate
+    it for each of them.
     """
     return x.to(compute_dtype(x))

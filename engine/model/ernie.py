@@ -1,10 +1,10 @@
-"""The model of engine/config/model/ernie.py as plain modules that know nothing of parallelism: a universal
-decoder, and behind it a net for bidirectional rows and one for causal ones.
+"""The model of engine/config/model/ernie.py as plain modules, independent of parallelism: a universal
+decoder, followed by a task net for bidirectional rows and one for causal rows.
 
-A batch may have `bidirectional_B` (1 = a row whose tokens see their whole document), `memory_BT` (1 = seen,
-but not learned from) and `prompts_BT` (a row of the soft prompts in the token's place; -1 = none).
+A batch may have `bidirectional_B` (1 = a row whose tokens see their whole document), `memory_BT` (1 =
+visible, but without gradient) and `prompts_BT` (a row of the soft prompts in the token's place; -1 = none).
 
-B rows, T tokens, D hidden, N width of a net, C classes
+B rows, T tokens, D hidden, N width of a task net, C classes
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run
 
 
 class TaskNet(nn.Module):
-    """Blocks of a width of their own, between a matrix to it and one back; `inner` None: a norm alone."""
+    """Blocks of a width of their own, between a matrix to it and one back; `inner` None: only a norm."""
 
     def __init__(self, outer: GPT, inner: GPT | None, *, is_causal: bool) -> None:
         super().__init__()
@@ -38,15 +38,15 @@ class TaskNet(nn.Module):
         """[B, T, D] from the universal states; `first` numbers the blocks, as in `run_blocks`."""
         if not hasattr(self, "blocks"):
             return self.norm(x_BTD)
-        x_BTN = self.enter(x_BTD).to(x_BTD.dtype)  # the stream stays as exact as the universal one
+        x_BTN = self.enter(x_BTD).to(x_BTD.dtype)  # the residual stream keeps the universal one's precision
         x_BTN, _ = run_blocks(self.blocks, x_BTN, shared, cache, first=first)
         return self.leave(self.norm(x_BTN)).to(x_BTD.dtype)
 
 
 class ErnieDecoder(Decoder):
-    """Universal blocks, then for each row its net. A net without rows computes one of the other's, of which
-    nothing is kept: its gradients are then 0, and ranks that share weights take the same steps. (With no row
-    at all a split matrix never returns: torch 2.13 loops in DTensor's view_groups.)
+    """Universal blocks, then the task net of each row. A net without rows computes one row of the other's and
+    drops the result: its gradients are then 0, and ranks that share weights take the same steps. (With no row
+    at all a split matrix hangs: torch 2.13 loops in DTensor's view_groups.)
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -65,11 +65,11 @@ class ErnieDecoder(Decoder):
             self.prompts = nn.Embedding(spec.prompts, spec.hidden)
 
     def class_logits(self, hidden_BD: Tensor, name: str) -> Tensor:
-        """[B, C] of the head `name` from the hidden states of rows' first tokens."""
+        """[B, C] logits of the class head `name` from the hidden states of the rows' first tokens."""
         return self.classes[name](hidden_BD)
 
     def initial(self, name: str) -> tuple[str, float]:
-        if name.startswith("classes."):  # whatever its own name
+        if name.startswith("classes."):  # whatever the head's name
             return "normal", self.spec.init_std
         return super().initial(name)
 
@@ -82,6 +82,7 @@ class ErnieDecoder(Decoder):
         return super()._cached() + ([inner] * inner.num_layers if inner else [])
 
     def enter(self, batch: dict[str, Tensor]) -> Tensor:
+        """As the decoder's, with soft prompts. Raises ConfigError when the model has none to read."""
         x_BTD = super().enter(batch)
         rows_BT = batch.get("prompts_BT")
         if not self.num_prompts:
@@ -97,7 +98,7 @@ class ErnieDecoder(Decoder):
     def leave(
         self, x_BTD: Tensor, shared: Shared, relations: Relations | None = None, cache: Cache | None = None
     ) -> Output:
-        """Each row's net on what the last universal block gave; when decoding all rows are causal."""
+        """Each row's task net on the output of the last universal block; with a cache all rows are causal."""
         first = self.spec.num_layers
         if cache is not None:
             return Output(hidden=self.nlg(x_BTD, self._of_net("nlg", shared, slice(None)), cache, first))
@@ -115,7 +116,7 @@ class ErnieDecoder(Decoder):
         return Output(hidden=hidden_BTD, relations=relations, mask=shared.mask)
 
     def _of_net(self, name: str, shared: Shared, rows: Any) -> Shared:
-        """What the blocks of a net get for these rows: angles of its own head width; memory is NLG's."""
+        """Inputs of a task net's blocks for these rows: angles for its head width; memory only for NLG."""
         inner = self.inner[name]
         kept = ("noise_BT", "memory_BT") if name == "nlg" else ("noise_BT",)
         batch = {key: shared.batch[key][rows] for key in kept if key in shared.batch}
@@ -123,12 +124,12 @@ class ErnieDecoder(Decoder):
         return Shared(rope, shared.mask[rows], batch)
 
     def parts(self) -> dict[str, list[str]]:
-        """The children that entering and leaving need."""
+        """The children that `enter` and `leave` need."""
         prompts = ["prompts"] if self.num_prompts else []
         return {"enter": ["embed", *prompts], "leave": [*NETS, "classes", "embed"]}
 
     def splits(self) -> dict[str, Split]:
-        """As the decoder's, in the nets too; the heads of classes stay whole."""
+        """As the decoder's, in the task nets too; class heads are not split."""
         found = super().splits()
         inside = [path for path in found if path.startswith("blocks.") or path == "norm"]
         for name in NETS:
@@ -151,7 +152,7 @@ class _Reached(torch.autograd.Function):
 
 
 def _reached(x: Tensor, weights: list[nn.Parameter]) -> Tensor:
-    """x itself; in the backward pass the weights get gradients of 0, to which an objective adds its own."""
+    """x itself; the backward pass gives the weights gradients of 0, to which an objective adds its own."""
     return _Reached.apply(x, *weights) if weights else x
 
 

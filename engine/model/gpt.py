@@ -1,4 +1,4 @@
-"""The decoder of engine/config/model/gpt.py as plain modules that know nothing of parallelism.
+"""The decoder of engine/config/model/gpt.py as plain modules, independent of parallelism.
 
 B rows, T tokens, D hidden, E head width, V vocabulary
 """
@@ -24,7 +24,7 @@ class Decoder(nn.Module):
             self.positions = nn.Embedding(spec.max_positions, spec.hidden)
         self.blocks = make_blocks(spec, is_causal=is_causal)
         self.norm = make_norm(spec)
-        self.auxiliary: nn.Module | None = None  # while a student learns by it: engine.model.auxiliary
+        self.auxiliary: nn.Module | None = None  # for attention distillation: engine/model/auxiliary.py
         if not spec.tied:
             self.head = nn.Linear(spec.hidden, spec.tokens, bias=False)
 
@@ -33,9 +33,9 @@ class Decoder(nn.Module):
         return self.embed.weight if self.spec.tied else self.head.weight
 
     def initial(self, name: str) -> tuple[str, float]:
-        """How the weight `name` begins: ("normal", std), ("ones", 0) or ("zeros", 0).
+        """Initialisation of the weight `name`: ("normal", std), ("ones", 0) or ("zeros", 0).
 
-        What is added to the residual stream begins 1/sqrt(2 L) smaller, as in GPT-2.
+        Outputs to the residual stream start 1/sqrt(2 L) smaller, as in GPT-2.
         """
         owner, leaf = name.rsplit(".", 1)
         if owner.rsplit(".", 1)[-1].startswith("norm"):
@@ -44,11 +44,11 @@ class Decoder(nn.Module):
         return "normal", self.spec.init_std * ((2 * self._depth(name)) ** -0.5 if is_residual else 1.0)
 
     def _depth(self, name: str) -> int:
-        """How many blocks add to the residual stream that a weight belongs to."""
+        """Number of blocks that add to the residual stream that a weight belongs to."""
         return self.spec.num_layers
 
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache:
-        """Room for `max_len` tokens in each of `batch_size` rows, with keys and values of `dtype`."""
+        """An empty cache for `max_len` tokens in each of `batch_size` rows, keys and values of `dtype`."""
         device = self.embed.weight.device
         kind = {"dtype": dtype, "device": device}
         shapes = [(batch_size, spec.kv_heads, max_len, spec.head_dim) for spec in self._cached()]
@@ -59,27 +59,28 @@ class Decoder(nn.Module):
         )
 
     def _cached(self) -> list[GPT]:
-        """The spec of each block that decoding passes, in order."""
+        """The spec of each block that uses the cache, in order."""
         return [self.spec] * self.spec.num_layers
 
     def forward(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Output:
-        """Hidden states of the batch's tokens; with a cache they stand behind the tokens that it holds."""
+        """Hidden states of the batch's tokens; with a cache they follow the cached tokens."""
         shared = self.shared(batch, cache)
         x_BTD, relations = self.through(self.enter(batch), shared, cache)
         return self.leave(x_BTD, shared, relations, cache)
 
     def enter(self, batch: dict[str, Tensor]) -> Tensor:
-        """What the first block gets [B, T, D]."""
+        """The input of the first block [B, T, D]."""
         x_BTD = self.embed(batch["tokens_BT"])
         if self.spec.positions == "learned":
             x_BTD = x_BTD + self.positions(batch["positions_BT"])
         return x_BTD
 
     def shared(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Shared:
-        """What every block gets besides. No weight is needed for it.
+        """The inputs that all blocks share; uses no weights.
 
-        The batch may be a part of its rows: then `documents_BS` has the documents of whole rows, `places_T`
-        the tokens' places in them.
+        If the batch has only some tokens of its rows, `documents_BS` has the documents of whole rows and
+        `places_T` the tokens' positions in them. Raises ConfigError for bidirectional rows in a causal pass,
+        and for rows longer than the learned positions.
         """
         bidirectional_B = batch.get("bidirectional_B")
         if bidirectional_B is not None and (self.is_causal or cache is not None):
@@ -97,7 +98,7 @@ class Decoder(nn.Module):
         rope = None
         if self.spec.positions == "rope":
             rope = self._rope(batch["positions_BT"], self.spec)
-        elif "branches_BT" not in batch:  # options behind one prompt share positions: the row may be longer
+        elif "branches_BT" not in batch:  # options after one prompt share positions: the row may be longer
             self._check_length(documents_BS.shape[1])
         return Shared(rope, mask, batch)
 
@@ -108,24 +109,24 @@ class Decoder(nn.Module):
     def through(
         self, x_BTD: Tensor, shared: Shared, cache: Cache | None = None
     ) -> tuple[Tensor, Relations | None]:
-        """The blocks that are here, in order; and what the last of them attended by."""
+        """Run the blocks of this stage, in order; also returns the relations of the last one."""
         return run_blocks(self.blocks, x_BTD, shared, cache)
 
     def leave(
         self, x_BTD: Tensor, shared: Shared, relations: Relations | None = None, cache: Cache | None = None
     ) -> Output:
-        """What the last block's result becomes."""
+        """The model's output from the last block's."""
         relations = self._compared(x_BTD, shared, relations)
         return Output(hidden=self.norm(x_BTD), relations=relations, mask=shared.mask)
 
     def _compared(self, x_BTD: Tensor, shared: Shared, last: Relations | None) -> Relations | None:
-        """What a student's attention is compared by: of the layer stacked on it where it has one."""
+        """The relations by which a student's attention is compared: the auxiliary layer's if it has one."""
         if self.auxiliary is None or not self.training:
             return last
         return self.auxiliary(x_BTD, shared.rope)
 
     def parts(self) -> dict[str, list[str]]:
-        """The children that entering and leaving need."""
+        """The children that `enter` and `leave` need."""
         positions = ["positions"] if self.spec.positions == "learned" else []
         return {"enter": ["embed", *positions], "leave": ["norm", "embed" if self.spec.tied else "head"]}
 

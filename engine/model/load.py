@@ -1,5 +1,5 @@
-"""Models by kind: built as shapes on the meta device, initialised by name, read from an artifact; and the
-files of one.
+"""Models by kind: built on the meta device, initialised by name, read from an artifact; and the files of a
+model artifact.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from atelier.engine.io.artifact import ArtifactInput
 
 
 class _Unfilled(TorchFunctionMode):
-    """torch.nn.init's functions leave their tensor as it is."""
+    """Makes torch.nn.init's functions leave their tensor unchanged."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -35,7 +35,7 @@ class _Unfilled(TorchFunctionMode):
 
 @contextmanager
 def blank() -> Iterator[None]:
-    """Modules made in here have weights without memory (device meta), and draw none: to draw for a meta
+    """Context in which modules are built on the meta device without initialisation: to initialise a meta
     tensor torch would import its compiler, two seconds.
     """
     with torch.device("meta"), _Unfilled():
@@ -43,7 +43,7 @@ def blank() -> Iterator[None]:
 
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-COMPILED = "_orig_mod."  # what torch.compile(module) puts into the names below it
+COMPILED = "_orig_mod."  # prefix that torch.compile(module) adds to the names below it
 
 
 def build(spec: Spec) -> nn.Module:
@@ -52,7 +52,7 @@ def build(spec: Spec) -> nn.Module:
 
 
 def initialise(model: nn.Module, *, seed: int, name: str) -> None:
-    """Set every weight of a whole model to its first values."""
+    """Set every weight of an unsharded model to its initial values."""
     for weight_name, weight in model.named_parameters():
         plain_name = weight_name.replace(COMPILED, "")
         with torch.no_grad():
@@ -60,12 +60,12 @@ def initialise(model: nn.Module, *, seed: int, name: str) -> None:
 
 
 def first_values(model: nn.Module, weight: str, shape: torch.Size, seed: int, name: str) -> Tensor:
-    """A weight's first values, from its own generator (seed, name, weight): the same in any order, layout and
-    device.
+    """A weight's initial values, from its own generator (seed, name, weight): independent of order, layout
+    and device.
 
-    Drawn on the CPU in fp32, so that an fp64 model starts from the same numbers. Of a sharded weight each
-    rank draws the whole and keeps its part; nothing is sent. The model says by `initial(weight name)` how
-    each begins.
+    Drawn on the CPU in fp32, so that an fp64 model starts from the same numbers. For a sharded weight each
+    rank draws the whole and keeps its shard; nothing is communicated. The model's `initial(weight name)`
+    gives the distribution.
     """
     rule, std = cast(Any, model).initial(weight)
     return draw(shape, rule, std, seed_of(seed, name, weight))
@@ -83,12 +83,12 @@ def draw(shape: torch.Size, rule: str, std: float, seed: int) -> Tensor:
 
 
 class StoredWeights(Mapping[str, Tensor]):
-    """The weights of a verified file by name, each read when it is asked for."""
+    """The weights of a verified file by name, each read on access."""
 
     def __init__(self, path: Path) -> None:
         try:
             self._file = safetensors.safe_open(path, framework="pt")
-        except safetensors.SafetensorError as error:  # its digest agreed: whoever wrote it wrote this
+        except safetensors.SafetensorError as error:  # its digest is right: it was written like this
             raise DataError(f"{path}: not a file of weights ({error})") from None
         self._names = list(self._file.keys())
 
@@ -108,8 +108,8 @@ class StoredWeights(Mapping[str, Tensor]):
 def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, Any]:
     """The weights of a model artifact, not yet in memory, and its spec.
 
-    Bytes are compared with their digests before they are parsed (DamageError); weights that do not fit the
-    config are a DataError.
+    Raises DamageError when bytes do not match their digests, DataError when the weights do not fit the
+    config.
     """
     config = source.json(CONFIG, scratch)
     try:
@@ -125,7 +125,7 @@ def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, A
 def read_model(
     source: ArtifactInput, scratch: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, Any]:
-    """The model of an artifact, and its spec; dtype None = as stored. Errors as `read_weights`."""
+    """The model of an artifact, and its spec; dtype None = as stored. Raises as `read_weights`."""
     stored, spec = read_weights(source, scratch)
     with blank():
         model = build(spec)
@@ -135,8 +135,10 @@ def read_model(
 
 
 def model_files(state: Mapping[str, Tensor], spec: Spec) -> dict[str, bytes]:
-    """The files of a model artifact, the same bytes for the same weights and spec. `state`: whole tensors by
-    name.
+    """The files of a model artifact, the same bytes for the same weights and spec. `state`: unsharded tensors
+    by name.
+
+    Raises DataError when the weights do not fit the spec.
     """
     plain = {
         name.replace(COMPILED, ""): weight.detach().to("cpu", copy=False).contiguous()
@@ -152,7 +154,7 @@ def model_files(state: Mapping[str, Tensor], spec: Spec) -> dict[str, bytes]:
 
 
 def _check_names(found: Mapping[str, tuple[int, ...]], spec: Spec, place: str) -> None:
-    """Names and shapes are exactly those of the spec, else a DataError that lists the first differences."""
+    """Raise DataError, listing the first differences, unless names and shapes are those of the spec."""
     wanted = cast(Any, spec).shapes()
     if found == wanted:
         return

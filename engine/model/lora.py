@@ -1,4 +1,4 @@
-"""Low-rank additions to the matrices of a plain model (LoRA, 2106.09685), put in from outside; peft's file
+"""Low-rank additions to the matrices of a plain model (LoRA, 2106.09685), added from outside; peft's file
 format.
 
 W' = W + alpha / rank B A. The weight keeps its name, `x.weight`, and is frozen; `x.lora_A.weight` [rank, in]
@@ -28,8 +28,8 @@ INNER, OUTER = ".lora_A.weight", ".lora_B.weight"
 
 
 class LowRank(nn.Module):
-    """A linear layer whose weight is frozen, and its trained addition. B begins at 0: at first nothing is
-    changed.
+    """A linear layer with a frozen weight and a trained low-rank addition. B starts at 0: at first the layer
+    is unchanged.
     """
 
     def __init__(self, plain: nn.Linear, *, rank: int, alpha: float) -> None:
@@ -45,12 +45,12 @@ class LowRank(nn.Module):
 
 
 def apply(model: nn.Module, trainable: Trainable, *, seed: int, name: str) -> None:
-    """Freeze the model and put additions beside the target matrices of its blocks; nothing is done for
+    """Freeze the model and add low-rank additions to the target matrices of its blocks; does nothing for
     other kinds.
 
-    For a whole model that has its weights, before it is compiled or sharded. Every A is normal with variance
-    1/in, from its own generator. A target that no block has is a ConfigError, unless other models have one of
-    that name.
+    For an unsharded model, before it is compiled or sharded. Every A is normal with variance 1/in, from its
+    own generator. Raises ConfigError for a target that no block has, unless it is one of the default targets,
+    which other models have.
     """
     if trainable.kind != "lora":
         return
@@ -73,7 +73,7 @@ def is_addition(weight: str) -> bool:
 
 
 def addition_values(weight: str, shape: torch.Size, *, seed: int, name: str) -> Tensor:
-    """The first values of an addition, whole, on the CPU."""
+    """The initial values of an addition, unsharded, on the CPU."""
     if weight.endswith(OUTER):
         return torch.zeros(shape, device="cpu")
     return draw(shape, "normal", shape[1] ** -0.5, seed_of(seed, name, weight))
@@ -105,7 +105,7 @@ def _targets(model: nn.Module, trainable: Trainable) -> list[str]:
 
 
 def merge(model: nn.Module) -> None:
-    """Add every addition to its weight and make plain layers of them again; the weights become trainable."""
+    """Add every addition to its weight and restore plain layers; the weights become trainable."""
     for path, layer in list(model.named_modules()):
         if not isinstance(layer, LowRank):
             continue
@@ -121,9 +121,7 @@ def merge(model: nn.Module) -> None:
 
 
 def merged_state(state: Mapping[str, Tensor], trainable: Trainable) -> dict[str, Tensor]:
-    """The weights of the plain model from those of a model with additions; they are left as they are for
-    kind=full.
-    """
+    """The plain model's weights from those of a model with additions; unchanged for kind=full."""
     scale = trainable.alpha / trainable.rank
     result = {name: weight for name, weight in state.items() if not name.endswith((INNER, OUTER))}
     for name in state:
@@ -142,8 +140,10 @@ def _addition(inner: Tensor, outer: Tensor, scale: float) -> Tensor:
 
 
 def adapter_files(state: Mapping[str, Tensor], trainable: Trainable, *, base: str) -> dict[str, bytes]:
-    """The additions alone as peft's two files; the same bytes for the same weights. `base` names the model
-    below.
+    """The additions alone as peft's two files; the same bytes for the same weights. `base` names the base
+    model.
+
+    Raises DataError when there are none.
     """
     chosen = {
         PREFIX + n: w.detach().cpu().contiguous() for n, w in state.items() if n.endswith((INNER, OUTER))
@@ -171,7 +171,10 @@ def adapter_files(state: Mapping[str, Tensor], trainable: Trainable, *, base: st
 
 
 def read_adapter(source: ArtifactInput, scratch: Path) -> tuple[dict[str, Tensor], Trainable]:
-    """The additions of an artifact by plain names, and what they are; verified before they are parsed."""
+    """The additions of an artifact by plain names, and their spec; verified before they are parsed.
+
+    Raises DataError for anything but plain LoRA.
+    """
     place = f"{source.url}/{CONFIG}"
     config = source.json(CONFIG, scratch)
     if config.get("peft_type") != "LORA":
@@ -195,8 +198,8 @@ def read_adapter(source: ArtifactInput, scratch: Path) -> tuple[dict[str, Tensor
 
 
 def attach(model: nn.Module, weights: Mapping[str, Tensor], trainable: Trainable) -> None:
-    """`apply`, then the additions that `read_adapter` returned; those that do not fit the model are a
-    DataError.
+    """`apply`, then load the additions that `read_adapter` returned. Raises DataError when they do not fit
+    the model.
     """
     apply(model, trainable, seed=0, name="")
     wanted = {name: weight for name, weight in model.named_parameters() if name.endswith((INNER, OUTER))}

@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of an MLP: every token goes to its best experts, none is dropped.
+"""A mixture of experts in place of an MLP: every token is routed to its top K experts, none is dropped.
 
 N tokens, D hidden, F inner width, X experts, K experts a token
 """
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Experts(nn.Module):
-    """X SwiGLU MLPs (2002.05202). forward: tokens in the order of their experts, and how many each has."""
+    """X SwiGLU MLPs (2002.05202). forward: tokens sorted by expert, and the number of tokens of each."""
 
     def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
         super().__init__()
@@ -24,7 +24,9 @@ class Experts(nn.Module):
 def experts_mlp(
     x_ND: Tensor, counts_X: list[int], gate_XFD: Tensor, up_XFD: Tensor, down_XDF: Tensor
 ) -> Tensor:
-    """down(silu(gate x) * up x) of each expert's tokens [N, D]; one without tokens has gradients of 0."""
+    """down(silu(gate x) * up x) of each expert's tokens [N, D]; an expert without tokens has
+    gradients of 0.
+    """
     results = []
     parts = zip(
         x_ND.split(counts_X), gate_XFD.unbind(0), up_XFD.unbind(0), down_XDF.unbind(0), strict=True

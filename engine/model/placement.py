@@ -1,5 +1,6 @@
-"""Tensors that lie on several ranks (DTensors) and the whole they are parts of; plain tensors pass as they
-are. And whether a device computes in 16 bits."""
+"""Local shards and full tensors of DTensors; plain tensors pass unchanged. And whether a device computes in
+16 bits.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +13,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 
 def has_half(device: torch.device) -> bool:
-    """Whether bf16 products are a gain on `device`. A CPU without AVX-512 (most laptops) computes them in
+    """Whether bf16 products are faster on `device`. A CPU without AVX-512 (most laptops) computes them in
     software, 60 times slower than float32 ones: there the same training, `precision: bf16`, runs in float32,
     which is only more exact.
     """
@@ -22,7 +23,7 @@ def has_half(device: torch.device) -> bool:
 
 
 def local(tensor: Any) -> Any:
-    """The part of a sharded tensor that lies on this rank."""
+    """This rank's shard of a DTensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -32,13 +33,13 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def fill(weight: Tensor, full: Callable[[], Tensor]) -> None:
-    """Set a weight, or this rank's part of it, from the whole one; nothing is sent."""
+    """Set a weight, or this rank's shard of it, from the full one; nothing is communicated."""
     with torch.no_grad():
         local(weight).copy_(part_like(full(), weight))
 
 
 def part_like(full: Tensor, weight: Tensor) -> Tensor:
-    """What of `full` lies on this rank when it is placed as `weight` is."""
+    """This rank's shard of `full` in the placement of `weight`."""
     if not isinstance(weight, DTensor):
         return full
     shape, offset = compute_local_shape_and_global_offset(full.shape, weight.device_mesh, weight.placements)
@@ -48,7 +49,7 @@ def part_like(full: Tensor, weight: Tensor) -> Tensor:
 
 
 def like(full: Tensor, weight: Tensor) -> Tensor:
-    """`full`, placed as `weight` is."""
+    """`full` as a DTensor in the placement of `weight`."""
     if not isinstance(weight, DTensor):
         return full
     part = part_like(full, weight).contiguous()
@@ -63,7 +64,7 @@ def like(full: Tensor, weight: Tensor) -> Tensor:
 
 
 def is_split(tensor: Tensor, axis: str) -> bool:
-    """Whether the ranks along a mesh axis hold different parts of a tensor."""
+    """Whether the ranks along a mesh axis hold different shards of a tensor."""
     if not isinstance(tensor, DTensor):
         return False
     axes = tensor.device_mesh.mesh_dim_names or ()
@@ -71,14 +72,14 @@ def is_split(tensor: Tensor, axis: str) -> bool:
 
 
 def settle_gradient(weight: Tensor) -> None:
-    """Place a gradient as its weight is placed: what the ranks have may still be parts of a sum."""
+    """Redistribute a gradient to its weight's placement: it may still be a partial sum."""
     gradient = weight.grad
     if isinstance(gradient, DTensor) and isinstance(weight, DTensor):
         weight.grad = gradient.redistribute(placements=weight.placements)
 
 
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The tensors in lists of those that lie on one mesh; an operation on many tensors takes no others."""
+    """The tensors grouped by mesh; foreach operations need tensors of one mesh."""
     found: dict[DeviceMesh | None, list[Tensor]] = {}
     for tensor in tensors:
         found.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)

@@ -1,7 +1,8 @@
-"""Layers of transformer decoders as plain modules that know nothing of parallelism: norms, attention, MLPs,
-blocks; and dropout whose mask is a pure function of (seed, sample, place, layer, feature).
+"""Layers of transformer decoders as plain modules, independent of parallelism: norms, attention, MLPs,
+blocks; and dropout whose mask is a pure function of (seed, sample, position, layer, feature).
 
-B rows, T tokens, D hidden"""
+B rows, T tokens, D hidden
+"""
 
 from typing import NamedTuple
 
@@ -21,17 +22,17 @@ _BITS = 31
 
 
 def noise_keys(seed: int, samples_B: Tensor, places_T: Tensor) -> Tensor:
-    """[B, T] int64: a key for every token of the samples with these numbers."""
+    """[B, T] int64: a dropout key for every token of the samples with these numbers."""
     return _mixed(_mixed(samples_B + seed)[:, None] + places_T * _A)
 
 
 def layer_keys(noise_BT: Tensor, layer: int) -> Tensor:
-    """The keys of one layer."""
+    """The dropout keys of one layer."""
     return noise_BT + layer * _LAYER
 
 
 def dropout(x_BTD: Tensor, probability: float, noise_BT: Tensor, branch: int) -> Tensor:
-    """x, each number zeroed with `probability`, the rest scaled up; `branch` tells a layer's uses apart."""
+    """x with each number zeroed with `probability`, the rest scaled up; `branch`: which use in the layer."""
     features_D = torch.arange(x_BTD.shape[-1], device=x_BTD.device)
     bits_BTD = _mixed(noise_BT[..., None] + branch * _C + features_D * _A) & (2**_BITS - 1)
     keep_BTD = bits_BTD >= int(probability * 2**_BITS)
@@ -46,7 +47,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 class Shared(NamedTuple):
-    """What every block gets besides the stream; of the batch it is the keys of dropout and what is memory."""
+    """Inputs of every block besides the residual stream; from the batch, dropout keys and the memory mask."""
 
     rope: Tensor | None  # rotary angles
     mask: Tensor
@@ -118,9 +119,9 @@ def make_mlp(spec: GPT) -> nn.Module:
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then that + mlp(norm of that). Can be compiled and sharded alone: tensors in,
-    tensors out. What it attended by goes out detached, unless `is_taught`: then an objective's gradient comes
-    in there.
+    """x + attention(norm x), then that + mlp(norm of that). Can be compiled and sharded on its own: tensors
+    in, tensors out. The attention's relations are returned detached, unless `is_taught`: then an objective's
+    gradient flows into them.
     """
 
     def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
@@ -158,11 +159,11 @@ def make_blocks(spec: GPT, *, is_causal: bool = True) -> nn.ModuleList:
 def run_blocks(
     blocks: nn.ModuleList, x_BTD: Tensor, shared: Shared, cache: Cache | None = None, *, first: int = 0
 ) -> tuple[Tensor, Relations | None]:
-    """The blocks that are here, in order, and what the last of them attended by; the first of all has the
-    number `first` in dropout and cache.
+    """Run these blocks in order; returns their output and the relations of the last. `first` is the number of
+    the model's first block in dropout and cache.
 
-    Tokens that are memory are seen, but no gradient reaches them: the recurrence of Transformer-XL
-    (1901.02860, section 3.2) inside a row.
+    Memory tokens are visible but receive no gradient: the recurrence of Transformer-XL (1901.02860, section
+    3.2) inside a row.
     """
     noise_BT, memory_BT = shared.batch.get("noise_BT"), shared.batch.get("memory_BT")
     relations = None

@@ -1,4 +1,4 @@
-"""Distillation on attention: KL of attention distributions, mean over heads, of each scored token.
+"""Distillation on attention: KL of attention distributions, mean over heads, for each scored token.
 
 B rows, T tokens, S tokens of whole rows, R relation heads, E head width, W = R E
 """
@@ -11,7 +11,7 @@ from atelier.engine.config.objective.attention import Attention
 from atelier.engine.model.contract import Relations
 from atelier.engine.objective.vocab_slice import summed
 
-ROWS = 256  # queries a step: the scores of a whole long row are never there at once
+ROWS = 256  # queries a step: the scores of a long row are never in memory all at once
 
 
 def state_sum(
@@ -24,9 +24,9 @@ def state_sum(
 ) -> tuple[Tensor, Tensor]:
     """sum over scored tokens of mean_r sum_s p_rs (log p_rs - log q_rs), nats: differentiable, and its value.
 
-    p is the teacher's attention over the tokens that the mask lets see, q the student's. Keys are those of
+    p is the teacher's attention over the tokens that the mask allows, q the student's. Keys are those of
     whole rows. In a `group` each rank has some of the heads: the first result is this rank's share, the
-    second whole.
+    second the full sum.
     """
     may_B1TS = mask_B1TS if mask_B1TS.dtype == torch.bool else mask_B1TS == 0
     num_parts = 1 if group is None else dist.get_world_size(group)
@@ -45,8 +45,8 @@ def state_sum(
 
 
 def resplit(relations: Relations, heads: int) -> Relations:
-    """Queries and keys with all heads side by side, cut into so many heads (MiniLMv2, 2012.15828, section
-    3.1).
+    """Queries and keys with all heads concatenated and split into `heads` heads (MiniLMv2, 2012.15828,
+    section 3.1).
     """
     query, key = relations
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -58,7 +58,7 @@ def resplit(relations: Relations, heads: int) -> Relations:
 
 
 def _log_attention(relations: Relations, rows: slice, may_B1TS: Tensor) -> Tensor:
-    """log softmax(q k^T / sqrt(E)) [B, R, T, S] in fp32 at least; 0 where one may not look."""
+    """log softmax(q k^T / sqrt(E)) [B, R, T, S] in fp32 at least; 0 where attention is not allowed."""
     query, key = relations
     scores = (query[:, :, rows] * query.shape[-1] ** -0.5) @ key.transpose(2, 3)
     exact = torch.promote_types(scores.dtype, torch.float32)

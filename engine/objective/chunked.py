@@ -1,7 +1,8 @@
-"""The head and any mix of token objectives, a chunk of tokens at a time; a whole batch's logits never exist.
+"""Chunked loss: the head and any mix of token objectives, a chunk of tokens at a time; the logits of a whole
+batch never exist.
 
 B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K names of objectives, D hidden, V vocabulary
-(of this rank's slice, where ranks share it)
+(of this rank's slice, if the vocabulary is split over ranks)
 """
 
 import functools
@@ -19,14 +20,13 @@ from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.model.contract import Relations, compute_dtype
 from atelier.engine.objective.lm import token_loss
 from atelier.engine.objective.load import terms_of
-from atelier.engine.objective.vocab_slice import TokenDistribution, VocabSlice
+from atelier.engine.objective.vocab_slice import LogitCache, TokenDistribution, VocabSlice
 
 UNSCORED = -100
-MIN_CHUNK = 256  # below it the additions to the head's gradient, V x D a chunk, cost more than the chunk
+MIN_CHUNK = 256  # with fewer tokens, adding V x D numbers to the head's gradient costs more than the chunk
 CPU_LOGITS = 1 << 21  # logits of a chunk: 8 MB in fp32, measured fastest for a vocabulary of 4096
 GPU_LOGITS = 1 << 26
-CPU_ROWS = 4096  # of a head's gradient that are added at once
-CPU_SAID, GPU_SAID = 1 << 24, 1 << 28  # logits of a micro-batch that a teacher keeps for its learners
+CPU_ROWS = 4096  # rows of a head's gradient that are added at once
 
 Mix = Mapping[str, tuple[ObjectiveSpec, float]]
 TokenLoss = Callable[[Spec, Tensor, Tensor, Tensor | None], Tensor]
@@ -38,7 +38,8 @@ TokenGradient = Callable[
 @dataclass(frozen=True)
 class TeacherSide:
     """The teacher's hidden states [B, T, D'] of the same tokens, its head [V, D'] and its last layer's
-    queries and keys; no gradient flows there. `said` is what it said already.
+    queries and keys; no gradient flows there. `logit_cache` has token distributions that it has already
+    computed.
     """
 
     hidden_BTD: Tensor
@@ -47,31 +48,10 @@ class TeacherSide:
     logit_cache: "LogitCache | None" = None
 
 
-class LogitCache:
-    """What a model said of each chunk of a micro-batch, in its own objectives or to its first learner: for
-    whoever learns from it and reads the same chunks. No more than there is room for.
-    """
-
-    def __init__(self) -> None:
-        self._chunks: dict[Hashable, TokenDistribution | Tensor] = {}
-        self._room = 0
-
-    def find(self, key: Hashable, kind: type) -> Any:
-        found = self._chunks.get(key)
-        return found if isinstance(found, kind) else None
-
-    def keep(self, key: Hashable, logits_CV: Tensor, logit_cache: TokenDistribution | Tensor) -> None:
-        if not self._chunks:
-            self._room = CPU_SAID if logits_CV.device.type == "cpu" else GPU_SAID
-        if logits_CV.numel() <= self._room:
-            self._room -= logits_CV.numel()
-            self._chunks[key] = logit_cache
-
-
 @dataclass(frozen=True)
 class Term:
-    """One loss for a chunk's logits, and that with its gradient. `names`: the numbers of the objectives that
-    it is the loss of, each on rows of its own.
+    """One loss on a chunk's logits, with and without its gradient. `names`: the indices of the objectives
+    that use this loss, each on its own rows.
     """
 
     spec: Spec
@@ -82,12 +62,12 @@ class Term:
 
 @dataclass(frozen=True)
 class _Work:
-    """What is to be computed, besides the two tensors that gradients flow to."""
+    """Inputs of the computation, besides the two tensors that receive gradients."""
 
     labels_M: Tensor
     terms: tuple[Term, ...]
-    shares_K: Tensor  # of the names that are trained; those behind them are only logged
-    masks_K: tuple[Tensor | None, ...]  # [M] numbers: which tokens are a name's; None = all
+    shares_K: Tensor  # of the names that are trained; the names after them are only logged
+    masks_K: tuple[Tensor | None, ...]  # [M] weights: which tokens a name reads; None = all
     teacher: TeacherSide | None
     logit_cache: LogitCache | None
     part: VocabSlice | None
@@ -115,18 +95,20 @@ def objective_sums(
     """Sum over the scored tokens (label not -100) of sum_k share_k objective_k; and each objective's own sum;
     in nats.
 
-    The mix maps a name to (spec, share); with none the total is 0. It is differentiable, once, with respect
-    to hidden states and head. The sums are detached; "lm", the cross-entropy, is always among them. Products
-    are computed in autocast's type, all that follows the logits in fp32 (fp64 for fp64). Tokens that are not
-    scored cost nothing. `chunk` tokens are computed at once; None = as many as suit device and vocabulary.
-    `compiled` fuses what follows the logits (torch.compile).
+    The mix maps a name to (spec, share); an empty mix has the total 0. The total is differentiable, once,
+    with respect to hidden states and head. The sums are detached; "lm", the cross-entropy, is always among
+    them. Products are computed in autocast's type, everything after the logits in fp32 (fp64 for fp64).
+    Unscored tokens cost nothing. `chunk` tokens are computed at once; None = as many as suit device and
+    vocabulary. `compiled` fuses what follows the logits (torch.compile).
 
-    `rows` [B] says of some objectives which rows they read; the others read all. What these logits say is
-    kept in `said`.
+    `rows` [B] selects, by objective, the rows that it reads; objectives without an entry read all. The token
+    distributions are stored in `logit_cache`.
 
-    With a `part` of the vocabulary both heads are slices of it: sums and the head's gradient are whole, the
-    gradient of the hidden states is this slice's share of a sum over the ranks (2104.04473, section 3.2).
-    `is_split`: the backward pass comes in two, for the hidden states and for the head (zero-bubble).
+    With a vocabulary slice `part` both heads are slices: sums and the head's gradient are complete, the
+    gradient of the hidden states is this slice's contribution to a sum over the ranks (2104.04473, section
+    3.2). `is_split`: the backward pass runs twice, for the hidden states and for the head (zero-bubble).
+
+    Raises ConfigError when labels or vocabularies do not fit, or `lm` is of another kind.
     """
     _check(hidden_BTD, head_weight_VD, labels_BT, mix, teacher)
     compute = compute_dtype(head_weight_VD)
@@ -170,7 +152,7 @@ def _check(
 
 
 def _terms(specs: Sequence[ObjectiveSpec]) -> tuple[Term, ...]:
-    """The losses of these objectives; the cross-entropy, which many of them are, once."""
+    """The losses of these objectives; the cross-entropy, which many share, only once."""
     found: dict[Any, tuple[Any, ObjectiveSpec, list[int]]] = {}
     for number, spec in enumerate(specs):
         module = terms_of(spec.kind)
@@ -195,7 +177,9 @@ def derived_gradient(
     teacher: TokenDistribution | None,
     part: VocabSlice | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Loss [C] and gradient [C, V] of an objective that has no closed form; of whole logits only."""
+    """Loss [C] and gradient [C, V] by autograd, for an objective without a closed form; needs the whole
+    vocabulary.
+    """
     logits_CV, taught_CV = own.logits_NV, None if teacher is None else teacher.log_p()
     if part is not None:
         logits_CV, taught_CV = part.whole(logits_CV), None if taught_CV is None else part.whole(taught_CV)
@@ -218,8 +202,8 @@ def _exact(compute: torch.dtype) -> torch.dtype:
 
 
 class _ChunkedObjective(torch.autograd.Function):
-    """Computes the gradients with the sums, chunk by chunk, as if upstream's were 1; backward only scales
-    them.
+    """Computes the gradients together with the sums, chunk by chunk, for an upstream gradient of 1; backward
+    only scales them.
     """
 
     @staticmethod
@@ -248,7 +232,7 @@ class _ChunkedObjective(torch.autograd.Function):
 def _all_chunks(
     hidden_MD: Tensor, head_weight_VD: Tensor, work: _Work, wants_hidden: bool, wants_head: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Sums [K] over all scored tokens, and the gradients of their shared total where they are wanted."""
+    """Sums [K] over all scored tokens, and the gradients of the weighted total if they are needed."""
     head_VD = head_weight_VD.detach().to(work.compute)
     hidden_grad = torch.zeros_like(hidden_MD) if wants_hidden else None
     head_grad = torch.zeros_like(head_weight_VD) if wants_head else None
@@ -261,12 +245,12 @@ def _all_chunks(
         labels_C = work.labels_M.index_select(0, rows_C)
         masks = tuple(None if mask is None else mask.index_select(0, rows_C) for mask in work.masks_K)
         wants = wants_hidden or wants_head
-        own = _odds(logits_CV, work)
+        own = _distribution(logits_CV, work)
         if work.logit_cache is not None:
             work.logit_cache.keep(_key(work, number), logits_CV, own)
         elif isinstance(own, TokenDistribution):
             own.is_private = True
-        teacher = _told(work, rows_C, number)
+        teacher = _teacher_output(work, rows_C, number)
         if work.compiled:
             _allow_any_length(logits_CV, teacher, labels_C)
         chunk_sums_K, gradient_CV = chunk_terms(
@@ -282,31 +266,31 @@ def _all_chunks(
 
 
 class _Room:
-    """Memory of products that every chunk computes anew, by name: as large as the first, which is the
-    largest. An allocator that is asked again and again for what it just got back gathers holes.
+    """Reused buffers of the products of each chunk, by name; sized by the first chunk, which is the largest.
+    Repeated allocation would fragment the allocator's memory.
     """
 
     def __init__(self) -> None:
         self._named: dict[str, Tensor] = {}
 
     def product(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """left @ right, where this name's product before was."""
+        """left @ right, in the buffer of this name."""
         if name not in self._named:
             self._named[name] = left.new_empty(left.shape[0], right.shape[1])
         return torch.mm(left, right, out=self._named[name][: left.shape[0]])
 
 
 def _add_product(head_grad: Tensor, gradient_CV: Tensor, hidden_CD: Tensor, room: _Room) -> None:
-    """Add gradient^T hidden, in place. A CPU turns what it adds into the sum's type first: so many rows of
-    the vocabulary at a time.
+    """Add gradient^T hidden, in place. A CPU converts the product to the sum's type first: therefore some
+    rows of the vocabulary at a time.
     """
     rows = CPU_ROWS if head_grad.device.type == "cpu" else len(head_grad)
     for total, part in zip(head_grad.split(rows), gradient_CV.split(rows, dim=1), strict=True):
         total += room.product("head", part.t(), hidden_CD)
 
 
-def _odds(logits_CV: Tensor, work: _Work) -> TokenDistribution | Tensor:
-    """What logits say; for code that is compiled themselves, which become that there."""
+def _distribution(logits_CV: Tensor, work: _Work) -> TokenDistribution | Tensor:
+    """The token distribution of logits; for compiled code the logits, which are converted there."""
     return logits_CV if work.compiled else TokenDistribution(logits_CV.to(work.shares_K.dtype), work.part)
 
 
@@ -314,8 +298,8 @@ def _key(work: _Work, number: int) -> Hashable:
     return work.labels_M.data_ptr(), work.chunk, number
 
 
-def _told(work: _Work, rows_C: Tensor, number: int) -> TokenDistribution | Tensor | None:
-    """What the teacher says of a chunk."""
+def _teacher_output(work: _Work, rows_C: Tensor, number: int) -> TokenDistribution | Tensor | None:
+    """The teacher's token distribution for a chunk, from the logit cache if it is there."""
     if work.teacher is None:
         return None
     logit_cache = work.teacher.logit_cache
@@ -328,14 +312,14 @@ def _told(work: _Work, rows_C: Tensor, number: int) -> TokenDistribution | Tenso
         return known
     hidden_CD = work.teacher.hidden_BTD.detach().flatten(0, 1).index_select(0, rows_C).to(work.compute)
     logits_CV = hidden_CD @ work.teacher.head_weight_VD.detach().to(work.compute).t()
-    told = _odds(logits_CV, work)
+    told = _distribution(logits_CV, work)
     if logit_cache is not None:
         logit_cache.keep(_key(work, number), logits_CV, told)
     return told
 
 
 def _pieces(work: _Work) -> tuple[Tensor, ...]:
-    """The scored tokens' row numbers in as few pieces of at most `chunk` as possible, nearly equally long."""
+    """The scored tokens' row numbers in the fewest chunks of at most `chunk`, of nearly equal length."""
     rows_N = (work.labels_M != UNSCORED).nonzero()[:, 0]
     return rows_N.tensor_split(-(-len(rows_N) // work.chunk)) if len(rows_N) else ()
 
@@ -353,7 +337,7 @@ def _chunk_terms(
     *,
     takes_logits: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Each objective's sum [K], and the shared total's gradient with respect to the logits, in the logits'
+    """Each objective's sum [K], and the weighted total's gradient with respect to the logits, in the logits'
     type; in their memory if it `takes_logits`. A mask is [C].
     """
     if isinstance(own, Tensor):
@@ -385,7 +369,7 @@ def _chunk_terms(
 
 
 def _weight(shares: list[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """What a loss counts in the total: a number, or [C, 1]."""
+    """The weight of a loss in the total: a number, or [C, 1]."""
     parts = [share if mask_C is None else share * mask_C[:, None] for share, mask_C in shares]
     return functools.reduce(torch.add, parts)
 

@@ -1,5 +1,4 @@
-"""Which class a row is: cross-entropy of its first token's hidden state with the head of the objective's
-name.
+"""Row classification: cross-entropy of the first token's hidden state with the head of the objective's name.
 
 B rows, D hidden, C classes
 """
@@ -15,9 +14,9 @@ UNSCORED = -100
 def state_sum(
     first_BD: Tensor, head_CD: Tensor, classes_B: Tensor, group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """sum over the rows that have a class of -log softmax(W h)_class, nats: differentiable, and its value;
-    and how many of them the head gives the largest logit to. In a `group` every rank has all of it, and its
-    share of the hidden states' gradient.
+    """sum over the rows with a class of -log softmax(W h)_class, nats: differentiable, and its value; and the
+    number of rows whose class has the largest logit. In a `group` every rank has the full sum, and its share
+    of the hidden states' gradient.
     """
     if group is not None:
         size = dist.get_world_size(group)

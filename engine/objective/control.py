@@ -1,4 +1,4 @@
-"""Controllable language modelling: the cross-entropy of the text behind what is asked for."""
+"""Controllable language modelling: the cross-entropy of the text after a control prompt."""
 
 from atelier.engine.objective.lm import token_gradient, token_loss
 

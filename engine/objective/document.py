@@ -1,4 +1,4 @@
-"""Document language modelling: the cross-entropy of the tokens behind a row's memory."""
+"""Document language modelling: the cross-entropy of the tokens after a row's memory."""
 
 from atelier.engine.objective.lm import token_gradient, token_loss
 

@@ -1,5 +1,6 @@
-"""Distillation on hidden states: mean squared difference of each scored token. B rows, T tokens, D the
-teacher's width (this rank's slice of it, where ranks share matrices)
+"""Distillation on hidden states: mean squared error of each scored token.
+
+B rows, T tokens, D the teacher's width (this rank's slice of it, if matrices are split over ranks)
 """
 
 import torch
@@ -20,7 +21,7 @@ def state_sum(
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """sum over scored tokens of mean_d ((W h)_d - t_d)^2: differentiable, and its value. In a `group` each
-    rank has some rows of W: the first result is this rank's share, the second whole.
+    rank has some rows of W: the first result is this rank's share, the second the full sum.
     """
     width = teacher_BTD.shape[-1]
     size = projection_DC.shape[0]

@@ -1,4 +1,4 @@
-"""The folder is the registry: an objective of kind `lm` is engine/objective/lm.py."""
+"""The registry of objectives is this folder: an objective of kind `lm` is engine/objective/lm.py."""
 
 import importlib
 from typing import Any
@@ -8,7 +8,9 @@ from atelier.engine.config.registry import kinds
 
 
 def terms_of(kind: str) -> Any:
-    """An objective's module: `token_loss`, and `token_gradient` where it has a closed form."""
+    """An objective's module: `token_loss`, and `token_gradient` if it has a closed form. Raises ConfigError
+    for an unknown kind.
+    """
     known = kinds("objective")
     if kind not in known:
         near = nearest(kind, known)

@@ -1,9 +1,11 @@
-"""A slice of the vocabulary: what an objective needs of the rest comes from the other ranks' slices.
+"""Operations on a vocabulary slice: objectives reduce over the other ranks' slices by collectives.
 
 N tokens, V vocabulary of this rank's slice
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class VocabSlice:
-    """Rows `begin` .. `begin + size - 1` of a vocabulary that the ranks of `group` share in order."""
+    """Rows `begin` .. `begin + size - 1` of a vocabulary that is split over the ranks of `group` in order."""
 
     group: dist.ProcessGroup
     begin: int
@@ -28,7 +30,7 @@ class VocabSlice:
         return part
 
     def whole(self, part_NV: Tensor) -> Tensor:
-        """All ranks' columns side by side."""
+        """All ranks' columns concatenated."""
         count = dist.get_world_size(self.group)
         parts = [torch.empty_like(part_NV) for _ in range(count)]
         dist.all_gather(parts, part_NV.contiguous(), group=self.group)
@@ -47,7 +49,7 @@ def summed(part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def log_softmax(logits_NV: Tensor, part: VocabSlice | None) -> Tensor:
-    """Over the whole vocabulary."""
+    """log softmax over the whole vocabulary."""
     if part is None:
         return logits_NV.log_softmax(1)
     most_N1 = part.max(logits_NV.amax(1, keepdim=True))
@@ -56,10 +58,10 @@ def log_softmax(logits_NV: Tensor, part: VocabSlice | None) -> Tensor:
 
 
 class TokenDistribution:
-    """What logits [N, V] say: probabilities and their logarithms at any temperature, over the whole
-    vocabulary, each computed once however many objectives and learners ask for it. Nothing of it is to be
-    changed in place, unless it `is_private` to one reader, who asks for logarithms, then for probabilities,
-    each once: then one's memory becomes the other's.
+    """Probabilities and log-probabilities of logits [N, V] at any temperature, over the whole vocabulary,
+    each computed once for all objectives and students. They must not be changed in place, unless the
+    distribution `is_private` to one reader, which calls `log_p`, then `p`, once each: then `p` reuses the
+    memory of `log_p`.
     """
 
     def __init__(self, logits_NV: Tensor, part: VocabSlice | None = None) -> None:
@@ -107,7 +109,7 @@ def at_labels(values_NV: Tensor, labels_N: Tensor, part: VocabSlice | None) -> T
 
 
 def minus_one_at_labels(own: TokenDistribution, labels_N: Tensor, part: VocabSlice | None) -> Tensor:
-    """Probabilities, 1 smaller at each token's label."""
+    """Probabilities, minus 1 at each token's label."""
     values_NV = own.p()
     if part is not None:
         labels_N = labels_N - part.begin
@@ -118,3 +120,27 @@ def minus_one_at_labels(own: TokenDistribution, labels_N: Tensor, part: VocabSli
     # no scatter: torch 2.13 loses it where it fuses this gradient with another objective's
     is_label_NV = torch.arange(values_NV.shape[1], device=values_NV.device) == labels_N[:, None]
     return values_NV - is_label_NV.to(values_NV.dtype)
+
+
+CPU_CACHED, GPU_CACHED = 1 << 24, 1 << 28  # logits of a micro-batch that a teacher caches for its students
+
+
+class LogitCache:
+    """Token distributions of a teacher for each chunk of a micro-batch, computed for its own objectives or
+    for its first student: reused by students that read the same chunks, up to a size limit.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: dict[Hashable, TokenDistribution | Tensor] = {}
+        self._room = 0
+
+    def find(self, key: Hashable, kind: type) -> Any:
+        found = self._chunks.get(key)
+        return found if isinstance(found, kind) else None
+
+    def keep(self, key: Hashable, logits_CV: Tensor, distribution: TokenDistribution | Tensor) -> None:
+        if not self._chunks:
+            self._room = CPU_CACHED if logits_CV.device.type == "cpu" else GPU_CACHED
+        if logits_CV.numel() <= self._room:
+            self._room -= logits_CV.numel()
+            self._chunks[key] = distribution

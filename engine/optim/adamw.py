@@ -11,7 +11,7 @@ from atelier.engine.model.placement import by_mesh
 
 
 class PlainAdamW(torch.optim.AdamW):
-    """torch's, whose step does not first import torch's compiler to ask whether it is being compiled."""
+    """torch.optim.AdamW without the import of torch's compiler that its first step would cause."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -20,8 +20,8 @@ class PlainAdamW(torch.optim.AdamW):
 
 
 def build(spec: AdamW, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
-    """Two groups, matrices with decay and the rest without, each in the order given; frozen weights are left
-    out.
+    """AdamW with two groups, matrices with decay and the rest without, each in the order given; frozen
+    weights are left out.
     """
     chosen = list({id(p): p for _, p in named_parameters if p.requires_grad}.values())
     groups = [

@@ -11,9 +11,9 @@ from atelier.engine.config.error import ConfigError
 
 
 def leave_compiler_out() -> None:
-    """Have no optimiser import torch's compiler, which takes a second, only to be left alone by it: methods
-    ask for that when they are first called, and nothing compiles them here. Without effect where torch asks
-    in another way than in 2.11 and 2.13 (torch/_compile.py).
+    """Keep optimisers from importing torch's compiler, which takes a second: their methods import it on the
+    first call only to be excluded from compilation, and nothing compiles them here. Has no effect where torch
+    does this differently from 2.11 and 2.13 (torch/_compile.py).
     """
     for method in vars(torch.optim.Optimizer).values():
         asked = getattr(method, "__wrapped__", None)
@@ -22,7 +22,7 @@ def leave_compiler_out() -> None:
 
 
 def build(spec: Spec, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
-    """The optimiser of `spec` over the parameters that require a gradient."""
+    """The optimiser of `spec` over the trainable parameters. Raises ConfigError when there are none."""
     parameters = [(name, p) for name, p in named_parameters if p.requires_grad]
     if not parameters:
         raise ConfigError("trainable", "no weight is trainable", "trainable=full trains all of them")
@@ -31,6 +31,6 @@ def build(spec: Spec, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.o
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """The learning rate of the next step, for every group in its own proportion."""
+    """Set the learning rate of the next step, scaled for every group by its own factor."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("scale", 1.0)

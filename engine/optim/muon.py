@@ -15,7 +15,7 @@ A, B, C = 3.4445, -4.7750, 2.0315
 
 
 def build(spec: Muon, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
-    """Matrices inside blocks by Muon, the other matrices by AdamW with decay, vectors by AdamW without."""
+    """Muon for matrices in blocks, AdamW with decay for other matrices, AdamW without decay for vectors."""
     chosen = list({id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values())
     inside = [p for name, p in chosen if "blocks." in name and p.dim() == 2]
     taken = {id(p) for p in inside}
@@ -31,8 +31,8 @@ def build(spec: Muon, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.o
 
 
 def orthogonal(matrix_MN: Tensor, iterations: int) -> Tensor:
-    """About U V^T of the matrix's singular value decomposition, in bfloat16 for float32 input where the
-    device has it, else in its own precision.
+    """Approximately U V^T of the matrix's singular value decomposition, in bfloat16 for float32 input where
+    the device has it, else in the input's precision.
     """
     is_half = matrix_MN.dtype == torch.float32 and has_half(matrix_MN.device)
     work = matrix_MN.bfloat16() if is_half else matrix_MN
@@ -65,7 +65,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def _step_matrix(self, parameter: Tensor, group: dict[str, Any]) -> None:
         state, grad = self.state[parameter], parameter.grad
-        assert grad is not None  # the caller chose those with one
+        assert grad is not None  # only called for parameters with a gradient
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].lerp_(grad, 1 - self.spec.momentum)

@@ -1,4 +1,4 @@
-"""Collectives that gradients flow through."""
+"""Differentiable collectives."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 def gather_rows(part: Tensor, group: ProcessGroup) -> Tensor:
-    """All ranks' parts [C, ...]; backward adds up what all ranks' gradients say of this rank's part."""
+    """All ranks' parts [C, ...]; backward reduce-scatters the gradient."""
     return _GatherRows.apply(part, group)
 
 
@@ -61,12 +61,12 @@ class _Leave(torch.autograd.Function):
 
 
 def enter_split(x: Tensor, group: ProcessGroup) -> Tensor:
-    """x itself; backward adds up its gradients of all ranks (f of 1909.08053, figure 3)."""
+    """Identity; backward all-reduces the gradient (f of 1909.08053, figure 3)."""
     return _Enter.apply(x, group)
 
 
 def leave_split(x: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum of all ranks' x; backward passes the gradient on (g of 1909.08053, figure 3)."""
+    """All-reduce; backward is the identity (g of 1909.08053, figure 3)."""
     return _Leave.apply(x, group)
 
 
@@ -82,7 +82,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def exchange(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
-    """Rows sent to and received from each rank, in the order of ranks; backward sends the gradients back."""
+    """All-to-all of rows, in rank order; backward sends the gradients back."""
     return _Exchange.apply(rows, sent, received, group)
 
 

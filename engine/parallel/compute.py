@@ -1,5 +1,5 @@
-"""In which types and by which code a role computes: autocast, float8 products (2209.05433, by torchao),
-compiled blocks, recomputed activations.
+"""Numeric types and compilation of a role: autocast, float8 products (2209.05433, by torchao), compiled
+blocks, recomputed activations.
 """
 
 import functools
@@ -21,7 +21,7 @@ MULTIPLE = 16  # of both sides of a matrix, for the kernels
 
 
 def check_float8(device: torch.device) -> None:
-    """ConfigError where float8 cannot be computed."""
+    """Raise ConfigError where float8 cannot be computed."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= OLDEST:
         return
     raise ConfigError(
@@ -32,11 +32,13 @@ def check_float8(device: torch.device) -> None:
 
 
 def use_float8(model: nn.Module, *, emulate: bool = False) -> None:
-    """Swap the linear layers of the plain model's blocks in place; their weights keep names and types.
-    `emulate`: round as float8 does, compute in the weights' type (for a CPU).
+    """Replace the linear layers of the plain model's blocks by float8 ones in place; their weights keep names
+    and types. `emulate`: round as float8 does, compute in the weights' type (for a CPU).
+
+    Raises ConfigError when torchao is missing.
     """
     try:
-        # an extra: workers without such GPUs need it not
+        # an extra: workers without such GPUs do not need it
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:
         raise ConfigError(
@@ -58,15 +60,13 @@ def use_float8(model: nn.Module, *, emulate: bool = False) -> None:
 Precision = Literal["bf16", "fp32", "fp64", "fp8"]
 HALF = ("bf16", "fp8")  # bf16 products and activations over fp32 weights
 
-# FLOPs of one rank from which compiling pays: the first compiled step costs 2 to 15 s a role and gains 15 to
+# FLOPs of one rank from which compiling pays: the first compiled step costs 2 to 15 s a role and saves 15 to
 # 35 % of the rest
 WORTH_COMPILING = {"cpu": 2e13, "cuda": 2e16}
 
 
 def arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Where forward passes run: bf16 autocast over fp32 weights, on devices that have it; nothing for fp32
-    and fp64.
-    """
+    """Context of forward passes: bf16 autocast over fp32 weights where the device has it, else nothing."""
     is_half = precision in HALF and has_half(device)
     return torch.autocast(device.type, dtype=torch.bfloat16) if is_half else nullcontext()
 
@@ -77,17 +77,17 @@ def computed_in(precision: Precision, device: torch.device) -> str:
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
-    """Type of the weights that the optimiser moves."""
+    """Type of the master weights."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
 def compile_mode(
     layout: Parallel, *, flops: float, device: torch.device, is_plain: bool = True
 ) -> Literal["none", "block"]:
-    """`auto` resolved for one role: blocks are compiled when a C++ compiler is found and the role's whole
-    training, `flops` a rank, pays for it. The number does not depend on where a run resumes or on other
-    roles: neither may move a role's bits. Blocks that talk to other ranks by own collectives are not
-    `is_plain`: they are compiled on request alone.
+    """Resolve `auto` for one role: blocks are compiled when a C++ compiler is found and the role's whole
+    training, `flops` a rank, is long enough. The decision does not depend on where a run resumes or on other
+    roles: neither may change a role's bits. Blocks that use explicit collectives are not `is_plain`: they are
+    compiled on request alone.
     """
     if layout.compile != "auto":
         return layout.compile
@@ -96,7 +96,7 @@ def compile_mode(
 
 
 def compile_blocks(blocks: Iterable[nn.Module]) -> None:
-    """Compile each block's forward in place; the hooks that sharding adds later stay outside the compiled
+    """Compile each block's forward in place; hooks that sharding adds later stay outside the compiled
     code.
     """
     # each role and shape is an entry of the code that all blocks share; past the limit they run eagerly
@@ -106,10 +106,10 @@ def compile_blocks(blocks: Iterable[nn.Module]) -> None:
 
 
 def recompute_blocks(blocks: Iterable[nn.Module], kind: Recompute, every: int) -> None:
-    """Have every n-th block compute its activations again in the backward pass (1604.06174), in place.
+    """Have every n-th block recompute its activations in the backward pass (1604.06174), in place.
 
-    `selective` keeps the results of matrix products, the dearest to compute again (2205.05198, section 5).
-    Dropout needs no generator's state: its mask is a function of the batch.
+    `selective` keeps the results of matrix products, the most expensive to recompute (2205.05198, section 5).
+    Dropout needs no generator state: its mask is a function of the batch.
     """
     if kind == "none":
         return

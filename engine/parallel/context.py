@@ -1,7 +1,7 @@
-"""A row's tokens split over the context axis: every rank computes its own tokens, attention gathers all keys
-and values (the all-gather form of Llama 3, 2407.21783, section 3.3.2).
+"""Context parallelism: a row's tokens split over the context axis; every rank computes its own tokens,
+attention gathers all keys and values (the all-gather form of Llama 3, 2407.21783, section 3.3.2).
 
-Of 2 C equal chunks of a row rank c has the c-th and the c-th from the end, so that causal attention costs
+Of 2 C equal chunks of a row, rank c has the c-th and the c-th from the end, so that causal attention costs
 every rank the same.
 """
 
@@ -24,7 +24,7 @@ PER_TOKEN = (
 
 
 def places(length: int, grid: Grid) -> Tensor:
-    """The places [T / C] in a row of `length` tokens that are this rank's."""
+    """The positions [T / C] of this rank's tokens in a row of `length` tokens."""
     size, index = grid.axes.context, grid.places["context"]
     chunk = length // (2 * size)
     first = torch.arange(index * chunk, (index + 1) * chunk)
@@ -32,7 +32,7 @@ def places(length: int, grid: Grid) -> Tensor:
 
 
 def own_tokens(batch: dict[str, Tensor], grid: Grid) -> dict[str, Tensor]:
-    """This rank's tokens of a batch of whole rows; the whole rows' documents stay known."""
+    """This rank's tokens of a batch of whole rows; the documents of the whole rows are kept too."""
     if grid.axes.context == 1:
         return batch
     here_T = places(batch["tokens_BT"].shape[1], grid).to(batch["tokens_BT"].device)
@@ -43,7 +43,7 @@ def own_tokens(batch: dict[str, Tensor], grid: Grid) -> dict[str, Tensor]:
 
 
 def gather_keys(model: nn.Module, grid: Grid) -> None:
-    """Have every attention of the plain model see the keys and values of whole rows, in place."""
+    """Have every attention of the plain model use the keys and values of whole rows, in place."""
     group = grid.group("context")
     if group is None:
         return
@@ -67,7 +67,7 @@ def _attend_all(
     *,
     is_causal: bool,
 ) -> Tensor:
-    """Attention of this rank's two chunks, each over the keys up to its own end where masks are causal."""
+    """Attention of this rank's two chunks, each over the keys up to its own end if the mask is causal."""
     num_keys = key_BKTE.shape[1]
     both = in_order(gather_rows(torch.cat([key_BKTE, value_BKTE], dim=1), group), size, dim=2)
     key_BKSE, value_BKSE = both[:, :num_keys], both[:, num_keys:]
@@ -92,7 +92,7 @@ def whole_keys(relations: Relations, grid: Grid) -> Relations:
 
 
 def in_order(parts_CX: Tensor, size: int, dim: int) -> Tensor:
-    """Whole rows from what each of `size` ranks has of them, [C, ...]; `dim` is the tokens' dim of a part."""
+    """Whole rows from the parts of `size` ranks, [C, ...]; `dim` is the token dimension of a part."""
     halves = [part.chunk(2, dim=dim) for part in parts_CX.unbind(0)]
     firsts, lasts = zip(*halves, strict=True)
     return torch.cat([*firsts, *reversed(lasts)], dim=dim)

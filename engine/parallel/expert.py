@@ -1,5 +1,5 @@
-"""Experts split over the expert axis: each token travels to the ranks that have its experts and back
-(2006.16668).
+"""Expert parallelism: experts split over the expert axis; each token is sent to the ranks that hold its
+experts and back (2006.16668).
 
 With tensor > 1 every expert's inner width is split too, as any MLP's.
 """
@@ -20,7 +20,7 @@ INNER_DIM = {"gate": 1, "up": 1, "down": 2}  # of [X, F, D] and [X, D, F]
 
 
 def split_experts(model: nn.Module, grid: Grid) -> None:
-    """Split the experts of every mixture of the plain model in place, and send tokens to where they are."""
+    """Split the experts of every mixture of the plain model in place, and route tokens to their ranks."""
     if grid.axes.expert * grid.axes.tensor == 1:
         return
     mesh = grid.mesh_of("expert", "tensor")
@@ -37,7 +37,7 @@ def mixtures(model: nn.Module) -> list[Experts]:
 
 
 def _travel(experts: Experts, grid: Grid, x_ND: Tensor, counts_X: list[int]) -> Tensor:
-    """As `Experts.forward`; the tokens' order on each rank is by its experts, then by source rank."""
+    """As `Experts.forward`; on each rank the received tokens are sorted by expert, then by source rank."""
     weights = [local(getattr(experts, name)) for name in INNER_DIM]
     columns, owners = grid.group("tensor"), grid.group("expert")
     if columns is not None:
@@ -66,7 +66,9 @@ def _all_counts(counts_X: list[int], device: torch.device, group: dist.ProcessGr
 
 
 def _by_expert(here_RX: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """What sorts arrived tokens (by source, then expert) by expert, then source; and its inverse."""
+    """The permutation that sorts received tokens (by source, then expert) by expert, then source; and its
+    inverse.
+    """
     owners = [expert for counts in here_RX for expert, count in enumerate(counts) for _ in range(count)]
     order = torch.tensor(owners, dtype=torch.long, device=device).argsort(stable=True)
     back = torch.empty_like(order)

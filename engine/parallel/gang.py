@@ -1,4 +1,4 @@
-"""Processes become a gang: who is there, how they meet, what they say to each other."""
+"""A gang of processes: rendezvous, process groups, collectives over all ranks."""
 
 import ctypes
 import json
@@ -20,13 +20,13 @@ from atelier.engine.io.heartbeat import Heartbeat
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
 KERNEL_CACHES, KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), 64
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-# a rank that is silent this long in a collective fails the gang, when no guard found it to hang before
+# timeout of collectives: fails the gang if no hang detector did so before
 PATIENCE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
 class Gang:
-    """This process's place among the processes of one task. Alone (world 1) it has no process group."""
+    """This process's rank in the gang of one task. Alone (world 1) it has no process group."""
 
     rank: int = 0
     world: int = 1
@@ -42,8 +42,8 @@ class Gang:
 
     @property
     def aside(self) -> "Gang":
-        """The same gang over the group that training's own collectives do not use: for checkpoints that are
-        written meanwhile.
+        """The same gang over a second process group that training's own collectives do not use: for
+        checkpoints that are written in the background.
         """
         return replace(self, group=self.background)
 
@@ -75,8 +75,8 @@ class Gang:
 
 
 def start_gang(layout: Parallel) -> Gang:
-    """Join the gang that RANK and WORLD_SIZE describe, meeting at ATELIER_RENDEZVOUS (a file:// URL) or by
-    MASTER_ADDR.
+    """Join the gang that RANK and WORLD_SIZE describe, by a rendezvous at ATELIER_RENDEZVOUS (a file:// URL)
+    or MASTER_ADDR.
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     heartbeat = Heartbeat.of_rank(rank)
@@ -91,7 +91,7 @@ def start_gang(layout: Parallel) -> Gang:
     if rendezvous.startswith("file://"):
         os.environ.setdefault(
             "GLOO_SOCKET_IFNAME", "lo"
-        )  # one host: nothing of the gang is to be seen from outside
+        )  # one host: nothing of the gang is reachable from outside
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=PATIENCE)
     background = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE))
@@ -106,9 +106,9 @@ def start_gang(layout: Parallel) -> Gang:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what is freed for the next step: else every large tensor is mapped and unmapped again,
-    tens of thousands of page faults a step (6 to 20 % of a small model's CPU time). Other C libraries are
-    left alone.
+    """Have glibc keep freed memory for the next step: else every large tensor is mapped and unmapped again,
+    tens of thousands of page faults a step (6 to 20 % of a small model's CPU time). Does nothing on other C
+    libraries.
     """
     if library := _glibc():
         library.mallopt(M_MMAP_THRESHOLD, 1 << 30)
@@ -116,7 +116,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Let glibc give back what it kept, before a moment that asks for memory of other sizes."""
+    """Have glibc return the memory it kept, before allocations of other sizes."""
     if library := _glibc():
         library.malloc_trim(0)
 
@@ -129,9 +129,9 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def bound_kernel_caches() -> None:
-    """Let oneDNN keep the kernels of fewer shapes, unless the environment says otherwise. An expert's share
-    of the tokens is another number every time: with the usual 1024 a mixture of experts of 5 M weights
-    gathered 300 MB of kernels that nothing asks for again. A dense model needs about 20.
+    """Bound the oneDNN kernel caches, unless the environment already does. An expert's number of tokens
+    differs every time: with the default of 1024 shapes a mixture of experts of 5 M weights accumulated 300 MB
+    of kernels that are never used again. A dense model needs about 20.
     """
     for name in KERNEL_CACHES:
         os.environ.setdefault(name, str(KERNELS))

@@ -1,5 +1,5 @@
-"""A role's place in the gang: one named mesh, pipeline x replicate x shard x expert x context x tensor, ranks
-in row-major order.
+"""A role's device mesh in the gang: pipeline x replicate x shard x expert x context x tensor, ranks in
+row-major order.
 
 A student of a pipelined teacher lies on the ranks of the last stage, in a mesh of its own.
 """
@@ -16,12 +16,12 @@ from atelier.engine.config.parallel import Axes
 from atelier.engine.parallel.gang import Gang
 
 INNER = ("replicate", "shard", "expert", "context", "tensor")
-# who shares dense weights, an expert's; who makes up a stage
+# the axes over which dense weights and experts are sharded; the axes of a stage
 FLAT = {"dense": ("shard", "expert", "context"), "sparse": ("shard", "context"), "stage": INNER}
 
 
 class Grid:
-    """Axes over the ranks of a gang. `stage_of_students`: True = only the last pipeline rank takes part."""
+    """Axes over the ranks of a gang. `last_only`: only the last pipeline rank takes part, as for students."""
 
     def __init__(self, gang: Gang, axes: Axes, *, pipeline: int = 1, last_only: bool = False) -> None:
         self.gang, self.axes, self.pipeline, self.last_only = gang, axes, pipeline, last_only
@@ -40,8 +40,9 @@ class Grid:
             self._flat = {name: self.mesh[axes]._flatten(name) for name, axes in FLAT.items()}
 
     def _new_mesh(self) -> DeviceMesh:
-        """A collective of the whole gang: every rank makes every group. Roles of one shape share it: every
-        group of gloo has threads that wake a hundred times a second, every communicator of NCCL its memory.
+        """Create a mesh: a collective of the whole gang, since every rank creates every group. Roles of one
+        shape share it: every gloo group has threads that wake a hundred times a second, every NCCL
+        communicator its own memory.
         """
         names = tuple(self.sizes)
         return init_device_mesh(self.gang.device.type, tuple(self.sizes.values()), mesh_dim_names=names)
@@ -61,18 +62,20 @@ class Grid:
 
     @property
     def data_index(self) -> int:
-        """Which of `axes.data` equal runs of the samples this rank's are."""
+        """The index of this rank's samples among the `axes.data` equal runs of them."""
         axes, places = self.axes, self.places
         return (places["replicate"] * axes.shard + places["shard"]) * axes.expert + places["expert"]
 
     @property
     def is_counted(self) -> bool:
-        """Whether this rank's sums over tokens join the gang's: one tensor rank's do, where outputs are."""
+        """Whether this rank's token sums are added to the gang's: those of one tensor rank on the
+        last stage.
+        """
         return self.is_last and self.places["tensor"] == 0
 
     @property
     def counts_samples(self) -> bool:
-        """Whether this rank speaks for its samples: one of those that read them."""
+        """Whether this rank counts its samples: one of the ranks that read the same ones."""
         return not (self.places["pipeline"] or self.places["context"] or self.places["tensor"])
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
@@ -91,8 +94,8 @@ class Grid:
         return self.group("pipeline")
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add up over all ranks, in place: over each stage's, then over the stages. What one stage alone has
-        comes out with the same bits whichever stage it is.
+        """All-reduce in place: over each stage's ranks, then over the stages. What one stage alone
+        contributes has the same bits whichever stage it is.
         """
         self.gang.heartbeat.at("collective")
         for group in (self.stage_group, self.pipeline_group):
@@ -101,19 +104,19 @@ class Grid:
         return tensor
 
     def mesh_of(self, *axes: str) -> DeviceMesh:
-        assert self.mesh is not None  # the caller asks in a gang only
+        assert self.mesh is not None  # only called in a gang
         return self.mesh[axes]
 
     def sharding(self, name: str) -> DeviceMesh | None:
-        """Who shares dense weights ("dense") or an expert's ("sparse"), with replicas where there are any;
-        None when this rank is alone.
+        """The mesh over which dense weights ("dense") or an expert's ("sparse") are sharded, with replicas
+        where there are any; None when this rank is alone.
         """
         if self.mesh is None or self.axes.replicate * self._flat[name].size() == 1:
             return None
         return self.mesh["replicate", name] if self.axes.replicate > 1 else self._flat[name]
 
     def copies(self, weight: Tensor) -> int:
-        """How many ranks of the stage hold the same part of a weight."""
+        """How many ranks of the stage hold the same shard of a weight."""
         placements = weight.placements if isinstance(weight, DTensor) else ()
         parts = 1
         for dim, placement in enumerate(placements):

@@ -1,8 +1,8 @@
-"""Blocks dealt out over the pipeline axis. The order of work is torch.distributed.pipelining's: 1F1B,
-interleaved (2104.04473), zero-bubble (2401.10241).
+"""Pipeline parallelism: blocks split over the pipeline axis. The schedules are
+torch.distributed.pipelining's: 1F1B, interleaved (2104.04473), zero-bubble (2401.10241).
 
-A stage is called as stage(x, index=, work=): x is what the stage before gave (the first one's is not used),
-`index` the number of the micro-batch as a tensor, `work` anything that all stages share.
+A stage is called as stage(x, index=, work=): x is the previous stage's output (unused by the first one),
+`index` the number of the micro-batch as a tensor, `work` any object that all stages share.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ from atelier.engine.parallel.grid import Grid
 
 
 def stage_numbers(grid: Grid, layout: Parallel) -> list[int]:
-    """The stages of this rank: the r-th of each round."""
+    """The stages of this rank: every `pipeline`-th stage, from its own index on."""
     if grid.last_only or grid.pipeline == 1:
         return [0]
     return list(range(grid.places["pipeline"], layout.num_stages, grid.pipeline))
 
 
 def keep_stage(model: nn.Module, blocks: range, *, is_first: bool, is_last: bool) -> None:
-    """Leave in the plain model what one stage needs; names stay as they were."""
+    """Remove from the plain model what the stage does not need; names stay as they were."""
     offering: Any = model
     parts = offering.parts()
     kept = {"blocks"} | set(parts["enter"] if is_first else ()) | set(parts["leave"] if is_last else ())
@@ -36,14 +36,14 @@ def keep_stage(model: nn.Module, blocks: range, *, is_first: bool, is_last: bool
 
 
 def tied_names(model: nn.Module) -> set[str]:
-    """Children that the first and the last stage both have; their gradients belong together."""
+    """Children that the first and the last stage both have; their gradients are summed."""
     offering: Any = model
     parts = offering.parts()
     return set(parts["enter"]) & set(parts["leave"])
 
 
 class Pipeline:
-    """The stages of this rank, and how micro-batches travel through all of them."""
+    """The stages of this rank, and the schedule of micro-batches through all of them."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class Pipeline:
         dtype: torch.dtype,
     ) -> None:
         self.stages, self.numbers, self.grid, self.layout = list(stages), list(numbers), grid, layout
-        self.dtype = dtype  # of what travels
+        self.dtype = dtype  # of the hidden states between stages
         group = grid.pipeline_group
-        assert group is not None  # who has no pipeline does not make one
+        assert group is not None  # only created with a pipeline axis
         self.group = group
         self._plans: dict[tuple[int, tuple[int, ...]], Any] = {}
         self._after: Callable[[int, Tensor], Tensor] | None = None
@@ -65,8 +65,8 @@ class Pipeline:
     def train(
         self, work: Any, *, num_micro: int, shape: tuple[int, ...], after: Callable[[int, Tensor], Tensor]
     ) -> None:
-        """Forward and backward of all micro-batches; `shape` of what travels. On the last stage `after(index,
-        output)` returns what the backward pass begins with.
+        """Forward and backward of all micro-batches; `shape` of the hidden states between stages. On the last
+        stage `after(index, output)` returns the tensor from which the backward pass starts.
         """
         key = (num_micro, shape)
         if key not in self._plans:
@@ -136,9 +136,7 @@ class Pipeline:
 
 
 def add_up_tied(weights: dict[str, Tensor], names: set[str], grid: Grid) -> None:
-    """Gradients of weights that the first and the last stage both have become their sum on both: the same
-    bits.
-    """
+    """Sum the gradients of weights that the first and the last stage both have; both get the same bits."""
     ends = (0, grid.pipeline - 1)
     if grid.places["pipeline"] not in ends or grid.pipeline == 1:
         return

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimiser states shared by ranks: FSDP2 (ZeRO, 1910.02054), HSDP with replicas."""
+"""Sharding of weights, gradients and optimiser states: FSDP2 (ZeRO, 1910.02054), HSDP with replicas."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ from atelier.engine.parallel.grid import Grid
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The plain model's blocks, and those of the nets in it: all that lies in a list called `blocks`."""
+    """The plain model's blocks and those of its task nets: all modules in a list called `blocks`."""
     lists = [module for path, module in model.named_modules() if path.split(".")[-1] == "blocks"]
     return [block for each in lists for block in each.children()]
 
@@ -23,14 +23,14 @@ def shard(
 ) -> None:
     """Shard `root` in place, block by block and then the rest.
 
-    Gradients come out as the plain sum over ranks (not the mean): whoever scales the objective by the global
-    token count gets the exact global mean whatever the ranks' shares are.
+    Gradients are plain sums over ranks (not means): scaling the objective by the global token count gives the
+    exact global mean, whatever the ranks' shares are.
     """
     mesh = grid.sharding("dense")
     if mesh is None:
         return
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)  # a block's rotary angles stay fp32
-    if precision in HALF and grid.gang.device.type == "cuda":  # on a CPU autocast casts, as alone
+    if precision in HALF and grid.gang.device.type == "cuda":  # on a CPU autocast casts, as without FSDP
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
@@ -53,16 +53,14 @@ def shard(
 
 
 def between_micro_batches(root: nn.Module, *, is_last: bool) -> None:
-    """ZeRO-1: gradients are reduced, and whole weights freed, after the last micro-batch alone."""
+    """ZeRO-1: reduce gradients and free whole weights only after the last micro-batch."""
     if isinstance(root, FSDPModule):
         root.set_requires_gradient_sync(is_last)
         root.set_reshard_after_backward(is_last)
 
 
 def reshard(root: nn.Module) -> None:
-    """Free the gathered weights that a forward without a backward left behind; the next forward gathers the
-    current ones.
-    """
+    """Free the gathered weights that a forward without backward left; the next forward gathers them again."""
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

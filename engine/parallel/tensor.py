@@ -1,4 +1,5 @@
-"""Matrices split over the tensor axis (1909.08053), and what lies between them split by tokens (2205.05198).
+"""Tensor parallelism: matrices split over the tensor axis (1909.08053), and activations between them split by
+tokens (sequence parallelism, 2205.05198).
 
 Weights become DTensors; inside a block's attention and MLP each rank has its own heads and inner columns.
 """
@@ -22,11 +23,11 @@ from atelier.engine.model import auxiliary
 from atelier.engine.parallel.grid import Grid
 
 TOKENS = 1  # the dim of [B, T, ...] that sequence parallelism splits
-BETWEEN = ("noise_BT", "memory_BT", "prompts_BT")  # of a batch, what is read where tokens are split
+BETWEEN = ("noise_BT", "memory_BT", "prompts_BT")  # entries of a batch that are read where tokens are split
 
 
 def split_matrices(model: nn.Module, grid: Grid, *, sequence_parallel: bool) -> None:
-    """Split the plain model's weights in place as its `splits()` says."""
+    """Split the plain model's weights in place as its `splits()` declares."""
     if grid.axes.tensor == 1:
         return
     found: dict[str, ParallelStyle] = {}
@@ -38,7 +39,7 @@ def split_matrices(model: nn.Module, grid: Grid, *, sequence_parallel: bool) -> 
             if style is not None:
                 found[path] = style
     parallelize_module(model, grid.mesh_of("tensor"), found)
-    for path, weight in model.named_parameters():  # SequenceParallel makes new ones, which all would train
+    for path, weight in model.named_parameters():  # SequenceParallel makes new, trainable ones
         weight.requires_grad_(path not in fixed)
 
 
@@ -66,7 +67,7 @@ def _style(kind: str, module: nn.Module, sequence_parallel: bool) -> ParallelSty
 
 
 class _Matrix(ParallelStyle):
-    """A linear layer, low-rank additions included, whose outputs or inputs are split."""
+    """A linear layer, LoRA weights included, whose outputs or inputs are split."""
 
     def __init__(self, kind: str, between: Any) -> None:
         self.kind, self.between = kind, between
@@ -92,7 +93,7 @@ class _Matrix(ParallelStyle):
 
 
 class _Inside(PrepareModuleInput):
-    """The first argument of a module with split matrices becomes whole; the others are left as they are."""
+    """Gathers the first argument of a module with split matrices; the others are left as they are."""
 
     def __init__(self, between: Any) -> None:
         super().__init__(input_layouts=(between,), desired_input_layouts=(Replicate(),))
@@ -103,7 +104,7 @@ class _Inside(PrepareModuleInput):
 
 
 class _Whole(ParallelStyle):
-    """An embedding that every rank has whole; of its result each gets its tokens."""
+    """An embedding that every rank holds whole; each rank keeps its own tokens of the result."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def enter(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
@@ -124,7 +125,7 @@ def _place(module: nn.Module, path: str, weight: Tensor, mesh: DeviceMesh, place
 
 
 def own_between(batch: dict[str, Tensor], grid: Grid, *, sequence_parallel: bool) -> dict[str, Tensor]:
-    """The batch with what is read between the matrices cut to the tokens that this rank has there."""
+    """The batch with the entries that are read between the matrices cut to this rank's tokens."""
     if grid.axes.tensor == 1 or not sequence_parallel:
         return batch
     size, place = grid.axes.tensor, grid.places["tensor"]
@@ -132,8 +133,8 @@ def own_between(batch: dict[str, Tensor], grid: Grid, *, sequence_parallel: bool
 
 
 def gathered(hidden_BTD: Tensor, grid: Grid, *, sequence_parallel: bool) -> Tensor:
-    """The hidden states of all of this rank's tokens, for a head whose rows are split: backward adds up the
-    slices' shares of their gradient.
+    """The hidden states of all of this rank's tokens, for a head whose rows are split: backward sums the
+    slices' contributions to their gradient.
     """
     if grid.axes.tensor == 1:
         return hidden_BTD

@@ -1,5 +1,5 @@
-"""What a training program sends and keeps for each number: ours, and that of the papers whose figures plans
-are held against. And sums of named terms. Torch-free.
+"""Cost tables: bytes that a training program moves and keeps for each number, for ours and for that of the
+papers whose figures plans are compared with. And sums of named terms. Torch-free.
 """
 
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CostTerms:
-    """All fields are numbers of one unit."""
+    """Named terms of one unit, and their total."""
 
     @property
     def total(self) -> float:
@@ -16,8 +16,8 @@ class CostTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class CostTable:
-    """Bytes read and written, a number, where the memory's bandwidth decides, and bytes kept; all in 16-bit
-    arithmetic with 32-bit states.
+    """Bytes read and written for each number, where memory bandwidth is the limit, and bytes kept; all in
+    16-bit arithmetic with 32-bit states.
 
     `hidden_*` are norms, dropout and residual sums of a block, per number of the hidden state; `inner_*` the
     MLP's activation, per number of its width; `scores_*` softmax and dropout of attention that has its scores
@@ -25,21 +25,20 @@ class CostTable:
     it may see; `logits` the objective, per logit; `optimiser` one update, per weight.
 
     Kept for the backward pass, per number of the hidden state: `kept_between` attention and MLP (rms norms:
-    `kept_rms` more), `kept_products` of what goes into them, `kept_inside` attention, `kept_routed` for each
-    expert that a token meets; `kept_inner`, with a gate `kept_gated`, per number of the MLP's width;
+    `kept_rms` more), `kept_products` inputs of their products, `kept_inside` attention, `kept_routed` for
+    each expert of a token; `kept_inner`, with a gate `kept_gated`, per number of the MLP's width;
     `kept_scores` per score.
 
-    `gradient` is what a weight's gradient takes on the wire, `weight` a gathered weight, `states` what a
-    weight, its gradient and its moments take in memory; of these `late` come with the first backward pass of
-    a step. `copied`: 16-bit copies of the weights of a rank that autocast makes. `chunk_logits` exist at once
-    (0 = all), with `logit` bytes each; of the head's gradient `head_rows` are added at once (0 = all). Of
-    what a program asks for an allocator loses the share `lost`; one that keeps what is freed holds holes
-    besides, `holes` times what one block works in and `holes_logits` times what the objective does.
-    `copies_states`: a checkpoint is written from a copy that lies in the same memory.
+    `gradient` are the bytes sent for a weight's gradient, `weight` for a gathered weight, `states` the memory
+    of a weight, its gradient and its moments; of these `late` come with the first backward pass of a step.
+    `copied`: 16-bit copies of the weights of a rank that autocast makes. `chunk_logits` exist at once (0 =
+    all), with `logit` bytes each; of the head's gradient `head_rows` are added at once (0 = all). An
+    allocator loses the share `lost` of what a program allocates; one that keeps freed memory also has holes,
+    `holes` times the working memory of one block and `holes_logits` times that of the objective.
+    `copies_states`: a checkpoint is written from a copy in the same memory.
 
     `overlaps`: collectives run beside computation, not on the same cores. `sends_parts`: each rank of the
-    axis tensor sends its part of the hidden state to the next stage, which puts it together (PTD-P, section
-    4.1).
+    axis tensor sends its part of the hidden state to the next stage, which gathers it (PTD-P, section 4.1).
     """
 
     hidden_forward: float = 22
@@ -86,7 +85,7 @@ class CostTable:
         return (sequence + self.queries) / 2
 
     def pieces(self, sequence: int) -> float:
-        """How many pieces the queries of a sequence are compared in."""
+        """Number of pieces into which the queries of a sequence are split."""
         return max(1.0, sequence / self.queries) if self.queries else 1.0
 
 

@@ -1,6 +1,6 @@
-"""What a training costs: parameters, FLOPs, memory of the fullest rank, time of a step. Torch-free.
+"""The cost of a training: parameters, FLOPs, memory of the fullest rank, time of a step. Torch-free.
 
-Memory is put together in engine/plan/memory.py, time in engine/plan/step_time.py; FLOPs per token as PaLM
+Memory is modelled in engine/plan/memory.py, time in engine/plan/step_time.py; FLOPs per token as PaLM
 (2204.02311, appendix B).
 """
 
@@ -25,8 +25,8 @@ WIDTHS = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 
 @dataclass(frozen=True)
 class Estimate:
-    """`flops` of all steps and `mfu`, of the peak, count what the model needs; `hfu` also what is computed
-    again. `seconds` of one step and `memory` of the fullest rank part by part.
+    """`flops` of all steps and `mfu`, a share of the peak, count what the model needs; `hfu` also what is
+    recomputed. `seconds` of one step and `memory` of the fullest rank are given part by part.
     """
 
     params: int
@@ -42,7 +42,7 @@ class Estimate:
     faults: Faults
 
     def times(self, factor: float) -> "Estimate":
-        """The same with every step that many times as long: what a pool was seen to do."""
+        """The same estimate with every step longer by this factor, as measured on a pool."""
         parts = {name: value * factor for name, value in asdict(self.seconds).items()}
         return replace(
             self,
@@ -71,7 +71,7 @@ class Estimate:
 
 
 def machine_of(pool: Pool, device: Device, parallel: Parallel, precision: str) -> Machine:
-    """What one rank computes with: a device, or its threads' cores."""
+    """The machine of one rank: a device, or its threads' cores."""
     threads = 1 if parallel.threads == "auto" else parallel.threads
     cores = 1.0
     if pool.is_cpu:
@@ -104,7 +104,7 @@ class Setting:
         return Setting(role, model_shape_of(model, train.sequence), pool, pool.device)
 
     def estimate(self, train: Train, parallel: Parallel, *, steps: int) -> Estimate:
-        """What `steps` steps cost in this layout."""
+        """The cost of `steps` steps in this layout."""
         model_shape, device = self.model_shape, self.device
         machine = machine_of(self.pool, device, parallel, train.precision)
         interconnect = Interconnect(
@@ -137,17 +137,16 @@ class Setting:
 def estimate(
     role: Role, train: Train, parallel: Parallel, pool: Pool, vocab: int, steps: int | None = None
 ) -> Estimate:
-    """What `steps` (default all from the role's start) of training one role cost on `parallel.ranks` devices
-    of `pool`.
+    """The cost of `steps` (default: all from the role's start) of training one role on `parallel.ranks`
+    devices of `pool`.
     """
     steps = role.last(train.num_steps) - int(role.start) if steps is None else steps
     return Setting.of(role, train, pool, vocab).estimate(train, parallel, steps=steps)
 
 
 def recomputed_flops(model_shape: ModelShape, parallel: Parallel, *, is_fused: bool) -> float:
-    """FLOPs of one token that the backward pass does a second time. Selective recomputation of attention is
-    counted as its inventors do (2205.05198, equation 9): scores and sums of values a second time in both
-    passes.
+    """FLOPs of one token that the backward pass recomputes. Selective recomputation of attention is counted
+    as in 2205.05198, equation 9: scores and sums of values a second time in both passes.
     """
     if parallel.recompute == "none":
         return 0.0

@@ -1,4 +1,4 @@
-"""Facts of a machine from steps that were measured on it: those with which plans come nearest. Torch-free."""
+"""Fit a machine's facts to steps measured on it, so that plans come as near as possible. Torch-free."""
 
 import math
 import statistics
@@ -24,7 +24,9 @@ WIDEST, FINEST = 2.0, 1.002
 
 @dataclass(frozen=True)
 class Probe:
-    """A short training and the median seconds of its steps; `beside` others that trained at the same time."""
+    """A short training and the median seconds of its steps; `beside`: how many others trained at the same
+    time.
+    """
 
     name: str
     role: Role
@@ -35,9 +37,9 @@ class Probe:
 
 
 def fit(pool: Pool, probes: Sequence[Probe]) -> Pool:
-    """The pool with the facts that make the sum of squared log errors of the probes' steps least, found by
-    changing one after another by ever smaller factors, from several starts. What a core loses beside others
-    is measured by itself.
+    """The pool with the facts that minimise the sum of squared log errors of the probes' steps: coordinate
+    descent with ever smaller factors, from several starts. What a core loses beside others is measured
+    separately.
     """
     shared = [probe for probe in probes if probe.parallel.ranks > 1]
     lone = [probe for probe in probes if probe.parallel.ranks == 1 and not probe.beside]
@@ -53,7 +55,7 @@ def fit(pool: Pool, probes: Sequence[Probe]) -> Pool:
 
 
 def _crowded(alone: Sequence[Probe], beside: Sequence[Probe]) -> float:
-    """What is left of a core's pace while others compute: the median over the probes that were measured both
+    """The share of its speed that a core keeps while others compute: the median over the probes measured both
     ways.
     """
     paces: dict[str, list[float]] = {}
@@ -64,13 +66,13 @@ def _crowded(alone: Sequence[Probe], beside: Sequence[Probe]) -> float:
 
 
 def error(pool: Pool, probes: Sequence[Probe]) -> float:
-    """Sum of squared logarithms of planned by measured."""
+    """Sum of squared logarithms of planned over measured time."""
     return sum(math.log(planned(pool, probe) / probe.step_s) ** 2 for probe in probes)
 
 
 def _links_error(pool: Pool, probes: Sequence[Probe]) -> float:
-    """The error, where links are possible at all: processes of one machine hand over what they send through
-    its memory, and are no faster than it.
+    """The error, infinite for impossible links: processes of one machine communicate through its memory and
+    cannot be faster than it.
     """
     if pool.device.node_gbps > pool.device.memory_gbps:
         return math.inf
@@ -82,7 +84,7 @@ def planned(pool: Pool, probe: Probe) -> float:
 
 
 def _search(pool: Pool, names: Sequence[str], loss: Callable[[Pool], float]) -> Pool:
-    """The best that is reached from the best points of a coarse grid around the pool's facts."""
+    """The best pool reached from the best points of a coarse grid around the pool's facts."""
     grid = [
         pool.model_copy(
             update={name: getattr(pool, name) * size for name, size in zip(names, sizes, strict=True)}

@@ -1,9 +1,9 @@
-"""How much of a long training's time is training when devices fail, and the interval of checkpoints that
-makes it most. Torch-free.
+"""Goodput: the share of a long training's time that is training when devices fail, and the checkpoint
+interval that maximises it. Torch-free.
 
 With w seconds that a checkpoint stalls training, one every I seconds, M seconds between failures, d until one
-is noticed, r until the gang trains again and p until an asynchronous checkpoint is whole, k intervals are
-kept of what lies between two failures when the second comes after k (I + w) + p; so that of M + d + r seconds
+is detected, r until the gang trains again and p until an asynchronous checkpoint is whole, k intervals
+between two failures are kept when the second comes after k (I + w) + p; so that of M + d + r seconds
 
     I exp(-p / M) / (exp((I + w) / M) - 1)
 
@@ -53,9 +53,9 @@ class Faults:
 
 
 def faults_of(device: Device, ranks: int, state_bytes: float) -> Faults:
-    """What is to be expected of a gang of `ranks` devices that copies `state_bytes` of each to its host
-    before it goes on. Noticing and restarting take what they take here; a checkpoint is whole once its bytes
-    are on a disk.
+    """Expected faults of a gang of `ranks` devices, each of which copies `state_bytes` to its host before it
+    goes on. Detection and restart times are the constants above; a checkpoint is whole once its bytes are on
+    a disk.
     """
     return Faults(
         between=between_failures(device.mtbf_hours, ranks),
@@ -67,12 +67,12 @@ def faults_of(device: Device, ranks: int, state_bytes: float) -> Faults:
 
 
 def steps_between(faults: Faults, step_s: float, num_steps: int) -> int:
-    """Steps from one checkpoint to the next: a round number near the best, and at least some a run."""
+    """Steps between checkpoints: a round number near the best, with at least FEWEST checkpoints in a run."""
     best = max(1.0, min(faults.best_interval / step_s, num_steps / FEWEST))
     size = 10 ** math.floor(math.log10(best))
     return max(round(factor * size) for factor in (1, 2, 5) if factor * size <= best * 1.001)
 
 
 def between_failures(mtbf_hours: float, devices: int) -> float:
-    """Seconds between failures of a gang whose devices fail, each on its own, every `mtbf_hours`."""
+    """Seconds between failures of a gang whose devices fail independently, each every `mtbf_hours`."""
     return mtbf_hours * HOUR / devices

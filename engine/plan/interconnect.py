@@ -1,7 +1,7 @@
-"""How long collectives take on the links of a cluster. Torch-free.
+"""Time of collectives on the links of a cluster. Torch-free.
 
 Ring algorithms (Patarasuk and Yuan, 2009): an all-reduce of n bytes over g ranks sends 2 (g - 1) / g n from
-each, a gather or a scatter half of it. Ranks lie on nodes in the order of the mesh: tensor inmost, then
+each, a gather or a scatter half of it. Ranks are placed on nodes in mesh order: tensor innermost, then
 context, expert, shard, replicate, pipeline.
 """
 
@@ -24,8 +24,8 @@ class Interconnect:
     latency: float = 0.0
 
     def bandwidth(self, size: int, stride: int) -> float:
-        """Bytes/s of a ring over `size` ranks that are `stride` apart. A ring that leaves its node shares the
-        node's network with the rings beside it.
+        """Bytes/s of a ring over `size` ranks that are `stride` apart. A ring across nodes shares its node's
+        network with the parallel rings of that node.
         """
         if size * stride <= self.per_node:
             return self.node * REACHED
@@ -33,7 +33,7 @@ class Interconnect:
         return min(self.node, self.network * members / self.per_node) * REACHED
 
     def gather_s(self, num_bytes: float, size: int, stride: int, pieces: float = 1) -> float:
-        """Seconds until each of `size` ranks has all of `num_bytes`, or its share of their sum, in so many
+        """Seconds of an all-gather or reduce-scatter of `num_bytes` over `size` ranks, in `pieces`
         collectives.
         """
         if size == 1:
@@ -41,7 +41,7 @@ class Interconnect:
         return pieces * self.latency + (size - 1) / size * num_bytes / self.bandwidth(size, stride)
 
     def reduce_s(self, num_bytes: float, size: int, stride: int, pieces: float = 1) -> float:
-        """Seconds until each of `size` ranks has the sum of all `num_bytes`."""
+        """Seconds of an all-reduce of `num_bytes` over `size` ranks."""
         return 2 * self.gather_s(num_bytes, size, stride, pieces)
 
     def exchange_s(self, num_bytes: float, size: int, stride: int) -> float:
@@ -49,13 +49,13 @@ class Interconnect:
         return self.gather_s(num_bytes, size, stride)
 
     def send_s(self, num_bytes: float, stride: int) -> float:
-        """Seconds until the rank `stride` further has `num_bytes`."""
+        """Seconds to send `num_bytes` to the rank `stride` further."""
         inside = stride < self.per_node
         return self.latency + num_bytes / ((self.node if inside else self.network / self.per_node) * REACHED)
 
 
 def strides(parallel: Parallel) -> dict[str, int]:
-    """How many ranks lie between neighbours of each axis."""
+    """Distance in ranks between neighbours on each axis."""
     axes, found, stride = parallel.axes, {}, 1
     for name in ("tensor", "context", "expert", "shard", "replicate"):
         found[name] = stride

@@ -1,13 +1,14 @@
-"""What the fullest rank of a gang holds at the peak of a step, part by part. Torch-free.
+"""Memory of the fullest rank of a gang at the peak of a step, part by part. Torch-free.
 
-States: a weight with its gradient and moments, shared over `shard`, `expert` and `context` (ZeRO, 1910.02054,
-section 5). Activations: what each block keeps for the backward pass (engine/plan/cost_table.py), of which
-what lies between its products is split over `tensor` only with sequence parallelism; for selective
-recomputation all but the scores, for full recomputation the block's input (Korthikanti et al., 2205.05198,
-equations 1 to 6). A pipeline rank keeps as many micro-batches as there are ranks from it on (section 4.2.3).
+States: a weight with its gradient and moments, sharded over `shard`, `expert` and `context` (ZeRO,
+1910.02054, section 5). Activations: what each block keeps for the backward pass (engine/plan/cost_table.py);
+of these, the ones between its products are split over `tensor` only with sequence parallelism; with selective
+recomputation all but the scores are kept, with full recomputation the block's input (Korthikanti et al.,
+2205.05198, equations 1 to 6). A pipeline rank keeps as many micro-batches as there are ranks from it on
+(section 4.2.3).
 
-A step of one micro-batch has its peak at the objective, before there are gradients, or at its end, when
-activations are gone and gradients are there; of several, gradients are there from the second on.
+A step of one micro-batch has its peak at the objective, before gradients exist, or at its end, when
+activations are freed and gradients exist; with several micro-batches gradients exist from the second on.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from atelier.engine.plan.step_time import blocks_of_stages, micro_batch
 
 KEPT_KEYS = 4  # bytes of keys and values, per number of the hidden state, of each piece of the queries
 SPLIT_LOGIT = 8  # bytes more of a logit of a shared vocabulary: shifted by the largest, and exp of that
-WIDENED = 4  # bytes of a number of the head's gradient that a CPU adds: it turns it into the sum's type first
+WIDENED = 4  # bytes per number of the head's gradient that a CPU adds: it is cast to the sum's type first
 MIN_CHUNK = 256  # tokens whose logits exist at once, at least
 
 
@@ -48,7 +49,7 @@ def peak_memory(model_shape: ModelShape, train: Train, parallel: Parallel, machi
 
 
 class _Rank:
-    """One pipeline rank; those of the other axes are alike."""
+    """One pipeline rank; along the other axes all ranks hold the same amount."""
 
     def __init__(
         self, model_shape: ModelShape, train: Train, parallel: Parallel, machine: Machine, rank: int
@@ -64,7 +65,7 @@ class _Rank:
         self.tokens = rows * model_shape.sequence / axes.context
         self.blocks = sum(blocks_of_stages(model_shape, parallel)[rank::ranks])
         self.is_last = rank == ranks - 1
-        every = train.checkpoint_every  # the last one is written when all else is gone
+        every = train.checkpoint_every  # the last one is written when everything else is freed
         self.is_saved = every == "auto" or every < train.steps
         self.flying = min(ranks - rank, self.num_micro)
         per_rank = parallel.num_stages // ranks
@@ -85,7 +86,7 @@ class _Rank:
         self.own = self.block_params * self.blocks + self.ends
 
     def peak(self) -> Memory:
-        """The larger one of the peaks at the objective and at the end of the backward pass."""
+        """The larger of the peaks at the objective and at the end of the backward pass."""
         states, late = self._states()
         kept, whole = self._block(self.parallel.recompute), self._block("none")
         share = 1 / self.parallel.recompute_every
@@ -116,7 +117,7 @@ class _Rank:
 
     def _states(self) -> tuple[float, float]:
         """Weights with their moments, and gradients. In a pipeline, and with zero=1, only the moments and the
-        32-bit weights are shared.
+        32-bit weights are sharded.
         """
         axes, costs = self.parallel.axes, self.costs
         shared = axes.shard * axes.context
@@ -128,7 +129,7 @@ class _Rank:
         return (costs.states * self.own - late) / shared, late / shared
 
     def _gathered(self) -> float:
-        """Weights of other ranks: two blocks, and what is not in any block."""
+        """Gathered weights of other ranks: two blocks, and everything outside the blocks."""
         axes = self.parallel.axes
         if axes.shard * axes.replicate == 1 or self.parallel.zero != 3 or self.parallel.pipeline > 1:
             return 0.0
@@ -142,7 +143,9 @@ class _Rank:
         return self.costs.copied * self.own
 
     def _objective(self) -> tuple[float, float]:
-        """Logits with all that is computed from them, beside the gradients that leave; these alone."""
+        """Bytes at the objective: logits and everything computed from them plus the gradients; and the
+        gradients alone.
+        """
         if not self.is_last:
             return 0.0, 0.0
         vocab, scale = self.model_shape.vocab / self.parallel.axes.tensor, self.machine.width / 2
@@ -157,12 +160,12 @@ class _Rank:
         return each * scale * tokens * vocab + gradient + hidden, gradient + hidden
 
     def _mask(self) -> float:
-        """Which keys a query may see, once for all blocks, where scores are in memory."""
+        """The attention mask, once for all blocks, if scores are in memory."""
         has_mask = not self.costs.is_fused and self.costs.queries
         return self.machine.width * self.tokens * self.model_shape.sequence if has_mask else 0.0
 
     def _block(self, recompute: str) -> float:
-        """What one block keeps of one micro-batch for the backward pass."""
+        """Bytes that one block keeps of one micro-batch for the backward pass."""
         model_shape, costs, scale = self.model_shape, self.costs, self.machine.width / 2
         t = self.parallel.tensor
         apart = t if self.parallel.sequence_parallel else 1

@@ -1,4 +1,4 @@
-"""What plans need to know of a model: sizes and FLOPs, counted once. Torch-free."""
+"""The model shape for plans: sizes and FLOPs, counted once. Torch-free."""
 
 from dataclasses import dataclass
 from math import prod
@@ -9,11 +9,11 @@ from atelier.engine.config.blocks import Blocks
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A model on sequences of `sequence` tokens; its blocks are taken to be alike.
+    """The shape of a model on sequences of `sequence` tokens; its blocks are assumed to be equal.
 
-    `matrices` of a block are (number of them, out, in), `width` is that of all MLPs that a token meets,
-    `inner` counts gated ones half more, `flops` those of one token in each block, `after` in what follows
-    them. A model that is not made of transformer blocks has no `matrices`: only its FLOPs are known.
+    `matrices` of a block are (number of them, out, in), `width` is that of all MLPs of a token, `inner`
+    counts gated ones half more, `flops` those of one token in each block, `after` in what follows them. A
+    model that is not made of transformer blocks has no `matrices`: only its FLOPs are known.
     """
 
     sequence: int
@@ -46,7 +46,7 @@ class ModelShape:
 
 
 def model_shape_of(model: Any, sequence: int) -> ModelShape:
-    """`model` is a ModelSpec whose vocabulary is known."""
+    """The shape of `model`, a ModelSpec whose vocabulary is known."""
     *flops, after = model.block_flops(sequence)
     first = {name: shape for name, shape in model.shapes().items() if name.startswith("blocks.0.")}
     is_known = isinstance(model, Blocks)

@@ -1,5 +1,5 @@
-"""Which blocks each pipeline stage gets, from what they cost and how fast each device is (the resource-aware
-partition of ERNIE 3.0 Titan, 2112.12731, section 4.2). Torch-free.
+"""Assign blocks to pipeline stages, by block costs and device speeds (the resource-aware partition of ERNIE
+3.0 Titan, 2112.12731, section 4.2). Torch-free.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ def partition(
     speeds: Sequence[float] = (),
     after: float = 0.0,
 ) -> tuple[int, ...]:
-    """Blocks of each stage, at least one, so that the slowest stage is as fast as can be; among equals the
-    most even.
+    """Blocks of each stage, at least one, such that the slowest stage is as fast as possible; among equals
+    the most even.
 
-    `block_costs` and `after`, what follows the last block (head, students), are in one unit, say FLOPs;
-    `speeds` has a relative speed for each stage.
+    `block_costs` and `after`, the cost after the last block (head, students), are in one unit, say FLOPs;
+    `speeds` has a relative speed for each stage. Raises ConfigError for more stages than blocks.
     """
     num_blocks = len(block_costs)
     speeds = tuple(speeds) or (1.0,) * num_stages

@@ -1,5 +1,5 @@
-"""How long a device computes on one block, one micro-batch: matrix products by their shapes, and what lies
-between them by the bytes it moves (a roofline, Williams et al. 2009). Torch-free.
+"""Compute time of one block and micro-batch on a device: matrix products by their shapes, everything between
+them by the bytes it moves (a roofline, Williams et al. 2009). Torch-free.
 
 M tokens of a rank, D hidden, F ffn, H query heads, S tokens of a row, T ranks of the axis tensor
 """
@@ -10,16 +10,16 @@ from atelier.engine.config.parallel import Axes
 from atelier.engine.plan.cost_table import CostTable
 from atelier.engine.plan.model_shape import ModelShape
 
-FUSED_FORWARD = 0.75  # of what products reach: one causal kernel (FlashAttention-2, 2307.08691, figure 5)
+FUSED_FORWARD = 0.75  # of the FLOP/s of products: one causal kernel (FlashAttention-2, 2307.08691, figure 5)
 FUSED_BACKWARD = 0.65
-FUSED_BACKWARD_FLOPS = 2.5  # of the forward pass: scores are computed again
+FUSED_BACKWARD_FLOPS = 2.5  # times the forward pass: scores are recomputed
 KERNELS = 12  # of a block's forward pass, between its products
 MEMORY_REACHED = 0.8  # of the memory's bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What one rank computes with: FLOP/s of large products, bytes/s, seconds from one kernel to the next."""
+    """The machine of one rank: FLOP/s of large products, bytes/s, seconds from one kernel to the next."""
 
     flops: float
     bandwidth: float
@@ -34,13 +34,13 @@ class Machine:
         return count * (max(flops / self.flops, moved / (self.bandwidth * MEMORY_REACHED)) + self.launch_s)
 
     def pass_s(self, num_bytes: float) -> float:
-        """Seconds of reading and writing so many bytes."""
+        """Seconds to read and write `num_bytes`."""
         return num_bytes / (self.bandwidth * MEMORY_REACHED)
 
 
 @dataclass(frozen=True)
 class BlockTime:
-    """Seconds of one block and micro-batch. `core` is what selective recomputation does again."""
+    """Seconds of one block and micro-batch. `core` is what selective recomputation repeats."""
 
     forward_s: float
     backward_s: float
@@ -50,8 +50,8 @@ class BlockTime:
 def block_time(
     model_shape: ModelShape, rows: float, axes: Axes, machine: Machine, *, is_split: bool
 ) -> BlockTime:
-    """A block on `rows` sequences; `is_split`: what lies between products is split by tokens over the axis
-    tensor.
+    """Time of a block on `rows` sequences; `is_split`: what is between products is split by tokens over the
+    axis tensor.
     """
     if not model_shape.matrices:
         flops = model_shape.flops[0] * rows * model_shape.sequence / axes.context / axes.tensor
@@ -73,7 +73,7 @@ def block_time(
 
 
 def _products_s(model_shape: ModelShape, tokens: float, axes: Axes, machine: Machine) -> float:
-    """The block's matrices, each split along its longer dim; an expert meets its share of the tokens."""
+    """The block's matrices, each split along its longer dim; an expert gets its share of the tokens."""
     total = 0.0
     for number, out, inner in model_shape.matrices:
         count, rows = float(number), tokens

@@ -1,26 +1,28 @@
-"""Layouts of so many devices in order of their speed, and why the others are out. Torch-free."""
+"""Search the layouts of a number of devices, ordered by speed, with the reason for each rejected one.
+Torch-free.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from atelier.engine.config.checks import check_layout
 from atelier.engine.config.divisors import divisors
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel, Recompute
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import Estimate, Setting
 
 MICRO = (1, 2, 4, 8, 16)
 INTERLEAVED = (2, 3, 4, 5, 6, 7, 8)
-LONG = 8192  # tokens of a row from which on the axis context is tried
+LONG = 8192  # tokens of a row from which the axis context is tried
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
 class LayoutOption:
-    """A layout that is possible, with the micro-batch that makes it fastest."""
+    """A possible layout, with its fastest micro-batch."""
 
     parallel: Parallel
     micro_batch: int
@@ -33,14 +35,14 @@ class LayoutOption:
 
 @dataclass(frozen=True)
 class RejectedLayout:
-    """A mesh that is not possible, and why."""
+    """An impossible mesh, and the reason."""
 
     mesh: str
     why: str
 
 
 def mesh(parallel: Parallel) -> str:
-    """The axes that are split, outermost first, as a command line takes them."""
+    """The axes above 1, outermost first, in command-line form."""
     names = ("pipeline", "replicate", "shard", "expert", "context", "tensor")
     sizes = {name: getattr(parallel, name) for name in names}
     return " ".join(f"{name}={size}" for name, size in sizes.items() if size != 1) or "shard=1"
@@ -91,8 +93,8 @@ def fastest(
     vocab: int = 0,
     recompute: Sequence[Recompute] = RECOMPUTE,
 ) -> LayoutOption:
-    """The best micro-batch, schedule and recomputation for a given mesh; the one that needs least memory when
-    none fits.
+    """The best micro-batch, schedule and recomputation for a given mesh; if none fits, the one that needs
+    least memory.
     """
     return _best(mesh, train, Setting.of(role, train, pool, vocab), recompute)
 
@@ -107,8 +109,8 @@ def _best(base: Parallel, train: Train, setting: Setting, recompute: Sequence[Re
 
 
 def meshes(role: Role, train: Train, pool: Pool, devices: int, like: Parallel) -> Iterator[Parallel]:
-    """All products of axes that give `devices`: tensor inside a node, contexts for long rows, experts where
-    there are some, and of what is left samples: replicated, sharded, or sharded inside a node.
+    """All products of axes that give `devices`: tensor inside a node, context for long rows, expert for
+    models with experts, the rest data parallel: replicated, sharded, or sharded inside a node.
     """
     per_node = pool.device.per_node
     experts = next((limit.number for limit in role.model.limits() if limit.axis == "expert"), 1)

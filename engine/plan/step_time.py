@@ -1,11 +1,10 @@
-"""How long one optimiser step takes, part by part: computation, pipeline bubble, collectives, optimiser.
-Torch-free.
+"""Time of one optimiser step, part by part: computation, pipeline bubble, collectives, optimiser. Torch-free.
 
 With p pipeline ranks, v stages on each and m micro-batches, a step takes m times its slowest rank, and the
 others once, divided by v (Narayanan et al., PTD-P, 2104.04473, section 2.2). Per block and micro-batch tensor
-parallelism reduces 4 times the hidden states (section 3.2); splitting what lies between by tokens sends the
-same and in the backward pass gathers each product's input again (2205.05198, section 4.2.2; counted in full,
-since the product it runs beside needs the same cores).
+parallelism reduces 4 times the hidden states (section 3.2); sequence parallelism sends the same and in the
+backward pass gathers each product's input again (2205.05198, section 4.2.2; counted in full, since the
+overlapped product needs the same cores).
 """
 
 from dataclasses import asdict, dataclass
@@ -21,14 +20,14 @@ from atelier.engine.plan.model_shape import ModelShape
 from atelier.engine.plan.partition import partition
 from atelier.engine.plan.roofline import BlockTime, Machine, block_time
 
-SPLIT_BUBBLE = 1 / 3  # of 1f1b's, what is left when the weights' gradients fill the gaps (2401.10241, ZB-H1)
+SPLIT_BUBBLE = 1 / 3  # share of 1f1b's bubble left when weight gradients fill the gaps (2401.10241, ZB-H1)
 EMBEDDING_BYTES = 12  # read and written a hidden number, both passes
 NEWTON_STEPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds(CostTerms):
-    """The parts of one step; what is hidden behind computation is not in it."""
+    """The parts of one step, without what is overlapped with computation."""
 
     compute: float
     bubble: float
@@ -42,7 +41,7 @@ class Seconds(CostTerms):
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(CostTerms):
-    """What one stage does with one micro-batch, seconds."""
+    """Time of one stage for one micro-batch, seconds."""
 
     compute: float
     tensor: float
@@ -55,7 +54,7 @@ class Stage(CostTerms):
 
 
 def micro_batch(train: Train, parallel: Parallel) -> int:
-    """Sequences a rank computes at once. auto: all of a step, in a pipeline one."""
+    """Sequences of a micro-batch. auto: all of a step, in a pipeline one."""
     each = max(1, train.global_batch // parallel.axes.data)
     if train.micro_batch != "auto":
         return min(train.micro_batch, each)
@@ -70,7 +69,7 @@ def step_time(
     machine: Machine,
     interconnect: Interconnect,
 ) -> Seconds:
-    """One step of `net` alone."""
+    """Time of one step of the model alone."""
     rows = micro_batch(train, parallel)
     num_micro = max(1, train.global_batch // parallel.axes.data // rows)
     ranks = _ranks(_stages(model_shape, rows, parallel, machine, interconnect), parallel.pipeline)
@@ -93,7 +92,7 @@ def step_time(
 
 
 def blocks_of_stages(model_shape: ModelShape, parallel: Parallel) -> tuple[int, ...]:
-    """Blocks of each stage, as the engine deals them out."""
+    """Blocks of each stage, as the engine assigns them."""
     if parallel.stages:
         return parallel.stages
     if parallel.num_stages == 1:
@@ -156,18 +155,18 @@ def _stages(
 
 
 def _ranks(stages: list[Stage], pipeline: int) -> list[Stage]:
-    """What each pipeline rank does with one micro-batch: every `pipeline`-th stage is its own."""
+    """Time of each pipeline rank for one micro-batch: every `pipeline`-th stage is its own."""
     return [reduce(add, stages[rank::pipeline]) for rank in range(pipeline)]
 
 
 def _again(block: BlockTime, parallel: Parallel) -> float:
-    """What the backward pass of a block computes again."""
+    """Recomputation time in the backward pass of a block."""
     share = 1 / parallel.recompute_every
     return share * {"none": 0.0, "selective": block.core_s, "full": block.forward_s}[parallel.recompute]
 
 
 def _after_s(model_shape: ModelShape, tokens: float, tensor: int, machine: Machine) -> float:
-    """What follows the blocks: further nets, the head and the objective, forward and backward."""
+    """Time after the blocks: task nets, the head and the objective, forward and backward."""
     head = 3 * machine.product_s(tokens, model_shape.vocab / tensor, model_shape.hidden)
     others = (
         max(0.0, model_shape.after - 6.0 * model_shape.vocab * model_shape.hidden)
@@ -187,9 +186,9 @@ def _data_s(
     interconnect: Interconnect,
     computed_s: float,
 ) -> float:
-    """Gathering weights and reducing gradients, block by block. Over `shard` both run beside the computation
-    of the block before, and what takes longer counts (ZeRO-3, 1910.02054, section 7.2), where computation
-    leaves the links to themselves; over `replicate` gradients are reduced at the end of the step.
+    """Gathering weights and reducing gradients, block by block. Over `shard` both overlap with the
+    computation of the previous block, and the longer one counts (ZeRO-3, 1910.02054, section 7.2), if
+    collectives do not use the same cores; over `replicate` gradients are reduced at the end of the step.
     """
     axes, apart = parallel.axes, strides(parallel)
     params = _params(model_shape, parallel)
@@ -211,7 +210,7 @@ def _data_s(
 
 
 def _params(model_shape: ModelShape, parallel: Parallel) -> float:
-    """Weights of one rank, before they are shared over `shard`."""
+    """Weights of one rank, before sharding over `shard`."""
     return model_shape.params / (parallel.axes.tensor * parallel.pipeline * parallel.axes.expert)
 
 
@@ -224,8 +223,8 @@ def _optimiser_s(model_shape: ModelShape, optim: str, parallel: Parallel, machin
 
 
 def _newton_s(model_shape: ModelShape, parallel: Parallel, machine: Machine) -> float:
-    """Muon's orthogonalisation: three products an iteration of every matrix in the blocks of a rank, which
-    each computes whole.
+    """Muon's orthogonalisation: three products an iteration for every matrix in the blocks of a rank, which
+    each rank computes whole.
     """
     flops = 0.0
     for count, *sizes in model_shape.matrices:

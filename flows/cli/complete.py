@@ -1,4 +1,4 @@
-"""Words for the Tab key: flows, commands, groups, options, keys of a flow's configuration, models."""
+"""Shell completion: flows, commands, groups, options, keys of a flow's configuration, models."""
 
 import json
 import os
@@ -41,7 +41,7 @@ MODEL_WORDS = ("init", "models")
 
 
 def script(words: list[str]) -> str:
-    """The shell code that asks this module."""
+    """The shell code that calls this module. Raises ConfigError for an unknown shell."""
     shells = {"bash": BASH, "zsh": ZSH}
     if len(words) != 1 or words[0] not in shells:
         raise ConfigError(
@@ -53,7 +53,7 @@ def script(words: list[str]) -> str:
 
 
 def candidates(line: str, breaks: str = "") -> list[str]:
-    """What the last word of `line` may become. A finished word ends in a space.
+    """Completions of the last word of `line`. A finished word ends in a space.
 
     Bash replaces only what follows the last of its word `breaks`, so that much is cut off.
     """

@@ -1,4 +1,4 @@
-"""`atelier <flow> ...`: run a flow, or with -m every point of a sweep; say what came out and what to type
+"""`atelier <flow> ...`: run a flow, or with -m every point of a sweep; print the results and what to type
 next.
 """
 
@@ -16,14 +16,16 @@ from atelier.infra.dag import Node
 from atelier.infra.stack.stack import Stack
 from atelier.infra.store.store import Store, default_root
 
-LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports stand in the table above it
+LINEAGE = ("corpus", "tokenizer", "tokens", "model")  # scores and reports are in the table above it
 BAD_INPUT = ConfigError.exit_code
 AGAIN = "the same command goes on from there"
 MENDED = "with that mended, the command goes on from there"  # as it is, it would fail again
 
 
 def run_command(arguments: list[str], command: str) -> int:
-    """Run a flow, or with -m every point of a sweep; the exit code."""
+    """Run a flow, or with -m every point of a sweep; the exit code. Raises ConfigError for --dry-run without
+    -m and --fresh with it.
+    """
     flow, overrides = arguments[0], [a for a in arguments[1:] if a not in MULTIRUN]
     if DRY in overrides and len(overrides) == len(arguments) - 1:
         raise ConfigError(DRY, "is for a sweep (-m)", f"atelier plan {flow} ... says what one run would do")
@@ -69,7 +71,7 @@ def _ended(frozen: Frozen, outcome: RunOutcome, store: Store) -> int:
 
 
 def _show(report: Node, store: Store, frozen: Frozen) -> None:
-    """The table, the lineage, where the report lies, and what to type next."""
+    """Print the table, the lineage, where the report lies, and what to type next."""
     from atelier.infra.report.collect import collect_report  # draws on numbers that only a finished run has
     from atelier.infra.report.lineage_text import to_tree
     from atelier.infra.report.render import terminal_table

@@ -1,5 +1,5 @@
-"""What `--help` prints, from the same tables and specs that the program runs by. A flow's: its groups and
-keys with type, meaning and the value they have now.
+"""Texts of `--help`, from the same tables and specs that the program uses. For a flow: its groups and keys
+with type, meaning and present value.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ def row(name: str, about: str, width: int = WIDTH) -> str:
 
 
 def of_flow(flow: str, words: tuple[str, ...] = ()) -> str:
-    """The flow's groups and keys; with groups chosen in `words`, what stands there then."""
+    """The flow's groups and keys, with the groups that are chosen in `words`."""
     about, example = catalog.flow_text(flow)
     shape = catalog.FlowShape(flow, tuple(word for word in words if not word.startswith("-")))
     return "\n".join([
@@ -101,7 +101,9 @@ def _key_lines(shape: catalog.FlowShape) -> list[str]:
 
 
 def _places(place: "FieldPlace", name: str) -> list[str]:
-    """One line a key. Of a mapping with several alike (roles) the last stands for all, as `<name>`."""
+    """One line per key. Of a mapping with several entries alike (roles) the last is shown for all, as
+    `<name>`.
+    """
     below = list(place.below())
     if len(below) > 1 and place.spec() is None and len({one.spec() for one in below}) == 1:
         names = ", ".join(one.name.rsplit(".", 1)[-1] for one in below)

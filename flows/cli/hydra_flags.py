@@ -24,7 +24,9 @@ BESIDE = (
 
 
 def is_asked(words: list[str]) -> bool:
-    """Whether Hydra has to answer. A flag that only goes with such a question is refused alone."""
+    """Whether a flag is among the words that Hydra has to answer. Raises ConfigError for a flag that only
+    works beside one of those.
+    """
     names = [word.split("=", 1)[0] for word in words]
     if any(name in ASKING for name in names):
         return True
@@ -39,7 +41,7 @@ def is_asked(words: list[str]) -> bool:
 
 
 def answer(flow: str, words: list[str]) -> int:
-    """Hand the words to hydra.main over the flow's configuration; overrides as forgiving as in a run."""
+    """Run hydra.main on the flow's configuration, with overrides as tolerant as in a run; the exit code."""
     import hydra  # 0.15 s: help and completion do without
 
     from atelier.flows.run.compose import prepared as prepared

@@ -1,4 +1,4 @@
-"""The command line: `atelier <flow> ...` runs a flow, `atelier <command> ...` looks at things."""
+"""The command line: `atelier <flow> ...` runs a flow, `atelier <command> ...` one of the other commands."""
 
 import importlib
 import os
@@ -12,7 +12,7 @@ from atelier.engine.config.error import AtelierError, ConfigError, DamageError, 
 from atelier.flows.cli import help, hydra_flags, syntax
 from atelier.flows.run import catalog
 
-# numpy's products here are tiny: its threads would wait for each other, many times as long on a busy machine
+# numpy's matrix products here are tiny: on a busy machine several threads take many times as long
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 FLAGS = ("--help", "--version", "--completion", "--hydra-help")
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         print(printable(f"{error.filename or 'atelier'}: {error.strerror or error}", MOST), file=sys.stderr)
         return 1
-    except Exception as error:  # a fault of ours: keep the trace, show one line
+    except Exception as error:  # a bug: keep the traceback, show one line
         with tempfile.NamedTemporaryFile("w", prefix="atelier-", suffix=".trace", delete=False) as file:
             traceback.print_exc(file=file)
         text = printable(" ".join(f"{type(error).__name__}: {error}".split()), MOST)

@@ -1,4 +1,4 @@
-"""The commands beside the flows and what each takes. flows/cli/commands/<name>.py has its `run(options)`."""
+"""The commands other than flows, and what each takes. flows/cli/commands/<name>.py has its `run(options)`."""
 
 import argparse
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Word:
-    """A positional word; `kind` says what completes it: flow, group, model, anything, override."""
+    """A positional word; `kind` selects its completion: flow, group, model, anything, override."""
 
     name: str
     about: str
@@ -175,7 +175,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_words(command: Command, words: list[str]) -> argparse.Namespace:
-    """The command's words and options; what it does not know is a ConfigError with the nearest one."""
+    """The command's words and options. Raises ConfigError, with the nearest option, for an unknown one."""
     parser = _Parser(prog=f"atelier {command.name}", add_help=False, allow_abbrev=False)
     for option in command.options:
         how: dict[str, Any] = {"action": "store_true"}

@@ -1,7 +1,8 @@
-"""A flow process and its Prefect run stay one, whatever happens to the worker between them and to the server.
+"""Keeps a flow process and its Prefect run consistent, whatever happens to the worker between them and to the
+server.
 
-A worker reads its flows' output and hears of their cancellation; the server hears of a process only by its
-heartbeats. Any of them may be away, so the process looks at its run itself.
+A worker passes cancellations on to its flow processes; the server knows of a process only by its heartbeats.
+Either may be unavailable, so the process polls its run itself.
 """
 
 import os
@@ -23,18 +24,18 @@ from atelier.infra.stack.deployments import DEAD_AFTER_S, HEARTBEAT, is_silence
 POLL_S = 5.0
 ORPHAN_POLL_S = 1.0
 WORKERS_TURN_S = 10.0  # until then the worker, if there is one, passes a cancellation on as a signal
-RECLAIM_S = 4 * POLL_S  # a run that silence alone has ended is its process's again within this time
+RECLAIM_S = 4 * POLL_S  # until then a process reclaims a run that ended for missing heartbeats alone
 
 
 @contextmanager
 def present(stop: threading.Event) -> Iterator[None]:
     """While the block runs: a cancellation that no worker passes on sets `stop`; a run that was marked
-    crashed for its silence alone (the server had been away) is marked as running again.
+    crashed for missing heartbeats alone (the server had been unavailable) is marked as running again.
     """
     run_id = str(flow_run.id)
     cancelled_at = away_at = 0.0
 
-    def look() -> None:
+    def check() -> None:
         nonlocal cancelled_at, away_at
         run = prefect_api.read_run(run_id)
         if run is None or run.state is None:
@@ -50,35 +51,35 @@ def present(stop: threading.Event) -> Iterator[None]:
         elif is_silence(run.state):
             _reclaim(run)
 
-    with regularly(POLL_S, look):
+    with regularly(POLL_S, check):
         yield
 
 
 @contextmanager
 def watching_worker(stop: threading.Event, orphaned: threading.Event) -> Iterator[None]:
-    """While the block runs: set both when the worker that started this process is gone, for nobody could
+    """While the block runs: set both when the worker that started this process is gone, because nothing could
     signal it any more.
     """
     worker = os.getppid()
 
-    def look() -> None:
+    def check() -> None:
         if os.getppid() != worker:
             orphaned.set()
             stop.set()
 
-    with regularly(ORPHAN_POLL_S, look):
+    with regularly(ORPHAN_POLL_S, check):
         yield
 
 
 @contextmanager
-def regularly(seconds: float, look: Callable[[], None]) -> Iterator[None]:
-    """Call `look` every so often beside the block; what goes wrong in it is tried again the next time."""
+def regularly(seconds: float, check: Callable[[], None]) -> Iterator[None]:
+    """Call `check` every so many seconds beside the block, whether or not the last call failed."""
     ended = threading.Event()
 
     def run() -> None:
         while not ended.wait(seconds):
-            with suppress(Exception):  # whatever the server says
-                look()
+            with suppress(Exception):  # whatever the error
+                check()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -90,7 +91,9 @@ def regularly(seconds: float, look: Callable[[], None]) -> Iterator[None]:
 
 
 def end_of(run: FlowRun | None, silent_since: dict[str, float]) -> State[Any] | None:
-    """The state that the run has ended in. One that silence has ended may be its process's again soon."""
+    """The state that the run has ended in. A run that ended for missing heartbeats alone counts only after
+    RECLAIM_S, because its process may reclaim it.
+    """
     if run is None or run.state is None:
         return None
     if not is_silence(run.state):

@@ -1,5 +1,5 @@
-"""Put every flow, with its form, and every pool of conf/ on the Prefect server. For one that `atelier up` did
-not start: `python -m atelier.flows.deployments.deploy`.
+"""Deploys every flow, with its form, and every pool of conf/ on the Prefect server. For a server that
+`atelier up` did not start: `python -m atelier.flows.deployments.deploy`.
 """
 
 import sys
@@ -35,7 +35,7 @@ class Done:
     light: int = LIGHT_LIMIT
 
     def wait_for_workers(self, pools: list[str]) -> None:
-        """Return when each pool is served; AtelierError when one stays without a worker."""
+        """Return when each pool is served. Raises AtelierError when one stays without a worker."""
         deadline = time.monotonic() + WORKER_S
         while True:
             with prefect_api.server() as client:
@@ -50,7 +50,7 @@ class Done:
 
 
 def deploy() -> Done:
-    """Create or bring up to date: pools, queues, one deployment a flow, `work` a pool, the automation."""
+    """Create or update pools, queues, one deployment per flow, `work` for each pool, and the automation."""
     done = Done(pools=served_pools())
     with prefect_api.server() as client:
         put_pool(client, LIGHT, "parent flows: they plan and wait, they do not compute", LIGHT_LIMIT)

@@ -1,4 +1,4 @@
-"""What Prefect's deployments name: `atelier.flows.deployments.entry.<flow>` for every flow, and
+"""Entry points of Prefect's deployments: `atelier.flows.deployments.entry.<flow>` for every flow, and
 `atelier.flows.deployments.entry.work`.
 
 A worker imports this file from the code that it was started with. A run brings its own code, frozen when it
@@ -6,7 +6,6 @@ was submitted, so nothing else of the project stays imported until that is in it
 """
 
 import importlib
-import os
 import sys
 from functools import cache
 from inspect import Parameter, Signature
@@ -58,7 +57,7 @@ def use_code(digest: str) -> str:
     if not digest:
         return ""
     from atelier.engine.config.error import AtelierError  # the installed code's, only to find the other
-    from atelier.infra.code.frozen import installed, thaw  # as above
+    from atelier.infra.code.frozen import installed, put_first, thaw  # as above
     from atelier.infra.store.store import default_root  # as above
 
     if installed() == digest:
@@ -70,6 +69,6 @@ def use_code(digest: str) -> str:
     for module in [name for name in sys.modules if name.split(".")[0] == "atelier" and name != __name__]:
         del sys.modules[module]
     sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = str(folder)  # for gangs and their guards
+    put_first(str(folder))  # for gangs and their supervisors
     importlib.invalidate_caches()
     return ""

@@ -1,5 +1,5 @@
 """A flow that was started from a form, by `pool=` on the command line, or by a sweep: its parent run on the
-light pool plans, has the nodes made on pools, and shows how far they are.
+light pool plans, runs the nodes on pools and shows their progress.
 """
 
 import shlex
@@ -49,7 +49,7 @@ def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
         text = str(error)[:LONGEST]
         log.error(text)
         return Failed(message=text)
-    with suppress(Exception), get_client(sync_client=True) as client:  # a name is only for looking at
+    with suppress(Exception), get_client(sync_client=True) as client:  # a name is only for display
         client.set_flow_run_name(UUID(str(flow_run.id)), run_id_of())
     command = shlex.join(["atelier", flow, *frozen.overrides])
     log.info("%s   store %s", command, store.root)
@@ -70,7 +70,9 @@ def frozen_of(flow: str, parameters: Mapping[str, Any]) -> Frozen:
 
 
 def in_sweep(frozen: Frozen, entry: PointEntry) -> Frozen:
-    """The configuration with the students of other points of its sweep that ride along."""
+    """The configuration with the companion students of other points of its sweep. Raises ConfigError when the
+    point has other words.
+    """
     if list(frozen.overrides) != entry.words:
         raise ConfigError("sweep", f"point {entry.number} of it has other words", "leave the box blank")
     roles = {name: Role.model_validate(document) for name, document in entry.companions.items()}
@@ -89,12 +91,14 @@ def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str, swee
                 inside()
 
         there: Host = host
-        hear, make = progress_page.hear, submitter.make
-        return run_flow(frozen, plan, store, command, hear, sweep=sweep, run_id=run_id, host=there, make=make)
+        on_message, make = progress_page.on_message, submitter.make
+        return run_flow(
+            frozen, plan, store, command, on_message, sweep=sweep, run_id=run_id, host=there, make=make
+        )
 
 
 def run_id_of() -> str:
-    """The run's name in store and MLflow: a Prefect run that is tried again goes on with the same."""
+    """The run's name in store and MLflow; a retried Prefect run keeps it."""
     moment = flow_run.scheduled_start_time or datetime.now(UTC)
     return f"{moment:%Y%m%d-%H%M%S}-{str(flow_run.id)[:6]}"
 

@@ -26,7 +26,7 @@ from atelier.flows.run.registry import parameters as parameters_of
 POOL_WHEN_BLANK = "local"
 ALWAYS = ("experiment", "pool")
 NEVER = ("role", "tracker")  # a whole role is swapped, or left untracked, by an override
-KEYS = (  # what people change most; `*` stands for every name there is; what a flow has not is left out
+KEYS = (  # the keys changed most; `*` stands for every name; keys that a flow lacks are left out
     "name",
     "init",
     "models",
@@ -110,7 +110,7 @@ class Field:
 def form(flow: str) -> dict[str, Any]:
     """The parameter schema of `flow` for Prefect: every field optional, in the order of the page.
 
-    ConfigError when there is no such flow.
+    Raises ConfigError when there is no such flow.
     """
     fields = _fields(flow)
     properties = {
@@ -124,8 +124,8 @@ def to_overrides(flow: str, parameters: Mapping[str, Any]) -> list[str]:
     """The words of the command line that a filled form stands for, in the form's order; None and '' are
     blank.
 
-    ConfigError names the key, the value and the way out of what a field does not take, whether or not the
-    server has looked at it before. Whether the values fit each other is judged by `compose`.
+    Raises ConfigError with the key, the value and the way out for what a field does not take, whether or not
+    the server has checked it before. Whether the values fit each other is checked by `compose`.
     """
     fields = _fields(flow)
     for name in parameters:
@@ -244,7 +244,7 @@ def _places(place: FieldPlace | None, rest: Sequence[str]) -> Iterator[FieldPlac
 
 
 def _schema(place: FieldPlace) -> dict[str, Any]:
-    """The field's type and bounds as pydantic tells them; of several types the one that is a number."""
+    """The field's type and bounds as pydantic reports them; of several types the one that is a number."""
     model = create_model("Box", value=(place.annotation, place.field))
     known = model.model_json_schema()["properties"]["value"]
     arms = [arm for arm in known.get("anyOf", ()) if "const" not in arm]

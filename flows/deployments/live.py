@@ -1,5 +1,5 @@
-"""How far the nodes of a run are, for whoever looks: `{root}/live/<run>/<node>.json`, written by the process
-that runs the node, every two seconds at most; gone with the run.
+"""Live progress of a run's nodes: `{root}/live/<run>/<node>.json`, written by the process that runs the node,
+every two seconds at most; removed with the run.
 """
 
 import json
@@ -18,14 +18,14 @@ def folder_of(root: str, run_id: str) -> str:
 
 
 class LiveProgress:
-    """The file of one node. Writing it may fail: it is only for looking at."""
+    """The file of one node. Errors while writing it are ignored: it is only for display."""
 
     def __init__(self, root: str, run_id: str, node: str) -> None:
         self.place = join(folder_of(root, run_id), f"{node.replace('/', '-')}.json")
         self.now: dict[str, Any] = {"node": node, "state": "waiting for a slot", "began": time.time()}
         self._written = 0.0
 
-    def hear(self, message: dict[str, Any]) -> None:
+    def on_message(self, message: dict[str, Any]) -> None:
         """Note a message of the node's gang or of the context about it."""
         if "waiting" in message:
             self.now["state"] = message["waiting"]
@@ -40,7 +40,7 @@ class LiveProgress:
 
 
 def read_live(root: str, run_id: str) -> dict[str, dict[str, Any]]:
-    """Node -> what its file says; a file that is just being written is left out."""
+    """Node -> the content of its file; a file that is just being written is left out."""
     found = {}
     with suppress(OSError):
         for name in names(folder_of(root, run_id)):
@@ -56,6 +56,6 @@ def forget_live(root: str, run_id: str) -> None:
 
 
 def left_s(now: dict[str, Any]) -> float | None:
-    """Seconds that the node still needs at its present rate; None when it does not tell."""
+    """Seconds that the node still needs at its present rate; None when unknown."""
     rate = now.get("rate") or 0
     return (now["total"] - now["progress"]) / rate if rate and "total" in now and "progress" in now else None

@@ -1,5 +1,5 @@
-"""What a Prefect page shows while a run goes on: for the parent a table of its nodes, for a node its progress
-and its loss. All of it is written by threads: a server that is away keeps nobody waiting.
+"""The progress page of a parent run: a table of its nodes; with helpers that the task page shares. It is
+written by a thread: an unavailable server delays nothing.
 """
 
 import json
@@ -23,7 +23,7 @@ EVERY_S = 5.0
 
 
 class ProgressPage:
-    """The table on a parent run's page: per node its state, how far, seconds left, losses, its run."""
+    """The table on a parent run's page: per node its state, progress, seconds left, losses and its run."""
 
     def __init__(self, root: str, run_id: str, names: list[str]) -> None:
         self._root, self._run_id, self._names = root, run_id, names
@@ -63,12 +63,12 @@ class ProgressPage:
         self._thread.start()
 
     def began(self, node: str, run_id: str, page: str) -> None:
-        """A run of `node` was started on a pool."""
+        """Link the run of `node` that was started on a pool."""
         self._pages[node] = page
         self._log.info("%s: run %s", node, run_id)
 
-    def hear(self, node: str, message: dict[str, Any]) -> None:
-        """Log what a node that runs in this process, or its watcher, says."""
+    def on_message(self, node: str, message: dict[str, Any]) -> None:
+        """Log a message about a node, from this process or from its run on a pool."""
         log_message(self._log, node, message)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ class ProgressPage:
         return rows
 
     def _link(self, context: RunContext) -> None:
-        """A card with the way to MLflow, once its run is known."""
+        """Add a link to MLflow to the page, once its run is known."""
         if self._is_linked:
             return
         with suppress(Exception):  # as in `_show`
@@ -118,18 +118,18 @@ class ProgressPage:
             else:
                 replace_artifact(self._artifact, json.dumps(rows), about)
             self._shown = rows
-        except Exception as error:  # whatever the server says: it is only for looking at
+        except Exception as error:  # the page is only for display
             self._log.debug("progress is not shown: %s", error)
 
 
 def replace_artifact(artifact: str, data: str, about: str) -> None:
-    """Give an artifact of a page new content, in its place."""
+    """Replace the content of a page's artifact."""
     with get_client(sync_client=True) as client:
         client.update_artifact(UUID(artifact), ArtifactUpdate(data=data, description=about))
 
 
 def log_message(log: Any, node: str, message: dict[str, Any]) -> None:
-    """Log lines of a Prefect run for what is news; progress is no news."""
+    """Write a node's message to the log of a Prefect run, unless it is only progress."""
     if "warning" in message:
         log.warning("%s: %s", node, message["warning"])
     elif "error" in message:

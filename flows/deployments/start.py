@@ -5,7 +5,8 @@ import time
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.flows.run.compose import Frozen
-from atelier.flows.run.execute import RunOutcome, is_configured, reuse_all, run_flow
+from atelier.flows.run.embedded_server import is_configured
+from atelier.flows.run.execute import RunOutcome, reuse_all, run_flow
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import check_launcher
 from atelier.flows.run.screen import Screen
@@ -23,8 +24,8 @@ def run_to_end(
     stop: threading.Event | None = None,
     run_id: str = "",
 ) -> RunOutcome:
-    """Plan and run, showing how far it is. Who sets `stop` ends it at a checkpoint; with the `run_id` of an
-    earlier run it goes on as that.
+    """Plan and run, showing progress. Setting `stop` ends it at a checkpoint; with the `run_id` of an earlier
+    run it continues that run. Raises ConfigError when the plan is refused.
     """
     frozen.pool.check_runs()
     if not frozen.pool.is_served:
@@ -44,12 +45,14 @@ def run_to_end(
             return _on_pool(frozen, plan, store, screen)
         if not (sweep or totals["run"] or _is_looked_at(frozen, plan, store)):
             return reuse_all(frozen, plan, store, command)
-        return run_flow(frozen, plan, store, command, screen.hear, sweep=sweep, stop=stop, run_id=run_id)
+        return run_flow(
+            frozen, plan, store, command, screen.on_message, sweep=sweep, stop=stop, run_id=run_id
+        )
 
 
 def _is_looked_at(frozen: Frozen, plan: Plan, store: Store) -> bool:
-    """Whether a run that makes nothing is to be seen all the same: on a server that is up, or by a tracker
-    that a registration still waits for.
+    """Whether a run that makes nothing is shown all the same: on a server that is up, or by a tracker that a
+    registration still waits for.
     """
     if Stack(store.root).client() or is_configured(store.root):
         return True
@@ -58,7 +61,7 @@ def _is_looked_at(frozen: Frozen, plan: Plan, store: Store) -> bool:
 
 
 def _on_pool(frozen: Frozen, plan: Plan, store: Store, screen: Screen) -> RunOutcome:
-    """Have a Prefect pool run it, and look on."""
+    """Submit the run to a Prefect pool and follow it."""
     started = time.monotonic()
     join_stack(store.root)
     from atelier.flows.deployments.submit import follow, submit  # Prefect: 1.5 s that no run here waits for

@@ -26,7 +26,7 @@ AWAY_S = 600.0
 def submit(frozen: Frozen, store: Store, say: Callable[[str], None]) -> str:
     """Start the run on the server with the code as it is now; its id.
 
-    ConfigError when no server answers, the pool is unknown or nobody serves it.
+    Raises ConfigError when no server answers, the pool is unknown or no worker serves it.
     """
     parameters = {"overrides": list(frozen.overrides), "code": ready(frozen, store)}
     run_id = prefect_api.submit(f"{frozen.flow}/{DEPLOYMENT}", parameters)
@@ -35,7 +35,7 @@ def submit(frozen: Frozen, store: Store, say: Callable[[str], None]) -> str:
 
 
 def ready(frozen: Frozen, store: Store) -> str:
-    """Freeze the code for runs of this configuration; its digest. ConfigError when they could not run."""
+    """Freeze the code for runs of this configuration; its digest. Raises ConfigError when they cannot run."""
     check_overrides(list(frozen.overrides), from_form=True)
     with prefect_api.server() as client:
         for pool in (LIGHT, *(frozen.pool.members or (frozen.pool.name,))):
@@ -44,7 +44,9 @@ def ready(frozen: Frozen, store: Store) -> str:
 
 
 def follow(run_id: str, frozen: Frozen, store: Store, say: Callable[[str], None]) -> None:
-    """Say how far the run is until it ends; raises what it failed of. Ctrl-C cancels it."""
+    """Print the run's progress until it ends; Ctrl-C cancels it. Raises StoppedError when it was stopped,
+    AtelierError when it failed.
+    """
     try:
         run = _until_end(run_id, store, say)
     except KeyboardInterrupt:

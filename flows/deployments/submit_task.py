@@ -1,4 +1,4 @@
-"""Have a node made on a pool: a run of `work` there, watched until it ends, started again when it crashes."""
+"""Runs a node on a pool: a run of `work` there, polled until it ends and restarted when it crashes."""
 
 import hashlib
 import threading
@@ -25,11 +25,11 @@ SPREAD = ("train",)  # tasks whose gangs may hold several nodes
 RESTARTS = 3
 POLL_S = 1.0
 STOP_S = 60.0  # for a stopped run's checkpoint
-UNSERVED_S = 30.0  # a run that nobody has begun after this long is told of
+UNSERVED_S = 30.0  # a run that has not begun after this long is reported
 
 
 class TaskSubmitter:
-    """Makes the nodes of one parent run."""
+    """Runs the nodes of one parent run on pools."""
 
     def __init__(self, frozen: Frozen, command: str, code: str, progress_page: ProgressPage) -> None:
         self.frozen, self.code, self.progress_page, self.command = frozen, code, progress_page, command
@@ -79,7 +79,7 @@ class TaskSubmitter:
         return members if node.task in SPREAD and node.ranks > 1 else members[:1]
 
     def _start(self, node: Node, context: RunContext, attempt: int) -> list[str]:
-        """A run of `work` on each of the node's pools; their ids, the first node's first."""
+        """Start a run of `work` on each of the node's pools; their ids, the first node's first."""
         pools, key = self.pools(node), f"{flow_run.id}-{flow_run.run_count}-{node.name}-{attempt}"
         gang = hashlib.sha256(key.encode()).hexdigest()[:16]
         about = {
@@ -89,7 +89,7 @@ class TaskSubmitter:
             "pool": self.frozen.pool.model_dump(mode="json"),
             "tracker": self.frozen.tracker.model_dump(mode="json"),
             "links": context.links,
-            # begun again once: what crashed meanwhile goes on
+            # begun again by the first attempt only: the others resume
             "resume": {
                 "accept_code": context.resume.accept_code,
                 "fresh": [] if attempt or flow_run.run_count > 1 else context.resume.fresh,
@@ -117,7 +117,9 @@ class TaskSubmitter:
         return runs
 
     def _submit(self, deployment: str, stop: threading.Event, **about: Any) -> str:
-        """Start a run as soon as the server is there; its id. However often it is asked, it starts one."""
+        """Start a run, waiting while the server is unavailable; its id. Retries start no second run. Raises
+        StoppedError when stopped meanwhile.
+        """
         while True:
             try:
                 run: Any = run_deployment(
@@ -135,8 +137,8 @@ class TaskSubmitter:
                     raise StoppedError("stopped; Prefect's server was away") from None
 
     def _watch(self, runs: list[str], node: Node, context: RunContext) -> list[State[Any]]:
-        """Wait for the end of all runs, through outages of the server; a stop of ours, and the bad end of one
-        run, are passed on to the others.
+        """Wait for the end of all runs, through outages of the server; a stop of the parent run, and the
+        failure of one run, cancel the others.
         """
         began, is_told, stopped_at = time.monotonic(), False, 0.0
         silent_since: dict[str, float] = {}
@@ -178,7 +180,7 @@ class TaskSubmitter:
 
 
 def worst(states: list[State[Any]]) -> State[Any]:
-    """What the whole gang's end is: a crash, of which the others' failures come, first."""
+    """The state of the whole gang: a crash first, because the others' failures follow from it."""
     order = (StateType.CRASHED, StateType.FAILED, StateType.CANCELLED, StateType.CANCELLING)
     return min(states, key=lambda state: order.index(state.type) if state.type in order else len(order))
 

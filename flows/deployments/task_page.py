@@ -1,5 +1,5 @@
-"""What a task's own page shows while it runs: log lines, a progress bar, the loss as a small SVG; and its
-live file for the parent's page. Written by a thread: a server that is away holds up nothing.
+"""The Prefect page of a running task: log lines, a progress bar, the loss as a small SVG; and its live file
+for the parent's page. Written by a thread: an unavailable server delays nothing.
 """
 
 import base64
@@ -91,7 +91,7 @@ PICTURE_S = 15.0  # between two pictures
 
 
 class TaskPage:
-    """Hears a node and shows it."""
+    """Shows a node's messages on its Prefect page and in its live file."""
 
     def __init__(self, root: str, run_id: str, node: Node) -> None:
         self._log = get_run_logger()
@@ -113,8 +113,8 @@ class TaskPage:
         self._ended.set()
         self._thread.join(5.0)
 
-    def hear(self, node: str, message: dict[str, Any]) -> None:
-        self._live.hear(message)
+    def on_message(self, node: str, message: dict[str, Any]) -> None:
+        self._live.on_message(message)
         log_message(self._log, node, message)
         if "progress" in message:
             for role, loss in _losses_of(message).items():
@@ -131,7 +131,7 @@ class TaskPage:
                 self._show(0.0)
 
     def _show(self, picture_s: float) -> None:
-        with suppress(Exception):  # whatever the server says: it is only for looking at
+        with suppress(Exception):  # whatever the error: the page is only for display
             self._show_progress()
             if self._curves and time.monotonic() - self._drawn >= picture_s:
                 self._drawn = time.monotonic()

@@ -1,4 +1,4 @@
-"""`work`, the one generic flow on every pool: make one node here, as its parent run asks."""
+"""`work`, the one generic flow on every pool: run one node here for its parent run."""
 
 import threading
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from atelier.infra.tracking.factory import TrackerSpec, open_tracker
 
 
 def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
-    """Make the node of `parameters`; the state that this run ends in."""
+    """Run the node of `parameters`; the state that this run ends in."""
     node, about = Node.model_validate(parameters["node"]), parameters["run"]
     place = place_of(parameters.get("gang"))
     store, pool = Store(default_root()), Pool.model_validate(about["pool"])
@@ -52,7 +52,7 @@ def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
             run_id=about["id"],
             flow=about["flow"],
             command=about["command"],
-            listener=task_page.hear,
+            listener=task_page.on_message,
             tracker=tracker,
             links=dict(about["links"]),
             resume=Resume.model_validate(about.get("resume", {})),

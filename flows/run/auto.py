@@ -1,5 +1,6 @@
-"""What a configuration leaves open: the layout (the first of the planner's search), how often a checkpoint is
-saved, and warm-ups beside the steps that there are for them."""
+"""Fills in what a configuration leaves open: the layout (the first of the planner's search) and the
+checkpoint interval; checks warm-ups against the steps of their schedules.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -7,7 +8,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from atelier.engine.config.checks import check_layout
 from atelier.engine.config.data import Finetune
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
@@ -16,6 +16,7 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
+from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.engine.plan.search import LayoutOption, search
@@ -26,8 +27,8 @@ AXES = ("replicate", "expert", "context", "tensor", "pipeline")
 
 
 def trained(arguments: Any) -> dict[str, Role]:
-    """The roles that a flow's arguments describe; one without a name where there is one model, none where it
-    cannot be learned (who draws the plan says why).
+    """The roles that a flow's arguments describe; one without a name where there is one model, none when they
+    are not valid (the plan then says why).
     """
     roles: dict[str, Role] = dict(getattr(arguments, "roles", None) or {})
     if not roles and hasattr(arguments, "optim") and hasattr(arguments, "model"):
@@ -41,9 +42,9 @@ def vocab_of(arguments: Any) -> int:
 
 
 def fastest_layout(arguments: Any, pool: Pool, slots: int, cores: int) -> LayoutOption | None:
-    """The layout with which the largest role is planned to train fastest on at most `slots` ranks, all roles
-    fitting; on GPUs on all of them. None where axes were given, or nothing is known that it follows from:
-    then `shard` takes all slots.
+    """The layout with the shortest planned step of the largest role on at most `slots` ranks (on GPUs: on all
+    of them), in which all roles fit. None when axes were given, or too little is known to search: then
+    `shard` takes all slots.
     """
     parallel: Parallel = arguments.parallel
     train: Train | None = getattr(arguments, "train", None)
@@ -78,13 +79,13 @@ def _suits(option: LayoutOption, roles: dict[str, Role], train: Train) -> bool:
     return True
 
 
-LOOKS = 16  # held-out losses of a run, where neither their steps nor those of checkpoints are given
-WITHOUT_MODEL = 100  # steps, where what is trained is known only later
+LOOKS = 16  # held-out losses of a run, when neither eval_every nor checkpoint_every is given
+WITHOUT_MODEL = 100  # checkpoint interval in steps, when the model is not known yet
 
 
 def with_interval(arguments: Any, pool: Pool) -> Train:
-    """The training's settings with checkpoint_every filled in from the planned step and the failures of the
-    pool's devices. Held-out losses, which would come with checkpoints, come at steps that no machine decides.
+    """The training's settings with checkpoint_every filled in from the planned step and the failure rate of
+    the pool's devices. eval_every, which would follow it, gets a value that does not depend on the machine.
     """
     train: Train = arguments.train
     looks = train.eval_every or max(1, train.num_steps // LOOKS)
@@ -102,19 +103,19 @@ def _planned(arguments: Any, train: Train, pool: Pool) -> int:
         return WITHOUT_MODEL
     parallel: Parallel = arguments.parallel
     try:
-        check_layout(parallel, roles, train, prefix="")  # an estimate looks at every rank of a pipeline
+        check_layout(parallel, roles, train, prefix="")  # an estimate covers every rank of a pipeline
         found = [
             estimate(role, train, parallel.of_role(name, is_student=bool(role.teacher)), pool, vocab, steps=1)
             for name, role in roles.items()
         ]
-    except ConfigError:  # a layout or a device that whoever draws the plan refuses
+    except ConfigError:  # a layout or a device that the plan refuses
         return WITHOUT_MODEL
     slowest = max(found, key=lambda one: one.step_s)
     return steps_between(slowest.faults, sum(one.step_s for one in found), train.num_steps)
 
 
 def check_warmups(arguments: Any, overrides: Iterable[str]) -> None:
-    """ConfigError for a warm-up that one of the overrides gives, and that does not fit."""
+    """Raises ConfigError for a warm-up in one of the overrides that does not fit its schedule."""
     given = list(overrides)
     for place, schedule, start, end in _schedules(arguments):
         if any(_gives(text, f"{place}.warmup") for text in given):

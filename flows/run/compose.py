@@ -51,7 +51,9 @@ class Frozen:
 
 
 def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Frozen:
-    """Compose and validate; every mistake is a ConfigError with place, value and the nearest known name."""
+    """Compose and validate. Raises ConfigError with place, value and the nearest known name for every
+    mistake.
+    """
     check_overrides(overrides, from_form=from_form)
     _check_idle(flow, overrides)
     known = [*parameters(flow).model_fields, *SETTINGS]
@@ -106,8 +108,9 @@ def _hydra(flow: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def prepared(text: str, flow: str, known: list[str], *, is_sweep: bool = False) -> str:
-    """One override for Hydra. Values are added where the yaml is silent, because the spec, which knows every
-    key, judges them. A group of a sweep may have several options.
+    """One override for Hydra. A value whose key the yaml lacks is added, because the spec, which knows every
+    key, validates it. In a sweep a group may have several options. Raises ConfigError for an unknown key,
+    group or option.
     """
     match = KEY.match(text)
     if not match or (match["rest"] is None and match["mark"] != "~"):
@@ -136,7 +139,7 @@ def _check_option(match: re.Match[str], text: str, *, is_sweep: bool) -> None:
     group, value = match["key"].strip("/"), (match["rest"] or "=")[1:]
     found = options(group)
     if is_sweep and CALL.search(value):
-        return  # glob(gpt*), choice(a,b): Hydra knows what it stands for
+        return  # glob(gpt*), choice(a,b): Hydra expands it
     if is_sweep and "," in value and not value.startswith("["):
         for one in value.split(","):
             _check_option(KEY.match(f"{group}={one.strip()}") or match, text, is_sweep=False)
@@ -164,6 +167,7 @@ def _unknown(key: str, flow: str, known: list[str]) -> ConfigError:
 
 
 def explained(error: Exception) -> ConfigError:
+    """An error of Hydra or OmegaConf as a ConfigError with place, problem and way out."""
     cause = error.__cause__ or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     text = " ".join(lines[:2])
@@ -200,7 +204,9 @@ def _check_roles(document: dict[str, Any]) -> None:
 
 
 def resolved(arguments: Spec, pool: Pool) -> Spec:
-    """Fractions and `auto` of the layout filled in: what is frozen needs no further look at anything."""
+    """Fill in fractions and the `auto` values of layout and checkpoints, so that nothing is left to decide.
+    Raises ConfigError for fp8 on CPUs.
+    """
     updates: dict[str, Any] = {}
     parallel = getattr(arguments, "parallel", None)
     train: Train | None = getattr(arguments, "train", None)

@@ -1,9 +1,10 @@
-"""The Prefect server of one run: `python -m atelier.flows.run.embedded_server`, ended with who started it.
+"""The Prefect server of one run: `python -m atelier.flows.run.embedded_server`; it ends with the process that
+started it.
 
-Prefect's own temporary server shares the terminal's process group, so that Ctrl-C ends it before the flow has
-told it of its stop; and it stays behind when the flow is killed. This one leads a session of its own and ends
-when its standard input does. When it dies or hangs in the middle of a run it is started again at the same
-address: whoever asks meanwhile waits, because the process that started it keeps the listening socket.
+Prefect's own temporary server shares the terminal's process group, so Ctrl-C ends it before the flow has
+reported its stop; and it survives when the flow is killed. This one leads a session of its own and ends when
+its standard input is closed. When it dies or hangs in the middle of a run it is restarted at the same
+address: requests wait meanwhile, because the process that started it keeps the listening socket.
 """
 
 import fcntl
@@ -23,12 +24,14 @@ from pathlib import Path
 
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import AtelierError
+from atelier.engine.io.storage import is_local, local_path
+from atelier.infra.stack.stack import join_stack
 
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 FAREWELL_S = 5.0  # for what is still to be written when the flow's process has ended
 PATIENCE_S = 240.0  # for its start: on a machine with ten times as much to do as cores it takes two minutes
 LOOK_S = 1.0
-ASK_S, ANSWER_S, SILENT_S = 5.0, 10.0, 60.0  # between two questions, for an answer, until it is held to hang
+ASK_S, ANSWER_S, SILENT_S = 5.0, 10.0, 60.0  # between health checks, of one, until it counts as hung
 RESTARTS = 3
 
 Say = Callable[[str], None]
@@ -46,11 +49,11 @@ class EmbeddedServer:
         self._keeper: threading.Thread | None = None
         self._ended = threading.Event()
         self._restarts = 0
-        self.is_left = False  # it has died too often, and is not started again
+        self.is_left = False  # given up: it has died too often, and is not started again
         self.process = self._start()
 
     def revive(self) -> None:
-        """Start one that was left once more, at the same address."""
+        """Start a server that was given up once more, at the same address."""
         self.is_left = False
         if self._keeper is not None:
             self._keeper.join()
@@ -74,7 +77,7 @@ class EmbeddedServer:
             )
 
     def wait(self) -> None:
-        """Return when it answers; AtelierError with its own words when it does not come up."""
+        """Return when it answers. Raises AtelierError with its last output when it does not come up."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and not self.is_left:
             if self._answers(deadline - time.monotonic()):  # a new server answers what the dead one was asked
@@ -85,8 +88,8 @@ class EmbeddedServer:
         raise AtelierError(f"Prefect's server did not start: {self._words()} (all of it: {self.log})")
 
     def keep(self, say: Say) -> None:
-        """Start it again from now on when it dies or hangs, with one line each time; three times at most
-        until this is asked again.
+        """From now on restart it when it dies or hangs, with one line each time; at most three times until
+        the next call.
         """
         self._say, self._restarts = say, 0
         if self._keeper is None:
@@ -114,8 +117,8 @@ class EmbeddedServer:
         self._refuse()
 
     def _refuse(self) -> None:
-        """Answer in the place of a server that was left: where nobody does, Prefect's client asks for
-        minutes; after this it does not ask again.
+        """Answer with errors in place of a server that was given up: without answers Prefect's client retries
+        for minutes, after an error it does not.
         """
         self._listener.settimeout(LOOK_S)
         while self.is_left and not self._ended.is_set():
@@ -163,7 +166,7 @@ class EmbeddedServer:
         return False
 
     def _words(self) -> str:
-        """The last that it wrote."""
+        """Its last line of output."""
         return (self.log.read_text(errors="replace").strip().splitlines()[-1:] or ["no word"])[0]
 
 
@@ -187,7 +190,7 @@ def embedded_server(home: Path) -> EmbeddedServer:
 
 
 def is_own(url: str) -> bool:
-    """True when no server is configured, or the one that `own_server` started."""
+    """True when no server is configured, or the one that `embedded_server` started."""
     return not url or any(server.url == url for server in _started)
 
 
@@ -223,6 +226,51 @@ def main(descriptor: int, home: Path) -> None:
 
     threading.Thread(target=release, daemon=True).start()
     server.run(sockets=[socket.socket(fileno=descriptor)])
+
+
+EMBEDDED = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "true",
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # an unavailable server is reported in one line
+    "PREFECT_CLI_PROMPT": "false",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_FOREMAN_ENABLED": "false",
+    "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
+}
+
+
+def embed(root: str) -> EmbeddedServer | None:
+    """Settings and server of this process, before Prefect is imported; None when the user configured one."""
+    for key, value in EMBEDDED.items():
+        os.environ.setdefault(key, value)
+    os.environ["PREFECT_HOME"] = str(home := _home(root))
+    join_stack(root)
+    if is_configured(root):
+        return None
+    server = embedded_server(home)
+    os.environ["PREFECT_API_URL"] = server.url
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # 2 + 4 + 8 s: it is up, or was given up
+    if "prefect" in sys.modules:  # a notebook's: it has read its settings when it was imported
+        from prefect.context import refresh_global_settings_context
+
+        refresh_global_settings_context()
+    return server
+
+
+def _home(root: str) -> Path:
+    """Prefect's home: the user's, or a folder of the store."""
+    default = local_path(root) / "prefect" if is_local(root) else Path.home() / ".prefect"
+    return Path(os.environ.get("PREFECT_HOME", default))
+
+
+def is_configured(root: str) -> bool:
+    """Whether the user has a Prefect server for this process."""
+    return not is_own(os.environ.get("PREFECT_API_URL", "")) or (_home(root) / "profiles.toml").exists()
 
 
 if __name__ == "__main__":

@@ -11,14 +11,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from atelier.engine.config.error import AtelierError, StoppedError, of_system, printable
 from atelier.engine.io.fork_server import is_possible
-from atelier.engine.io.storage import is_local, local_path
 from atelier.flows.run.compose import Frozen
-from atelier.flows.run.embedded_server import EmbeddedServer, embedded_server, is_own
+from atelier.flows.run.embedded_server import embed
 from atelier.flows.run.measured import record_measurements
 from atelier.flows.run.plan import Plan
 from atelier.flows.run.pools import site_of
@@ -29,7 +27,6 @@ from atelier.infra.dag import Node, Reference, scheduling, stop_scheduling
 from atelier.infra.launch.gang import fork_server
 from atelier.infra.launch.slots import core_slots
 from atelier.infra.run.context import Listener, RunContext
-from atelier.infra.stack.stack import join_stack
 from atelier.infra.store.existing_model import looking_in
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.local_folders import scratch_of
@@ -39,20 +36,6 @@ from atelier.infra.store.store import Store
 from atelier.infra.tracking.factory import TrackerSpec, open_tracker
 
 MOST_AT_ONCE = 16  # nodes; gangs wait for slots besides
-EMBEDDED = {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "true",
-    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-    "PREFECT_LOGGING_LEVEL": "CRITICAL",
-    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # what is lost while a server is away is told in one line
-    "PREFECT_CLI_PROMPT": "false",
-    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_FOREMAN_ENABLED": "false",
-    "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
-}
 
 
 @dataclass
@@ -66,7 +49,7 @@ class RunOutcome:
     failure: Exception | None = None
     failed: str = ""
     untracked: list[str] = field(default_factory=list)
-    is_whole: bool = False  # every node has ended, and how is known, whatever becomes of Prefect
+    is_whole: bool = False  # every node has ended in a known state, whatever happens to Prefect
     prefect_s: float = 0.0
     total_s: float = 0.0
 
@@ -100,35 +83,6 @@ class PrefectScheduler:
         return future
 
 
-def embed(root: str) -> EmbeddedServer | None:
-    """Settings and server of this process, before Prefect is imported; None when the user configured one."""
-    for key, value in EMBEDDED.items():
-        os.environ.setdefault(key, value)
-    os.environ["PREFECT_HOME"] = str(home := _home(root))
-    join_stack(root)
-    if is_configured(root):
-        return None
-    server = embedded_server(home)
-    os.environ["PREFECT_API_URL"] = server.url
-    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # 2 + 4 + 8 s; it is here, or it has been left
-    if "prefect" in sys.modules:  # a notebook's: it has read its settings when it was imported
-        from prefect.context import refresh_global_settings_context
-
-        refresh_global_settings_context()
-    return server
-
-
-def _home(root: str) -> Path:
-    """Where Prefect keeps what is the user's, or the store's."""
-    default = local_path(root) / "prefect" if is_local(root) else Path.home() / ".prefect"
-    return Path(os.environ.get("PREFECT_HOME", default))
-
-
-def is_configured(root: str) -> bool:
-    """Whether the user has a Prefect server for this process."""
-    return not is_own(os.environ.get("PREFECT_API_URL", "")) or (_home(root) / "profiles.toml").exists()
-
-
 Make = Callable[[Node, RunContext, RunOutcome], dict[str, Any]]
 Host = Callable[[Frozen, RunContext, RunOutcome, Callable[[], None]], None]
 
@@ -153,8 +107,8 @@ def run_flow(
 ) -> RunOutcome:
     """Run the flow to its end; failures are in the outcome. Ctrl-C and SIGTERM stop gangs at a checkpoint.
 
-    `host` has the flow's inside run within a Prefect flow, by default one of this process; `make` runs a
-    node. A `run_id` of an earlier run goes on with its page in MLflow. Who sets `stop` ends it at a
+    `host` runs the flow's body within a Prefect flow, by default one of this process; `make` runs a node.
+    With the `run_id` of an earlier run its page in MLflow is continued. Setting `stop` ends the run at a
     checkpoint.
     """
     started = time.monotonic()
@@ -185,7 +139,7 @@ def run_flow(
     except OSError as error:
         outcome.failure = outcome.failure or of_system(error)
     made = [name for name, state in outcome.states.items() if state == "done"]
-    with suppress(OSError):  # a lesson that is lost costs nothing but itself
+    with suppress(OSError):  # a lost measurement does no harm
         record_measurements(plan, made, store, frozen.pool.name)
     outcome.untracked = context.tracker.close(outcome.status)
     outcome.total_s = time.monotonic() - started
@@ -193,8 +147,8 @@ def run_flow(
 
 
 def reuse_all(frozen: Frozen, plan: Plan, store: Store, command: str) -> RunOutcome:
-    """The run of a plan with nothing to make: a manifest, what is damaged beside finished models mended, and
-    neither server nor tracker.
+    """Run a plan with nothing to make: write a manifest and repair damaged records beside finished models,
+    with neither server nor tracker.
     """
     started = time.monotonic()
     outcome = RunOutcome(run_id=new_run_id(), nodes=plan.nodes)
@@ -213,7 +167,7 @@ def reuse_all(frozen: Frozen, plan: Plan, store: Store, command: str) -> RunOutc
 
 
 def _beginning(frozen: Frozen, plan: Plan, command: str, run_id: str, sweep: str) -> dict[str, Any]:
-    """A run's manifest while it runs."""
+    """The manifest of a run in progress."""
     return {
         "id": run_id,
         "flow": frozen.flow,
@@ -229,8 +183,8 @@ def _beginning(frozen: Frozen, plan: Plan, command: str, run_id: str, sweep: str
 
 
 def _forks(plan: Plan, context: RunContext) -> bool:
-    """Whether the run's gangs get their ranks from a fork server, which begins to import now: not where there
-    is one rank to start, on another machine, or on GPUs.
+    """Whether the run's gangs get their ranks from a fork server, which begins to import now: not for a
+    single rank, nor on another machine or on GPUs.
     """
     if context.pool.launcher != "here" or not context.pool.is_cpu or not is_possible():
         return False
@@ -241,8 +195,8 @@ def _forks(plan: Plan, context: RunContext) -> bool:
 
 
 def _rely_on(plan: Plan, context: RunContext) -> None:
-    """Now that the run's manifest says what it needs: wait for who removes things, and see that all is there
-    that none of its nodes makes.
+    """After the run's manifest has listed what it needs: wait for removals in progress, and check that every
+    input is there that none of its nodes makes. Raises AtelierError when one was removed.
     """
     wait_for_removals(
         context.store.root, lambda text: print(printable(text, 0), file=sys.stderr), context.stop
@@ -267,7 +221,7 @@ def open_context(
     sweep: str = "",
     stop: threading.Event | None = None,
 ) -> RunContext:
-    """What the nodes of the run work with in this process."""
+    """The run context that this process's nodes work with."""
     scratch = scratch_of(store, run_id)
     tracker = open_tracker(
         frozen.tracker,
@@ -300,8 +254,8 @@ def _ending(outcome: RunOutcome, context: RunContext) -> dict[str, Any]:
 
 @contextmanager
 def stopping(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM ask all gangs to checkpoint; a second one ends this process (the guards then end
-    theirs). May be nested: Prefect takes SIGTERM for itself while a flow runs.
+    """SIGINT and SIGTERM ask all gangs to checkpoint; a second one ends this process (the supervisors then
+    end their ranks). May be nested: Prefect takes SIGTERM for itself while a flow runs.
     """
 
     def on_signal(number: int, frame: object) -> None:
@@ -341,7 +295,7 @@ def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: 
         dag(frozen.document)
     except AtelierError:
         raise
-    except Exception as error:  # Prefect's, of a server that went away: our own states say how the run ended
+    except Exception as error:  # Prefect's, when its server has gone: `states` have how the run ended
         if not outcome.is_whole:
             raise
         if outcome.failure is None:

@@ -1,4 +1,6 @@
-"""What was planned beside what was measured: shown by `atelier plan`, and kept for later plans."""
+"""Planned and measured steps of finished trainings: shown by `atelier plan`, and kept to calibrate later
+plans.
+"""
 
 import time
 from typing import Any
@@ -11,9 +13,7 @@ from atelier.tasks.train import unpack
 
 
 def measured(plan: Plan, store: Store) -> list[dict[str, Any]]:
-    """For each training that is finished what its steps were planned to take, and took. A gang's roles share
-    its step.
-    """
+    """Planned and measured step time and memory of every finished training. A gang's roles share its step."""
     found = []
     for node in plan.nodes:
         seen = _seen(node, store)
@@ -28,7 +28,7 @@ def measured(plan: Plan, store: Store) -> list[dict[str, Any]]:
 
 
 def record_measurements(plan: Plan, made: list[str], store: Store, pool: str) -> None:
-    """Learn from the trainings among the nodes that were `made`."""
+    """Store planned and measured step time of the trainings among the nodes that were `made`."""
     for node in plan.nodes:
         planned_s = sum(row["step_s"] for row in rows_of(plan, node)) / plan.pace
         seen = _seen(node, store) if node.name in made and planned_s else None
@@ -45,7 +45,7 @@ def rows_of(plan: Plan, node: Node) -> list[dict[str, Any]]:
 
 
 def _seen(node: Node, store: Store) -> Any:
-    """What the gang's steps took, of its first role's metrics."""
+    """The gang's measured steps, from its first role's metrics."""
     if node.task != "train":
         return None
     _, _, parts = unpack(node)

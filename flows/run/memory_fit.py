@@ -17,8 +17,8 @@ MOST_DEVICES = 8192  # up to which a layout that would fit is looked for
 
 
 def too_much(node: Node, rows: Sequence[Mapping[str, Any]], pool: Pool, vocab: int) -> str | None:
-    """Why a node cannot fit, with the numbers and the nearest layout that does; None when it does. The roles
-    of a gang share its devices.
+    """Why a node does not fit, with the numbers and the nearest layout that does; None when it fits. The
+    roles of a gang share its devices.
     """
     if node.task not in TRAINED or not vocab:
         return None

@@ -1,4 +1,4 @@
-"""What an override may not do: run code of a resolver, name a class, reach into Hydra, leave conf/."""
+"""Checks that no override runs a resolver's code, names a class, reaches into Hydra or leaves conf/."""
 
 import re
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ def check_overrides(overrides: Iterable[str], *, is_sweep: bool = False, from_fo
 
 
 def calls_resolver(text: str) -> bool:
-    """True when anything but a reference to a key stands inside `${...}`, also behind Hydra's escapes."""
+    """True when `${...}` holds anything but a reference to a key, also behind Hydra's escapes."""
     for left in (text, text.replace("\\", "")):
         inner = ""
         while inner != left:
@@ -81,7 +81,7 @@ def _check_size(texts: list[str]) -> None:
 
 
 def _check_letters(text: str) -> str:
-    """The key of an override that has only letters which can be seen, and a key which can be one."""
+    """The key of an override; it may have visible characters only, and the key must be well-formed."""
     if UNSEEN.search(text):
         raise ConfigError(
             "overrides", f"control characters are not allowed (given: {shown(text)})", "write it on one line"
@@ -119,7 +119,7 @@ def _depth(text: str) -> int:
 
 def _check_option(text: str, place: str, *, from_form: bool) -> None:
     """Every option, also of a list, is the name of a file in the group's folder. A single one on a command
-    line is left to `compose`, which tells it from a sweep.
+    line is left to `compose`, which distinguishes it from a sweep.
     """
     match = GROUP.match(text)
     if match is None or not (CONF / match["group"]).is_dir():
@@ -158,7 +158,9 @@ ACCEPT, FRESH = "--accept-code", "--fresh"
 
 
 def resuming(words: list[str]) -> list[str]:
-    """The words with `--accept-code` and `--fresh <task>` as the overrides that they are short for."""
+    """The words with `--accept-code` and `--fresh <task>` as the overrides that they are short for. Raises
+    ConfigError for --fresh without a task.
+    """
     rest, tasks, is_accepted = [], [], False
     given = iter(words)
     for word in given:
@@ -176,7 +178,7 @@ def resuming(words: list[str]) -> list[str]:
 
 
 def resume_overrides(is_accepted: bool, fresh: list[str]) -> list[str]:
-    """Overrides that say what becomes of trainings that other code has begun."""
+    """Overrides for trainings that other code has begun: accept the present code, or begin again."""
     accepted = ["resume.accept_code=true"] if is_accepted else []
     return accepted + ([f"resume.fresh=[{','.join(fresh)}]"] if fresh else [])
 

@@ -1,5 +1,5 @@
-"""Draw the DAG without running it: the flow's own body, each task fingerprinting itself; reuse or run, why,
-at which cost, and in which arithmetic.
+"""Build the DAG without running it: the flow's own body runs with a scheduler that only collects nodes. For
+each artifact: reuse or run, why, at which cost, and in which arithmetic.
 """
 
 import contextvars
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atelier.engine.config.base import canonical
-from atelier.engine.config.checks import check_layout
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import Record
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.flows.run.auto import short_of
@@ -32,8 +32,8 @@ from atelier.tasks import train as train_task
 
 
 def computed(node: Node, product: Product, record: Record | None, pool: Pool) -> str:
-    """What a finished model says it was trained in, and what one would be trained in on the pool; '' for what
-    is not trained, or not known.
+    """The precision that a finished model was trained in, or that one would be trained in on the pool; '' for
+    what is not trained, or unknown.
     """
     if product.kind != "model" or node.task not in TRAINED:
         return ""
@@ -41,7 +41,7 @@ def computed(node: Node, product: Product, record: Record | None, pool: Pool) ->
 
 
 def here(node: Node, pool: Pool) -> str:
-    """The arithmetic of a training on the pool: float32 where 16 bits would only be emulated."""
+    """The precision of a training on the pool: float32 where 16 bits would only be emulated."""
     precision = Train.model_validate(node.config["train"]).precision
     return "fp32" if precision == "bf16" and not pool.half else precision
 
@@ -57,7 +57,7 @@ MISSING = object()
 
 
 class NodeCollector:
-    """A scheduler that only writes nodes down."""
+    """A scheduler that only collects nodes."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -73,7 +73,7 @@ class Plan:
     rows: list[dict[str, Any]]
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    pace: float = 1.0  # how many times as long as the arithmetic says a step takes on this pool
+    pace: float = 1.0  # measured / planned step time on this pool, median
 
     def document(self) -> dict[str, Any]:
         running = [row for row in self.rows if row["state"] != "reuse"]
@@ -120,6 +120,9 @@ class PlanInputs:
 
 
 def make_plan(frozen: Frozen, store: Store) -> Plan:
+    """Plan a flow. Raises ConfigError for a vocabulary that the layout does not divide and an unknown
+    --fresh; other refusals are in the plan.
+    """
     nodes = collect_nodes(frozen, store)
     before = nearest_run(store, frozen.flow, frozen.document)
     known = {row["name"]: row for row in before["tasks"]} if before else {}
@@ -153,7 +156,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
 
 
 def _notes(frozen: Frozen, outdated: dict[str, list[str]], short: list[str]) -> list[str]:
-    """What one should know before it runs."""
+    """Warnings to show before the run."""
     found = []
     train = getattr(frozen.arguments, "train", None)
     if isinstance(train, Train) and train.precision == "bf16" and not frozen.pool.half:
@@ -166,7 +169,7 @@ def _notes(frozen: Frozen, outdated: dict[str, list[str]], short: list[str]) -> 
 
 
 def _check_fresh(frozen: Frozen, nodes: list[Node]) -> None:
-    """ConfigError for a task to begin again that the flow does not have."""
+    """Raises ConfigError when --fresh names a training task that the flow does not have."""
     names = [node.name for node in nodes if node.task in TRAINED]
     for name in frozen.resume.fresh:
         if name not in names:
@@ -185,8 +188,8 @@ def vocab_of(frozen: Frozen) -> int:
 
 
 def _check_vocabulary(node: Node, frozen: Frozen) -> None:
-    """ConfigError where the layout splits a vocabulary that it does not divide: its size is asked of another
-    task, so the task that trains does not know it yet.
+    """Raises ConfigError when the layout splits the vocabulary unevenly. Checked here because the size is a
+    setting of the tokenizer task, which the training task does not know yet.
     """
     vocab = vocab_of(frozen)
     if node.task != "train" or not vocab or frozen.document["tokenizer"]["load"]:
@@ -277,7 +280,7 @@ def _reasons(name: str, product: Product, known: dict[str, Any]) -> list[dict[st
 
 
 def text_of(reason: dict[str, Any]) -> str:
-    """A reason as a person reads it."""
+    """A reason as text."""
     if "key" in reason:
         return f"{reason['key']}: {reason['old']} -> {reason['new']}"
     if "parent" in reason:

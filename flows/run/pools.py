@@ -22,7 +22,7 @@ def pool_of(name: str) -> Pool:
 
 
 def site_of(pool: Pool) -> Site:
-    """conf/site/<pool.site>.yaml, validated."""
+    """conf/site/<pool.site>.yaml, validated. Raises ConfigError when there is no such site."""
     there = options("site")
     if pool.site not in there:
         raise ConfigError("pool.site", f"no site {pool.site!r}", f"there are: {', '.join(there)}")
@@ -31,14 +31,14 @@ def site_of(pool: Pool) -> Site:
 
 
 def gangs_at_once(pool: Pool) -> int:
-    """How many runs a worker of the pool has at a time: as many as fit its machine, or, where a batch system
-    queues them, as many as one may look after.
+    """How many runs a worker of the pool has at a time: as many as fit its machine, or LIGHT_LIMIT where a
+    batch system queues them.
     """
     return num_slots(pool) if pool.launcher == "here" else LIGHT_LIMIT
 
 
 def check_launcher(pool: Pool, root: str) -> None:
-    """ConfigError in the batch system's words when it would refuse the pool's gangs."""
+    """Raises ConfigError, in the batch system's words, when it would refuse the pool's gangs."""
     if pool.launcher != "here":
         batch_of(pool, site_of(pool)).check(root)
 

@@ -13,7 +13,7 @@ from atelier.infra.store.store import Store
 
 
 def show_plan(plan: Plan) -> None:
-    """The plan as a table artifact of the running Prefect flow."""
+    """Show the plan as a table artifact of the running Prefect flow."""
     from prefect.artifacts import create_table_artifact  # Prefect is imported by then; plans alone do without
 
     rows = [
@@ -33,7 +33,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def show_report(nodes: list[Node], context: RunContext) -> None:
-    """The report on the flow's Prefect page and in its MLflow run."""
+    """Show the report on the flow's Prefect page and in its MLflow run."""
     from prefect.artifacts import create_markdown_artifact  # as above
 
     found = report_files(nodes, context.store)
@@ -53,9 +53,7 @@ def show_report(nodes: list[Node], context: RunContext) -> None:
 
 
 def _put(create: Callable[..., Any], **artifact: Any) -> None:
-    """Put an artifact on the run's page, which is only for looking at: a server that is away keeps the run
-    from nothing.
-    """
+    """Put an artifact on the run's page. An unavailable server does not stop the run."""
     from atelier.infra.stack.prefect_api import is_away  # with Prefect, as above
 
     try:

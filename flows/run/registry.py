@@ -1,6 +1,4 @@
-"""The flows there are: flows/<name>.py with a function of that name, and conf/<name>.yaml. The folder is the
-registry.
-"""
+"""The registry of flows: flows/<name>.py with a function of that name, and conf/<name>.yaml."""
 
 import importlib
 import inspect
@@ -13,7 +11,7 @@ from pydantic import create_model
 
 from atelier.engine.config.base import Spec
 
-# keys of shared sections, by the flow that has them and makes nothing of them; `*` stands for any name
+# keys of shared sections that do nothing in a flow, by flow; `*` stands for any name
 _OF_LABELS = ("score.max_examples", "score.shots")
 IDLE: dict[str, tuple[str, ...]] = {
     "corpus": ("data.weight", "data.blend.*.weight"),
@@ -41,8 +39,8 @@ def body(name: str) -> Callable[..., Any]:
 
 @cache
 def parameters(name: str) -> type[Spec]:
-    """The flow's parameters as one spec, from the signature of its body: unknown keys and wrong types are
-    refused there.
+    """The flow's parameters as one spec, from the signature of its body; it refuses unknown keys and wrong
+    types.
     """
     fields: dict[str, Any] = {}
     for key, parameter in inspect.signature(body(name)).parameters.items():

@@ -1,4 +1,4 @@
-"""What a person sees while a flow runs: a live line per running task in a terminal, plain lines elsewhere."""
+"""Shows a running flow to the user: a live line per running task in a terminal, plain lines elsewhere."""
 
 import sys
 import threading
@@ -15,7 +15,7 @@ EVERY_S = 5.0
 
 
 class Screen:
-    """Hears every node; safe to call from several threads."""
+    """Shows the messages of all nodes; safe to call from several threads."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stdout, highlight=False)
@@ -44,14 +44,14 @@ class Screen:
             self._progress.stop()
 
     def line(self, text: str) -> None:
-        """Show what somebody else said; its brackets are no markup."""
+        """Print a line; brackets in it are no markup."""
         self._marked(escape(printable(text, 0)))
 
     def _marked(self, text: str) -> None:
         with self._lock:
             self.console.print(text, soft_wrap=True)
 
-    def hear(self, node: str, message: dict[str, Any]) -> None:
+    def on_message(self, node: str, message: dict[str, Any]) -> None:
         """A message of the node's gang, or of the context about the node."""
         if "state" in message:
             self._state(node, message)

@@ -1,4 +1,4 @@
-"""Whether the store's root can be used at all, before anything is planned."""
+"""Checks that the store's root can be used, before anything is planned."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,9 @@ WAY_OUT = "set ATELIER_ROOT to a folder that you may write to"
 
 
 def check_root(*, will_write: bool = False) -> None:
-    """Refuse a root that is no folder, or, when something will be written, one where it cannot be kept."""
+    """Raises ConfigError for a root that is no folder and, when something will be written, for one that
+    cannot be written to or has no exclusive create.
+    """
     root = default_root()
     if not is_local(root):
         if will_write:
@@ -39,6 +41,6 @@ def _try_to_write(path: Path) -> None:
 
 
 def open_store() -> Store:
-    """The store that commands look at."""
+    """The store of a command. Raises ConfigError when its root is no folder."""
     check_root()
     return Store(default_root())

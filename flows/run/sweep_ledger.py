@@ -1,5 +1,5 @@
-"""What a store knows of a sweep: `{root}/sweeps/<id>/`, one file for the sweep and one a point. Whoever runs
-it again finds there which point has which number, what became of it, and which runs were started for it.
+"""The ledger of a sweep in the store: `{root}/sweeps/<id>/`, one file for the sweep and one per point with
+its number, its state and the runs that were started for it. The same command, run again, resumes from it.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ OPEN, DONE, FAILED, STOPPED, PRUNED = "open", "done", "failed", "stopped", "prun
 
 @dataclass
 class PointEntry:
-    """A point as the ledger has it. `runs` are ids of Prefect runs, the newest last."""
+    """Ledger entry of a point. `runs` are ids of Prefect runs, the newest last."""
 
     number: int
     fingerprint: str
@@ -38,7 +38,7 @@ class PointEntry:
     made: list[dict[str, str]] = field(default_factory=list)  # as in a run's manifest, once it is done
     facts: dict[str, float] = field(default_factory=dict)  # of the model that is compared: params, tokens
     metric: str = ""  # what `value` is
-    looks: dict[str, float] = field(default_factory=dict)  # held-out loss by step, when the sweep looks at it
+    looks: dict[str, float] = field(default_factory=dict)  # held-out loss by step, when the sweep polls it
     started: float = 0.0
     ended: float = 0.0
     run: str = ""  # id of the point's run in an array of jobs, and the job of the batch system that holds it
@@ -47,8 +47,8 @@ class PointEntry:
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """What makes a sweep this one: the flow, the words that all points share, the keys it varies and who
-    chooses their values. Other values of the same keys are more points of the same sweep.
+    """Identity of a sweep: the flow, the words that all points share, the keys it varies and the sweeper.
+    Other values of the same keys are more points of the same sweep.
     """
 
     flow: str
@@ -62,24 +62,26 @@ class SweepInfo:
 
 
 class Ledger:
-    """The points of one sweep. A dry one writes nothing: what is entered is forgotten with it."""
+    """The points of one sweep. With `is_dry` nothing is written to the store."""
 
     def __init__(self, store: Store, sweep: str, *, is_dry: bool = False) -> None:
         self.store, self.id, self.is_dry = store, sweep, is_dry
-        self._entered: dict[int, PointEntry] = {}  # by a dry one
+        self._entered: dict[int, PointEntry] = {}  # when `is_dry`
         self._numbers: dict[str, int] = {}  # of points by fingerprint, once they were read
         self.folder = join(store.root, FOLDER, sweep)
 
     @staticmethod
     def begin(store: Store, about: SweepInfo) -> "Ledger":
-        """The sweep's ledger, new or as it was left."""
+        """Open the ledger of a sweep, or create it."""
         ledger = Ledger(store, about.id)
         document = asdict(about) | {"began": time.time()}
         create_exclusive(join(ledger.folder, "sweep.json"), _text(document))
         return ledger
 
     def about(self) -> SweepInfo:
-        """ConfigError when there is no such sweep."""
+        """The identity of the sweep. Raises ConfigError when there is no such sweep, DamageError when its
+        file is not one of this sweep.
+        """
         try:
             place = join(self.folder, "sweep.json")
             document = read_object(place, "a sweep")
@@ -101,7 +103,7 @@ class Ledger:
 
     @contextmanager
     def held(self, command: str) -> Iterator[None]:
-        """Nobody else runs this sweep meanwhile; ConfigError when somebody does."""
+        """Hold the sweep's lease. Raises ConfigError when another process runs this sweep."""
 
         def refuse(message: str) -> None:
             holder = message.partition(" is being written by ")[2].partition(";")[0]
@@ -145,7 +147,7 @@ class Ledger:
             raise DamageError(text, way_out) from None
 
     def entry(self, number: int) -> PointEntry:
-        """ConfigError when there is no point of this number."""
+        """The entry of this point. Raises ConfigError when there is none of this number."""
         if number in self._entered:
             return self._entered[number]
         try:
@@ -171,13 +173,13 @@ class Ledger:
             return
         write_bytes(join(self.folder, "points", f"{entry.number:06d}.json"), _text(asdict(entry)))
 
-    # what a run on another machine tells whoever asked for it
+    # endings, as runs on other machines report them
 
     def tell_end(self, run: str, how: dict[str, Any]) -> None:
         write_bytes(join(self.folder, "ends", f"{run}.json"), _text(how))
 
     def end_of(self, run: str) -> dict[str, Any] | None:
-        """How the run ended; None while it has not, or where it could not tell."""
+        """How the run ended; None while it has not, or when it could not write its ending."""
         try:
             return read_object(join(self.folder, "ends", f"{run}.json"), "the end of a run")
         except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""The points of a sweep: each the configuration that a run of its own would have. Students that differ only
-in themselves learn from one teacher in one gang.
+"""The points of a sweep, each with the configuration of a run of its own. Points that differ only in their
+students train these in one gang with one teacher.
 """
 
 import re
@@ -23,8 +23,8 @@ FORCED = re.compile(r"^\+\+")  # what `prepared` puts before a key for Hydra
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One run that a sweep asks for. `number` counts its points from 0, for good: it names no other point.
-    `nodes` is its DAG, without anybody else's students.
+    """One run of a sweep. `number` counts its points from 0 and is never reused. `nodes` is its DAG, without
+    companions.
     """
 
     number: int
@@ -39,7 +39,7 @@ class SweepPoint:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """What the point makes, as a run's manifest has it."""
+        """What the point makes, as rows of a run's manifest."""
         return [row for node in self.nodes for row in described(node)]
 
     def value(self, metric: str) -> float | None:
@@ -51,7 +51,7 @@ class SweepPoint:
 
     @cached_property
     def looked_at(self) -> str:
-        """What its trainings are measured on meanwhile, in words; '' where it trains nothing."""
+        """The held-out windows that its trainings are measured on, as text; '' when it trains nothing."""
         for node in self.nodes:
             if node.task == "train":
                 train = node.config["train"]
@@ -62,7 +62,9 @@ class SweepPoint:
 
 
 def point_fingerprint(nodes: Sequence[Node]) -> str:
-    """Of everything that a DAG makes, however it is laid out: two points that make the same are one."""
+    """Fingerprint of everything that a DAG makes, whatever its layout: points that make the same are one
+    point.
+    """
     made = sorted(product.fingerprint for node in nodes for product in node.products.values())
     return fingerprint({"made": made})
 
@@ -73,7 +75,9 @@ def words_of(job: Sequence[str]) -> tuple[str, ...]:
 
 
 def composed(flow: str, jobs: Sequence[Sequence[str]]) -> list[Frozen]:
-    """The configurations of all jobs, each validated before the first one runs."""
+    """The configurations of all jobs, each validated before the first one runs. Raises ConfigError with the
+    number and words of the point.
+    """
     found = []
     for number, words in enumerate(jobs):
         try:

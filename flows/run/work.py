@@ -1,4 +1,4 @@
-"""Run one node wherever its flow runs: reuse what is finished, else call the task's `run`, and hear how it
+"""Run one node wherever its flow runs: reuse what is finished, else call the task's `run`, and record how it
 ended.
 """
 
@@ -15,9 +15,10 @@ from atelier.infra.run.context import RunContext
 def work(
     node: Node, context: RunContext, states: dict[str, str], errors: dict[str, Exception]
 ) -> dict[str, Any]:
-    """Make the node's missing products; its state and error are noted by its name.
+    """Make the node's missing products; its state and error are recorded under its name.
 
-    Returns the fingerprints (plain JSON: nothing else passes through Prefect).
+    Returns the fingerprints (plain JSON: nothing else passes through Prefect). Raises AtelierError when the
+    node fails, StoppedError when it was stopped.
     """
     states[node.name] = "running"
     is_reused = not context.missing(node)
@@ -26,7 +27,7 @@ def work(
         task = importlib.import_module(f"atelier.tasks.{node.task}")
         if is_reused:
             mend([node], context)
-        if is_reused and hasattr(task, "reuse"):  # what it did beside its artifact
+        if is_reused and hasattr(task, "reuse"):  # the task's effects besides its artifact
             task.reuse(node, context)
         if not is_reused:
             task.run(node, context)
@@ -49,7 +50,7 @@ def work(
 
 
 def mend(nodes: list[Node], context: RunContext) -> None:
-    """Write anew what is damaged beside the finished products of these nodes."""
+    """Repair what is damaged beside the finished products of these nodes."""
     for node in nodes:
         task = importlib.import_module(f"atelier.tasks.{node.task}")
         if hasattr(task, "mend"):
@@ -57,7 +58,7 @@ def mend(nodes: list[Node], context: RunContext) -> None:
 
 
 def _told(error: Exception, node: Node, context: RunContext) -> AtelierError:
-    """What a user is shown of `error`: one line; of a fault of ours the trace is kept beside the run."""
+    """The error that a user is shown: one line; the traceback of a bug is kept beside the run."""
     if isinstance(error, AtelierError):
         return error
     if isinstance(error, OSError):

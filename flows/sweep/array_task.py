@@ -1,8 +1,8 @@
-"""A point of a sweep as an element of a job array:
+"""A point of a sweep as a task of a job array:
 `python -m atelier.flows.sweep.array_task <root> <sweep> <code>`.
 
-It makes what the point asks for on this node, and tells the sweep's ledger how it ended. SIGTERM ends it at a
-checkpoint; one that was preempted is started again.
+It runs the point on this node and writes how it ended to the sweep's ledger. SIGTERM stops it at a
+checkpoint; a preempted task is requeued.
 """
 
 import os
@@ -30,8 +30,8 @@ from atelier.infra.tracking.factory import TrackerSpec
 NUMBER = "SLURM_ARRAY_TASK_ID"
 
 
-def run(ledger: Ledger, entry: PointEntry, hear: Any, stop: threading.Event) -> RunOutcome:
-    """Make what the point asks for, with all of this node and without a tracker."""
+def run(ledger: Ledger, entry: PointEntry, on_message: Any, stop: threading.Event) -> RunOutcome:
+    """Run the point on all of this node, without a tracker. Raises ConfigError when its plan is refused."""
     frozen = compose(ledger.about().flow, entry.words)
     here = frozen.pool.model_copy(update={"launcher": "here", "name": ""})
     frozen = replace(frozen, pool=here, tracker=TrackerSpec())
@@ -41,12 +41,18 @@ def run(ledger: Ledger, entry: PointEntry, hear: Any, stop: threading.Event) -> 
     if plan.refusals:
         raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
     command = "atelier " + shlex.join([frozen.flow, *frozen.overrides])
-    return run_flow(frozen, plan, ledger.store, command, hear, sweep=ledger.id, run_id=entry.run, stop=stop)
+    return run_flow(
+        frozen, plan, ledger.store, command, on_message, sweep=ledger.id, run_id=entry.run, stop=stop
+    )
 
 
 def main() -> int:
     root, sweep, code = sys.argv[1:]
-    go_on_frozen(root, code, "atelier.flows.sweep.array_task", root, sweep, code)
+    try:
+        go_on_frozen(root, code, "atelier.flows.sweep.array_task", root, sweep, code)
+    except AtelierError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     os.environ["ATELIER_ROOT"] = root
     stop, moved = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())  # until the run has a handler of its own
@@ -54,15 +60,15 @@ def main() -> int:
     entry = ledger.entry(int(os.environ[NUMBER]))
     how: dict[str, Any] = {"state": DONE}
     with tempfile.TemporaryDirectory(prefix="atelier-element-") as home, Screen() as screen:
-        os.environ["PREFECT_HOME"] = home  # a server of this node alone
+        os.environ["PREFECT_HOME"] = home  # a Prefect server of this node alone
 
-        def hear(node: str, message: dict[str, Any]) -> None:
+        def on_message(node: str, message: dict[str, Any]) -> None:
             if "progress" in message:
                 moved.set()
-            screen.hear(node, message)
+            screen.on_message(node, message)
 
         try:
-            failure = run(ledger, entry, hear, stop).failure
+            failure = run(ledger, entry, on_message, stop).failure
         except (AtelierError, OSError) as error:
             failure = of_system(error) if isinstance(error, OSError) else error
     if isinstance(failure, StoppedError):

@@ -23,11 +23,11 @@ from atelier.infra.store.store import Store, default_root
 
 HYDRA = "hydra"
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
-OUTSIDE = ("pool", "tracker", "parallel")  # groups that say where and how: no part of a sweep's name
+OUTSIDE = ("pool", "tracker", "parallel")  # where and how points run: not part of a sweep's identity
 
 
 def run_sweep(flow: str, overrides: list[str], command: str) -> int:
-    """Run every point; a failing one does not keep the others from running. The exit code."""
+    """Run every point, also when others fail; the exit code."""
     words = [word for word in overrides if word != DRY]
     check_overrides([word for word in words if not _is_hydra(word)], is_sweep=True)
     parsed = parse(words, flow)
@@ -61,8 +61,8 @@ def run_sweep(flow: str, overrides: list[str], command: str) -> int:
 
 
 def parse(words: list[str], flow: str) -> list[tuple[str, bool, str]]:
-    """(key, whether it has several values, the word) of each override. ConfigError for what cannot be read
-    and for a range that is empty.
+    """(key, whether it has several values, the word) of each override. Raises ConfigError for what cannot be
+    read and for a range that is empty.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -98,8 +98,8 @@ def _is_empty(override: Any) -> bool:
 
 
 def about_of(flow: str, parsed: list[tuple[str, bool, str]], sweeper: str) -> SweepInfo:
-    """Which sweep the words are. A sweeper that searches a space has it in its name; a grid has only the
-    keys, so that more values are more points of it.
+    """The identity of the sweep that the overrides describe. A sweeper that searches a space has the space in
+    it; a grid has only the keys, so that more values are more points of the same sweep.
     """
     own = [one for one in parsed if not _is_hydra(one[2])]
     fixed = sorted(word for key, is_swept, word in own if not is_swept and key.split("@")[0] not in OUTSIDE)
@@ -109,7 +109,7 @@ def about_of(flow: str, parsed: list[tuple[str, bool, str]], sweeper: str) -> Sw
 
 
 def _multirun(flow: str, words: list[str], session: Session) -> None:
-    """Hydra's multirun with the session as its task function; its errors as ours."""
+    """Hydra's multirun with the session as its task function. Raises ConfigError for Hydra's errors."""
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_config_search_path
     from hydra.core.global_hydra import GlobalHydra
@@ -145,7 +145,7 @@ def _here(point: SweepPoint, store: Store, sweep: str, stop: threading.Event, ru
 
 
 def _finish(session: Session) -> int:
-    """The table of all points, the best one and what to type; the exit code."""
+    """Print the table of all points, the best one and its command; the exit code."""
     entries = session.ledger.entries()
     ours = [entry for entry in entries if entry.number in session.points]
     _print(entries, session)
@@ -184,7 +184,7 @@ def _print(entries: list[PointEntry], session: Session) -> None:
 
 
 def _say_plan(session: Session) -> int:
-    """What would run: per point and in all, every artifact counted once."""
+    """Print what would run, per point and in all; an artifact of several points is counted once."""
     from atelier.flows.run.plan import make_plan
 
     seen: set[str] = set()

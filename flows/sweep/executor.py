@@ -1,8 +1,8 @@
 """Runs the points of a sweep: one after another in this process, or several at once: as flow runs on a pool,
-or as elements of a job array (flows/sweep/job_array.py).
+or as tasks of a job array (flows/sweep/job_array.py).
 
-Whoever chooses the points gives three functions. `ask` has the next point to start, or None while there is
-none to start; `tell` hears how one ended; `look` hears of its held-out losses and may give it up.
+The sweeper passes three functions. `ask` returns the next point to start, or None while there is none; `tell`
+receives how a point ended; `look` receives its held-out losses and returns False to stop it.
 """
 
 import shlex
@@ -25,7 +25,7 @@ AWAY_S = 600.0
 
 @dataclass(frozen=True)
 class Ending:
-    """How a point ended: done, failed, stopped (by a person) or pruned."""
+    """How a point ended: done, failed, stopped (by the user) or pruned."""
 
     state: str
     error: str = ""
@@ -38,8 +38,9 @@ RunHere = Callable[[SweepPoint, str, threading.Event], Any]
 
 @dataclass
 class Executor:
-    """How points are run. `curve` names the model whose losses are looked at; `code` is the frozen code's
-    digest, '' = as it is; `run_here` runs a point in this process and returns its Outcome.
+    """Settings of a sweep's run, and the loop that runs points in this process. `curve` names the model whose
+    losses `look` receives; `code` is the frozen code's digest, '' = as it is; `run_here` runs a point in this
+    process and returns its RunOutcome.
     """
 
     ledger: Ledger
@@ -50,12 +51,14 @@ class Executor:
     code: str = ""
 
     def drive(self, ask: Ask, tell: Tell, look: Look | None) -> None:
-        """Run all that `ask` gives here, one after another. StoppedError when a person stops it."""
+        """Run all points of `ask` in this process, one after another. Raises StoppedError when the user stops
+        it.
+        """
         while (point := ask()) is not None:
             self.one_here(point, tell, look)
 
     def one_here(self, point: SweepPoint, tell: Tell, look: Look | None) -> None:
-        """Run the point in this process. StoppedError when a person stops it."""
+        """Run the point in this process. Raises StoppedError when the user stops it."""
         stop = threading.Event()
         looking = LossWatch(point, self.curve, look or (lambda *_: True))
         try:
@@ -78,7 +81,7 @@ class Executor:
 
 @dataclass
 class Running:
-    """A point that runs elsewhere."""
+    """A point that runs outside this process."""
 
     point: SweepPoint
     entry: PointEntry
@@ -89,7 +92,7 @@ class Running:
 
 
 class RemoteExecutor(ABC):
-    """Points that run somewhere else and outlive this process: who drives the sweep again follows them."""
+    """Runs points outside this process. They outlive it: the same command, run again, adopts them."""
 
     def __init__(self, executor: Executor, ask: Ask, tell: Tell, look: Look | None) -> None:
         self.executor, self.ask, self.tell = executor, ask, tell
@@ -98,18 +101,18 @@ class RemoteExecutor(ABC):
 
     @abstractmethod
     def submit(self, new: list[Running]) -> None:
-        """Start these, or follow what was started for them by an earlier call."""
+        """Start these points, or adopt the runs that an earlier call started for them."""
 
     @abstractmethod
     def cancel(self, one: Running) -> None:
-        """End it at a checkpoint."""
+        """Stop the point at a checkpoint."""
 
     @abstractmethod
     def watch(self) -> None:
-        """Look after `running`: tell how those ended that did, and take them out."""
+        """Poll `running`: pass the endings of finished points to `tell` and remove them."""
 
     def run(self) -> None:
-        """Run all that `ask` gives. StoppedError when a person stops it."""
+        """Run all points of `ask`. Raises StoppedError when the user stops it."""
         try:
             while self._start() or self.running:
                 self._watch()
@@ -122,7 +125,7 @@ class RemoteExecutor(ABC):
             raise StoppedError("stopped; the same command goes on") from None
 
     def _start(self) -> bool:
-        """Fill the free places; whether anything was started."""
+        """Start points until `width` of them run; whether any was started."""
         new: list[Running] = []
         while len(self.running) + len(new) < self.executor.width and (point := self.ask()) is not None:
             looking = LossWatch(point, self.executor.curve, self.look)
@@ -141,7 +144,7 @@ class RemoteExecutor(ABC):
 
 
 class PoolExecutor(RemoteExecutor):
-    """Flow runs of a Prefect server."""
+    """Runs points as flow runs of a Prefect server."""
 
     def submit(self, new: list[Running]) -> None:
         for one in new:
@@ -198,7 +201,9 @@ class PoolExecutor(RemoteExecutor):
 
 
 def patiently(submit: Callable[[], str]) -> str:
-    """What `submit` returns, once the server is there: one that is away for minutes ends no sweep."""
+    """Call `submit`, again while the Prefect server is unavailable, for AWAY_S seconds. Raises ConfigError
+    after that.
+    """
     deadline = time.monotonic() + AWAY_S
     while True:
         try:

@@ -25,7 +25,9 @@ from atelier.infra.report.held_out import WAY_OUT, differing
 def sweep(
     session: Session, words: list[Override], settings: dict[str, Any], width: int
 ) -> list[float | None]:
-    """Run all rungs; the values of the points that were trained to the end."""
+    """Run all rungs; the values of the points that were trained to the end. Raises ConfigError for invalid
+    settings and for points that are measured on different held-out sets.
+    """
     keep, number = float(settings["keep"]), int(settings["rungs"])
     if not 0 < keep < 1 or number < 2:
         raise ConfigError(
@@ -53,7 +55,9 @@ def sweep(
 
 
 def rungs(point: SweepPoint, keep: float, number: int) -> list[int]:
-    """The steps of the rungs, ascending; the last is where training ends."""
+    """The steps of the rungs, ascending; the last is where training ends. Raises ConfigError without
+    train.eval_every, or when the rungs do not fit the measured steps.
+    """
     train: Train | None = getattr(point.frozen.arguments, "train", None)
     every = train.eval_every if train is not None else 0
     if train is None or not every:
@@ -70,7 +74,7 @@ def rungs(point: SweepPoint, keep: float, number: int) -> list[int]:
 
 
 def _to_rung(session: Session, points: list[SweepPoint], step: int, width: int) -> dict[int, float]:
-    """Train the points to `step`; their losses there. Those that fail are left out."""
+    """Train the points to `step` and return their losses there; points that fail are left out."""
     losses: dict[int, float] = {}
     for point in points:
         known = session.ledger.entry(point.number).looks.get(str(step))

@@ -1,7 +1,7 @@
-"""`hydra/launcher=slurm`: the points of a sweep as one job array of Slurm, a whole point an element.
+"""`hydra/launcher=slurm`: the points of a sweep as one job array of Slurm, one array task per point.
 
-An element (flows/sweep/array_task.py) makes what its point asks for, on the node that it was given. The run's
-page is written here, once all is made: nodes need no way to the tracker.
+An array task (flows/sweep/array_task.py) runs its point on the node that Slurm gave it. The run's tracker
+page is written by this process once the point is finished: compute nodes need no access to the tracker.
 """
 
 import shlex
@@ -23,7 +23,7 @@ FORGOTTEN = JobStatus("over", "Slurm knows it no more")
 
 
 def check_fits(frozen: Frozen, store: Store) -> None:
-    """ConfigError for a point that cannot be an element."""
+    """Raises ConfigError when the pool is not Slurm's or a gang of the point needs more than one node."""
     pool = frozen.pool
     if pool.launcher != "slurm":
         raise ConfigError(
@@ -41,12 +41,14 @@ def check_fits(frozen: Frozen, store: Store) -> None:
 
 
 class ArrayExecutor(RemoteExecutor):
-    """Points in job arrays of Slurm; `at_once` of one array run at a time, 0 = all that there is room for."""
+    """Runs points in Slurm job arrays; `at_once` tasks of one array at a time, 0 = as many as there is room
+    for.
+    """
 
     def __init__(
-        self, executor: Executor, ask: Ask, tell: Tell, look: Look | None, batch: SlurmBatch, at_once: int
+        self, executor: Executor, ask: Ask, tell: Tell, status: Look | None, batch: SlurmBatch, at_once: int
     ) -> None:
-        super().__init__(executor, ask, tell, look)
+        super().__init__(executor, ask, tell, status)
         self.batch, self.at_once = batch, at_once
         self._standing: dict[int, JobStatus] = {}
 
@@ -98,7 +100,7 @@ class ArrayExecutor(RemoteExecutor):
             try:
                 if job not in standings:
                     standings[job] = self.batch.look_at_elements(job)
-            except OSError:  # it is asked again
+            except OSError:  # Slurm is asked again at the next poll
                 return
             standing = standings[job].get(one.point.number, FORGOTTEN)
             if standing.phase != "over":
@@ -125,7 +127,7 @@ class ArrayExecutor(RemoteExecutor):
 
     def _ended(self, one: Running, standing: JobStatus) -> None:
         if one.point.is_finished():
-            self.executor.one_here(one.point, self.tell, self.look)  # all of it is there: this makes its page
+            self.executor.one_here(one.point, self.tell, self.look)  # all is published: this writes its page
             return
         how = self.executor.ledger.end_of(one.entry.run) or {}
         if how.get("state") == FAILED:

@@ -1,6 +1,6 @@
-"""`hydra/sweeper=optuna`: points that Optuna proposes, several at once, hopeless ones ended while they train.
+"""`hydra/sweeper=optuna`: points that Optuna proposes, several at once, unpromising ones pruned.
 
-Values are said in Hydra's words: `optim.lr=tag(log, interval(1e-4, 1e-1))`, `train.seed=range(1, 9)`,
+Values are written in Hydra's syntax: `optim.lr=tag(log, interval(1e-4, 1e-1))`, `train.seed=range(1, 9)`,
 `model=choice(gpt_nano, gpt_mini)`; a plain `key=value` is the same in all points. Settings
 (`hydra.sweeper.<...>`):
   trials      points in all, those of earlier calls counted
@@ -10,7 +10,7 @@ Values are said in Hydra's words: `optim.lr=tag(log, interval(1e-4, 1e-1))`, `tr
   prune       whether a point that is worse than the median of the others at the same step is ended
   startup     points that are proposed at random and never pruned, at first
   only_if     {key: {other: value}}: a key that is varied only where another has this value
-What Optuna has proposed lies in the sweep's folder, so that the same command goes on.
+The study's journal lies in the sweep's folder, so that the same command resumes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,10 +45,10 @@ SAMPLERS = ("tpe", "random")
 
 
 def sweep(session: Session, words: list[Override], settings: dict[str, Any], width: int) -> Any:
-    """Run the study until it has as many points as are asked for; the best trials."""
+    """Run the study until it has `trials` points; the best trials."""
     search = Search(session, words, settings)
     if session.is_dry:
-        while search.ask() is not None:  # what it proposes while it knows nothing
+        while search.ask() is not None:  # its proposals without any results
             pass
         return []
     session.drive(search.ask, search.tell, search.look if search.prunes else None, width)
@@ -58,7 +58,9 @@ def sweep(session: Session, words: list[Override], settings: dict[str, Any], wid
 
 
 class Search:
-    """An Optuna study whose trials are points of a sweep."""
+    """An Optuna study whose trials are points of a sweep. Raises ConfigError for invalid settings and for a
+    journal that cannot be read.
+    """
 
     def __init__(self, session: Session, words: list[Override], settings: dict[str, Any]) -> None:
         self.session, self.settings = session, settings
@@ -78,7 +80,9 @@ class Search:
         self._again = [t for t in self.study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
 
     def ask(self) -> SweepPoint | None:
-        """The next point: one that an earlier call has left, else a new proposal."""
+        """The next point: an unfinished one of an earlier call, else a new proposal; None when there are
+        enough.
+        """
         while True:
             trial, words = self._next()
             if trial is None:
@@ -93,7 +97,7 @@ class Search:
             self.tell(point, Ending(DONE))  # it was made for another trial, or before
 
     def tell(self, point: SweepPoint, ending: Ending) -> None:
-        """Hand a point's end to the study. A point that a person stopped stays open."""
+        """Report a point's ending to the study. A point that the user stopped stays open."""
         if ending.state != DONE or self.session.ledger.entry(point.number).state != DONE:
             self.session.tell(point, ending)
         trial = self.trials.pop(point.number)
@@ -110,7 +114,7 @@ class Search:
             self.study.tell(trial, state=TrialState.PRUNED if ending.state == PRUNED else TrialState.FAIL)
 
     def trade_offs(self) -> list[str]:
-        """The points of which no other is better in every metric, a line each."""
+        """The Pareto front, a line per point: no other point is better in every metric."""
         front = sorted(self.study.best_trials, key=lambda trial: trial.values)
         return [
             f"no point is better in every metric than #{trial.user_attrs[NUMBER]}: "
@@ -119,8 +123,8 @@ class Search:
         ]
 
     def _problem(self, entry: PointEntry) -> str:
-        """Why the study does not take the value of a finished point: it is of another held-out set than the
-        first one's; '' when it does.
+        """Why a finished point's value is left out of the study: it was measured on another held-out set than
+        the first point's; '' when it is not left out.
         """
         for metric in self._metrics_as(entry.metric):
             own = f"#{entry.number}", self.session.set_of(entry, metric)
@@ -160,7 +164,9 @@ class Search:
         return [*self.fixed, *(f"{marks[key]}={value}" for key, value in chosen.items())]
 
     def _conditions(self) -> dict[str, dict[str, Any]]:
-        """What other keys have to be for a key to be varied. ConfigError for what is not varied itself."""
+        """By key, the values that other keys must have for it to be varied. Raises ConfigError for a key that
+        is not varied itself.
+        """
         found: dict[str, dict[str, Any]] = {}
         varied = {_plain(key) for key in self.space}
         for key, wanted in dict(self.settings["only_if"] or {}).items():
@@ -223,7 +229,7 @@ class Search:
         )
 
     def _restore(self) -> None:
-        """A study whose journal is gone, from the points that are finished."""
+        """Rebuild a study whose journal is missing from the points that are finished."""
         done = [entry for entry in self.session.ledger.entries() if entry.state == DONE]
         if not done or self.study.get_trials(deepcopy=False):
             return
@@ -245,7 +251,7 @@ class Search:
         self.session.say(f"{JOURNAL} was gone: the study knows {number} points from the sweep's own files")
 
     def _params(self, words: Sequence[str]) -> dict[str, Any] | None:
-        """What the words of a point are in the space; None when they lie outside of it."""
+        """The search-space values in a point's overrides; None when one lies outside the space."""
         texts = {key: text for key, _, text in (word.partition("=") for word in words)}
         found: dict[str, Any] = {}
         for key, space in self.space.items():
@@ -282,7 +288,7 @@ class Search:
 
 
 def distribution(override: Override) -> BaseDistribution:
-    """Optuna's distribution of a swept override."""
+    """Optuna's distribution of a swept override. Raises ConfigError for an empty interval."""
     value = override.value()
     place = override.get_key_element()
     if isinstance(value, IntervalSweep):

@@ -1,4 +1,4 @@
-"""The best of some runs, or of a sweep's points, by a number that they measured."""
+"""Picks the best of some runs, or of a sweep's points, by a metric."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from atelier.infra.store.run_manifest import manifests, measured
 from atelier.infra.store.store import Store
 
 FEWEST_DIGITS = 4
-RISING = ("accuracy", "auc", "f1", "exact_match")  # words of which more is better
+RISING = ("accuracy", "auc", "f1", "exact_match")  # metrics of which higher is better
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Picked:
 
     @property
     def model(self) -> Record | None:
-        """The model that the best one's number is of."""
+        """The record that the best value was read from."""
         return self.best.record
 
 
 def choose(store: Store, words: Sequence[str], metric: str, *, highest: bool | None = None) -> Picked:
-    """Compare the finished runs and points that `words` name. ConfigError for a word that names nothing and a
-    metric that none of them has, or that was measured on different held-out sets. `highest`: whether more is
-    better, None = as the metric's name says.
+    """Compare the finished runs and points that `words` name. `highest`: whether higher is better, None = as
+    the metric's name says. Raises ConfigError for a word that names nothing and a metric that none of them
+    has, or that was measured on different held-out sets.
     """
     found: dict[str, Candidate] = {}
     metrics = [metric] if metric else []
@@ -113,7 +113,7 @@ def _named(store: Store, word: str) -> list[tuple[Candidate, str]]:
 
 
 def _meant(known: Iterable[str], word: str) -> list[str]:
-    """The one that is called so, else those that begin so."""
+    """The name that equals `word`, else those that start with it."""
     found = [name for name in known if len(word) >= FEWEST_DIGITS and name.startswith(word)]
     return [word] if word in found else found
 
@@ -123,7 +123,7 @@ def _point(flow: str, entry: PointEntry) -> Candidate:
 
 
 def _way_out(store: Store, candidates: Sequence[Candidate]) -> str:
-    """The numbers that there are."""
+    """The metrics that there are, as the hint of an error."""
     there: dict[str, None] = {}
     for row in candidates[0].rows if candidates else ():
         record = store.find(row["kind"], row["fingerprint"])

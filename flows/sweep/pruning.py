@@ -1,5 +1,5 @@
-"""The held-out losses of a point while it is trained, read along in the store: what a sweep stops hopeless
-points by. Any process that sees the store can look, wherever the gang runs.
+"""Held-out losses of a point while it is trained, polled from the store: a sweep prunes points by them. Any
+process with access to the store can read them, wherever the gang runs.
 """
 
 import threading
@@ -8,7 +8,7 @@ from types import TracebackType
 
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.flows.run.sweep_point import SweepPoint
-from atelier.infra.store.trajectory import segments
+from atelier.infra.store.trajectory import segment_addresses
 from atelier.infra.tracking.curve import SegmentReader
 from atelier.tasks import train
 
@@ -22,18 +22,18 @@ def curve_of(point: SweepPoint, name: str) -> tuple[SegmentAddress, ...]:
     for node in point.nodes:
         if node.task != "train":
             continue
-        parts = train.unpack(node)[2]
+        segments = train.unpack(node)[2]
         for role, product in node.products.items():
             if name in ("", role, product.name):
-                found = segments(point.store, parts[role])
+                found = segment_addresses(point.store, segments[role])
                 if name:
                     return found
     return found
 
 
 class LossWatch:
-    """Calls `look` for every held-out loss of a point once, in order; `is_hopeless` when it said no before
-    the training's last step: one that is over is not ended any more.
+    """Calls `look` for every held-out loss of a point once, in order; `is_hopeless` when it returned False
+    before the training's last step: a finished training is not stopped.
     """
 
     def __init__(self, point: SweepPoint, name: str, look: Look) -> None:
@@ -45,7 +45,7 @@ class LossWatch:
         self.is_hopeless = False
 
     def go_on(self) -> bool:
-        """Look at what is new; False once the point is hopeless."""
+        """Pass new losses to `look`; False once the point is to be pruned."""
         self._reader.read()
         for step, loss in sorted(self._reader.eval_loss.items()):
             if step not in self._told and not self.is_hopeless:
@@ -55,7 +55,7 @@ class LossWatch:
 
 
 class LossWatchThread:
-    """Looks beside a run of this process and sets `stop` when the point is hopeless."""
+    """Polls beside a run of this process and sets `stop` when the point is to be pruned."""
 
     def __init__(self, looking: LossWatch, stop: threading.Event) -> None:
         self._looking, self._stop = looking, stop
@@ -82,4 +82,4 @@ class LossWatchThread:
                     return
         except Exception as error:
             self._error = error
-            self._stop.set()  # nobody watches the point any more
+            self._stop.set()  # the point could no longer be pruned

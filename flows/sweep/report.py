@@ -23,7 +23,7 @@ FOLDER = "report"
 
 
 def content_of(session: Session) -> SweepContent:
-    """All that the ledger knows, of earlier calls too."""
+    """The report's content from the ledger, with the points of earlier calls."""
     keys = [key.lstrip("+") for key in session.keys]
     rows = []
     for entry in session.ledger.entries():
@@ -52,14 +52,14 @@ def content_of(session: Session) -> SweepContent:
 
 
 def trainings(rows: list[SweepRow]) -> list[Trained]:
-    """The points as trainings of some size and length."""
+    """The points as (parameters, tokens, loss), the best one of each size and length, for scaling laws."""
     known = [row for row in rows if row.value is not None and {"params", "tokens"} <= row.facts.keys()]
     return lowest([Trained(int(r.facts["params"]), int(r.facts["tokens"]), r.value or 0.0) for r in known])
 
 
 def show(session: Session, *, is_failed: bool) -> list[str]:
-    """Write the report and show it where people look; where it lies. A server that is away costs nothing but
-    its page.
+    """Write the report, show it in MLflow and on the Prefect page, and return its addresses. An unavailable
+    server costs only its page.
     """
     content, best = content_of(session), session.best()
     folder = _folder(session)
@@ -73,7 +73,7 @@ def show(session: Session, *, is_failed: bool) -> list[str]:
     if tracker.kind == "mlflow":
         from atelier.infra.tracking.direct import show_sweep  # MLflow: two seconds
 
-        with suppress(Exception):  # as every page: only for looking at
+        with suppress(Exception):  # a page is only for display
             page = show_sweep(
                 tracker.uri,
                 session.store,

@@ -1,5 +1,5 @@
-"""One call of `atelier <flow> -m ...`: what Hydra's sweepers and launchers drive, and what it says at the
-end.
+"""One call of `atelier <flow> -m ...`: the object that Hydra's sweepers and launchers call, and the results
+that it reports.
 """
 
 import importlib
@@ -51,7 +51,7 @@ def listed(value: Any) -> list[str]:
 
 @dataclass
 class Session:
-    """A sweep that is being run. It is the task function that Hydra is given."""
+    """A running sweep: the task function of Hydra's multirun."""
 
     flow: str
     keys: tuple[str, ...]
@@ -60,16 +60,16 @@ class Session:
     command: str
     run_here: RunHere
     say: Callable[[str], None] = print
-    launcher: str = ""  # Hydra's, as it was asked for
+    launcher: str = ""  # Hydra's, as it was given
     is_dry: bool = False
     metric: str = ""
     direction: str = "minimize"
     points: dict[int, SweepPoint] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # what the report says beside its table
+    notes: list[str] = field(default_factory=list)  # lines below the report's table
     _sets: dict[tuple[int, str], str | None] = field(default_factory=dict)
 
     def __call__(self, config: Any) -> float | None:
-        """A job of a launcher that is not Atelier's: the point, in this process."""
+        """Run a job of a launcher that is not Atelier's in this process; the point's value."""
         from hydra.core.hydra_config import HydraConfig
 
         [point] = self.enter([list(HydraConfig.get().overrides.task)])
@@ -81,13 +81,13 @@ class Session:
         return self.value(point)
 
     def compare(self, metric: str, direction: str) -> None:
-        """What the points are compared by."""
+        """Set the metric that points are compared by. Raises ConfigError for an unknown direction."""
         if direction not in DIRECTIONS:
             raise ConfigError("hydra.sweeper.direction", f"is {direction!r}", f"give one of {DIRECTIONS}")
         self.metric, self.direction = metric, direction
 
     def launch(self, jobs: Sequence[Sequence[str]], width: int) -> list[JobReturn]:
-        """Run the points of all jobs, those that are finished apart; what Hydra's sweepers call."""
+        """Run the unfinished points of all jobs; called by Hydra's sweepers."""
         points = self.enter(jobs)
         queue = deque(self.left(points))
         if not self.is_dry:
@@ -98,14 +98,16 @@ class Session:
         ]
 
     def choose(self, kind: str, words: list[Override], settings: dict[str, Any], width: int) -> Any:
-        """A sweep whose points `atelier.flows.sweep.<kind>` chooses."""
+        """Run a sweep whose points `atelier.flows.sweep.<kind>` chooses."""
         self.compare(*(listed(settings[name])[0] for name in ("metric", "direction")))
         return importlib.import_module(f"atelier.flows.sweep.{kind}").sweep(self, words, settings, width)
 
     # points
 
     def enter(self, jobs: Sequence[Sequence[str]]) -> list[SweepPoint]:
-        """The points of these jobs; every one is validated before the first gets a number."""
+        """Enter the points of these jobs into the ledger; every one is validated before the first gets a
+        number.
+        """
         wanted = [words_of(job) for job in jobs]
         frozen = composed(self.flow, wanted)
         blank = POOL_WHEN_BLANK.get(self.launcher, "")
@@ -132,7 +134,7 @@ class Session:
         return found
 
     def left(self, points: Sequence[SweepPoint]) -> list[SweepPoint]:
-        """Those that are not finished, each once, with the students that ride along."""
+        """The unfinished points, each once, with the companion students that are trained in their gangs."""
         left: dict[int, SweepPoint] = {}
         for point in points:
             if point.is_finished():
@@ -163,14 +165,14 @@ class Session:
         return point.value(self.metric_of(point))
 
     def _describe(self, entry: PointEntry, point: SweepPoint) -> None:
-        """What the point made, and what is known of the model that is compared."""
+        """Write to the entry what the point made and the facts of the model that is compared."""
         entry.metric, entry.value = self.metric_of(point), self.value(point)
         entry.made = [{key: row[key] for key in MADE} for row in point.rows]
         found = {word: point.value(f"{self.model_of(point)}.{word}".lstrip(".")) for word in FACTS}
         entry.facts = {word: value for word, value in found.items() if value is not None}
 
     def metric_of(self, point: SweepPoint) -> str:
-        """The metric that was asked for, else the held-out loss of the model that the sweep varies."""
+        """The metric that was given, else the held-out loss of the model that the sweep varies."""
         return self.metric or f"{self.model_of(point)}.eval_loss".lstrip(".")
 
     def model_of(self, point: SweepPoint) -> str:
@@ -185,8 +187,8 @@ class Session:
     # running
 
     def drive(self, ask: Ask, tell: Tell, look: Look | None, width: int, most: int = 0) -> None:
-        """Run what `ask` gives, here, on the pool of the configuration or in job arrays: `width` at once, 0 =
-        as many as there is room for. It gives no more than `most`, whatever comes of them; 0 = not known.
+        """Run all points of `ask`: in this process, on the configuration's pool or in job arrays, `width` at
+        once, 0 = as many as there is room for. `most` is an upper bound of their number; 0 = unknown.
         """
         first = ask()
         if first is None:
@@ -217,7 +219,7 @@ class Session:
             executor.drive(give, tell, look)
 
     def tell(self, point: SweepPoint, ending: Ending) -> None:
-        """Enter how a point ended, and say it."""
+        """Write how a point ended to the ledger, and print it."""
         entry = self.ledger.entry(point.number)
         entry.state, entry.error, entry.ended = ending.state, ending.error, time.time()
         self._describe(entry, point)
@@ -227,15 +229,15 @@ class Session:
         error = f"   {ending.error}" if ending.error else ""
         self.say(f"{mark} #{entry.number} {shlex.join(point.words)}   {ending.state}{value}{error}")
 
-    # what came of it
+    # results
 
     def unranked(self) -> str:
-        """Why the finished points have no best one, and the way out; '' when they have."""
+        """Why the finished points cannot be ranked, and what to do; '' when they can."""
         problem = differing((f"#{one.number}", self.set_of(one, one.metric)) for one in self._valued())
         return f"{problem}; {WAY_OUT}" if problem else ""
 
     def set_of(self, entry: PointEntry, metric: str) -> str | None:
-        """The name of the held-out set of what a finished point is compared by; None for what has none."""
+        """The held-out set that a finished point's metric was measured on; None when it has none."""
         key = entry.number, metric
         if key not in self._sets:
             there = measured(self.store, entry.made, metric)

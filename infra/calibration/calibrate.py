@@ -1,4 +1,4 @@
-"""Measure this machine: short trainings of a few shapes, and the facts of the pool that follow from them."""
+"""Calibrate a pool on this machine: run short trainings of a few shapes and fit the pool's facts to them."""
 
 import hashlib
 import threading
@@ -25,7 +25,7 @@ from atelier.infra.launch.gang import Orders, compile_cache, start_gang
 VOCAB = 4096
 STEPS = 12
 NUM_TOKENS = 200_000
-# hidden, blocks, tokens a sequence, sequences: little and much in a product, a head larger than the blocks
+# hidden, blocks, tokens per sequence, sequences: small and large matmuls, a head larger than the blocks
 SHAPES = {
     "small": (64, 4, 64, 8),
     "wide": (512, 2, 256, 4),
@@ -34,14 +34,14 @@ SHAPES = {
     "broad": (320, 4, 256, 4),
 }
 ALL_SHAPES, LARGE_SHAPES = tuple(SHAPES), ("middle", "wide")
-SENT_SHAPES = ("small", *LARGE_SHAPES)  # of latency's size, of both's, of bandwidth's
-MOST = 8  # gangs at once: each takes half a GB
+SENT_SHAPES = ("small", *LARGE_SHAPES)  # messages bound by latency, by both, by bandwidth
+MOST = 8  # gangs at once: each takes 0.5 GB
 
 
 def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[str], None]) -> Pool:
-    """Train the shapes for some steps each, alone, on all cores at once and two ranks together, and keep the
-    facts that explain their steps best as the pool's; what earlier trainings taught is forgotten, since it
-    was beside other facts.
+    """Train the shapes for some steps each: one thread, several gangs at once, all cores as threads, two
+    ranks. Store the pool facts that fit their step times best; measurements of earlier trainings are deleted,
+    since they were relative to other facts.
     """
     pool, tokens = with_half(pool), random_tokens(scratch / "tokens")
     one, crowd = Parallel(shard=1, threads=1, compile="none"), min(cores, MOST)
@@ -51,7 +51,7 @@ def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[s
         layouts.append((f"{crowd} gangs at once", one, LARGE_SHAPES, crowd))
         layouts.append((f"{cores} threads", threads, LARGE_SHAPES, 1))
         layouts.append(("two ranks, shard", two, SENT_SHAPES, 1))
-    layouts *= 2  # a machine is not the same from one half minute to the next
+    layouts *= 2  # twice, because a machine's speed varies within half a minute
     probes: list[Probe] = []
     for number, (name, layout, shapes, gangs) in enumerate(layouts):
         say(f"measuring: {name}")
@@ -69,7 +69,7 @@ def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[s
 def probe(
     name: str, layout: Parallel, hidden: int, blocks: int, sequence: int, rows: int, **more: Any
 ) -> Probe:
-    """A training of STEPS steps of a decoder of this shape; `more` are fields of the model."""
+    """A probe: a training of STEPS steps of a decoder of this shape; `more` are fields of the model."""
     shape = {"kind": "gpt", "hidden": hidden, "num_layers": blocks, "num_heads": max(1, hidden // 32)}
     optim = {"kind": "adamw", "lr": 1e-3, "schedule": {"kind": "constant"}}
     model = shape | {"vocab": VOCAB} | more
@@ -83,7 +83,7 @@ def probe(
 def run_probes(
     root: str, scratch: Path, tokens: str, layout: Parallel, probes: list[Probe]
 ) -> list[tuple[Probe, MeasuredSteps]]:
-    """The probes with their steps, and what was measured, trained one after another by one gang."""
+    """Train the probes one after another in one gang; returns them with step times, and the measurements."""
     trainings = [_training(one, scratch / "trajectory" / one.name) for one in probes]
     work = scratch / "work"
     work.mkdir(parents=True)
@@ -115,7 +115,7 @@ def _training(one: Probe, url: Path) -> dict[str, Any]:
 
 
 def random_tokens(folder: Path) -> str:
-    """An artifact of random tokens; its address."""
+    """Write an artifact of random tokens; returns its address."""
     generator, files = np.random.default_rng(1), {}
     for split, size in (("train", NUM_TOKENS), ("held_out", NUM_TOKENS // 20)):
         files[f"{split}.bin"] = generator.integers(0, VOCAB, size=size).astype("<u2").tobytes()

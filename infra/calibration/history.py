@@ -1,6 +1,6 @@
-"""What is known of a pool from running on it: facts that were measured, `{root}/pools/<pool>.json`; what
-trainings took beside what was planned, `{root}/pools/<pool>/<trajectory>.json`; and their steps, memory and
-effective time, read from metric segments.
+"""Measurements of a pool: calibrated facts, `{root}/pools/<pool>.json`; step times of trainings, measured and
+planned, `{root}/pools/<pool>/<trajectory>.json`; and step time, memory and effective time read from metric
+segments.
 """
 
 import json
@@ -16,13 +16,13 @@ from atelier.engine.io.storage import join, names, read_object, read_text, remov
 from atelier.infra.launch.machine import has_half
 from atelier.infra.store.store import Store
 
-MOST_FILES = 40  # of a trajectory that are read for its steps: the newest ones
-WARM = 3  # first steps of a training, which are slower
+MOST_FILES = 40  # metric segments read per trajectory: the newest
+WARM = 3  # warm-up steps of a training, which are slower
 
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Medians of the steps; memory is the largest of any rank that wrote lines."""
+    """Medians over steps; `memory_gb` is the maximum over ranks that wrote lines."""
 
     step_s: float
     tokens_per_s: float
@@ -34,8 +34,8 @@ class MeasuredSteps:
 
 
 def measure(urls: Sequence[str]) -> MeasuredSteps | None:
-    """What a chain of trajectories took; None when there are no steps, or a file is damaged: a training that
-    is finished does not fail of what is learned from it.
+    """Measured steps of a chain of trajectories; None without steps or when a file is damaged, so that a
+    finished training does not fail because of its measurement.
     """
     try:
         return _measured([_files(url) for url in urls])
@@ -65,13 +65,13 @@ def _files(url: str) -> list[tuple[str, str]]:
 
 
 POOLS = "pools"
-MOST = 20  # lessons of a pool that count: the newest
+MOST = 20  # measurements of a pool that count: the newest
 HERE = "here"
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One training: seconds of a step, as the arithmetic has them without what was learned, and measured."""
+    """Step time of one training, seconds: planned (uncorrected by measurements) and measured."""
 
     task: str
     planned_s: float
@@ -84,13 +84,13 @@ class Measurement:
 
 
 def record_measurement(store: Store, pool: str, fingerprint: str, measurement: Measurement) -> None:
-    """Keep a lesson; the same training's again is the same file."""
+    """Store a measurement; a repeated one of the same training replaces it."""
     place = join(store.root, POOLS, pool or HERE, f"{fingerprint[:16]}.json")
     write_bytes(place, json.dumps(asdict(measurement), sort_keys=True).encode())
 
 
 def facts(root: str, pool: Pool) -> Pool:
-    """The pool with what was measured of it filled in where its file says auto."""
+    """The pool with calibrated facts filled in where its file says auto."""
     pool = with_half(pool)
     try:
         found = read_object(join(root, POOLS, f"{pool.name or HERE}.json"))
@@ -105,14 +105,14 @@ def facts(root: str, pool: Pool) -> Pool:
 
 
 def with_half(pool: Pool) -> Pool:
-    """The pool with its arithmetic filled in; CPUs are taken for like this machine's."""
+    """The pool with `half` filled in; its CPUs are assumed to be like this machine's."""
     if pool.half != "auto":
         return pool
     return pool.model_copy(update={"half": has_half() if pool.is_cpu else True})
 
 
 def keep_facts(root: str, pool: Pool, found: Mapping[str, float]) -> None:
-    """Keep what was measured of a pool. What trainings taught is forgotten: it was beside other facts."""
+    """Store a pool's calibrated facts and delete its measurements, which were relative to other facts."""
     write_bytes(
         join(root, POOLS, f"{pool.name or HERE}.json"), json.dumps(dict(found), sort_keys=True).encode()
     )
@@ -122,7 +122,7 @@ def keep_facts(root: str, pool: Pool, found: Mapping[str, float]) -> None:
 
 
 def measurements(store: Store, pool: str) -> list[Measurement]:
-    """The newest of a pool, oldest first; unreadable ones are left out."""
+    """The newest measurements of a pool, oldest first; unreadable ones are left out."""
     folder = join(store.root, POOLS, pool or HERE)
     found = []
     for name in names(folder):
@@ -140,6 +140,6 @@ def _is_positive(value: object) -> bool:
 
 
 def factor(store: Store, pool: str) -> float:
-    """How many times as long as planned a step takes there: the median of the lessons; 1 without any."""
+    """Measured over planned step time on the pool: the median of its measurements; 1 without any."""
     ratios = [measurement.ratio for measurement in measurements(store, pool)]
     return statistics.median(ratios) if ratios else 1.0

@@ -1,8 +1,8 @@
-"""Have a gang run on machines that a batch system gives (Slurm, Kubernetes), and follow it.
+"""Run a gang as a job of a batch system (Slurm, Kubernetes) and follow it.
 
-The gang's orders lie in the store; on each machine infra/launch/node_agent.py holds a share of it under a
-guard. Who asked for it may die: the gang goes on and publishes, and the same command finds what it made, or
-waits for it.
+The gang's orders are files in the store; on each machine infra/launch/node_agent.py runs its share of the
+ranks under a supervisor. The submitting process may exit: the job continues and publishes its results, and
+the same command then finds them or waits for them.
 """
 
 import secrets
@@ -19,57 +19,57 @@ from atelier.infra.launch.channel import Channel
 from atelier.infra.launch.gang import DiedError, Orders
 from atelier.infra.launch.rendezvous import share_of
 
-LOOK_S = 2.0  # between two questions to the batch system
+LOOK_S = 2.0  # between two status queries to the batch system
 POLL_S = 0.5
-PATIENCE_S = 60.0  # for a stopped gang, and for the last words of one that is over
+PATIENCE_S = 60.0  # beyond grace_s, for a gang that was asked to stop
 STOPPED = 75
 
 
 class PausedError(DiedError):
-    """The batch system has ended a gang at a checkpoint, and does not start it again."""
+    """The batch system ended a gang, which saved a checkpoint, and does not restart it."""
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """How a job stands, and the batch system's words for it."""
+    """Phase of a job, and the batch system's text for it."""
 
     phase: Literal["waiting", "running", "over"]
     text: str
-    is_cancelled: bool = False  # by whoever may
+    is_cancelled: bool = False  # by a user or administrator
 
 
 class Batch(Protocol):
-    """A batch system."""
+    """Interface of a batch system."""
 
     def check(self, root: str) -> None:
-        """ConfigError in the system's words when it would refuse the gangs of the store at `root`."""
+        """Raises ConfigError with the system's message when it would refuse gangs of the store at `root`."""
         ...
 
     def show(self, gang: "BatchJob") -> str:
-        """What it would be asked for, as an administrator reads it."""
+        """The job description that would be submitted, as text for an administrator."""
         ...
 
     def submit(self, gang: "BatchJob") -> str:
-        """Ask for the gang's machines; the job's id. ConfigError in the system's words when it refuses."""
+        """Submit the gang; returns the job's id. Raises ConfigError with the system's message on refusal."""
         ...
 
-    def look(self, job: str) -> JobStatus:
-        """How it stands; OSError while the system does not answer."""
+    def status(self, job: str) -> JobStatus:
+        """Status of a job. Raises OSError while the system does not answer."""
         ...
 
     def end(self, job: str) -> None:
-        """End it now."""
+        """Cancel the job now."""
         ...
 
     def last_words(self, job: str) -> str:
-        """What its processes wrote outside of the gang, for errors."""
+        """Last output of the job's processes, for error messages."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchJob:
-    """What a batch system has to know of a gang: on each of `nodes` machines one process, `python -m <module>
-    <words>`, which starts `ranks` ranks of `threads` threads; or of an array of such gangs.
+    """A job to submit: one process on each of `nodes` machines, `python -m <module> <words>`, which starts
+    `ranks` ranks of `threads` threads; or an array of such jobs.
     """
 
     id: str
@@ -80,8 +80,8 @@ class BatchJob:
     threads: int
     module: str = "atelier.infra.launch.node_agent"
     more: tuple[str, ...] = ()
-    elements: tuple[int, ...] = ()  # of an array, their numbers; () = it is none
-    at_once: int = 0  # of the elements; 0 = as many as there is room for
+    elements: tuple[int, ...] = ()  # indices of a job array; () = no array
+    at_once: int = 0  # array elements at once; 0 = no limit
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -97,8 +97,8 @@ def start_gang(
     batch: Batch,
     per_node: int,
 ) -> None:
-    """As launch.start_gang, on machines of `per_node` ranks each; as many jobs one after another as their
-    time limit asks for.
+    """As infra.launch.gang.start_gang, on machines of `per_node` ranks each. Submits another job when one is
+    ended at its time limit after making progress.
     """
     nodes = max(1, -(-orders.ranks // per_node))
     while True:
@@ -124,14 +124,14 @@ def start_gang(
 
 
 def _document(orders: Orders, gang: BatchJob) -> dict[str, Any]:
-    """The orders as its nodes read them: without what belongs to this machine."""
+    """The orders as its nodes read them: without what is specific to this machine."""
     kept = {key: value for key, value in vars(orders).items() if key not in ("scratch", "env")}
     run = {key: value for key, value in orders.run.items() if key != "scratch"}
     return kept | {"run": run, "nodes": gang.nodes, "code": freeze(orders.root)}
 
 
 class _Followed:
-    """One job from its submission to its end."""
+    """Follows one job from submission to its end."""
 
     def __init__(
         self,
@@ -142,7 +142,13 @@ class _Followed:
         stop: threading.Event,
         grace_s: float,
     ) -> None:
-        self.gang, self.channel, self.batch, self.hear, self.stop = gang, channel, batch, on_message, stop
+        self.gang, self.channel, self.batch, self.on_message, self.stop = (
+            gang,
+            channel,
+            batch,
+            on_message,
+            stop,
+        )
         self.grace_s = grace_s
         self.problems: list[dict[str, Any]] = []
         self.asked_at = 0.0
@@ -173,10 +179,12 @@ class _Followed:
             raise
 
     def _read(self) -> dict[str, Any] | None:
-        """Take what has come; how the gang has ended, if it has. A store that is away is asked again."""
+        """Handle new messages; returns how the gang ended, if it has. An unreachable store is read again
+        later.
+        """
         with suppress(OSError):
             end = self.channel.end()
-            for message in self.channel.hear():  # after it: all was said before the end
+            for message in self.channel.receive():  # read after `end`: all messages precede it
                 self._take(message)
             return end
         return None
@@ -187,20 +195,20 @@ class _Followed:
             self.problems.clear()
         if "error" in message:
             self.problems.append(message)
-        self.hear(message)
+        self.on_message(message)
 
     def _look(self, job: str, before: JobStatus) -> JobStatus:
-        with suppress(OSError):  # it is asked again
-            now = self.batch.look(job)
+        with suppress(OSError):  # unreachable: queried again later
+            now = self.batch.status(job)
             if now != before and now.phase == "waiting":
-                self.hear({"waiting": now.text})
+                self.on_message({"waiting": now.text})
             if now.phase == "running" and before.phase != "running":
-                self.hear({"state": "running"})
+                self.on_message({"state": "running"})
             return now
         return before
 
     def _stop(self, end: dict[str, Any] | None, standing: JobStatus) -> None:
-        """Ask until it is heard; StoppedError when it has stopped, has not begun, or has had its time."""
+        """Request a stop, repeatedly; StoppedError when it has stopped, has not begun, or took too long."""
         self.asked_at = self.asked_at or time.monotonic()
         with suppress(OSError):
             self.channel.stop()

@@ -1,4 +1,4 @@
-"""The batch system that a pool's gangs are started by."""
+"""Choose the batch system that runs a pool's gangs."""
 
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.site import Site

@@ -1,7 +1,7 @@
-"""What a gang on a batch system's machines and the one who asked for it say to each other:
-`{root}/gangs/<id>/` on the store that they share. Nothing but the store connects them.
+"""Channel between a batch job's gang and its submitter: `{root}/gangs/<id>/` in the store that they share.
+Nothing but the store connects them.
 
-Messages come in numbered files, so that nobody has to list a folder: a store's list may be late.
+Messages are numbered files, so that the reader need not list a folder: an object store's list may be late.
 """
 
 import json
@@ -13,11 +13,11 @@ FOLDER = "gangs"
 
 
 class Channel:
-    """The folder of one gang. `life` counts how often the batch system has started it."""
+    """The folder of one gang. `life` counts how often the batch system has requeued it."""
 
     def __init__(self, root: str, gang: str) -> None:
         self.folder = join(root, FOLDER, gang)
-        self._read = (0, 0)  # life and number of the last message that was read
+        self._read = (0, 0)  # life and number of the last message read
 
     def put(self, name: str, document: Any) -> None:
         write_bytes(join(self.folder, f"{name}.json"), json.dumps(document).encode())
@@ -30,17 +30,17 @@ class Channel:
             return None
 
     def say(self, life: int, number: int, messages: list[dict[str, Any]]) -> None:
-        """The first node's messages number 1, 2, ... of a life."""
+        """Write batch `number` (1, 2, ...) of the first node's messages in a life."""
         self.put(_name(life, number), messages)
 
-    def hear(self) -> list[dict[str, Any]]:
-        """Messages that came since the last call, in order."""
+    def receive(self) -> list[dict[str, Any]]:
+        """Messages since the last call, in order."""
         found: list[dict[str, Any]] = []
         life, number = self._read
         while True:
             heard = self.get(_name(life, number + 1))
             if heard is None and exists(join(self.folder, f"{_name(life + 1, 1)}.json")):
-                heard = self.get(_name(life, number + 1))  # nothing is said in a life after the next began
+                heard = self.get(_name(life, number + 1))  # a life writes nothing once the next began
                 if heard is None:
                     life, number = life + 1, 0
                     continue
@@ -51,17 +51,18 @@ class Channel:
             found += heard
 
     def tell_end(self, life: int, how: dict[str, Any]) -> None:
+        """Write how a life ended."""
         self.put(f"end-{life:03d}", how)
 
     def end(self) -> dict[str, Any] | None:
-        """How the latest of the gang's lives that have ended did; None when none has."""
+        """How the latest ended life of the gang ended; None when none has ended."""
         found, life = None, self._read[0]
         while (end := self.get(f"end-{life:03d}")) is not None:
             found, life = end, life + 1
         return found
 
     def stop(self) -> None:
-        """Ask all nodes for a checkpoint and an end."""
+        """Request all nodes to save a checkpoint and stop."""
         self.put("stop", {})
 
     def is_stopped(self) -> bool:

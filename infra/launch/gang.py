@@ -1,6 +1,7 @@
-"""Start a gang here under its supervisor and follow it: progress, errors, the end. The way to other machines
-begins here as well. Fork servers of this process: one for each environment that gangs ask for, since
-libraries read parts of it when they are loaded; points of a sweep share them.
+"""Start a gang's ranks on this machine under a supervisor and follow it: progress, errors, the end.
+
+Also the fork servers of this process: one for each environment of ranks, since libraries read parts of it
+when they are loaded; the points of a sweep share them.
 """
 
 import atexit
@@ -25,16 +26,16 @@ from atelier.infra.store.conditional_create import LEASES
 
 STOPPED = 75
 TAIL = 15
-SCARCE = 1 << 16  # bytes: on a fuller disk a gang cannot even say what failed
+SCARCE = 1 << 16  # bytes: with less free disk a gang cannot even report what failed
 
 
 class DiedError(AtelierError):
-    """Processes were ended from outside: the same again may go well."""
+    """Processes were killed from outside: a retry may succeed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """All that a guard needs: written to guard.json, run.json beside it."""
+    """All that a supervisor needs: written to guard.json, with run.json beside it."""
 
     name: str
     module: str
@@ -48,8 +49,8 @@ class Orders:
     env: dict[str, str] = field(default_factory=dict)
     grace_s: float = 10.0
     first_rank: int = 0
-    world: int = 0  # ranks of the whole gang when other nodes hold some of them
-    held: tuple[int, ...] = ()  # descriptors that hold its slots: they are taken as long as it lives
+    world: int = 0  # ranks of the whole gang when it spans several nodes, else 0
+    held: tuple[int, ...] = ()  # descriptors that hold its slots while it lives
 
 
 def start_gang(
@@ -58,11 +59,11 @@ def start_gang(
     stop: threading.Event,
     forkserver: ForkServer | None = None,
 ) -> None:
-    """Run the gang to its end and its records. Messages of rank 0 (progress, warnings) and of the guard go to
-    `on_message`. Its ranks are forked by `forkserver` where one is given, else executed.
+    """Run the gang until it ends and its records are published. Messages of rank 0 (progress, warnings) and
+    of the supervisor go to `on_message`. Ranks are forked by `forkserver` where one is given, else executed.
 
-    Raises StoppedError when `stop` is set (the gang has checkpointed then), DataError or AtelierError with
-    the gang's own words.
+    Raises StoppedError when `stop` is set (the gang has checkpointed then), DiedError when processes were
+    killed from outside, and the gang's own errors (DataError, AtelierError, ...).
     """
     orders.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
     (orders.scratch / "run.json").write_text(json.dumps(orders.run, indent=1))
@@ -84,13 +85,13 @@ def start_gang(
             stdout=subprocess.PIPE,
             stderr=err,
             cwd=IMPORT_ROOT,
-            env=passed(orders.root, LEASES),  # no other credential of the flow's
+            env=passed(orders.root, LEASES),  # of the flow's credentials only those of the store
             start_new_session=True,
             pass_fds=(*descriptors, *orders.held),
         )
     problems: list[dict[str, Any]] = []
 
-    def hear(message: dict[str, Any]) -> None:
+    def receive(message: dict[str, Any]) -> None:
         if "error" in message:
             problems.append(message)
         if "restart" in message:
@@ -98,8 +99,8 @@ def start_gang(
         on_message(message)
 
     ended = threading.Event()
-    tail = threading.Thread(target=_tail, args=(orders.scratch / "rank0.out", hear, ended), daemon=True)
-    ear = threading.Thread(target=_listen, args=(supervisor, hear), daemon=True)
+    tail = threading.Thread(target=_tail, args=(orders.scratch / "rank0.out", receive, ended), daemon=True)
+    ear = threading.Thread(target=_listen, args=(supervisor, receive), daemon=True)
     tail.start()
     ear.start()
     try:
@@ -120,7 +121,7 @@ def start_gang(
 
 @contextmanager
 def _connected(forkserver: ForkServer | None) -> Iterator[list[int]]:
-    """The descriptor of a connection for a guard; none where there is no server or it is gone."""
+    """The descriptor of a fork server connection for a supervisor; empty without a running server."""
     with ExitStack() as stack:
         descriptors = []
         if forkserver is not None:
@@ -139,7 +140,7 @@ def _wait(supervisor: subprocess.Popen[bytes], stop: threading.Event) -> None:
 def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: bool) -> None:
     if code == 0:
         return
-    if code != CopiesError.exit_code:  # told by a gang that was started again: it may be heard after that
+    if code != CopiesError.exit_code:  # from before a restart: it may arrive late
         problems = [each for each in problems if each.get("exit_code") != CopiesError.exit_code]
     if problems:
         raise from_line(problems[-1])
@@ -164,14 +165,14 @@ def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: b
     )
 
 
-def _listen(supervisor: subprocess.Popen[bytes], hear: Callable[[dict[str, Any]], None]) -> None:
+def _listen(supervisor: subprocess.Popen[bytes], receive: Callable[[dict[str, Any]], None]) -> None:
     assert supervisor.stdout is not None
     for line in supervisor.stdout:
         with suppress(ValueError):
-            hear(json.loads(line))
+            receive(json.loads(line))
 
 
-def _tail(path: Path, hear: Callable[[dict[str, Any]], None], ended: threading.Event) -> None:
+def _tail(path: Path, receive: Callable[[dict[str, Any]], None], ended: threading.Event) -> None:
     """Follow a growing file of JSON lines until `ended` is set and all of it is read."""
     position, rest = 0, b""
     while True:
@@ -186,14 +187,14 @@ def _tail(path: Path, hear: Callable[[dict[str, Any]], None], ended: threading.E
                 with suppress(ValueError):
                     message = json.loads(line)
                     if isinstance(message, dict):
-                        hear(message)
+                        receive(message)
         if last:
             return
         ended.wait(0.1)
 
 
 def compile_cache(root: str) -> dict[str, str]:
-    """Environment that keeps compiled code between gangs, private to this user."""
+    """Environment that keeps the cache of compiled code between gangs, private to this user."""
     folder = Path(root if "://" not in root else Path.home() / ".cache" / "atelier") / "cache" / "inductor"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.chmod(folder, 0o700)
@@ -212,7 +213,7 @@ _lock = threading.Lock()
 
 
 def fork_server(root: str) -> ForkServer | None:
-    """The server for gangs over the store at `root`, started when it is not there; None when it cannot be."""
+    """Fork server for gangs of the store at `root`, started when missing; None when it cannot start."""
     env = rank_env(root, 1)  # a rank sets its number of threads itself
     key = tuple(sorted(env.items()))
     with _lock:
@@ -221,14 +222,14 @@ def fork_server(root: str) -> ForkServer | None:
             found.close()
             found = None
         if found is None:
-            with suppress(OSError):  # it only saves time
+            with suppress(OSError):  # only an optimization
                 found = _servers[key] = ForkServer(MODULES, env, str(IMPORT_ROOT), root)
         return found
 
 
 @atexit.register
 def close() -> None:
-    """End them; what they have forked is not touched."""
+    """End the fork servers; the processes they forked go on."""
     with _lock:
         for server in _servers.values():
             server.close()

@@ -1,4 +1,4 @@
-"""Which rank of a gang holds the others up: read from the pulses that ranks leave in a folder."""
+"""Detect which rank of a gang hangs, from the heartbeat files that ranks write to a folder."""
 
 import json
 import time
@@ -13,8 +13,8 @@ STATES = {"T": "stopped", "t": "stopped", "D": "waits for the system", "R": "com
 
 
 class HangDetector:
-    """The ranks of a gang by their process ids. `hang` tells who is behind once nobody has moved for as long
-    as that one allows.
+    """Watches the ranks of a gang (rank -> process id). `hang` reports the rank that is behind once no rank
+    has moved for longer than that rank's limit.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class HangDetector:
         self._looked = clock()
 
     def hang(self) -> str:
-        """Who is stuck, and where; '' when nobody is."""
+        """Which ranks are stuck, and where; '' when none is."""
         now = self._clock()
         passed = now - self._looked
         if passed < LOOK_EVERY_S:
@@ -36,7 +36,7 @@ class HangDetector:
         if stands != self._stands or len(stands) < len(self._pids):
             self._stands, self._still_s = stands, 0.0
             return ""
-        # a guard that was held up itself must not take its own time for the ranks'
+        # a supervisor that was itself delayed must not count its delay as the ranks' silence
         self._still_s += min(passed, 4 * LOOK_EVERY_S)
         behind = min(stands.values(), key=lambda stand: stand.place)
         if not behind.limit_s or self._still_s <= behind.limit_s:
@@ -53,7 +53,7 @@ class HangDetector:
         lowest = min(stand.place for stand in stands.values())
         late = [rank for rank, stand in stands.items() if stand.place == lowest]
         states = {rank: _state(pid) for rank, pid in self._pids.items()}
-        if len(late) == len(stands):  # as far as each other: those that do not just sleep in a collective
+        if len(late) == len(stands):  # equally far: those that do not just sleep in a collective
             late = [rank for rank in late if states[rank]] or late
         words = [f"rank {rank} stands at {_where(stands[rank], states[rank])}" for rank in late]
         others = [rank for rank in stands if rank not in late]
@@ -69,14 +69,14 @@ def _where(stand: RankProgress, state: str) -> str:
 
 
 def _state(pid: int) -> str:
-    """What a process does but sleep, in words; '' when it sleeps or is gone."""
+    """State of a process as text; '' when it sleeps or is gone."""
     with suppress(OSError, IndexError):
         return STATES.get(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0], "")
     return ""
 
 
 def last_error(output: Path) -> str:
-    """The last error among the JSON lines that a rank said; '' when there is none."""
+    """The last error among the JSON lines of a rank's output; '' when there is none."""
     with suppress(OSError):
         for line in reversed(output.read_text(errors="replace").splitlines()):
             with suppress(ValueError):

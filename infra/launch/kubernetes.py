@@ -1,8 +1,8 @@
-"""Gangs as indexed Jobs of Kubernetes, one pod a node (infra/launch/node_agent.py), which find each other by
-a headless Service. The manifests are checked against Kubernetes' schema; NOT RUN ON A CLUSTER. `atelier
-worker <pool> --show` prints them.
+"""Gangs as indexed Jobs of Kubernetes: one pod per node (infra/launch/node_agent.py), which find each other
+through a headless Service. The manifests are checked against Kubernetes' schema; NOT RUN ON A CLUSTER.
+`atelier worker <pool> --show` prints them.
 
-The caller needs kubectl with the rights of infra/k8s/atelier.yaml. Pods get no token of the API and no
+The submitter needs kubectl with the permissions in infra/k8s/atelier.yaml. Pods get no API token and no
 credential but the store's.
 """
 
@@ -18,16 +18,16 @@ from atelier.engine.config.site import Kubernetes
 from atelier.infra.launch.batch_job import BatchJob, JobStatus
 from atelier.infra.launch.rendezvous import SUBDOMAIN
 
-SECONDS = 30  # for an answer of kubectl
-GRACE_S = 60  # from SIGTERM to SIGKILL: a checkpoint
-KEEP_S = 3600  # a finished Job is told of for so long
+SECONDS = 30  # timeout of kubectl
+GRACE_S = 60  # from SIGTERM to SIGKILL: time for a checkpoint
+KEEP_S = 3600  # how long a finished Job stays visible
 LABEL = "atelier.gang"
 TAIL = 15
 ENVIRONMENT = ("PATH", "HOME", "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 
 
 class KubernetesBatch:
-    """Kubernetes as one site has it."""
+    """Batch on the Kubernetes cluster of one site."""
 
     def __init__(self, site: Kubernetes, *, gpus: bool) -> None:
         self.site, self.gpus = site, gpus
@@ -51,7 +51,7 @@ class KubernetesBatch:
             raise ConfigError("site.kubernetes", answer.stderr.strip(), "kubectl describes what there is")
         return gang.id
 
-    def look(self, job: str) -> JobStatus:
+    def status(self, job: str) -> JobStatus:
         answer = self._ask("get", "job", job, "--output=json", "--ignore-not-found")
         if answer.returncode:
             raise OSError(answer.stderr.strip())
@@ -83,7 +83,7 @@ class KubernetesBatch:
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": about,
-            # pods meet before they are ready
+            # pods connect before they are ready
             "spec": {"clusterIP": "None", "selector": {LABEL: gang.id}, "publishNotReadyAddresses": True},
         }
         job = {
@@ -94,7 +94,7 @@ class KubernetesBatch:
                 "completions": gang.nodes,
                 "parallelism": gang.nodes,
                 "completionMode": "Indexed",
-                "backoffLimit": 0,  # all of a gang start again, or none: who asked for it asks again
+                "backoffLimit": 0,  # no single pod restarts: the submitter resubmits the whole gang
                 "ttlSecondsAfterFinished": KEEP_S,
                 "template": {"metadata": {"labels": _labels(gang)}, "spec": self._pod(gang)},
             },
@@ -185,7 +185,7 @@ def _pods(status: dict[str, Any]) -> str:
 
 
 def _times(quantity: str, count: int) -> str:
-    """A quantity many times: `8Gi` twice is `16Gi`."""
+    """A Kubernetes quantity times `count`: `8Gi` times 2 is `16Gi`."""
     digits = quantity.rstrip("mkKMGTPiE")
     number, unit = float(digits) * count, quantity[len(digits) :]
     return f"{number:g}{unit}"

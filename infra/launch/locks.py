@@ -1,5 +1,5 @@
-"""Locked files that the processes of a machine share, those of other users included. A dead process's locks
-are free at once. A file may have been put there by somebody hostile: no link is followed, nothing is written.
+"""File locks shared by the processes of a machine, also of other users. A dead process's locks are released
+at once. The files may have been created by a hostile user: links are not followed, nothing is written.
 """
 
 import errno
@@ -14,16 +14,16 @@ from pathlib import Path
 
 from atelier.engine.config.error import ConfigError, printable
 
-FOLDER = "ATELIER_LOCKS"  # names a folder for all users of the machine, where the usual ones will not do
-PLACES = ("/run/lock", "/tmp")  # of these the first that every user may write to and nobody but root owns
-FOR_ALL = 0o444  # enough to lock a file, and nobody has a reason to write into it
-FRESH_S = 2.0  # a file that is being made has not all its permissions yet
+FOLDER = "ATELIER_LOCKS"  # in the environment: a folder for all users, instead of the usual ones
+PLACES = ("/run/lock", "/tmp")  # the first that root owns and every user may write to is used
+FOR_ALL = 0o444  # read permission is enough to lock a file
+FRESH_S = 2.0  # a file just created may not have all its permissions yet
 OPENED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def try_lock(place: Path, mode: int) -> int | None:
-    """A descriptor that holds the lock of the file, made with `mode` where there is none; None while another
-    holds it. ConfigError when what is there is no file that can be locked.
+    """Lock the file, created with `mode` when missing; returns the descriptor that holds the lock, None while
+    another process holds it. Raises ConfigError when it is no regular file or cannot be opened.
     """
     while True:
         descriptor = _opened(place, mode)
@@ -41,11 +41,11 @@ def try_lock(place: Path, mode: int) -> int | None:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # of a file that was removed meanwhile: it keeps nobody out
+        os.close(descriptor)  # the file was removed meanwhile: its lock excludes nobody
 
 
 def holder(place: Path) -> int | None:
-    """The process that holds the lock of the file; None where nobody does, or it cannot be seen from here."""
+    """Pid of the process that holds the file's lock; None when it is free or the pid is not visible here."""
     with suppress(OSError):
         about = os.lstat(place)
         name = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
@@ -58,8 +58,8 @@ def holder(place: Path) -> int | None:
 
 
 def shared_folder() -> Path:
-    """A folder of this machine in which every user may lock files that no other user can remove. ConfigError
-    when there is none.
+    """A folder of this machine in which every user may lock files that no other user can remove. Raises
+    ConfigError when there is none.
     """
     given = os.environ.get(FOLDER, "")
     way_out = f"give {FOLDER} one folder for all users of this machine, made by root with mode 1777"
@@ -74,10 +74,10 @@ def shared_folder() -> Path:
 
 
 def _is_safe(folder: Path, owners: set[int]) -> bool:
-    """Whether who is not its owner can only add files to it, and remove their own."""
+    """Whether users other than the owners can only add files to it and remove their own."""
     try:
         about = os.stat(folder)
-        unseen = int(Path("/proc/sys/fs/overflowuid").read_text())  # root's, as a user namespace shows it
+        unseen = int(Path("/proc/sys/fs/overflowuid").read_text())  # root's uid as a user namespace shows it
     except (OSError, ValueError):
         return False
     is_open = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -89,8 +89,9 @@ def _is_safe(folder: Path, owners: set[int]) -> bool:
 
 
 def _opened(place: Path, mode: int) -> int | None:
-    """A descriptor of the file. Where it is there it is opened without O_CREAT, which kernels refuse for
-    files of other users in folders as /tmp.
+    """Open the file, created when missing; None when it was created just now and is not accessible yet. An
+    existing file is opened without O_CREAT, which kernels refuse for files of other users in folders like
+    /tmp.
     """
     while True:
         try:
@@ -117,7 +118,7 @@ def _opened(place: Path, mode: int) -> int | None:
 
 def _existing(place: Path) -> int:
     try:
-        return os.open(place, os.O_RDWR | OPENED)  # network file systems lock nothing that is only read
+        return os.open(place, os.O_RDWR | OPENED)  # network file systems need write access to lock
     except PermissionError:
         return os.open(place, os.O_RDONLY | OPENED)
 
@@ -148,7 +149,7 @@ def _refusal(place: Path, what: str) -> ConfigError:
 
 
 def user(uid: int) -> str:
-    """The name of a user, or the number."""
+    """Name of a user; `user <uid>` when it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,5 +1,5 @@
-"""Facts of this machine: cores, memory, 16-bit arithmetic, and the GPUs that a command may use, by names that
-mean the same in every process.
+"""Hardware of this machine: cores, memory, 16-bit arithmetic, and the GPUs that a command may use, by names
+that mean the same in every process.
 """
 
 import os
@@ -11,7 +11,7 @@ from atelier.engine.config.error import ConfigError
 
 
 def cores() -> list[int]:
-    """The cores that this process may use, by number (containers and taskset included)."""
+    """Numbers of the cores that this process may use (limited by containers and taskset)."""
     try:
         return sorted(os.sched_getaffinity(0))
     except AttributeError:  # macOS
@@ -24,8 +24,8 @@ def num_cores() -> int:
 
 
 def has_half() -> bool:
-    """Whether its CPUs have 16-bit arithmetic that is worth using (engine/model/placement.py asks torch the
-    same): x86 with AVX-512, ARM with bf16 instructions.
+    """Whether the CPUs have 16-bit arithmetic that is worth using: x86 with AVX-512, ARM with bf16
+    instructions (engine/model/placement.py checks the same with torch).
     """
     try:
         words = set(Path("/proc/cpuinfo").read_text().split())
@@ -41,15 +41,15 @@ def memory_gb() -> float:
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ASK = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
-ANSWER_S = 60.0  # a driver that is not kept loaded takes seconds
+ANSWER_S = 60.0  # without persistence mode the driver takes seconds to load
 UUID = re.compile(r"GPU-[0-9a-fA-F-]+")
 GIVEN = re.compile(r"(GPU|MIG)-[0-9a-zA-Z/-]+|[0-9]+")
 
 
 def visible(count: int) -> list[str]:
-    """Names that CUDA_VISIBLE_DEVICES takes: those that it lists now, else all. A number there counts as
-    nvidia-smi does and becomes a UUID; where no nvidia-smi answers, numbers stay, and `count` is how many
-    GPUs there are taken to be.
+    """GPUs as names for CUDA_VISIBLE_DEVICES: those it lists now, else all. Its numbers follow nvidia-smi's
+    order and become UUIDs; without nvidia-smi they stay numbers, of `count` GPUs. Raises ConfigError when it
+    lists one twice.
     """
     known = _uuids()
     given = os.environ.get(VISIBLE)
@@ -58,7 +58,7 @@ def visible(count: int) -> list[str]:
     found: list[str] = []
     for word in given.split(","):
         name = _named(word.strip(), known)
-        if not name:  # CUDA, too, takes those before the first that it does not know
+        if not name:  # like CUDA: an unknown name ends the list
             break
         if name in found:
             raise ConfigError(VISIBLE, f"{given!r} names {name} twice", "name every GPU once")
@@ -67,7 +67,7 @@ def visible(count: int) -> list[str]:
 
 
 def _named(word: str, known: list[str] | None) -> str:
-    """What a word of CUDA_VISIBLE_DEVICES stands for; '' for no GPU."""
+    """The GPU that an entry of CUDA_VISIBLE_DEVICES means; '' for none."""
     if not GIVEN.fullmatch(word) or known is None or word.startswith("MIG-"):
         return word if GIVEN.fullmatch(word) else ""
     if word.isdecimal():
@@ -77,7 +77,7 @@ def _named(word: str, known: list[str] | None) -> str:
 
 
 def _uuids() -> list[str] | None:
-    """The machine's GPUs in the order of its buses; None when nobody says."""
+    """UUIDs of the machine's GPUs in bus order; None without nvidia-smi."""
     try:
         done = subprocess.run(ASK, capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

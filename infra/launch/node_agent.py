@@ -1,10 +1,9 @@
-"""One machine's share of a gang that a batch system started: `python -m atelier.infra.launch.node_agent
-<root> <gang>`.
+"""Run one machine's share of a batch job's gang: `python -m atelier.infra.launch.node_agent <root> <gang>`.
 
-It reads the gang's orders from the store, unpacks the code that they name, meets the other nodes, and starts
-its ranks under a guard. The first node tells the store what happens. SIGTERM (a preemption, a time limit), a
-stop that was asked for, and the end of another node end it at a checkpoint; a job that is started again goes
-on from there.
+It reads the gang's orders from the store, unpacks the code that they name, joins the rendezvous with the
+other nodes, and starts its ranks under a supervisor. The first node writes the gang's messages to the store.
+SIGTERM (preemption, time limit), a requested stop, and the end of another node stop it at a checkpoint; a
+requeued job continues from there.
 """
 
 import os
@@ -31,7 +30,7 @@ TELL_S = 1.0
 
 
 class NodeAgent:
-    """This process's part of the gang."""
+    """This node's share of the gang."""
 
     def __init__(self, root: str, gang: str, orders: dict[str, Any]) -> None:
         self.root, self.gang, self.orders = root, gang, orders
@@ -40,9 +39,9 @@ class NodeAgent:
         self.channel = Channel(root, gang)
         self.stop, self.is_over = threading.Event(), threading.Event()
         self.is_ended = False  # by the batch system
-        self._said: list[dict[str, Any]] = []
+        self._sent: list[dict[str, Any]] = []
         self._number = 0
-        self._meeting: Rendezvous | None = None
+        self._rendezvous: Rendezvous | None = None
         self._lock = threading.Lock()
 
     @property
@@ -59,8 +58,8 @@ class NodeAgent:
             self._gang(scratch)
         except StoppedError:
             how = {"code": STOPPED}
-            if not self.is_ended and not self.channel.is_stopped():  # another node has ended it
-                why = self._meeting.why() if self._meeting else "stopped"
+            if not self.is_ended and not self.channel.is_stopped():  # ended by another node
+                why = self._rendezvous.why() if self._rendezvous else "stopped"
                 how = to_line(AtelierError(why)) | {"code": 1, "has_died": True}
         except (AtelierError, OSError) as error:
             line = to_line(of_system(error) if isinstance(error, OSError) else error)
@@ -77,7 +76,7 @@ class NodeAgent:
             return int(how["code"])
         if self.is_ended and self.is_first:
             requeue_this_job()
-        return STOPPED if self.is_first else 0  # a bad end would end the others before they are done
+        return STOPPED if self.is_first else 0  # a nonzero exit would kill the other nodes before they finish
 
     def _gang(self, scratch: Path) -> None:
         size = int(self.orders["nodes"])
@@ -86,7 +85,7 @@ class NodeAgent:
         run = self.orders["run"] | {"scratch": str(scratch / "work")}
         (scratch / "work").mkdir()
         place = NodePlace(id=f"{self.gang}-{self.life}", index=self.index, pools=("",) * size)
-        self._meeting = rendezvous = Rendezvous(self.root, place, self.stop) if size > 1 else None
+        self._rendezvous = rendezvous = Rendezvous(self.root, place, self.stop) if size > 1 else None
         env = compile_cache(self.root)
         if rendezvous is not None:
             rendezvous.arrive()
@@ -113,14 +112,14 @@ class NodeAgent:
 
     def _say(self, waiting: str = "", **message: Any) -> None:
         with self._lock:
-            self._said.append(message | ({"waiting": waiting} if waiting else {}))
+            self._sent.append(message | ({"waiting": waiting} if waiting else {}))
 
     def _tell(self) -> None:
-        """Carry messages to the store, and a stop from there."""
+        """Thread: write messages to the channel, and set `stop` when the channel requests it."""
         while True:
             is_last = self.is_over.wait(TELL_S)
             with self._lock:
-                said, self._said = self._said, []
+                said, self._sent = self._sent, []
             with suppress(OSError):
                 if said and self.is_first:
                     self.channel.say(self.life, self._number + 1, said)
@@ -129,7 +128,7 @@ class NodeAgent:
                 if not self.stop.is_set() and self.channel.is_stopped():
                     self.stop.set()
             with self._lock:
-                self._said = said + self._said
+                self._sent = said + self._sent
             if is_last:
                 return
 
@@ -144,7 +143,11 @@ def main() -> int:
     if orders is None:
         print(f"{root}: no orders of {gang}; do all nodes see the same store?", file=sys.stderr)
         return 2
-    go_on_frozen(root, orders["code"], "atelier.infra.launch.node_agent", root, gang)
+    try:
+        go_on_frozen(root, orders["code"], "atelier.infra.launch.node_agent", root, gang)
+    except AtelierError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     return NodeAgent(root, gang, orders).run()
 
 

@@ -1,8 +1,8 @@
-"""Where the nodes of one gang find each other: `{root}/gangs/<id>/` on the store that they share.
+"""Rendezvous of the nodes of one gang: `{root}/gangs/<id>/` in the store that they share.
 
-Every node says that it is there; when all are, the first one says where to meet. All of them start or none,
-and when one ends the others end. The address is a c10d rendezvous: it is open to whoever reaches that port,
-so the nodes of a gang belong on a network of their own.
+Every node announces itself; when all have, the first one writes the address of the c10d rendezvous. All nodes
+start or none, and when one ends the others end. The c10d port is open to anyone who can reach it, so a gang's
+nodes belong on a network of their own.
 """
 
 import json
@@ -16,10 +16,10 @@ from typing import Any
 from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.io.storage import exists, join, read_object, write_bytes
 
-PATIENCE_S = 120.0  # for a node to come, or for a word from one that waits for slots
+PATIENCE_S = 120.0  # for a node to arrive, or for news from one that waits for slots
 POLL_S = 0.5
-SUBDOMAIN = "ATELIER_SUBDOMAIN"  # of pods, whose names alone do not lead to them
-ADDRESS = "ATELIER_ADDRESS"  # this host as the other nodes reach it; default: its name
+SUBDOMAIN = "ATELIER_SUBDOMAIN"  # of pods, whose host names alone do not resolve
+ADDRESS = "ATELIER_ADDRESS"  # this host's address for the other nodes; default: its name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class NodePlace:
 
 
 def share_of(ranks: int, nodes: int) -> int:
-    """Ranks on each node; AtelierError when they do not divide."""
+    """Ranks on each node. Raises AtelierError when they do not divide evenly."""
     if ranks % nodes:
         raise AtelierError(
             f"parallel: {ranks} ranks do not divide over {nodes} nodes; {(ranks // nodes + 1) * nodes} would"
@@ -62,11 +62,11 @@ class Rendezvous:
         self._waits_for, self._beats = "", 0
 
     def wait_for(self, what: str) -> None:
-        """Say, until it arrives, that this node will come when it has `what`."""
+        """Announce, until it arrives, that this node waits for `what`."""
         self._waits_for = what
 
     def arrive(self) -> None:
-        """Say that this node is there."""
+        """Announce that this node is ready."""
         self._waits_for = ""
         host = os.environ.get(ADDRESS) or ".".join(
             filter(None, (socket.gethostname(), os.environ.get(SUBDOMAIN)))
@@ -74,14 +74,14 @@ class Rendezvous:
         self._put(f"node-{self.place.index}", {"host": host, "machine": _machine(), "pid": os.getpid()})
 
     def gather(self, run: dict[str, Any], say: Any) -> dict[str, str]:
-        """The first node's part: wait for all, then hand `run` (the gang's run file) to the others; the
-        environment that the ranks here need. AtelierError names who did not come in time.
+        """On the first node: wait for all nodes, then send `run` (the gang's run file) to the others; returns
+        the environment for the ranks here. Raises AtelierError naming the nodes that did not arrive in time.
         """
         deadline = time.monotonic() + self.place.patience_s
         told, heard = "", {}
         while missing := [i for i in range(self.place.size) if self._get(f"node-{i}") is None]:
             words = {i: word for i in missing if (word := self._get(f"waiting-{i}")) is not None}
-            if words != heard:  # who waits for slots is there, and may wait for long
+            if words != heard:  # a node that waits for slots is alive, and may wait for long
                 deadline, heard = time.monotonic() + self.place.patience_s, words
             for_what = ", ".join(dict.fromkeys(str(word["for"]) for word in words.values()))
             text = f"waits for {self._named(missing)}" + (f" (waits for {for_what})" if for_what else "")
@@ -103,7 +103,7 @@ class Rendezvous:
         return _environment(go)
 
     def follow(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """Another node's part: the run file and environment of its ranks, once all are there."""
+        """On another node: the run file and environment of its ranks, once all nodes have arrived."""
         while True:
             go = self._get("go")
             if go is not None:
@@ -112,24 +112,24 @@ class Rendezvous:
             self._pause()
 
     def check(self) -> None:
-        """Raise StoppedError when the gang has ended."""
+        """Raises StoppedError when the gang has ended."""
         end = self._get("end")
         if end is not None:
             raise StoppedError(f"the gang has ended: {end['why']}")
 
     def why(self) -> str:
-        """Why the gang has ended, in the words of the node that ended it first; '' while it lives."""
+        """Why the gang has ended, as written by the node that ended first; '' while it runs."""
         end = self._get("end")
         return str(end["why"]) if end else ""
 
     def end(self, why: str) -> None:
-        """Tell the others that it is over."""
+        """Announce that this node ends the gang."""
         if not exists(join(self._folder, "end.json")):
             self._put("end", {"why": why, "by": self.place.index})
 
     def watch(self, stop: threading.Event, ended: threading.Event) -> None:
-        """Set `stop` when another node has ended the gang, and say what this one waits for; returns when
-        `ended` is set.
+        """Thread: set `stop` when another node has ended the gang, and announce what this one waits for,
+        until `ended` is set.
         """
         while not ended.wait(POLL_S):
             if waits_for := self._waits_for:
@@ -160,7 +160,7 @@ class Rendezvous:
 
 
 def place_of(document: dict[str, Any] | None) -> NodePlace | None:
-    """A node's place as a run's parameter carries it; None for a gang of one node."""
+    """A node's place from a flow run's parameter; None for a gang of one node."""
     if not document:
         return None
     return NodePlace(

@@ -1,6 +1,5 @@
-"""Slots of this machine: a gang waits until as many are free as it has ranks; first come, first served. Cores
-are shared by the runs of a store, GPUs by all commands of all users. And who it is that a run waits for, in
-words.
+"""Slots of this machine: a gang waits until as many are free as it needs; first come, first served. Cores are
+shared by the runs of a store, GPUs by all commands of all users. Also describes the processes that hold them.
 """
 
 import os
@@ -23,7 +22,7 @@ from atelier.infra.store.run_manifest import is_alive, manifests
 from atelier.infra.store.store import Store
 
 POLL_S = 0.1
-PATIENCE_S = 0.5  # shorter waits are not worth a word
+PATIENCE_S = 0.5  # shorter waits are not reported
 
 OnWait = Callable[[str, list[int]], None]
 
@@ -37,7 +36,7 @@ def num_slots(pool: Pool) -> int:
 
 @dataclass(frozen=True)
 class Claim:
-    """Slots that are held. `descriptors` hold them: a process that inherits them goes on holding."""
+    """Held slots. `descriptors` hold the locks, also in a process that inherits them."""
 
     names: tuple[str, ...]
     descriptors: tuple[int, ...]
@@ -54,8 +53,8 @@ class Slots:
         mode: int = 0o666 & ~UMASK,
         what: str = "slots",
     ) -> None:
-        """At most `total` at a time of the slots called `names`, the files of which lie in `folder`; `doors`
-        are shared by all whose slots overlap.
+        """Slots `names`, lock files in `folder`, of which at most `total` are used at a time; `doors` are
+        queue locks, shared by all whose slots overlap.
         """
         self.total, self._folder, self._mode, self._what = total, folder, mode, what
         self._names = tuple(names) or tuple(f"slot-{number}" for number in range(total))
@@ -67,13 +66,14 @@ class Slots:
 
     @property
     def num_there(self) -> int:
-        """How many there are, whatever may be used at a time."""
+        """Number of slots, of which `total` may be used at a time."""
         return len(self._names)
 
     @contextmanager
     def claim(self, count: int, stop: threading.Event, on_wait: OnWait | None = None) -> Iterator[Claim]:
-        """Hold `count` slots (at most all there are) while the block runs; StoppedError when `stop` is set in
-        the wait. `on_wait` hears once what is waited for, and which other processes have it.
+        """Hold `count` slots (at most all there are) while the block runs. `on_wait` is called once, with
+        what is waited for and the processes that hold it. Raises StoppedError when `stop` is set while
+        waiting.
         """
         count = min(count, self.num_there)
         wait = _Wait(stop, lambda: self._tell(count, on_wait))
@@ -101,8 +101,8 @@ class Slots:
             _close(held.values())
 
     def _hold_queue_locks(self, ticket: object, count: int, doors: list[int], wait: "_Wait") -> None:
-        """Whoever holds the doors is the only one that collects those slots: no two gangs hold half of what
-        both need, and nobody overtakes one that needs many. They are taken in order: nobody waits in a ring.
+        """Take the door locks, in order, to avoid deadlock. Only their holder collects slots: no two gangs
+        each hold half of what both need, and none overtakes a gang that needs many.
         """
         while self._queue[0] is not ticket or self._is_enough(count):
             wait.a_while()
@@ -112,7 +112,7 @@ class Slots:
             doors.append(found)
 
     def _is_enough(self, count: int) -> bool:
-        """Whether `count` more would be more than may be used at a time of those that there are."""
+        """Whether `count` more slots would exceed `total`."""
         is_limited = self.total < self.num_there
         return is_limited and 0 < self._in_use > self.total - count
 
@@ -146,7 +146,7 @@ class Slots:
 
 
 class CoreSlots(Slots):
-    """The cores that this process may use, and beyond them what the pool allows besides."""
+    """The cores that this process may use, plus further slots when the pool allows more."""
 
     def __init__(self, pool: Pool, folder: Path) -> None:
         total = num_slots(pool) if pool.is_cpu else num_cores()
@@ -156,8 +156,8 @@ class CoreSlots(Slots):
 
 
 def core_slots(pool: Pool, store: Store, place: NodePlace | None = None) -> CoreSlots:
-    """The cores of this machine for all over this store: commands and workers of pools alike. Nodes of one
-    gang that meet on one machine, where there should be several, have theirs apart: each waits for the other.
+    """The cores of this machine, shared by all commands and pool workers of this store. Several nodes of one
+    gang on one machine get separate slots, since each waits for the other.
     """
     folder = local_folder(store) / "slots" / socket.gethostname()
     return CoreSlots(pool, folder / place.pools[place.index] if place is not None else folder)
@@ -174,7 +174,7 @@ class GpuSlots(Slots):
         self._by_name = dict(zip(names, self._visible, strict=True))
 
     def check(self, count: int, place: str) -> None:
-        """ConfigError when there are fewer than `count`."""
+        """Raises ConfigError when there are fewer than `count`."""
         if count > len(self._visible):
             limit = os.environ.get(VISIBLE)
             by = "" if limit is None else f" ({VISIBLE}={limit})"
@@ -187,12 +187,12 @@ class GpuSlots(Slots):
             )
 
     def devices(self, claim: Claim) -> str:
-        """What CUDA_VISIBLE_DEVICES has to be for the claimed ones."""
+        """Value of CUDA_VISIBLE_DEVICES for the claimed GPUs."""
         return ",".join(self._by_name[name] for name in claim.names)
 
 
 class _Wait:
-    """One wait, of which something is said once."""
+    """One wait, reported once."""
 
     def __init__(self, stop: threading.Event, tell: Callable[[], None]) -> None:
         self._stop, self._tell = stop, tell
@@ -219,7 +219,7 @@ LONGEST = 80  # characters of a command line
 
 
 def who(pids: Sequence[int], store: Store) -> str:
-    """The processes that hold what is waited for, with their runs where the store knows them."""
+    """Text naming the processes that hold what is waited for, with their runs where the store has them."""
     if not pids:
         return "who has them cannot be seen from here"
     runs = {m["holder"]["pid"]: m["id"] for m in manifests(store) if m.get("holder") and is_alive(m)}

@@ -1,8 +1,8 @@
-"""Gangs as jobs of Slurm: one process a node (infra/launch/node_agent.py) under sbatch and srun, requeued
-when Slurm takes its nodes away.
+"""Gangs as Slurm jobs: one process per node (infra/launch/node_agent.py) under sbatch and srun, requeued on
+preemption.
 
-The caller needs sbatch, squeue and scancel, nothing listens for anybody. A job's environment is the caller's
-without what only the caller may know.
+The submitter needs sbatch, squeue and scancel; no port is opened. A job gets the submitter's environment
+without its credentials, except those of the store.
 """
 
 import os
@@ -29,14 +29,14 @@ WAITING = (
     "RESV_DEL_HOLD",
 )
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "PREEMPTED")
-SECONDS = 30  # for an answer of Slurm's commands
+SECONDS = 30  # timeout of Slurm's commands
 TAIL = 15
-ENDED_S = 600.0  # that a preempted job waits for Slurm to end it
+ENDED_S = 600.0  # how long a preempted job waits for Slurm to kill it
 OURS = ("SLURM_CONF",)
 
 
 class SlurmBatch:
-    """Slurm as one site has it."""
+    """Batch on the Slurm cluster of one site."""
 
     def __init__(self, site: Slurm, *, gpus: bool) -> None:
         self.site, self.gpus = site, gpus
@@ -53,7 +53,7 @@ class SlurmBatch:
         return answer.stdout.strip().split(";")[0]
 
     def check(self, root: str) -> None:
-        """ConfigError in Slurm's words when it would refuse a job of one rank."""
+        """Raises ConfigError with Slurm's message when it would refuse a job of one rank."""
         gang = BatchJob(id="check", name="check", root=root, nodes=1, ranks=1, threads=1)
         try:
             answer = self._ask(
@@ -83,17 +83,17 @@ class SlurmBatch:
         return ["--parsable", "--requeue", *(f"--{key}={value}" for key, value in asked.items() if value)]
 
     def script(self, gang: BatchJob) -> str:
-        """The job: the same process on every node. The interpreter that submits is there too, by a shared
-        file system, unless the site names another.
+        """The job script: the same process on every node, with the submitter's interpreter (on a shared file
+        system) unless the site names another.
         """
         words = [self.site.python or sys.executable, "-m", gang.module, *gang.words]
         if self.site.container:
             words = ["apptainer", "exec", *(["--nv"] if self.gpus else []), self.site.container, *words]
-        cores = f"--cpus-per-task={gang.ranks * gang.threads}"  # srun does not take them from sbatch
+        cores = f"--cpus-per-task={gang.ranks * gang.threads}"  # srun does not inherit this from sbatch
         run = shlex.join(["srun", "--kill-on-bad-exit=1", cores, *words])
         return f"#!/bin/sh\ncd {shlex.quote(str(IMPORT_ROOT))} || exit 1\nexec {run}\n"
 
-    def look(self, job: str) -> JobStatus:
+    def status(self, job: str) -> JobStatus:
         answer = self._ask("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T|%r")
         if answer.returncode and "Invalid job id" in answer.stderr:
             return JobStatus("over", f"Slurm knows job {job} no more")
@@ -106,7 +106,7 @@ class SlurmBatch:
         return _standing(job, state, reason)
 
     def look_at_elements(self, job: str) -> dict[int, JobStatus]:
-        """How each element of an array stands, without those that Slurm has forgotten; OSError as above."""
+        """Status of each array element that Slurm still knows. Raises OSError while it does not answer."""
         answer = self._ask(
             "squeue", "--noheader", "--array", f"--jobs={job}", "--states=all", "--format=%K|%T|%r"
         )
@@ -142,15 +142,15 @@ class SlurmBatch:
 
 
 def requeue_this_job() -> None:
-    """Have Slurm start this preempted job again: of itself it does so only with one that it had to kill.
-    Where its commands are not to be had, wait for that.
+    """Requeue this preempted job. Slurm itself requeues only jobs that it had to kill; where its commands are
+    not available, wait to be killed.
     """
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
         return
     try:
         state = _said("squeue", "--noheader", f"--jobs={job}", "--format=%T")
-        if state in ("RUNNING", "SIGNALING"):  # else it was cancelled, or has had its time
+        if state in ("RUNNING", "SIGNALING"):  # else it was cancelled or reached its time limit
             _said("scontrol", "requeue", job)
     except (OSError, subprocess.SubprocessError):
         time.sleep(ENDED_S)
@@ -174,7 +174,7 @@ def _standing(job: str, state: str, reason: str) -> JobStatus:
 
 
 def _refusal(said: str) -> str:
-    """Slurm's reason, of what sbatch wrote."""
+    """Slurm's reason, from sbatch's output."""
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in said.strip().splitlines()]
     reasons = [line.removeprefix("Batch job submission failed: ") for line in lines if line]
     return f"Slurm refuses the job: {'; '.join(dict.fromkeys(reasons)) or 'no reason given'}"

@@ -1,12 +1,12 @@
-"""The guard of a gang: `python -m atelier.infra.launch.supervisor guard.json`, started by exec under the
-process that runs a task.
+"""Supervisor of a gang: `python -m atelier.infra.launch.supervisor guard.json`, a child process of the one
+that runs a task.
 
 It takes over the leases with new fences, starts the ranks, renews the leases, and ends with the gang: when
-its parent dies (its standard input ends) or asks (SIGTERM) it tells the ranks to checkpoint and stop, and
-kills what is left after the grace time. When the gang has finished it publishes the records. Ranks notice its
-death by the pipe they hold. A gang that lost a rank to a signal, that nobody moves in any more, or whose
-copies of the weights differ starts again from its last checkpoint, if it made one. Standard output carries
-JSON lines for the parent; the ranks' own output goes to files.
+its parent dies (its standard input ends) or sends SIGTERM it makes the ranks checkpoint and stop, and kills
+those left after the grace time. When the gang has finished it publishes the records. Ranks notice its death
+by the pipe they hold. A gang that lost a rank to a signal, that hangs, or whose copies of the weights differ
+restarts from its last checkpoint, if it made a new one. Standard output carries JSON lines for the parent;
+the ranks' own output goes to files.
 """
 
 import json
@@ -32,11 +32,11 @@ from atelier.infra.store.lease import Holder, Lease, LeaseLost, Renewal, take
 from atelier.infra.store.store import Store, has_body, read_body
 from atelier.infra.store.trajectory import checkpoint_steps
 
-GUARD = "ATELIER_GUARD_FD"  # the pipe whose end tells a rank that its guard is gone
-RESTARTS = 3  # each only after a new checkpoint: a death at the same place again is told, not repeated
+GUARD = "ATELIER_GUARD_FD"  # pipe by whose end a rank notices that its supervisor is gone
+RESTARTS = 3  # each only after a new checkpoint: a second failure at the same step is reported instead
 STOPPED = 75
-# turns that a thread waits awake for the others: with the usual 300 000, when another process has one of the
-# cores, a step takes many times as long, and the processor's time goes into waiting
+# spins of an OpenMP thread that waits for the others: with the default of 300 000, when another process has
+# one of the cores, a step takes many times as long, and the CPU time goes into waiting
 SPINS = "10000"
 PASSED = (
     "PATH",
@@ -59,12 +59,12 @@ PASSED = (
 )
 
 
-STORE_KEYS = ("AWS_", "FSSPEC_")  # names that begin so let one into a store that is not a folder
+STORE_KEYS = ("AWS_", "FSSPEC_")  # prefixes of credentials for a remote store
 
 
 def passed(root: str, *more: str) -> dict[str, str]:
-    """What of this process's environment a guard and its ranks get: what is on the list, and the way into
-    their store; no other credential.
+    """The part of this process's environment that a supervisor and its ranks get: the variables listed, and
+    the credentials of their store but no others.
     """
     prefixes = () if is_local(root) else STORE_KEYS
     names = (*PASSED, *more)
@@ -72,17 +72,19 @@ def passed(root: str, *more: str) -> dict[str, str]:
 
 
 def rank_env(root: str, threads: int) -> dict[str, str]:
-    """What every rank of a gang with so many threads finds in its environment."""
+    """Environment of every rank of a gang with `threads` threads per rank."""
     return passed(root) | {
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
-        "OPENBLAS_NUM_THREADS": "1",  # numpy's threads would be there when a fork server forks
+        "OPENBLAS_NUM_THREADS": "1",  # a fork server must not have numpy's threads when it forks
         "GOMP_SPINCOUNT": SPINS,
     }
 
 
 class Supervisor:
-    """One gang from start to publication. `connection`: a fork server's; without one ranks are executed."""
+    """One gang from start to publication. Ranks are forked through `connection`, a fork server's, or
+    executed.
+    """
 
     def __init__(self, orders: dict[str, Any], connection: Connection | None = None) -> None:
         self.orders = orders
@@ -93,12 +95,12 @@ class Supervisor:
         self.stop_asked = threading.Event()
         self.ranks: list[Process] = []
         self.leases: list[Lease] = []
-        self.death = ""  # how a rank ended that nobody asked to end
-        self.hang = ""  # who was stuck when the gang was ended for it
+        self.death = ""  # how a rank ended without being asked to
+        self.hang = ""  # which ranks were stuck when the gang was killed for it
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, lambda *_: self.stop_asked.set())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the parent, who decides
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the parent, which decides
         threading.Thread(target=self._watch_parent, daemon=True).start()
         for address, fence in self.orders["leases"].items():
             lease = take(address, self.holder, handover=fence, stopped=self.stop_asked)
@@ -125,15 +127,15 @@ class Supervisor:
         self.stop_asked.set()
 
     def _to_the_end(self, renewal: Renewal) -> int:
-        """The gang's exit code, after as many restarts as help."""
+        """Run the gang, with restarts; returns its exit code."""
         for restart in range(RESTARTS + 1):
             before = self._checkpoints()
             code = self._gang(renewal, mode="ab" if restart else "wb")
             gained = self._checkpoints() - before
             if self.death and all(has_body(order["payload"]) for order in self.orders["outputs"].values()):
-                return 0  # all was written when it died
+                return 0  # all outputs were written when it died
             is_over = self.stop_asked.is_set() or renewal.lost.is_set() or restart == RESTARTS
-            is_over |= bool(self.orders.get("world"))  # a part of a gang: all of it starts again, or none
+            is_over |= bool(self.orders.get("world"))  # one node of a gang: all nodes restart, or none
             if not self.death or not gained or is_over:
                 self._tell_hang()
                 return code
@@ -143,9 +145,9 @@ class Supervisor:
         raise AssertionError("the last round returns")
 
     def _tell_hang(self) -> None:
-        """No rank could say that it hung."""
+        """Report a hang, since no rank could report it itself."""
         if self.hang and self.orders.get("world"):
-            say({"warning": self.hang})  # its other nodes end with it, and it may go well again
+            say({"warning": self.hang})  # its other nodes end with it; a retry may succeed
         elif self.hang:
             say(to_line(AtelierError(f"{self.orders['name']}: {self.hang}; run again to go on")))
 
@@ -159,7 +161,7 @@ class Supervisor:
         pulses = self.scratch / "pulse"
         shutil.rmtree(pulses, ignore_errors=True)
         pulses.mkdir(mode=0o700)
-        read_end, write_end = os.pipe()  # the ranks hold the reading end: it ends when the guard does
+        read_end, write_end = os.pipe()  # ranks hold the reading end: EOF when the supervisor ends
         (self.scratch / "rendezvous").unlink(missing_ok=True)
         try:
             self._start_ranks(count, first, mode, pulses, read_end)
@@ -257,8 +259,8 @@ class Supervisor:
             process.wait()
 
     def _death(self, codes: list[int | None]) -> str:
-        """How a rank ended that the gang may well live without: by a signal, or by what its memory did to
-        copies of the weights; '' when none did.
+        """How a rank failed when a restart may help: killed by a signal, or differing copies of the weights
+        (memory corruption); '' otherwise.
         """
         for local, code in enumerate(codes):
             if code is not None and code < 0:
@@ -292,7 +294,7 @@ class Supervisor:
 
 
 def say(message: dict[str, Any]) -> None:
-    """One JSON line to the parent; its death must not stop the guard from ending its gang in order."""
+    """One JSON line to the parent, whose death must not keep the supervisor from ending its gang in order."""
     with suppress(BrokenPipeError, OSError):
         print(json.dumps(message), flush=True)
 

@@ -1,5 +1,5 @@
-"""Gather what a report shows: scores, intervals over paired draws, curves, samples, lineage;
-infra/report/render.py draws it.
+"""Collect the content of a report: scores, intervals over paired draws, curves, samples, lineage.
+infra/report/render.py renders it.
 """
 
 import math
@@ -12,7 +12,7 @@ from atelier.engine.config.record import Record
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.storage import join, names, read_object, read_text
 from atelier.infra.dag import Node
-from atelier.infra.report.lineage import lineage, read_birth
+from atelier.infra.report.lineage import find_trajectory, lineage
 from atelier.infra.report.render import ReportContent, write_report
 from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
@@ -52,7 +52,7 @@ T95 = (
 )
 
 
-ASKED = ("/zero-shot", "/few-shot")  # ends of the keys of scores of models as they are
+ASKED = ("/zero-shot", "/few-shot")  # suffixes of the score keys of models that were not fine-tuned
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -75,6 +75,7 @@ def card_of(node: Node, context: RunContext, payload: str) -> None:
 
 
 def collect_report(node: Node, store: Store, command: str) -> ReportContent:
+    """Collect rows, curves, samples and lineage of the node's models and scores."""
     models = {
         key.removeprefix("model."): store.find(*ref)
         for key, ref in node.inputs.items()
@@ -101,7 +102,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         if "bits_per_byte" in scores.get(key, {}) or len(found) == 1
     }
     samples = {key: str(score["sample"]) for key, score in scores.items() if score.get("sample")}
-    last = [key for key in teachers if key in found and key not in teachers.values()]  # they came from most
+    last = [key for key in teachers if key in found and key not in teachers.values()]  # most ancestors
     focus = next(iter(last), next(iter(found)))
     return ReportContent(
         title=node.config["title"],
@@ -168,7 +169,7 @@ def _baseline_rows(baselines: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _asked_row(key: str, score: dict[str, Any]) -> dict[str, Any]:
-    """Accuracy of a model that was not fine-tuned, with the 95 % interval of a share of so many examples."""
+    """Accuracy of a model that was not fine-tuned, with its 95 % binomial interval (normal approximation)."""
     accuracy = score["accuracy"]
     half = 1.96 * math.sqrt(accuracy * (1 - accuracy) / score["examples"])
     return {
@@ -180,8 +181,8 @@ def _asked_row(key: str, score: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tuned_rows(found: dict[str, Record], scores: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a student: accuracy over its draws, and the paired difference to the same network from
-    scratch.
+    """One row per fine-tuned model: accuracy over its draws, and the paired difference to the same network
+    from scratch.
     """
     by_model: dict[str, dict[str, dict[int, float]]] = {}
     majority: float | None = None
@@ -234,7 +235,7 @@ def _curve(store: Store, record: Record) -> list[dict[str, Any]]:
         own = merge((place, read_text(place)) for place in places)
         last = lines[0]["step"] if lines else record.identity["step"] + 1
         lines = [line for line in own if line["step"] < last] + lines
-        trajectory_record = read_birth(store, fingerprint)  # without one the curve begins here
+        trajectory_record = find_trajectory(store, fingerprint)  # without a record the curve begins here
         fingerprint = trajectory_record.parents.get("trunk") if trajectory_record is not None else None
     return lines
 

@@ -1,6 +1,4 @@
-"""Whether numbers of several models may be ranked: held-out losses only where they are of one held-out
-set.
-"""
+"""Check whether metrics of several models may be ranked: held-out losses only on the same held-out set."""
 
 from collections.abc import Iterable
 
@@ -16,9 +14,9 @@ OF_SCORES = ("loss", "bits_per_byte")
 
 
 def held_out_of(record: Record, metric: str) -> str | None:
-    """The name of the held-out set that a number of the record's summary was measured on, '' where it is not
-    known; None for a number of another kind. Bits per byte are compared between tokenizers: there the set is
-    what was asked for.
+    """Name of the held-out set that a metric of the record's summary was measured on, '' when unknown; None
+    for metrics of another kind. Bits per byte are compared between tokenizers: there the name is the
+    requested number of tokens and window length.
     """
     word = metric.rpartition(".")[2]
     if word != "eval_loss" and not (record.kind == "scores" and word in OF_SCORES):
@@ -28,14 +26,14 @@ def held_out_of(record: Record, metric: str) -> str | None:
         return f"at most {most} tokens in windows of {sequence}"
     found = record.summary.get("held_out")
     name = found if isinstance(found, str) else ""
-    if not name and record.kind == "scores" and "tokens" in record.parents:  # their identity says as much
+    if not name and record.kind == "scores" and "tokens" in record.parents:  # derived from its identity
         return scored_name(record.parents["tokens"], _whole(record.summary.get("tokens")), sequence)
     return name
 
 
 def differing(found: Iterable[tuple[str, str | None]]) -> str:
-    """Why these, each a label and the name of its set, are not ranked: the first two that differ; '' when all
-    are of one set. Those of which nothing is known are taken to be of one: what earlier versions did.
+    """Why pairs (label, name of its held-out set) may not be ranked: the first two that differ; '' when all
+    are of one set. Unknown sets count as one, for records of earlier versions.
     """
     first: tuple[str, str] | None = None
     for label, name in found:

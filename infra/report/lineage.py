@@ -1,5 +1,5 @@
-"""Where artifacts come from and what came of them: a graph built from the store's records and trajectories
-alone.
+"""Lineage graph of artifacts, their ancestors and descendants, built only from the store's records and
+trajectories.
 """
 
 import graphlib
@@ -28,7 +28,7 @@ NUMBERS = (
     "vocab",
 )
 ENDS = ("scores", "report", "registration")
-SIBLINGS = 4  # of one family in a brief picture
+SIBLINGS = 4  # shown of one family in a brief graph
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class LineageNode:
 
 @dataclass(frozen=True)
 class Edge:
+    """A labelled edge between two fingerprints."""
+
     parent: str
     child: str
     label: str
@@ -62,13 +64,13 @@ class Graph:
     edges: tuple[Edge, ...]
 
     def only(self, kinds: Iterable[str]) -> "Graph":
-        """The same graph with nothing but the focus and nodes of these kinds."""
+        """The subgraph of the focus and the nodes of these kinds."""
         kept = {fp: node for fp, node in self.nodes.items() if node.kind in set(kinds) or fp == self.focus}
         edges = tuple(edge for edge in self.edges if edge.parent in kept and edge.child in kept)
         return Graph(focus=self.focus, nodes=kept, edges=edges)
 
     def near(self) -> "Graph":
-        """The focus with its data and all its ancestors, and the models that came directly of it."""
+        """The focus with all its ancestors and its direct children, in brief."""
         up = _walk(_nexts(self.edges, up=True), [edge.parent for edge in self.parents(self.focus)])
         down = {edge.child for edge in self.children(self.focus)}
         kept = {fp: node for fp, node in self.nodes.items() if fp in up | down | {self.focus}}
@@ -76,8 +78,8 @@ class Graph:
         return Graph(focus=self.focus, nodes=kept, edges=edges).brief()
 
     def brief(self) -> "Graph":
-        """For the eye: without scores, reports and registrations; of many siblings without children only
-        the first few, and how many more there are.
+        """A graph for display: without scores, reports and registrations; of many siblings without children
+        only the first few and the number of the others.
         """
         graph = self.only({node.kind for node in self.nodes.values()} - set(ENDS))
         groups: dict[tuple[Any, ...], list[str]] = {}
@@ -104,8 +106,8 @@ class Graph:
         return [edge for edge in self.edges if edge.parent == fingerprint]
 
     def without_shortcuts(self) -> "Graph":
-        """For the eye: a tokenizer that comes with the tokens, and data that comes with the model that was
-        scored on it, are left out.
+        """A graph for display without redundant edges: from a tokenizer that is also reached through tokens,
+        and to scores, reports and registrations that are also reached through a model.
         """
         nexts = _nexts(self.edges, up=False)
 
@@ -118,7 +120,7 @@ class Graph:
         return replace(self, edges=tuple(edge for edge in self.edges if is_plain(edge)))
 
     def order(self) -> list[str]:
-        """Every node after its parents."""
+        """Fingerprints in topological order, parents first."""
         sorter: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter(
             {fp: () for fp in sorted(self.nodes)}
         )
@@ -135,7 +137,7 @@ class Index:
         self.records = {record.fingerprint: record for record in store.records()}
         self.trajectory_records: dict[str, Record] = {}
         for short in names(join(store.root, "trajectory")):
-            trajectory_record = read_birth(store, short)
+            trajectory_record = find_trajectory(store, short)
             if trajectory_record is not None:
                 self.trajectory_records[trajectory_record.fingerprint] = trajectory_record
 
@@ -158,9 +160,7 @@ class Index:
         return found
 
     def models(self, trajectory: str) -> list[Record]:
-        """The models whose training went through the trajectory, those that ended on it first, then the
-        newest first.
-        """
+        """Models trained through the trajectory: those that ended on it first, then the newest."""
         found = self._models.get(trajectory, [])
         return [
             record
@@ -168,9 +168,7 @@ class Index:
         ]
 
     def model_of(self, trajectory: str, child: Record | None = None) -> Record | None:
-        """The model that a person means by the trajectory: of several the one made in the same run as
-        `child`.
-        """
+        """The model that stands for the trajectory: one of the same run as `child`, else the first."""
         models = self.models(trajectory)
         run = child.provenance.get("run") if child is not None else None
         return next(
@@ -178,7 +176,7 @@ class Index:
         )
 
     def students(self, model: Record) -> list[Record]:
-        """The models whose teacher is `model`, oldest first."""
+        """Models whose teacher is `model`, oldest first."""
         chain = set(self.chain(model.parents.get("trajectory", "")))
         found = [
             r
@@ -193,7 +191,7 @@ class Index:
         return self.model_of(trajectory, model) if trajectory else None
 
 
-def read_birth(store: Store, fingerprint: str) -> Record | None:
+def find_trajectory(store: Store, fingerprint: str) -> Record | None:
     """The record of a trajectory, written when it began; None when there is none or it is damaged."""
     try:
         return trajectories.read_trajectory(store, fingerprint)
@@ -207,11 +205,11 @@ def trajectory_start(trajectory_record: Record) -> int:
 
 
 def trajectory_segments(store: Store, trajectory: str, end: int) -> tuple[SegmentAddress, ...]:
-    """The chain of a trajectory from its first trunk on, the last one up to step `end`."""
+    """Segments of a trajectory from its first trunk on, the last one up to step `end`."""
     parts: list[SegmentAddress] = []
     fp = trajectory
     while fp:
-        trajectory_record = read_birth(store, fp)
+        trajectory_record = find_trajectory(store, fp)
         start = trajectory_start(trajectory_record) if trajectory_record else 0
         parts.append(
             SegmentAddress(fingerprint=fp, url=store.address("trajectory", fp), start=start, end=end)
@@ -227,8 +225,8 @@ def teacher_label(record: Record) -> str:
 
 
 def lineage(store: Store, word: str) -> Graph:
-    """Ancestors and descendants of what `word` means: a name, an alias, a run's id or 4 or more digits of a
-    fingerprint.
+    """Ancestors and descendants of `word`: a name, an alias, a run's id or 4 or more digits of a fingerprint.
+    Raises AtelierError when nothing is called so.
     """
     return graph_of(Index(store), word)
 
@@ -242,7 +240,7 @@ def graph_of(index: Index, word: str) -> Graph:
 
 
 class _Drawing:
-    """Nodes and edges of a whole store: trajectories stand for the models that came of them."""
+    """Nodes and edges of a whole store; a trajectory with models is replaced by its model."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -273,8 +271,8 @@ class _Drawing:
             until = trajectory_start(trajectory_record) if trajectory_record else 0
 
     def _through(self, trajectory: str, until: int, record: Record) -> Iterable[tuple[str, str]]:
-        """What a model has from a trajectory that it followed to step `until`, and from models that ended on
-        the way.
+        """(parent, label) of a model from a trajectory that it followed to step `until`: the trajectory's
+        data, and models that ended on the way.
         """
         trajectory_record = self.index.trajectory_records.get(trajectory)
         yield from (
@@ -296,7 +294,7 @@ class _Drawing:
         return model.fingerprint if model is not None else trajectory
 
     def find(self, word: str) -> str:
-        """The node that `word` means. A run becomes a node of its own, the parent of what it made."""
+        """The node that `word` means. A run is added as a node, the parent of its products."""
         manifest = manifest_of(self.index.store, word)
         if manifest is not None:
             self._add_run(manifest)

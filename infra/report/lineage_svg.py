@@ -1,6 +1,4 @@
-"""A lineage graph as a picture: boxes in layers, edges from parents to children, labels that cover
-nothing.
-"""
+"""Draw a lineage graph as SVG: boxes in layers, edges from parents to children, placed labels."""
 
 import html
 import itertools
@@ -9,7 +7,7 @@ from typing import Any
 
 from atelier.infra.report.lineage import ENDS, Graph, LineageNode
 
-COLOURS = {  # kind -> (light fill, light line, dark fill, dark line); told apart by the word in the box, too
+COLOURS = {  # kind -> (light fill, light line, dark fill, dark line); the box names the kind, too
     "corpus": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "tokenizer": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "tokens": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
@@ -29,12 +27,12 @@ MARKER = (
     'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z" class="tip"/></marker></defs>'
 )
 BOX_W, BOX_H, MARGIN = 210, 58, 18
-LINE = 13  # height of a line of a label
-TRIES = (0.5, 0.62, 0.38, 0.74, 0.26, 0.84)  # where along the end of an edge its label may stand
+LINE = 13  # height of a label's line
+TRIES = (0.5, 0.62, 0.38, 0.74, 0.26, 0.84)  # candidate positions of a label along the last bend of its edge
 
 
 def numbers_of(node: LineageNode, most: int = 3) -> str:
-    """The few numbers worth showing beside a name."""
+    """The first `most` numbers of a node, as text."""
     words = [f"step {node.step:,}"] if node.step and node.kind in ("model", "trajectory") else []
     names = {"eval_loss": "held-out loss", "bits_per_byte": "bits/byte"}
     for key, value in node.numbers.items():
@@ -60,19 +58,19 @@ def layers_of(graph: Graph) -> dict[str, int]:
     layer: dict[str, int] = {}
     for fp in graph.order():
         layer[fp] = max((layer[edge.parent] + 1 for edge in graph.parents(fp)), default=0)
-    for fp in reversed(graph.order()):  # what only one later thing needs stands right beside it
+    for fp in reversed(graph.order()):  # a node without parents is placed right before its first child
         nexts = [layer[edge.child] for edge in graph.children(fp)]
         if nexts and not graph.parents(fp):
             layer[fp] = min(nexts) - 1
     return layer
 
 
-# the (column, place)s an edge runs through; a place is a node or a gap kept free for the edge
+# (column, place) pairs of an edge's route; a place is a node or a gap kept free for the edge
 Route = list[tuple[int, str]]
 
 
 def _lay_out(graph: Graph) -> tuple[list[list[str]], list[tuple[Any, Route]]]:
-    """Columns of places, ordered so that edges cross little, and each edge's way through them."""
+    """Columns of places, ordered to reduce edge crossings, and each edge's route through them."""
     layer = layers_of(graph)
     columns: list[list[str]] = [[] for _ in range(max(layer.values()) + 1)]
     for fp in graph.order():
@@ -102,7 +100,7 @@ def _lay_out(graph: Graph) -> tuple[list[list[str]], list[tuple[Any, Route]]]:
 def _by_middle(
     column: list[str], other: list[str], beside: int, neighbours: dict[str, list[tuple[int, str]]]
 ) -> list[str]:
-    """`column` sorted by the mean position of each place's neighbours in the column beside it."""
+    """`column` sorted by the mean position of each place's neighbours in the adjacent column."""
     position = {place: index / max(1, len(other) - 1) for index, place in enumerate(other)}
     own = {place: index / max(1, len(column) - 1) for index, place in enumerate(column)}
 
@@ -115,12 +113,12 @@ def _by_middle(
 
 @dataclass(frozen=True)
 class BoxShape:
-    """Sizes along the way from parents to children, and across it."""
+    """Sizes along the direction from parents to children, and across it."""
 
     is_upright: bool
     box: tuple[int, int]  # along, across
     gap: int  # between two layers
-    slots: tuple[int, int]  # across: of an edge that passes by, of a box
+    slots: tuple[int, int]  # across: of a passing edge, of a box
 
     def xy(self, along: float, across: float) -> tuple[float, float]:
         return (across, along) if self.is_upright else (along, across)
@@ -133,9 +131,9 @@ Box = tuple[float, float, float, float]  # left, top, width, height
 
 
 def to_svg(graph: Graph, widest: int = 0, mark: str = "tip") -> str:
-    """A picture that stands alone; follows the reader's light or dark setting. From left to right or from top
-    to bottom, whichever is narrower. One wider than `widest` has no size of its own: it fills its place.
-    `mark` is another one for each picture of a page.
+    """A self-contained SVG that follows the reader's light or dark setting, from left to right or from top to
+    bottom, whichever is narrower. One wider than `widest` has no fixed size: it scales to its container.
+    `mark` is the arrowhead's id, unique for each SVG of a page.
     """
     graph = graph.without_shortcuts()
     columns, routes = _lay_out(graph)
@@ -158,10 +156,10 @@ def to_svg(graph: Graph, widest: int = 0, mark: str = "tip") -> str:
         points = [at[place] for _, place in route]
         strong = " strong" if edge.label.startswith("teacher") else ""
         lines.append(f'<path class="edge{strong}" d="{_way(shape, points)}" marker-end="url(#{mark})"/>')
-        # the box above says which scores they are
+        # scores and reports: the parent's box has the name
         text = edge.label.split(".")[0] if graph.nodes[edge.child].kind in ENDS else edge.label
         labels.append(_label(text, strong, _spots(shape, points), taken))
-    # labels above all lines: none is struck through by another edge
+    # labels are drawn above all edges
     parts += (
         lines
         + labels
@@ -181,7 +179,7 @@ def _size(shape: BoxShape, columns: list[list[str]], graph: Graph) -> tuple[floa
 
 
 def _places(shape: BoxShape, columns: list[list[str]], graph: Graph) -> dict[str, tuple[float, float]]:
-    """(begin along, middle across) of every place."""
+    """(start along, middle across) of every place."""
     at: dict[str, tuple[float, float]] = {}
     most = max(_across(shape, column, graph) for column in columns)
     for index, column in enumerate(columns):
@@ -199,7 +197,7 @@ def _corner(shape: BoxShape, place: tuple[float, float]) -> Box:
 
 
 def _way(shape: BoxShape, points: list[tuple[float, float]]) -> str:
-    """The path of an edge from its parent past other boxes to its child."""
+    """SVG path of an edge from its parent past other boxes to its child."""
 
     def at(along: float, across: float) -> str:
         return "{:.0f} {:.0f}".format(*shape.xy(along, across))
@@ -216,13 +214,13 @@ def _way(shape: BoxShape, points: list[tuple[float, float]]) -> str:
 
 
 def _spots(shape: BoxShape, points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points of an edge where its label may stand, the best first: on the bend before its child."""
+    """Candidate positions of an edge's label, best first: on the bend before its child."""
     start, (end, there) = points[-1][0] - shape.gap, points[-1]
     here = points[-2][1]
     spots = []
     for t in TRIES:
         near, far = (1 - t) ** 2, t**2
-        ease = far * (3 - 2 * t)  # a cubic curve that begins and ends level
+        ease = far * (3 - 2 * t)  # a cubic curve that is level at both ends
         along = start * near * (1 + 2 * t) + 3 * near * t * shape.gap / 2 - 3 * far * (1 - t) * shape.gap / 2
         along += end * ease
         spots.append(shape.xy(along, here + (there - here) * ease))
@@ -230,7 +228,7 @@ def _spots(shape: BoxShape, points: list[tuple[float, float]]) -> list[tuple[flo
 
 
 def _label(label: str, strong: str, spots: list[tuple[float, float]], taken: list[Box]) -> str:
-    """The label at the first spot where it covers nothing that stands already; `taken` grows by it."""
+    """Draw the label at the spot that overlaps `taken` least (the first of equals), and add it to `taken`."""
     words = label.replace(" @ ", " @\n").split("\n")
     width, height = 6.4 * max(map(len, words)) + 6, LINE * len(words) + 2
 

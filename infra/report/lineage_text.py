@@ -1,4 +1,4 @@
-"""A lineage graph as text for the terminal, JSON, Mermaid and one HTML page."""
+"""Render a lineage graph as a tree for the terminal, JSON, Mermaid and one HTML page."""
 
 import html
 import json
@@ -15,9 +15,7 @@ from atelier.infra.report.lineage_svg import numbers_of, to_svg
 
 
 def to_tree(graph: Graph) -> Tree:
-    """For rich: ancestors, the thing itself, descendants. What stands on the page already is not spread out
-    again.
-    """
+    """A rich tree: ancestors, the focus, descendants. A node that was shown before is not expanded again."""
     graph = graph.without_shortcuts()
     tree = Tree("", hide_root=True, guide_style="dim")
     seen: set[str] = set()
@@ -60,13 +58,13 @@ def _line(node: LineageNode, label: str, *, bold: bool = False, again: bool = Fa
 
 
 def to_json(graph: Graph) -> dict[str, Any]:
-    """Plain data: nodes in an order in which every parent comes first."""
+    """The graph as JSON data: nodes in topological order, parents first."""
     nodes = [vars(graph.nodes[fp]) for fp in graph.order()]
     return {"focus": graph.focus, "nodes": nodes, "edges": [vars(edge) for edge in graph.edges]}
 
 
 def to_mermaid(graph: Graph) -> str:
-    """A Mermaid flowchart, as GitHub and Prefect draw it."""
+    """A Mermaid flowchart, as GitHub and Prefect render it."""
     graph = graph.without_shortcuts()
     order = graph.order()
     name = {fp: f"n{number}" for number, fp in enumerate(order)}
@@ -114,8 +112,8 @@ small{{color:#a3aeb7}}}}
 
 
 def to_html(graph: Graph) -> str:
-    """One file with the picture and a table of everything in it; needs nothing else to be read. A narrow
-    window shows the nearest relatives only.
+    """One self-contained file with the picture and a table of all nodes. A narrow window shows only the
+    focus, its ancestors and its children.
     """
     rows = []
     for fp in graph.order():
@@ -138,9 +136,9 @@ def to_html(graph: Graph) -> str:
 
 def to_text(graph: Graph, width: int = 110) -> str:
     """The tree as plain text, for a file or a pipe."""
-    import io  # here: only this function writes into memory
+    import io  # imported here: only this function writes into memory
 
-    from rich.console import Console  # here: rich's console costs 50 ms, and pictures do without
+    from rich.console import Console  # imported here: rich's console costs 50 ms that pictures do not need
 
     target = io.StringIO()
     Console(file=target, width=width, no_color=True, highlight=False, legacy_windows=False).print(

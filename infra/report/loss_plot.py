@@ -1,4 +1,4 @@
-"""The loss picture of a report. Imports matplotlib; no window, no global state: any thread may draw."""
+"""Draw the loss plot of a report. Imports matplotlib without pyplot: no window, thread-safe."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-# Okabe and Ito: told apart with any colour vision
+# Okabe and Ito: distinguishable with any colour vision
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 LEADER = "#1c1c1c"
 GREY = "#6b747b"
@@ -20,8 +20,8 @@ def loss_png(
     controls: Mapping[str, str] | None = None,
     starts: Mapping[str, int] | None = None,
 ) -> bytes:
-    """Training loss (thin, smoothed), held-out loss (points), where students began; below it the students'
-    distance to their controls.
+    """PNG of training loss (smoothed line), held-out loss (points) and the steps at which students began;
+    below it the students' difference to their controls.
     """
     controls, starts = dict(controls or {}), dict(starts or {})
     shown = {name: list(lines) for name, lines in curves.items() if lines}
@@ -60,7 +60,7 @@ def loss_png(
 
 
 def colours_of(names: Sequence[str], controls: Mapping[str, str]) -> dict[str, str]:
-    """Black for the first that is nobody's student or control, a colour for each other; a control has its
+    """Black for the first that is neither student nor control, a colour for each other; a control has its
     student's.
     """
     students = set(controls.values())
@@ -79,7 +79,7 @@ def _values(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], li
 
 
 def smooth(values: Sequence[float], span: float) -> list[float]:
-    """Exponential mean over about `span` values, unbiased at the beginning."""
+    """Exponential moving average over about `span` values, with bias correction."""
     keep, mean, weight, result = 1 - 1 / max(span, 1.0), 0.0, 0.0, []
     for value in values:
         mean = keep * mean + (1 - keep) * value
@@ -116,7 +116,7 @@ def _mark_starts(
     colours: Mapping[str, str],
     controls: Mapping[str, str],
 ) -> None:
-    """A dotted line where a student began to learn from its teacher; those that began together share one."""
+    """A dotted line at the step where a student began; students of the same step share one."""
     together: dict[int, list[str]] = {}
     for name, step in starts.items():
         if step > 0 and name in shown and name not in controls:
@@ -140,7 +140,7 @@ def _mark_starts(
 
 
 def _crop(axes: Axes, shown: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Leave the first plunge out of the picture: the differences that matter come after it."""
+    """Crop the initial drop of the loss: the differences that matter come after it."""
     low, high = [], []
     for lines in shown.values():
         _, losses = _values(lines, "loss")
@@ -156,7 +156,7 @@ def _crop(axes: Axes, shown: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
 def _gap(
     student: Sequence[Mapping[str, Any]], control: Sequence[Mapping[str, Any]]
 ) -> list[tuple[int, float]]:
-    """(step, held-out loss of the student minus the control's) where both were looked at."""
+    """(step, held-out loss of the student minus the control's) where both were evaluated."""
     theirs = dict(zip(*_values(control, "eval/loss"), strict=True))
     return [(s, v - theirs[s]) for s, v in zip(*_values(student, "eval/loss"), strict=True) if s in theirs]
 

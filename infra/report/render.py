@@ -1,4 +1,4 @@
-"""The card of a run: results as tables, loss curves, samples, lineage; as markdown, one HTML file, pictures
+"""Render the report of a run: tables, loss curves, samples and lineage as markdown, one HTML file, pictures
 and JSON.
 """
 
@@ -21,21 +21,21 @@ ORDER = {
 
 @dataclass(frozen=True)
 class ReportContent:
-    """All that a report shows. `rows` have `name`, `kind` and of the numbers those that there are."""
+    """Content of a report. `rows` have `name`, `kind` and the numbers that are available."""
 
     title: str
     command: str
     rows: list[dict[str, Any]]
-    # name -> metric lines in order of steps
+    # name -> metric lines in step order
     curves: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     samples: dict[str, str] = field(default_factory=dict)
     graph: Graph | None = None
     notes: list[str] = field(default_factory=list)
-    controls: dict[str, str] = field(default_factory=dict)  # control -> the student it is compared with
+    controls: dict[str, str] = field(default_factory=dict)  # control -> its student
     starts: dict[str, int] = field(default_factory=dict)  # student -> the teacher's step at which it began
 
     def ordered(self) -> list[dict[str, Any]]:
-        """The rows, teachers first, every control behind its student."""
+        """The rows, teachers first, each control after its student."""
         place = {row["name"]: number for number, row in enumerate(self.rows)}
 
         def key(row: dict[str, Any]) -> tuple[int, int, int]:
@@ -50,13 +50,13 @@ class ReportContent:
 
 
 def write_report(folder: Path, content: ReportContent) -> list[Path]:
-    """Write the files of a report into `folder`; their paths. Without curves no loss.png, without a graph no
-    lineage.svg.
+    """Write the files of a report into `folder`; returns their paths. loss.png needs curves, lineage.svg a
+    graph.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: dict[str, bytes] = {}
     if any(content.curves.values()):
-        # here: matplotlib takes 0.5 s to import, and tables do without
+        # imported here: matplotlib takes 0.5 s, and tables do not need it
         from atelier.infra.report.loss_plot import loss_png
 
         written["loss.png"] = loss_png(content.curves, controls=content.controls, starts=content.starts)
@@ -90,7 +90,7 @@ class Table:
 
 
 def tables_of(content: ReportContent) -> list[Table]:
-    """Language modelling and, when there is any, accuracy: two tables, since no row has both."""
+    """Tables of language modelling and of accuracy, where rows have them: no row has both."""
     rows = content.ordered()
     text = [row for row in rows if row.get("bits_per_byte") is not None]
     right = [row for row in rows if row.get("accuracy") is not None]
@@ -162,8 +162,8 @@ def interval(value: float | None, half: float | None, *, plus: bool = False) -> 
 
 
 def terminal_table(content: ReportContent) -> Any:
-    """The tables for rich."""
-    from rich.console import Group  # here, as below: 50 ms that a report on disk does not need
+    """The tables as a rich renderable."""
+    from rich.console import Group  # imported here: 50 ms that a report on disk does not need
     from rich.table import Table as RichTable
 
     styles = {
@@ -269,7 +269,7 @@ META = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,
 
 
 def to_html(content: ReportContent, png: bytes, svg: str) -> str:
-    """One file that needs no other; wide things scroll inside themselves, so that a phone shows the rest at
+    """One self-contained HTML file; wide tables and pictures scroll, so that a phone shows the rest at
     reading size.
     """
     body = [f"<h1>{html.escape(content.title)}</h1>", f"<pre>{html.escape(content.command)}</pre>"]
@@ -302,7 +302,7 @@ def to_html(content: ReportContent, png: bytes, svg: str) -> str:
 
 
 def _alt(content: ReportContent) -> str:
-    """The loss picture in words: whose curves, and where they ended."""
+    """Alternative text of the loss plot: the curves and their last held-out losses."""
     ends = [
         f"{name} ends at {looks[-1]:.3f}"
         for name, lines in content.curves.items()
@@ -322,8 +322,8 @@ def html_table(table: Table) -> str:
 
 
 def _cell(head: str, text: str) -> str:
-    """A comparison is coloured by what it means: a lower loss and a higher accuracy are good; one within its
-    interval means nothing.
+    """A table cell; comparisons are coloured: a lower loss and a higher accuracy are good, a difference
+    within its interval is not coloured.
     """
     if not text or head.split(" ")[-1] not in ("control", "scratch") or "vs" not in head:
         return f"<td>{html.escape(text)}</td>"

@@ -1,4 +1,4 @@
-"""How held-out loss falls with a model's size and its data: L(N, D) = E + A / N^alpha + B / D^beta, with N
+"""Fit a scaling law of held-out loss in model size and data: L(N, D) = E + A / N^alpha + B / D^beta, with N
 parameters and D tokens (Hoffmann et al., 2203.15556, equation 2), fitted as there by the Huber loss of log L
 (appendix D.2). WSD's branches give it many D for the cost of the longest (MiniCPM, 2404.06395, section 4.3).
 """
@@ -12,16 +12,16 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import huber
 
-DELTA = 1e-3  # where the Huber loss of log L turns linear
-EXPONENTS = (0.1, 0.3, 0.6, 1.0)  # that the fit starts from
-FLOORS = (0.3, 0.6, 0.9)  # likewise: E as a share of the lowest loss
-MOST = 3.0  # an exponent that is larger says that the points show no power law
-LENGTHS, SIZES = 4, 3  # as many different D, and N, as a fit needs at least
+DELTA = 1e-3  # where the Huber loss of log L becomes linear
+EXPONENTS = (0.1, 0.3, 0.6, 1.0)  # starting values of the fit
+FLOORS = (0.3, 0.6, 0.9)  # starting values: E as a share of the lowest loss
+MOST = 3.0  # upper bound of exponents: a larger one would mean that there is no power law
+LENGTHS, SIZES = 4, 3  # fewest different D, and N, for a fit
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A training: parameters, tokens it saw, held-out loss in nats a token."""
+    """One training: parameters, tokens seen, held-out loss in nats per token."""
 
     params: int
     tokens: int
@@ -30,9 +30,9 @@ class Trained:
 
 @dataclass(frozen=True)
 class Law:
-    """L(N, D) = floor + size / N^alpha + data / D^beta, in nats a token; with one model size, `size` is 0 and
-    `params` that size. `error`: mean |L / measured - 1| of the points it was fitted to. `foresight`: the same
-    for the longest trainings from a fit without them, None where too few are left.
+    """L(N, D) = floor + size / N^alpha + data / D^beta, in nats per token; with one model size, `size` is 0
+    and `params` that size. `error`: mean |L / measured - 1| of the points it was fitted to. `foresight`: the
+    same for the longest trainings from a fit without them, None where too few are left.
     """
 
     floor: float
@@ -53,8 +53,8 @@ class Law:
 
 
 def laws(points: Sequence[Trained]) -> list[Law]:
-    """The law of all sizes, when there are enough of them; else one of the data for each size that has enough
-    lengths. Of several trainings of one size and length the best counts.
+    """Fit one law over all sizes when there are enough of them, else one over the data for each size that has
+    enough lengths. Of several trainings of one size and length the best counts.
     """
     best = lowest(points)
     sizes = sorted({one.params for one in best})
@@ -97,7 +97,7 @@ def _fit(points: Sequence[Trained]) -> Law | None:
     log_L = np.log([one.loss for one in points])
 
     def logs(e: float, a: float, alpha: float, b: float, beta: float) -> np.ndarray:
-        """log L of every point. a and b are logs of what size and data add at the middle point."""
+        """log L of every point. a and b are the logs of the size and data terms at the mean point."""
         parts = [np.full_like(log_L, e), b - beta * (log_D - log_D.mean())]
         if is_joint:
             parts.append(a - alpha * (log_N - log_N.mean()))

@@ -1,6 +1,5 @@
-"""Pictures of a sweep: parallel coordinates (a line a point, coloured by its value; beside them what
-mattered), and a scaling law (held-out loss over tokens, a colour a model size, measured as dots). Imports
-matplotlib.
+"""Draw the plots of a sweep: parallel coordinates (one line per point, coloured by its value) with the keys'
+importance, and a scaling law (held-out loss over tokens, one colour per model size). Imports matplotlib.
 """
 
 import io
@@ -16,12 +15,12 @@ from matplotlib.figure import Figure
 from atelier.infra.report.scaling_law import Law, Trained
 from atelier.infra.report.sweep_report import SweepContent, SweepRow, number
 
-FURTHER = 4.0  # times the longest training, that the curves are drawn to
+FURTHER = 4.0  # curves are extrapolated to this multiple of the longest training
 LAW_DPI = 150
 
 
 def law_png(points: Sequence[Trained], laws: Sequence[Law]) -> bytes:
-    """The picture as PNG: whole lines where there are measurements, dashed beyond them."""
+    """The scaling law as PNG: points as measured, solid lines over their range, dashed beyond it."""
     figure = Figure(figsize=(7.5, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -55,11 +54,11 @@ def law_png(points: Sequence[Trained], laws: Sequence[Law]) -> bytes:
 
 
 WIDTH, HEIGHT, DPI = 9.0, 4.2, 150
-WIDEST = 20  # a range that spans more is drawn by its logarithm
+WIDEST = 20  # a larger ratio of the range is drawn on a log scale
 
 
 def parallel_png(content: SweepContent) -> bytes:
-    """The picture as PNG."""
+    """The parallel coordinates as PNG, with bars of importance where known."""
     rows = content.valued
     columns = [*content.keys, content.metric]
     has_bars = bool(content.importance)
@@ -114,7 +113,7 @@ def _lines(axes: Axes, content: SweepContent, rows: Sequence[SweepRow], columns:
 
 
 def _heights(texts: Sequence[str]) -> list[float]:
-    """0 to 1: numbers by size (or its logarithm), other values evenly in the order in which they come."""
+    """Positions from 0 to 1: numbers by value (or its log), other values evenly in order of appearance."""
     numbers = [number(text) for text in texts]
     if None in numbers:
         names = list(dict.fromkeys(texts))

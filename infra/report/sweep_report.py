@@ -1,5 +1,5 @@
-"""The card of a sweep: its points as a table, parallel coordinates, which key mattered, the best one and its
-command line; as markdown, one HTML file, a picture and JSON.
+"""Render the report of a sweep: its points as a table, parallel coordinates, importance of keys, the best
+point and its command line; as markdown, one HTML file, pictures and JSON.
 """
 
 import base64
@@ -19,7 +19,7 @@ FILES = ("report.md", "report.html", *PICTURES, "points.json")
 
 @dataclass(frozen=True)
 class SweepRow:
-    """A point: the values of the swept keys as they were written, its state, and what it is compared by."""
+    """A point: values of the swept keys as they were written, its state, and its value of the metric."""
 
     number: int
     state: str
@@ -31,7 +31,7 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class SweepContent:
-    """All that the report of a sweep shows. `importance`: share of the spread that a key explains."""
+    """Content of a sweep's report. `importance`: share of the metric's variance that a key explains."""
 
     title: str
     command: str
@@ -56,10 +56,10 @@ class SweepContent:
 
 
 def importances(rows: list[SweepRow], direction: str) -> dict[str, float]:
-    """The share of the values' spread that each key explains: functional ANOVA over a random forest (Hutter
-    et al., ICML 2014), as Optuna has it. {} where fewer than four points have a value or nothing varies.
+    """Share of the values' variance that each key explains: functional ANOVA over a random forest (Hutter et
+    al., ICML 2014), as in Optuna. {} when fewer than four points have a value or nothing varies.
     """
-    import optuna  # here, as below: half a second that a sweep of few points does without
+    import optuna  # imported here: 0.5 s that other reports do not need
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
     found = [row for row in rows if row.value is not None and math.isfinite(row.value)]
@@ -101,11 +101,11 @@ def number(text: str) -> float | None:
 
 
 def write_sweep_report(folder: Path, content: SweepContent) -> list[Path]:
-    """Write the files of the report into `folder`; their paths. Without values there is no picture."""
+    """Write the files of the report into `folder`; returns their paths. Pictures need values or laws."""
     folder.mkdir(parents=True, exist_ok=True)
     written: dict[str, bytes] = {}
     if len(content.valued) > 1 and content.keys:
-        from atelier.infra.report.sweep_plot import parallel_png  # matplotlib: 0.5 s
+        from atelier.infra.report.sweep_plot import parallel_png  # imports matplotlib: 0.5 s
 
         written["parallel.png"] = parallel_png(content)
     if content.laws:
@@ -123,7 +123,7 @@ def write_sweep_report(folder: Path, content: SweepContent) -> list[Path]:
 
 
 def table_of(content: SweepContent) -> Table:
-    """The points, the best first, those without a value last."""
+    """Table of the points, best first, those without a value last."""
     sign = 1 if content.direction == "minimize" else -1
     ordered = sorted(
         content.rows,
@@ -158,7 +158,7 @@ def _said(content: SweepContent) -> list[str]:
 
 
 def _law(law: Law) -> str:
-    """A law with how far it is to be trusted."""
+    """A scaling law as text, with its errors."""
     size = f" at {law.params / 1e6:.3g} M parameters" if law.params is not None else ""
     of = "D tokens" if law.params is not None else "N parameters and D tokens"
     fit = f"{law} nats a token for {of}{size}; off by {law.error:.2%} on average"
@@ -183,7 +183,7 @@ def to_markdown(content: SweepContent) -> str:
 
 
 def to_html(content: SweepContent, pictures: Mapping[str, bytes]) -> str:
-    """One file that needs no other."""
+    """One self-contained HTML file."""
     body = [f"<h1>{html.escape(content.title)}</h1>", f"<pre>{html.escape(content.command)}</pre>"]
     notes = "".join(f"<li>{html.escape(text)}</li>" for text in _said(content))
     body.append(f"<ul class=notes>{notes}</ul>")

@@ -1,6 +1,5 @@
-"""The servers of a cluster, each alone in its container: `python -m atelier.infra.stack.cluster prefect`,
-`services` or `mlflow`; `check` only looks whether the secrets are any. All that they need is in their
-environment.
+"""Start a server of a cluster in its container: `python -m atelier.infra.stack.cluster prefect`, `services`
+or `mlflow`; `check` only checks the secrets. All configuration is in the environment.
 """
 
 import os
@@ -14,18 +13,18 @@ from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.infra.stack.settings import QUIET, Credentials, mlflow_users, own_origins
 
 USER = "atelier"
-PREFECT_PORT, MLFLOW_PORT = 4200, 5000  # inside; what is published is the compose file's affair
+PREFECT_PORT, MLFLOW_PORT = 4200, 5000  # inside the container; the compose file publishes them
 EVERYWHERE = "0.0.0.0"
 LOGIN, FLASK = "ATELIER_PASSWORD", "ATELIER_FLASK_KEY"
 PREFECT_DB, MLFLOW_DB = "ATELIER_PREFECT_DB_PASSWORD", "ATELIER_MLFLOW_DB_PASSWORD"
 REDIS = "ATELIER_REDIS_PASSWORD"
-SECRETS = {  # of each part
+SECRETS = {  # required by each part
     "prefect": (LOGIN, PREFECT_DB, REDIS),
     "services": (PREFECT_DB, REDIS),
     "mlflow": (LOGIN, FLASK, MLFLOW_DB),
     "check": (LOGIN, FLASK, PREFECT_DB, MLFLOW_DB, REDIS),
 }
-SHORTEST, FEWEST = 16, 8  # characters, and different ones among them
+SHORTEST, FEWEST = 16, 8  # fewest characters, and fewest distinct ones
 KNOWN = re.compile(
     "passw|change|secret|prefect|postgres|mlflow|atelier|redis|admin|example|default|1234567|qwert",
     re.IGNORECASE,
@@ -34,13 +33,13 @@ WAY_OUT = "infra/docker/secrets makes a random one"
 
 
 def check_secrets(part: str, given: Mapping[str, str]) -> None:
-    """Refuse a secret that is missing, guessable or used twice."""
+    """Raises ConfigError for a secret that is missing, guessable or used twice."""
     values: dict[str, str] = {}
     for name in SECRETS[part]:
         value = given.get(name, "")
         if not value:
             raise ConfigError(name, "is not set", WAY_OUT)
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", value):  # it becomes a part of URLs and of SQL
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", value):  # it is put into URLs and SQL
             raise ConfigError(name, "has other characters than letters, digits, - and _", WAY_OUT)
         if len(value) < SHORTEST or len(set(value)) < FEWEST or KNOWN.search(value):
             raise ConfigError(name, "is a default or can be guessed", WAY_OUT)
@@ -50,7 +49,7 @@ def check_secrets(part: str, given: Mapping[str, str]) -> None:
 
 
 def own_urls(port: int, given: Mapping[str, str]) -> list[str]:
-    """What the server's clients call it: browsers ($ATELIER_URLS, the first), workers, a health check."""
+    """URLs of the server for clients: browsers (the first of $ATELIER_URLS), workers, health check."""
     urls = [url.rstrip("/") for url in given.get("ATELIER_URLS", "").split()]
     same = [url.replace("127.0.0.1", "localhost") for url in urls]
     return list(dict.fromkeys([*urls, *same, *own_origins(port)]))
@@ -80,7 +79,7 @@ def prefect(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def mlflow(given: Mapping[str, str]) -> dict[str, str]:
-    """Environment of MLflow, its users in a database beside that of its runs."""
+    """Environment of MLflow, with its users in a separate database."""
     host = given.get("ATELIER_POSTGRES_HOST", "postgres")
     database = f"postgresql+psycopg://mlflow:{given[MLFLOW_DB]}@{host}:5432"
     login = Credentials(user=USER, password=given[LOGIN], flask_key=given[FLASK])
@@ -90,15 +89,15 @@ def mlflow(given: Mapping[str, str]) -> dict[str, str]:
         QUIET
         | mlflow_users(Path("/tmp"), users, login)
         | {
-            "MLFLOW_BACKEND_STORE_URI": f"{database}/mlflow",  # not an argument: `ps` shows those
+            "MLFLOW_BACKEND_STORE_URI": f"{database}/mlflow",  # not an argument, which `ps` would show
             "MLFLOW_FLASK_SERVER_SECRET_KEY": login.flask_key,
         }
     )
 
 
 def renew_login(database: str, login: Credentials) -> None:
-    """The password of now, though MLflow made the user with another: a new .env, a restore."""
-    from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore  # seconds that the other parts do without
+    """Set the user's current password in MLflow's database: it may differ after a new .env or a restore."""
+    from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore  # takes seconds
 
     store = SqlAlchemyStore()
     store.init_db(database)
@@ -107,7 +106,7 @@ def renew_login(database: str, login: Credentials) -> None:
 
 
 def command(part: str, given: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """What runs the part, and what is added to its environment."""
+    """Python arguments that run the part, and additions to its environment."""
     if part == "prefect":
         arguments = [
             "atelier.infra.stack.prefect_server",
@@ -129,7 +128,7 @@ def command(part: str, given: Mapping[str, str]) -> tuple[list[str], dict[str, s
 
 
 def main(part: str) -> None:
-    """Become the part's process."""
+    """Check the secrets and exec the part's process."""
     check_secrets(part, os.environ)
     if part == "check":
         return

@@ -1,5 +1,5 @@
-"""What `atelier up` puts on a Prefect server: pools, a deployment for every flow, `work` on every pool, and
-the automation that ends the runs of dead processes.
+"""Set up a Prefect server for `atelier up`: pools, a deployment for every flow, `work` on every pool, and the
+automation that ends the runs of dead processes.
 """
 
 from dataclasses import dataclass
@@ -17,27 +17,29 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.events.utilities import emit_event
 from prefect.exceptions import ObjectNotFound
 
-DEPLOYMENT = "atelier"  # every flow's deployment: `titan/atelier`
+from atelier.engine.config.error import ConfigError
+
+DEPLOYMENT = "atelier"  # name of every flow's deployment, as in `titan/atelier`
 WORK = "work"
 TAG = "atelier"
 DEAD_AFTER_S = 60  # two heartbeats
 ENTRY = "atelier.flows.deployments.entry"
-# A pool's jobs are this command in the worker's environment. Whoever may submit a run must not be able to
-# choose either: the template has no variables, and no `env`, into which a worker would merge the run's own.
+# A pool's jobs are this command in the worker's environment. Those who submit runs must not be able to change
+# either: the template has no variables, and no `env`, into which a worker would merge the run's own.
 TEMPLATE: dict[str, Any] = {
     "job_configuration": {"stream_output": True, "command": "python -m atelier.infra.stack.flow_process"},
     "variables": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 QUEUES = ("urgent", "default", "idle")
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Paused", "Suspended", "AwaitingRetry")
-BEGUN = ("Pending", "Submitting", "Running")  # a process has the run, or a worker is about to start it
+BEGUN = ("Pending", "Submitting", "Running")  # a process runs it, or a worker is about to start it
 HEARTBEAT = "prefect.flow-run.heartbeat"
 SILENCE = "its process has said nothing for a minute; start the run again and it goes on"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deployed:
-    """A flow as the server shows it; `form` is the JSON schema of its parameters."""
+    """A flow to deploy; `form` is the JSON schema of its parameters."""
 
     flow: str
     about: str
@@ -48,8 +50,8 @@ class Deployed:
 
 
 def put_pool(client: SyncPrefectClient, name: str, about: str, limit: int) -> None:
-    """A process pool that runs at most `limit` flows at once; an existing one is brought up to date. A limit
-    that a person has set on its page stays until ours is another, which its description remembers.
+    """Create or update a process pool that runs at most `limit` flows at once. A limit that a user has set on
+    its page stays until `limit` changes: the description records the last one.
     """
     about = f"{about}; {limit} at once"
     try:
@@ -69,8 +71,17 @@ def put_pool(client: SyncPrefectClient, name: str, about: str, limit: int) -> No
     client.update_work_pool(name, WorkPoolUpdate(base_job_template=TEMPLATE, **new))
 
 
+def check_command(client: SyncPrefectClient, pool: str) -> None:
+    """Raises ConfigError when the pool starts its runs by another command than this code would have them."""
+    ours = TEMPLATE["job_configuration"]["command"]
+    command = client.read_work_pool(pool).base_job_template.get("job_configuration", {}).get("command")
+    if command != ours:
+        way_out = "`atelier up` or python -m atelier.flows.deployments.deploy brings the server up to date"
+        raise ConfigError("pool", f"{pool} was made by another Atelier: its runs start {command!r}", way_out)
+
+
 def put_queues(client: SyncPrefectClient, pool: str) -> None:
-    """Queues urgent, default and idle: a free slot goes to the first of them that has a run."""
+    """Create the queues urgent, default and idle: a free slot goes to the first of them that has a run."""
     there = {queue.name: queue for queue in client.read_work_queues(work_pool_name=pool)}
     for priority, name in enumerate(QUEUES, start=1):
         if name in there:
@@ -80,11 +91,10 @@ def put_queues(client: SyncPrefectClient, pool: str) -> None:
 
 
 def put_deployment(client: SyncPrefectClient, deployed: Deployed) -> str:
-    """Create the flow's deployment, or bring what is ours of it up to date; its id.
+    """Create the flow's deployment, or update Atelier's fields of it; returns its id.
 
-    What a person has set on its page stays: schedules, the limit of concurrent runs, tags, defaults of
-    parameters, whether it is paused. So nothing of that is sent: Prefect's upsert replaces what it is not
-    told of.
+    What a user has set on its page stays: schedules, concurrency limit, tags, parameter defaults, paused
+    state. So it is updated by fields: Prefect's upsert would reset those that are not sent.
     """
     ours: dict[str, Any] = {
         "description": deployed.about,
@@ -100,7 +110,7 @@ def put_deployment(client: SyncPrefectClient, deployed: Deployed) -> str:
             flow_id, name=deployed.name, work_pool_name=deployed.pool, tags=[TAG], **ours
         )
         return str(made)
-    if found.work_pool_name != deployed.pool:  # told again, it would put runs into the pool's default queue
+    if found.work_pool_name != deployed.pool:  # resent, runs move to its default queue
         ours["work_pool_name"] = deployed.pool
     if TAG not in found.tags:
         ours["tags"] = [*found.tags, TAG]
@@ -109,14 +119,14 @@ def put_deployment(client: SyncPrefectClient, deployed: Deployed) -> str:
 
 
 def is_silence(state: State[Any]) -> bool:
-    """Whether heartbeats that did not arrive, and nothing else, have ended a run."""
+    """Whether a run was ended only because of missing heartbeats."""
     return state.is_crashed() and state.message == SILENCE
 
 
 def put_zombie_automation(client: SyncPrefectClient) -> None:
-    """Mark a run crashed, so that its slot is free, when its process has said nothing for a minute.
+    """Create the automation that marks a run crashed, which frees its slot, after a minute without heartbeat.
 
-    One that is there already stays: with an automation the server forgets whom it was waiting for.
+    An equal one that exists stays: replacing it would make the server forget the runs it is waiting for.
     """
     wanted = _zombie_automation()
     there = client.read_automations_by_name(wanted.name)
@@ -151,8 +161,9 @@ def _zombie_automation() -> AutomationCore:
 
 
 def knock(client: SyncPrefectClient) -> None:
-    """Have the automation wait for every run that nobody has heard of lately: a server that was away, without
-    its database, or is new, waits for nobody. Who lives then goes on with its heartbeats.
+    """Emit a heartbeat for every active run without a recent one, so that the automation waits for it: a
+    server that was down, lost its database or is new waits for none. Living runs continue with their own
+    heartbeats.
     """
     since = datetime.now(UTC) - timedelta(seconds=1.5 * DEAD_AFTER_S)
     states = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])

@@ -1,11 +1,11 @@
-"""Prefect's worker, `python -m atelier.infra.stack.pool_worker worker start ...`, that does not die of a run
-which is started again while it still ends, and that can be ended wherever it was started.
+"""Prefect's worker with two fixes: `python -m atelier.infra.stack.pool_worker worker start ...`.
 
-Prefect 3.8 takes a run's token of the worker's limit when it submits it, and raises where the run has one
-already: a cancelled run that is set to run again at once. Such a run is left for the next look, when its
-token is back.
+Prefect 3.8 acquires a token of the worker's limiter for each submitted run, and raises when the run still has
+one: a cancelled run that is rescheduled at once. Such a run is left for the next poll, when its token is
+released.
 
-It also passes SIGTERM on to itself as SIGINT, which a process ignores that a script has started with &.
+The worker also forwards SIGTERM to itself as SIGINT, which a process started with & by a script ignores; the
+default handler is restored.
 """
 
 import signal
@@ -16,7 +16,7 @@ from prefect.workers.base import BaseWorker
 
 
 def be_patient() -> None:
-    """Have all workers of this process pass over runs that still hold a token."""
+    """Patch Prefect: workers of this process skip runs that still hold a limiter token."""
     submit = BaseWorker._submit_scheduled_flow_runs
 
     async def submit_the_rest(self: Any, flow_run_response: list[Any]) -> Any:
@@ -28,7 +28,7 @@ def be_patient() -> None:
 
 
 def hear_interrupts() -> None:
-    """Have SIGINT end this process, as if a terminal had started it."""
+    """Restore the default handler of SIGINT, as in a process started from a terminal."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

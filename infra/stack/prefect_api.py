@@ -1,4 +1,4 @@
-"""What Atelier asks of a Prefect server: whether it is the right one, runs on a pool, their states."""
+"""Calls to a Prefect server: check server and pools, submit, read and cancel runs, write artifacts."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,13 +18,15 @@ from prefect.states import Cancelling
 
 from atelier.engine.config.error import ConfigError
 
-SEEN_S = 90  # a worker that was not heard for longer is no worker
+SEEN_S = 90  # a worker without a heartbeat for longer counts as offline
 AWAY = (httpx.TransportError, OSError)
 
 
 @contextmanager
 def server() -> Iterator[SyncPrefectClient]:
-    """A client of the configured server; one ConfigError for one that is away, locked or of another kind."""
+    """A client of the configured server. Raises ConfigError when it is unreachable, refuses the credential,
+    is no Prefect server or another version.
+    """
     url = PREFECT_API_URL.value() or ""
     if not url:
         raise ConfigError("PREFECT_API_URL", "no Prefect server is running", "atelier up starts one")
@@ -70,7 +72,7 @@ def _locked(url: str) -> ConfigError:
 
 
 def check_pool_exists(client: SyncPrefectClient, pool: str) -> None:
-    """Refuse a pool that the server does not have."""
+    """Raises ConfigError for a pool that the server does not have."""
     try:
         client.read_work_pool(pool)
     except ObjectNotFound:
@@ -80,14 +82,14 @@ def check_pool_exists(client: SyncPrefectClient, pool: str) -> None:
 
 
 def check_pool(client: SyncPrefectClient, pool: str) -> None:
-    """Refuse a pool that the server does not have, or that no worker serves."""
+    """Raises ConfigError for a pool that the server does not have or that no worker serves."""
     check_pool_exists(client, pool)
     if not workers(client, pool):
         raise ConfigError("pool", f"no worker serves the pool {pool!r}", f"start one: atelier worker {pool}")
 
 
 def workers(client: SyncPrefectClient, pool: str) -> list[str]:
-    """Names of the workers that serve `pool` just now."""
+    """Names of the workers that currently serve `pool`."""
     since = datetime.now(UTC) - timedelta(seconds=SEEN_S)
     return [
         worker.name
@@ -101,8 +103,8 @@ def workers(client: SyncPrefectClient, pool: str) -> list[str]:
 def submit(
     deployment: str, parameters: Mapping[str, Any], *, key: str | None = None, tags: Iterable[str] = ()
 ) -> str:
-    """A run of a deployment that belongs to no other run; its id. However often a `key` is given, it starts
-    one run.
+    """Create a run of a deployment without a parent run; returns its id. `key` is an idempotency key: the
+    same one starts only one run.
     """
     with server() as client:
         found = client.read_deployment_by_name(deployment)
@@ -113,14 +115,14 @@ def submit(
 
 
 def is_away(error: Exception) -> bool:
-    """Whether the same call may succeed later: no server answers, or it has too much to do."""
+    """Whether a retry may succeed: the server does not answer, or answers with a 5xx status."""
     if isinstance(error, PrefectHTTPStatusError):
         return error.response.status_code >= 500
     return isinstance(error, AWAY)
 
 
 def read_run(run_id: str) -> FlowRun | None:
-    """The run as the server knows it; None while the server does not answer."""
+    """Read a run; None while the server does not answer."""
     try:
         with get_client(sync_client=True) as client:
             return client.read_flow_run(UUID(run_id))
@@ -131,7 +133,7 @@ def read_run(run_id: str) -> FlowRun | None:
 
 
 def cancel(run_id: str, patience_s: float = 10.0) -> None:
-    """Ask the server to end a run; a server that is away is asked again for a while, then left."""
+    """Cancel a run; an unreachable server is retried for `patience_s`, then ignored."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -145,9 +147,7 @@ def cancel(run_id: str, patience_s: float = 10.0) -> None:
 
 
 def put_markdown(key: str, markdown: str, about: str) -> str:
-    """A page of its own among Prefect's artifacts; its address. A new one of the same key is its next
-    version.
-    """
+    """Create a Prefect markdown artifact, or a new version of the same key; returns its address."""
     artifact = ArtifactCreate(key=key, type="markdown", data=markdown, description=about)
     with server() as client:
         client.create_artifact(artifact)
@@ -155,10 +155,10 @@ def put_markdown(key: str, markdown: str, about: str) -> str:
 
 
 def page(run_id: str) -> str:
-    """Address of a run's page in Prefect's UI."""
+    """URL of a run's page in Prefect's UI."""
     return f"{_pages()}/v2/runs/flow-run/{run_id}"
 
 
 def _pages() -> str:
-    """What browsers call the server; a worker may know it by another name."""
+    """The server's URL for browsers; a worker may reach it by another name."""
     return (PREFECT_UI_URL.value() or PREFECT_API_URL.value() or "").removesuffix("/api").rstrip("/")

@@ -1,5 +1,5 @@
-"""Prefect's database as sqlite: its writers wait for each other, and its tables are copied from the last one
-of the same Prefect version on this machine.
+"""Prefect's sqlite database: serialize writers, and create the tables by copying a cached database of the
+same Prefect version.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from atelier.infra.store.local_folders import cache_folder
 
 
 class OneWriter(AioSqliteConfiguration):
-    """As Prefect's own; every transaction may write."""
+    """Prefect's configuration, with every transaction opened for writing, so that writers queue."""
 
     @asynccontextmanager
     async def begin_transaction(
@@ -33,15 +33,15 @@ class OneWriter(AioSqliteConfiguration):
 
 
 def one_writer() -> None:
-    """Have the server of this process, not yet started, use `OneWriter` where its database is sqlite."""
+    """Make this process's server, not yet started, use `OneWriter` when its database is sqlite."""
     url = PREFECT_API_DATABASE_CONNECTION_URL.value()
     if get_dialect(url).name == "sqlite":
         set_database_config(OneWriter(connection_url=url))
 
 
 def make_tables() -> None:
-    """Put Prefect's tables where the server of this process, not yet started, will look for them, unless
-    something is there. Without a whole copy its migrations make them, as without this.
+    """Create the database of this process's server, not yet started, unless it exists: by copying the cached
+    one or, without an intact one, by Prefect's migrations, whose result is then cached.
     """
     path = database_file()
     if path is None or path.exists():
@@ -56,7 +56,7 @@ def make_tables() -> None:
 
 
 def database_file() -> Path | None:
-    """The file of Prefect's database; None where it is none of SQLite's, or in memory."""
+    """File of Prefect's database; None when it is not sqlite, or in memory."""
     url = make_url(PREFECT_API_DATABASE_CONNECTION_URL.value() or "")
     name = url.database or ""
     is_file = url.get_backend_name() == "sqlite" and name.startswith("/")
@@ -64,7 +64,7 @@ def database_file() -> Path | None:
 
 
 def is_whole(path: Path) -> bool:
-    """True when the file is a sound SQLite database whose migrations were run."""
+    """True when the file is an intact sqlite database whose migrations were run."""
     if not path.exists():
         return False
     try:

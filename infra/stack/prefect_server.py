@@ -1,8 +1,8 @@
-"""Prefect's server behind a gate: `python -m atelier.infra.stack.prefect_server <port>`, in a container
-`python -m atelier.infra.stack.prefect_server <port> <address to listen on> <its own URLs>`.
+"""Prefect's server behind a request filter: `python -m atelier.infra.stack.prefect_server <port>`, in a
+container `python -m atelier.infra.stack.prefect_server <port> <address to listen on> <its own URLs>`.
 
-Its own middleware asks for the password and takes any host name. The gate refuses, before that, what comes
-from a page of another site, or under a name that somebody has let point at this machine.
+Prefect's middleware checks the password but accepts any host name. The filter first refuses requests from
+pages of other sites (CSRF) and under foreign host names (DNS rebinding).
 """
 
 import sys
@@ -21,7 +21,9 @@ REFUSED = b"this server answers only to its own address and its own pages"
 
 
 class RequestFilter:
-    """`app`, for requests to its own URLs and from their pages alone."""
+    """ASGI middleware: passes requests to the server's own URLs and from their pages, refuses others with
+    403.
+    """
 
     def __init__(self, app: Any, own: Iterable[str]) -> None:
         self._app = app
@@ -36,7 +38,7 @@ class RequestFilter:
             await send({"type": "http.response.start", "status": 403, "headers": headers})
             await send({"type": "http.response.body", "body": REFUSED})
         else:
-            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: status 403
+            await send({"type": "websocket.close", "code": 1008})  # before accepting: HTTP status 403
 
     def _is_own(self, headers: list[tuple[bytes, bytes]]) -> bool:
         hosts = {value.lower() for name, value in headers if name == b"host"}
@@ -45,7 +47,7 @@ class RequestFilter:
 
 
 def main(port: int, host: str = HOST, *own: str) -> None:
-    """Serve until SIGTERM, as `prefect server start` does; all else is said by PREFECT_... variables."""
+    """Serve until SIGTERM, as `prefect server start`; all else is configured by PREFECT_... variables."""
     server = get_current_settings().server
     one_writer()
     make_tables()

@@ -1,5 +1,5 @@
-"""Prefect's background services, `python -m atelier.infra.stack.prefect_services`: what `prefect server
-services start` runs, with a pulse. They answer no requests, so a file whose time goes on says that they live.
+"""Prefect's background services with a heartbeat: `python -m atelier.infra.stack.prefect_services`, as
+`prefect server services start`. They answer no requests, so a health check reads the heartbeat file's mtime.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ EVERY_S = 5.0
 
 
 async def beat() -> None:
-    """Touch the file for as long as the loop that runs the services gets on."""
+    """Touch the heartbeat file as long as the event loop that runs the services is responsive."""
     while True:
         PULSE.touch()
         await asyncio.sleep(EVERY_S)
 
 
 async def main() -> None:
-    async with asyncio.TaskGroup() as group:  # one that ends, ends the process: it is started again
+    async with asyncio.TaskGroup() as group:  # if one ends, the process ends and is restarted
         group.create_task(beat())
         group.create_task(_run_all_services())
 

@@ -1,5 +1,5 @@
-"""One process of the local stack: started in a session of its own, found again by its identity, ended with
-all that it started.
+"""Processes of the local stack: started in their own session, found again by process identity, ended with all
+their children.
 """
 
 import os
@@ -25,14 +25,14 @@ GRACE_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """How a process is started, and how one knows that it is ready."""
+    """How a process is started, and how its readiness is checked."""
 
     name: str
     arguments: tuple[str, ...]
     environment: dict[str, str]
-    ready: str = ""  # a URL that answers, with whatever status, when it is
+    ready: str = ""  # a URL that answers, with any status, when it is ready
     url: str = ""
-    umask: int = -1  # of what it writes; -1: the caller's
+    umask: int = -1  # -1: the caller's
 
     @property
     def command(self) -> list[str]:
@@ -40,8 +40,8 @@ class Service:
 
 
 def start(service: Service, folder: Path) -> dict[str, Any]:
-    """Start it in the background; its words go to `<folder>/<name>.log`, which only its owner reads. Returns
-    what finds it again.
+    """Start a process in the background with its output in `<folder>/<name>.log`, readable only by its owner.
+    Returns its state entry, by which it is found again.
     """
     log = folder / f"{service.name}.log"
     with open(log, "ab", opener=_open_private) as out:
@@ -61,22 +61,24 @@ def start(service: Service, folder: Path) -> dict[str, Any]:
 
 def _open_private(path: str, flags: int) -> int:
     descriptor = os.open(path, flags, 0o600)
-    os.fchmod(descriptor, 0o600)  # one that an older version made
+    os.fchmod(descriptor, 0o600)  # the file may be an older version's
     return descriptor
 
 
-_children: list[subprocess.Popen[bytes]] = []  # kept so that an early end is reaped and seen
+_children: list[subprocess.Popen[bytes]] = []  # kept so that an early exit is reaped and noticed
 
 
 def is_running(entry: dict[str, Any]) -> bool:
-    """True when the process of a state entry still lives."""
+    """True when the process of a state entry is alive."""
     for child in _children:
         child.poll()
     return "holder" in entry and not Holder(**entry["holder"]).is_gone()
 
 
 def wait_ready(service: Service, entry: dict[str, Any]) -> None:
-    """Return when it answers; AtelierError with its last words when it ends or stays silent."""
+    """Wait until a process answers. Raises AtelierError when it exits (with its last output) or does not
+    answer.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while service.ready and time.monotonic() < deadline:
         if answers(service.ready):
@@ -89,7 +91,7 @@ def wait_ready(service: Service, entry: dict[str, Any]) -> None:
 
 
 def answers(url: str, timeout_s: float = 5.0) -> bool:
-    """True when a server is there, whatever it says."""
+    """True when a server answers, with any status."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s):
             return True
@@ -100,7 +102,7 @@ def answers(url: str, timeout_s: float = 5.0) -> bool:
 
 
 def check_port(name: str, port: int) -> None:
-    """Refuse a port that something else has."""
+    """Raises ConfigError for a port that is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -113,7 +115,7 @@ def check_port(name: str, port: int) -> None:
 
 
 def stop(entry: dict[str, Any]) -> None:
-    """SIGTERM to the process, SIGKILL to its session after the grace time; returns when it is gone."""
+    """SIGTERM to the process, SIGKILL to its process group after the grace time; waits for the end."""
     holder = Holder(**entry["holder"])
     if not is_running(entry):
         return
@@ -123,7 +125,7 @@ def stop(entry: dict[str, Any]) -> None:
     while is_running(entry) and time.monotonic() < deadline:
         time.sleep(0.05)
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(holder.pid, signal.SIGKILL)  # what it may have left in its session
+        os.killpg(holder.pid, signal.SIGKILL)  # children it may have left
     while is_running(entry):
         time.sleep(0.05)
 

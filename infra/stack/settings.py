@@ -1,6 +1,6 @@
 """Addresses and credentials of the local stack, and the environment of each of its processes.
 
-They lie in `<root>/stack`, readable by their owner alone: a Prefect credential is a shell on its pools.
+They are in `<root>/stack`, readable only by their owner: a Prefect credential gives a shell on its pools.
 """
 
 import json
@@ -28,7 +28,7 @@ QUIET = {
 
 
 def stack_folder(root: str) -> Path:
-    """Where the stack of the store at `root` keeps what belongs to this machine."""
+    """Folder for the state of the stack of the store at `root` on this machine."""
     if is_local(root):
         return local_path(root).absolute() / "stack"
     return Path.home() / ".cache" / "atelier" / "stack" / sha256(root.encode()).hexdigest()[:16]
@@ -36,7 +36,7 @@ def stack_folder(root: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """Random, made once for a store; both pages ask for the same user and password."""
+    """Random credentials, created once per store; both servers use the same user and password."""
 
     user: str
     password: str
@@ -44,12 +44,12 @@ class Credentials:
 
     @property
     def prefect(self) -> str:
-        """What Prefect calls an auth string."""
+        """Prefect's auth string."""
         return f"{self.user}:{self.password}"
 
     @staticmethod
     def of(folder: Path) -> "Credentials":
-        """The folder's credentials, made when there are none."""
+        """The folder's credentials, created when missing. Raises DamageError when the file cannot be read."""
         path = folder / "credentials.json"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(folder, 0o700)
@@ -76,7 +76,7 @@ class Addresses:
     mlflow: str
 
     def client(self, credentials: Credentials) -> dict[str, str]:
-        """Environment of whoever talks to both servers: the command line, workers, flows."""
+        """Environment of the clients of both servers: command line, workers, flows."""
         return {
             "PREFECT_API_URL": f"{self.prefect}/api",
             "PREFECT_API_AUTH_STRING": credentials.prefect,
@@ -87,17 +87,17 @@ class Addresses:
 
 
 def own_hosts(port: int) -> tuple[str, ...]:
-    """What a request to the server at `port` may call it."""
+    """Host names under which the server at `port` may be addressed."""
     return (f"{HOST}:{port}", f"localhost:{port}")
 
 
 def own_origins(port: int) -> tuple[str, ...]:
-    """Where the pages come from that may ask it."""
+    """Origins of pages that may send requests to it."""
     return tuple(f"http://{host}" for host in own_hosts(port))
 
 
 def prefect_server(root: str, port: int, credentials: Credentials) -> dict[str, str]:
-    """Environment of the Prefect server: it asks for the credential, and answers no page but its own."""
+    """Environment of the Prefect server: it requires the credential, and accepts only its own origins."""
     own = f"http://{HOST}:{port}"
     return QUIET | {
         "PREFECT_HOME": str(prefect_home(root)),
@@ -106,18 +106,18 @@ def prefect_server(root: str, port: int, credentials: Credentials) -> dict[str, 
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(own_origins(port)),
         "PREFECT_UI_API_URL": f"{own}/api",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds: sqlite has one writer; else a busy one is a 503
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds: sqlite has one writer; else a wait becomes a 503
         "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
     }
 
 
 def mlflow_server(folder: Path, credentials: Credentials) -> dict[str, str]:
-    """Environment of the MLflow server, its users in a database of their own."""
+    """Environment of the MLflow server, with its users in a separate database."""
     return mlflow_users(folder, f"sqlite:///{folder / 'mlflow-users.db'}", credentials)
 
 
 def mlflow_users(folder: Path, database: str, credentials: Credentials) -> dict[str, str]:
-    """As above, the users in `database`; who is none of them sees nothing."""
+    """As `mlflow_server`, with the users in `database`; others have no permissions."""
     ini = folder / "mlflow-auth.ini"
     lines = [
         "[mlflow]",
@@ -125,7 +125,7 @@ def mlflow_users(folder: Path, database: str, credentials: Credentials) -> dict[
         f"database_uri = {database}",
         f"admin_username = {credentials.user}",
         f"admin_password = {credentials.password}",
-        "auth_cache_ttl_seconds = 300",  # else a password hash, a tenth of a second of CPU time, a request
+        "auth_cache_ttl_seconds = 300",  # without a cache every request hashes a password: 0.1 s of CPU time
     ]
     write_private(ini, "\n".join(lines) + "\n")
     return QUIET | {
@@ -135,44 +135,44 @@ def mlflow_users(folder: Path, database: str, credentials: Credentials) -> dict[
 
 
 def worker(root: str, client: dict[str, str]) -> dict[str, str]:
-    """Environment of a worker, which the flows that it starts inherit (their gangs do not)."""
+    """Environment of a worker, inherited by its flows (not by their gangs)."""
     return (
         QUIET
         | client
         | {
             "ATELIER_ROOT": root,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-            "PYTHONPATH": str(IMPORT_ROOT),  # the flows that it starts are this code's, wherever they run
+            "PYTHONPATH": str(IMPORT_ROOT),  # its flows run this code in any working directory
             "PREFECT_HOME": str(prefect_home(root).with_name("prefect-worker")),
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "PREFECT_WORKER_PREFETCH_SECONDS": "1",
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
             "PREFECT_CLIENT_MAX_RETRIES": "5",  # 2 + 4 + ... + 32 s, then its loops try again
-            "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # what a server says whose database is away
+            "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # the server's status when its database is away
             "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
         }
     )
 
 
 def prefect_home(root: str) -> Path:
-    """Where Prefect keeps its database for this store."""
+    """Prefect's home with its database for this store."""
     return local_path(root).absolute() / "prefect" if is_local(root) else stack_folder(root) / "prefect"
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what it says of other servers."""
+    """This process's environment without PREFECT_... and MLFLOW_... variables."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
 
 
 def check_binding(host: str) -> None:
-    """Refuse an address that others can reach: neither server speaks TLS itself."""
+    """Raises ConfigError for an address that others can reach: neither server speaks TLS."""
     if host not in LOOPBACK:
         way_out = f"leave --host away; from elsewhere: ssh -L PORT:{HOST}:PORT <this machine>, for both ports"
         raise ConfigError("--host", f"{host} can be reached by others, and the stack speaks no TLS", way_out)
 
 
 def write_private(path: Path, text: str) -> None:
-    """A file that only its owner reads, whole or not at all."""
+    """Write a file readable only by its owner, atomically."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -181,7 +181,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What runs, as `up` left it; empty when nothing was ever started."""
+    """State of the stack's processes as written by `up`; {} when none was started."""
     try:
         return read_object(str(folder / "state.json"))
     except (FileNotFoundError, DamageError):

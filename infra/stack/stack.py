@@ -1,5 +1,5 @@
-"""The local stack of a store: Prefect server, MLflow server and workers, each started when it is missing,
-found again by any later command, ended together.
+"""The local stack of a store: Prefect server, MLflow server and workers, each started when missing, found
+again by later commands, ended together.
 """
 
 import json
@@ -15,11 +15,9 @@ from atelier.infra.stack.service import Service
 from atelier.infra.stack.settings import HOST, Addresses, Credentials
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
-PRIVATE = 0o077  # umask of the servers: their databases have users and runs; what workers make is the store's
-HEALTH_PORT = (
-    "PREFECT_WORKER_WEBSERVER_PORT"  # a worker that is given one answers there whether it still polls
-)
-LIGHT = "light"  # the pool of parent flows: they wait, they do not compute
+PRIVATE = 0o077  # umask of the servers, whose databases have users and runs; workers write to the store
+HEALTH_PORT = "PREFECT_WORKER_WEBSERVER_PORT"  # optional port of a worker's health check
+LIGHT = "light"  # pool of parent flows, which only wait
 
 
 class Stack:
@@ -36,25 +34,27 @@ class Stack:
 
     @property
     def addresses(self) -> Addresses | None:
-        """Where its servers are; None when it was never started."""
+        """Addresses of its servers; None when it was never started."""
         found = {name: self.state.get(name, {}).get("url", "") for name in ("prefect", "mlflow")}
         return Addresses(**found) if all(found.values()) else None
 
     def client(self) -> dict[str, str]:
-        """Environment of its clients; empty when its Prefect server does not run."""
+        """Environment of its clients; {} when its Prefect server is not running."""
         if self.addresses is None or not service.is_running(self.state["prefect"]):
             return {}
         return self.addresses.client(self.credentials)
 
     def tracking(self) -> dict[str, str]:
-        """Of `client`, what MLflow's clients need; empty when its MLflow server does not run."""
+        """MLflow's variables of `client`; {} when its MLflow server is not running."""
         if self.addresses is None or not service.is_running(self.state["mlflow"]):
             return {}
         found = self.addresses.client(self.credentials)
         return {key: value for key, value in found.items() if key.startswith("MLFLOW_")}
 
     def up(self, prefect_port: int, mlflow_port: int, say: Callable[[str], None]) -> list[str]:
-        """Start the servers that do not run, both at once; returns the names of those started."""
+        """Start the servers that are not running, both at once; returns the names of those started. Raises
+        ConfigError when one runs at another port.
+        """
         wanted = [self._prefect(prefect_port), self._mlflow(mlflow_port)]
         missing = [one for one in wanted if not service.is_running(self.state.get(one.name, {}))]
         for one in wanted:
@@ -72,7 +72,7 @@ class Stack:
         return [one.name for one in missing]
 
     def start_worker(self, pool: str, limit: int) -> bool:
-        """A worker of this machine for `pool`; False when it runs already."""
+        """Start a worker for `pool` on this machine; False when it runs already."""
         name = f"worker-{pool}"
         if service.is_running(self.state.get(name, {})):
             return False
@@ -102,7 +102,7 @@ class Stack:
         )
 
     def down(self, say: Callable[[str], None]) -> int:
-        """End everything that `up` started, workers first; the number of processes ended."""
+        """End all processes of the stack, workers first; returns how many were ended."""
         names = sorted(self.state, key=lambda name: (not name.startswith("worker"), name != "prefect"))
         running = [name for name in names if service.is_running(self.state[name])]
         for name in running:
@@ -116,7 +116,7 @@ class Stack:
         return len(running)
 
     def parts(self) -> list[dict[str, Any]]:
-        """What there is and how it is: name, url, running, pid, log."""
+        """State of each process: name, url, running, answers, pid, log."""
         return [
             {
                 "name": name,
@@ -172,7 +172,7 @@ class Stack:
 HEALTH = {"prefect": "/api/health", "mlflow": "/health"}
 
 
-CLIENT_KEYS = (  # by which clients find the servers and are let in
+CLIENT_KEYS = (  # addresses and credentials of the servers for clients
     "PREFECT_API_URL",
     "PREFECT_API_AUTH_STRING",
     "PREFECT_UI_URL",
@@ -183,13 +183,13 @@ CLIENT_KEYS = (  # by which clients find the servers and are let in
 
 
 def join_stack(root: str) -> bool:
-    """Have this process talk to the Prefect server of the running stack of `root`, unless the user named one;
-    True if so. Who tracks a run finds the stack's MLflow itself (infra/tracking/address.py).
+    """Make this process use the Prefect server of the running stack of `root`, unless the user has set one;
+    True if so. Tracking finds the stack's MLflow itself (infra/tracking/address.py).
     """
     if os.environ.get("PREFECT_API_URL"):
         return False
     client = Stack(root).client()
-    for key, value in client.items():  # what the user has set stays, right or wrong
+    for key, value in client.items():  # the user's settings take precedence
         if key.startswith("PREFECT_"):
             os.environ.setdefault(key, value)
     return bool(client)

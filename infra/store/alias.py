@@ -1,5 +1,5 @@
-"""Aliases: `student_a@best` is whatever artifact was given that alias last; it lies in
-`{root}/aliases/<name>@<alias>.json`. What an alias means is kept while it means it (infra.store.gc).
+"""Aliases: `student_a@best` is the artifact that was given that alias last, in
+`{root}/aliases/<name>@<alias>.json`. Garbage collection keeps an alias's artifact (infra/store/gc.py).
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from atelier.engine.io.storage import join, names, read_bytes, write_bytes
 
 FOLDER = "aliases"
 LATEST = "latest"  # the newest of the name: never written
-ALIAS = re.compile(r"(?!v\d+$)[a-z][a-z0-9_-]{0,39}")  # v1 is MLflow's word for a version
+ALIAS = re.compile(r"(?!v\d+$)[a-z][a-z0-9_-]{0,39}")  # v1 is MLflow's name of a version
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Alias:
 
 
 def give_alias(root: str, record: Record, alias: str, why: str) -> Alias:
-    """Let `<name of the record>@<alias>` mean this record from now on. ConfigError for a bad alias."""
+    """Point `<name of the record>@<alias>` to this record. Raises ConfigError for an invalid alias."""
     check_alias(alias)
     made = Alias(record.name, alias, record.kind, record.fingerprint, why, time.time())
     write_bytes(_place(root, record.name, alias), sealed(asdict(made)))
@@ -43,6 +43,7 @@ def give_alias(root: str, record: Record, alias: str, why: str) -> Alias:
 
 
 def check_alias(alias: str) -> None:
+    """Raises ConfigError for an invalid or reserved alias."""
     if alias == LATEST or not ALIAS.fullmatch(alias):
         raise ConfigError(
             "alias",
@@ -56,7 +57,7 @@ def find_alias(root: str, name: str, alias: str) -> Alias | None:
 
 
 def aliases(root: str) -> Iterator[Alias]:
-    """All that were given, by name."""
+    """All aliases, sorted by name. Raises DamageError for one that cannot be read."""
     for place in places(root):
         found = read_alias(place)
         if found is not None:
@@ -69,7 +70,7 @@ def places(root: str) -> list[str]:
 
 
 def read_alias(place: str) -> Alias | None:
-    """The alias in a file, None when there is none; a DamageError when it cannot be read."""
+    """The alias in a file, None when it is missing. Raises DamageError when it cannot be read."""
     way_out = "`atelier pick` gives it again; `atelier gc --damaged` offers to remove it"
     fields = {field.name for field in dataclasses.fields(Alias)}
     try:

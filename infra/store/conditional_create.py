@@ -1,8 +1,8 @@
-"""Creating a file that nobody else creates, on every kind of store: what leases stand on.
+"""Exclusive creation of files on every kind of store; the basis of leases.
 
 Local folders and memory: engine/io/storage.py. Object stores: a table in the database that ATELIER_LEASES
-names, whose primary key decides, and from which anybody completes the copy in the store; without one, a
-conditional put (If-None-Match: *), where the store is found to honour it.
+names, whose primary key decides, and from which any process completes the copy in the store; without one, a
+conditional put (If-None-Match: *), where a probe shows that the store honours it.
 """
 
 import errno
@@ -27,14 +27,14 @@ from atelier.engine.io.storage import (
 from atelier.engine.io.storage import create_exclusive as create_in_folder
 
 LEASES = "ATELIER_LEASES"  # postgresql+psycopg://user:password@host/database
-PATIENCE_S = 60.0  # for a database that is started again
+PATIENCE_S = 60.0  # for a database that restarts
 _lock = threading.Lock()
 _known: dict[str, bool] = {}  # roots of stores: whether they honour a conditional put
 
 
 def create_exclusive(url: str, data: bytes) -> bool:
-    """Create `url` with `data` unless it exists: True for exactly one of any number of racers, and only whole
-    content is ever seen.
+    """Create `url` with `data` unless it exists: True for exactly one of concurrent callers; readers never
+    see partial content. Raises ConfigError when the store offers no exclusive creation.
     """
     if has_exclusive_create(url):
         return create_in_folder(url, data)
@@ -45,7 +45,7 @@ def create_exclusive(url: str, data: bytes) -> bool:
 
 
 def check_exclusive(url: str) -> None:
-    """ConfigError unless files can be created exclusively under the store of `url`."""
+    """Raises ConfigError unless files can be created exclusively in the store of `url`."""
     if has_exclusive_create(url):
         return
     if register := _register():
@@ -65,7 +65,7 @@ def check_exclusive(url: str) -> None:
 
 
 def unlist(url: str) -> None:
-    """Let everything under `url` be created anew: before it is removed for good."""
+    """Remove the database rows of everything under `url`, before deleting it."""
     if not has_exclusive_create(url) and (register := _register()):
         register.unlist(url)
 
@@ -76,12 +76,12 @@ def _put_new(url: str, data: bytes) -> bool:
         ask(system, "pipe_file", path, data, mode="create")
         return True
     except FileExistsError:
-        return read_bytes(url) == data  # a put whose answer was lost is sent again, and then finds itself
+        return read_bytes(url) == data  # a retried put whose answer was lost finds its own content
 
 
 def _honours(url: str) -> bool:
-    """Whether of two conditional puts the second is refused."""
-    if not is_s3(filesystem(url)[0]):  # fsspec's own way looks first and then writes
+    """Whether the second of two conditional puts is refused."""
+    if not is_s3(filesystem(url)[0]):  # elsewhere fsspec checks, then writes: not atomic
         return False
     probe = join(url, f"{TEMPORARY}{secrets.token_hex(8)}")
     try:
@@ -95,10 +95,10 @@ def _honours(url: str) -> bool:
 
 
 class Register:
-    """A table of what was created, with its content, in a database."""
+    """Database table of created files with their content."""
 
     def __init__(self, address: str) -> None:
-        import sqlalchemy as sql  # 0.3 s that no local store waits for
+        import sqlalchemy as sql  # 0.3 s to import; local stores do not need it
         from sqlalchemy import exc, pool
 
         try:
@@ -117,7 +117,7 @@ class Register:
         self._is_made = False
 
     def create(self, url: str, data: bytes) -> bool:
-        """As `create_exclusive`. Whoever comes second sees that the first one's file is there."""
+        """As `create_exclusive`. A later caller completes the first one's file when it is missing."""
         mine = secrets.token_hex(16)
         row = self._act(lambda connection: self._insert(connection, url, data, mine))
         if row.by == mine or not exists(url):
@@ -125,11 +125,11 @@ class Register:
         return row.by == mine
 
     def check(self) -> None:
-        """ConfigError unless the database answers and can be written to."""
+        """Raises ConfigError unless the database answers and is writable."""
         self._act(lambda connection: None, patience_s=0)
 
     def unlist(self, url: str) -> None:
-        """Remove the rows of `url` and of all below it."""
+        """Remove the rows of `url` and everything below it."""
         below = self._table.c.url.startswith(url.rstrip("/") + "/", autoescape=True)
         self._act(
             lambda connection: connection.execute(
@@ -146,7 +146,7 @@ class Register:
         return row
 
     def _act(self, act: Any, patience_s: float = PATIENCE_S) -> Any:
-        """One transaction, again while the database is away or somebody else was faster."""
+        """One transaction, retried while the database is unreachable or another process was faster."""
         from sqlalchemy import exc as errors
         from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 

@@ -1,5 +1,5 @@
-"""A finished model as a starting point: found by name, alias or fingerprint, with its network, tokens and
-tokenizer.
+"""Look up a finished model as a starting point, by name, alias or fingerprint, with its model spec, tokens
+and tokenizer.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _store: ContextVar[Store] = ContextVar("store")
 
 
 def looking_in(store: Store) -> None:
-    """The store that names in a configuration are looked up in."""
+    """Set the store in which names from a configuration are looked up."""
     _store.set(store)
 
 
@@ -35,15 +35,17 @@ class Existing:
 
 
 def existing_model(word: str, place: str) -> Existing:
-    """The model called `word`; a ConfigError at `place` when there is none."""
+    """The model called `word`. Raises ConfigError at `place` when there is none, DamageError when its spec is
+    unreadable.
+    """
     store = _store.get()
     try:
         record = store.resolve(word, "model")
     except AtelierError as error:
         raise ConfigError(place, str(error)) from None
     spec = _spec_of(record, store)
-    tokens = record.parents.get("tokens.main", "")  # of a blend the source whose held-out text is scored
-    if not tokens and "init" in record.parents:  # a fine-tuned model: its text is its parent's
+    tokens = record.parents.get("tokens.main", "")  # of a blend: the source whose held-out text is scored
+    if not tokens and "init" in record.parents:  # a fine-tuned model: tokens of its parent
         parent = existing_model(record.parents["init"], place)
         return Existing(
             reference=_reference(record),
@@ -64,8 +66,8 @@ def existing_model(word: str, place: str) -> Existing:
 
 
 def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "roles") -> dict[str, Reference]:
-    """The finished models that roles begin from, by role. ConfigError for one of other weights than the
-    role's model, or one that was trained with another tokenizer.
+    """The finished models that roles are initialized from, by role. Raises ConfigError when the weights'
+    shapes are not those of the role's model, or the tokenizer is another.
     """
     found = {}
     for name, role in roles.items():
@@ -91,7 +93,7 @@ def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "ro
 
 
 def _spec_of(record: Record, store: Store) -> ModelSpec:
-    """The network as a configuration says it; a DamageError when its config.json describes none."""
+    """The model spec of a record. Raises DamageError when its config.json describes none."""
     address = store.address("model", record.fingerprint)
     entry = next((file for file in record.files if file.path.endswith("/config.json")), None)
     if entry is None:

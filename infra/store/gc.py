@@ -1,8 +1,8 @@
-"""What nothing needs any more, and why.
+"""Garbage collection of a store: find what is no longer needed, and why.
 
-Needed is what a run's manifest or an alias names, what a running flow has made, and all that these came
-from. While a run goes on, what it may be about to read is not known: then only scratch and stray attempts go.
-Nor is it known where a small file that says what is needed cannot be read: damage removes nothing.
+Needed is what a run's manifest or an alias names, what a running flow has made, and all their ancestors.
+While a run is active, what it may read next is unknown: then only scratch and stray attempts are removed. The
+same holds when a manifest, record or alias cannot be read: damage never causes a removal.
 """
 
 import time
@@ -24,20 +24,20 @@ PAYLOAD = "payload-"
 UNKNOWN_S = (
     24 * 3600.0
 )  # a run without a manifest may still be going on: it is left alone until its files are this old
-JOB_FOLDER_TTL_S = 30 * 24 * 3600.0  # a gang's job may wait so long in a queue
+JOB_FOLDER_TTL_S = 30 * 24 * 3600.0  # a batch job may wait this long in a queue
 ATTEMPT_S = 3600.0  # an unfinished write without a lease is left alone for this long
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`waste` may go; `left` says in words what was left alone although nothing names it."""
+    """`waste` may be removed; `left` is text on what is kept although nothing names it."""
 
     waste: list[Waste]
     left: list[str]
 
 
 class Collector:
-    """One look at a store. `forget` are ids of runs that count as if they had never been."""
+    """Snapshot of a store to collect garbage from, as if runs with ids in `forget` did not exist."""
 
     def __init__(self, store: Store, forget: Iterable[str] = (), now: float | None = None) -> None:
         self.store = store
@@ -46,18 +46,18 @@ class Collector:
         found, self.unread = read_manifests(store)
         self.manifests = {m["id"]: m for m in found}
         self.left: list[str] = []
-        self.damaged: dict[str, DamageError] = {}  # records, births and aliases, by their address or file
+        self.damaged: dict[str, DamageError] = {}  # of records and aliases, by address or file
         self.records = dict(self._records())
-        self.trajectory_records = dict(self._births())
+        self.trajectory_records = dict(self._read_trajectories())
         self.aliases = list(self._aliases())
-        self.away = {run for run, m in self.manifests.items() if is_alive(m) is None} - self.forget
+        self.elsewhere = {run for run, m in self.manifests.items() if is_alive(m) is None} - self.forget
         self.living = self._living_runs()
         self.unknown = [*self._unknown()]
         self.needed = self._needed()
 
     def find(self, *, damaged: bool = False, among: set[str] | None = None) -> Finding:
-        """Everything that may go; with `damaged` also what differs from its digest (reads every byte). With
-        `among` only of what is found there (urls of an earlier look).
+        """Everything that may be removed; with `damaged` also what differs from its digest (reads every
+        byte). `among`: only these urls, found by an earlier call.
         """
         self.among = among
         self.left += [f"artifacts and checkpoints, because {why}" for why in self.unknown]
@@ -65,7 +65,7 @@ class Collector:
             *self._artifacts(),
             *self._trajectories(),
             *self._scratch(),
-            *self._letters(),
+            *self._job_folders(),
             *self._forgotten(),
         ]
         if damaged:
@@ -73,7 +73,7 @@ class Collector:
             waste += [one for one in self._damages() if one.url not in known]
         return Finding(waste=[one for one in waste if among is None or one.url in among], left=self.left)
 
-    # what there is
+    # contents of the store
 
     def _records(self) -> Iterator[tuple[str, Record]]:
         for kind in KINDS:
@@ -87,7 +87,7 @@ class Collector:
                 if record is not None:
                     yield address, record
 
-    def _births(self) -> Iterator[tuple[str, Record]]:
+    def _read_trajectories(self) -> Iterator[tuple[str, Record]]:
         for short in self._folders("trajectory"):
             address = join(self.store.root, "trajectory", short)
             try:
@@ -109,10 +109,10 @@ class Collector:
         return [name for name in names(join(self.store.root, kind)) if len(name) == SHORT]
 
     def _living_runs(self) -> set[str]:
-        """Runs that go on: their process lives, or nobody can tell, or their manifest is not there (or not to
-        be read) and their files are young.
+        """Active runs: their process lives or its state is unknown, or their manifest is missing or
+        unreadable and their files are young.
         """
-        living = self.away | {run for run, manifest in self.manifests.items() if is_alive(manifest)}
+        living = self.elsewhere | {run for run, manifest in self.manifests.items() if is_alive(manifest)}
         for run in names(join(self.store.root, "scratch")):
             is_known = run in self.manifests or run in self.forget
             if not is_known and self._age(join(self.store.root, "scratch", run)) < UNKNOWN_S:
@@ -120,11 +120,11 @@ class Collector:
         return living
 
     def _unknown(self) -> Iterator[str]:
-        """Why it is not known what is needed, and what to do about it."""
-        here = sorted(self.living - self.away)
+        """Reasons why it is unknown what is needed, and what to do about them."""
+        here = sorted(self.living - self.elsewhere)
         if here:
             yield f"a run goes on that may read them ({', '.join(here)})"
-        for run in sorted(self.away):
+        for run in sorted(self.elsewhere):
             yield (
                 f"run {run} of another machine may go on; when it is over, `atelier gc --forget {run}` lets"
                 " go of what only it needs"
@@ -138,7 +138,7 @@ class Collector:
     # what is needed
 
     def _needed(self) -> set[str]:
-        """Fingerprints of artifacts and trajectories that runs name, with everything they came from."""
+        """Fingerprints of needed artifacts and trajectories, with all their ancestors."""
         kept_runs = (set(self.manifests) - self.forget) | self.living
         first = {
             task["fingerprint"]
@@ -170,7 +170,7 @@ class Collector:
             parents.setdefault(one.fingerprint, []).extend(one.parents.values())
         for run in kept_runs & set(
             self.manifests
-        ):  # what a run names may be unfinished: then its manifest knows the parents
+        ):  # unfinished products have their parents only in the manifest
             for task in self.manifests[run].get("tasks", []):
                 parents.setdefault(task["fingerprint"], []).extend(task.get("parents", {}).values())
         needed, waiting = set(first), list(first)
@@ -181,7 +181,7 @@ class Collector:
                     waiting.append(parent)
         return needed
 
-    # what is not
+    # what is not needed
 
     def _artifacts(self) -> Iterator[Waste]:
         for kind in KINDS:
@@ -248,8 +248,8 @@ class Collector:
                 yield from self._checkpoints(address, what)
 
     def _checkpoints(self, address: str, what: str) -> Iterator[Waste]:
-        """Older checkpoints of a training that is over: the newest, those at branch points and those that it
-        was asked to keep stay.
+        """Older checkpoints of a finished training; the newest, those at branch points and those marked as
+        kept stay.
         """
         steps = checkpoint_steps(address)
         kept = {
@@ -285,13 +285,13 @@ class Collector:
                 )
         if is_local(self.store.root):
             for path in sorted(local_path(self.store.root).glob(f"*/{TEMPORARY}*")):
-                with suppress(FileNotFoundError):  # another's removal, and it is over
+                with suppress(FileNotFoundError):  # removed meanwhile by another process
                     if self.now - path.stat().st_mtime > ATTEMPT_S:
                         what = f"{path.parent.name}/{path.name}"
                         yield self._waste(str(path), what, "a write or a removal that was cut off")
 
-    def _letters(self) -> Iterator[Waste]:
-        """Orders and messages of gangs on other machines, left by whoever asked for them and died."""
+    def _job_folders(self) -> Iterator[Waste]:
+        """Job folders of gangs (orders and messages), left when their submitter died."""
         for gang in names(join(self.store.root, "gangs")):
             url = join(self.store.root, "gangs", gang)
             if self._age(url) > JOB_FOLDER_TTL_S:
@@ -327,7 +327,7 @@ class Collector:
                 yield self._waste(url, f"{what}, step {step}", why, address, is_damage=True)
 
     def _damage(self, address: str, damage: str) -> Iterator[Waste]:
-        """What goes so that it can be made anew: of a small file that stands for itself only that."""
+        """What to remove so that it can be made again: of a trajectory record or alias only that file."""
         record = self.records.get(address)
         kind, short = address.rsplit("/", 2)[-2:]
         why = f"DAMAGED: {damage.removeprefix(address).lstrip('/')}; "
@@ -364,7 +364,7 @@ class Collector:
         return bool(holder)
 
     def _age(self, url: str) -> float:
-        """Seconds since anything below `url` changed; a store that does not tell makes it young."""
+        """Seconds since anything below `url` changed; 0 on a remote store."""
         if not is_local(url):
             return 0.0
         times = [each.st_mtime for each in below(local_path(url))]

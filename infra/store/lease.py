@@ -1,11 +1,10 @@
-"""Who may write: an append-only log per address, one exclusive create an entry. The entry's number is the
-fence.
+"""Leases on the right to write: an append-only log per address, one exclusive create per entry. The entry's
+number is the fence.
 
-`take` and `release` hand the right to write around; `publish` ends it: the first one published wins, for
-good. A holder proves life by a counter file; whoever waits judges its silence by a clock of its own, so no
-clock jump steals a lease. The counter file also names the processes that write on its behalf: a dead holder
-is gone only when they are. Of an entry that cannot be read nobody knows the holder: its silence is what
-counts.
+`take` and `release` pass the right to write on; `publish` ends it: the first publication wins, for good. A
+holder renews its lease by a counter file; a waiter measures its silence with its own monotonic clock, so no
+clock jump steals a lease. The counter file also names the processes that write on the holder's behalf: a dead
+holder counts as gone only when they are. The holder of an unreadable entry is unknown: only silence frees it.
 """
 
 import os
@@ -38,8 +37,8 @@ BEAT_S = 5.0
 POLL_S = 0.3
 MOST_BYTES = 16 << 20  # of an entry, which may hold a record
 ENTRY = re.compile(r"([0-9]{6})\.json")
-WRITER = re.compile(r" ([0-9]{1,10}):([0-9]{0,20})")  # in a beat: pid and start time
-UNSEALED = frozenset(("act", "holder", "time", "record"))  # keys of an entry of before entries had a digest
+WRITER = re.compile(r" ([0-9]{1,10}):([0-9]{0,20})")  # in a counter file: pid and start time
+UNSEALED = frozenset(("act", "holder", "time", "record"))  # keys of an older entry without a digest
 
 
 ACTS = ("take", "release", "publish")
@@ -51,6 +50,8 @@ class LeaseLost(AtelierError):
 
 @dataclass(frozen=True)
 class Holder:
+    """Identity of the process that holds a lease; `what` describes its work."""
+
     host: str
     boot: str
     pid: int
@@ -59,7 +60,7 @@ class Holder:
 
     @staticmethod
     def read(document: Any) -> "Holder":
-        """What `vars` of a holder was, as it was stored; ValueError when it is no holder."""
+        """Parse the stored `vars` of a holder. Raises ValueError when it is none."""
         if not isinstance(document, dict):
             raise ValueError("the holder is no object")
         texts: dict[str, Any] = {key: document.get(key) for key in ("host", "boot", "started")}
@@ -83,21 +84,19 @@ class Holder:
         )
 
     def is_gone(self) -> bool:
-        """True when this holder was a process of this very host and is no more; False when alive or not to be
-        known from here.
-        """
+        """True when this holder was a process of this host and has ended; False when alive or unknown."""
         if self.host != socket.gethostname() or self.boot != _boot():
             return False
         return _started(self.pid) != self.started
 
     def is_here(self) -> bool:
-        """True for a process that lives and can be seen from here."""
+        """True for a living process that is visible from here."""
         is_seen = (self.host, self.boot) == (socket.gethostname(), _boot())
         return is_seen and _started(self.pid) == self.started
 
     def is_over(self) -> bool:
-        """`is_gone`, or this host was started again since, which its processes did not outlive. A lease asks
-        `is_gone`, and then for silence: another machine may have this one's name.
+        """`is_gone`, or this host has rebooted since. Leases use `is_gone` and silence instead, because
+        another machine may have this one's name.
         """
         return self.is_gone() or (
             self.host == socket.gethostname() and _machine(self.boot) != _machine(_boot())
@@ -116,12 +115,12 @@ def _boot() -> str:
 
 
 def _machine(boot: str) -> str:
-    """The part of a boot that all namespaces of a running machine share."""
+    """The part of a boot id that all namespaces of a running machine share."""
     return boot.partition("/")[0]
 
 
 def _started(pid: int) -> str | None:
-    """Start time of a living process, None when there is none; '' where the system does not tell."""
+    """Start time of a living process, None when it has ended; '' where the system has no start times."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except FileNotFoundError:
@@ -139,7 +138,7 @@ def _started(pid: int) -> str | None:
 
 @dataclass(frozen=True)
 class LeaseEntry:
-    """`damage` says what is wrong with an entry that cannot be read: its act and holder are not known."""
+    """`damage` is what is wrong with an unreadable entry, whose act and holder are unknown."""
 
     number: int
     act: str
@@ -160,9 +159,7 @@ class LeaseLog:
         self.folder = join(address, LOG)
 
     def numbers(self) -> list[int]:
-        """All entries, in order. Lists of object stores may be late: what follows the last one is asked
-        for.
-        """
+        """Numbers of all entries, in order. Lists of object stores may be late: later ones are probed."""
         found = sorted(int(entry[1]) for name in names(self.folder) if (entry := ENTRY.fullmatch(name)))
         if not has_exclusive_create(self.folder):
             following = found[-1] + 1 if found else 1
@@ -175,7 +172,7 @@ class LeaseLog:
         return join(self.folder, f"{number:06d}.json")
 
     def entry(self, number: int) -> LeaseEntry:
-        """The entry; a DamageError when its file holds none."""
+        """Read an entry. Raises DamageError when its file holds none."""
         place = self.place(number)
         document = opened(read_bytes(place, MOST_BYTES), place, "an entry of a lease log", UNSEALED)
         try:
@@ -191,9 +188,7 @@ class LeaseLog:
         return LeaseEntry(number=number, act=act, holder=holder, record=record)
 
     def last(self) -> LeaseEntry | None:
-        """The newest entry, readable or not; None where there is none, or where all of it is removed while
-        this looks.
-        """
+        """The newest entry, readable or not; None without entries or when they are being removed."""
         numbers = self.numbers()
         try:
             return self.entry(numbers[-1]) if numbers else None
@@ -203,7 +198,7 @@ class LeaseLog:
             return LeaseEntry(number=numbers[-1], act="", holder=None, damage=str(damage))
 
     def append(self, number: int, act: str, holder: Holder, record: dict[str, Any] | None = None) -> bool:
-        """Write entry `number`; False when somebody else wrote it first."""
+        """Write entry `number`; False when another process was first. Raises DamageError beyond 999999."""
         if number > 999_999:
             raise DamageError(f"{self.folder}: has an entry of the highest number there is")
         document: dict[str, Any] = {"act": act, "holder": vars(holder), "time": time.time()}
@@ -212,7 +207,7 @@ class LeaseLog:
         return create_exclusive(self.place(number), sealed(document))
 
     def beat(self, fence: int) -> str:
-        """The holder's sign of life: a counter, and `pid:start` of each process that writes for it."""
+        """The holder's counter file: a counter and `pid:start` of each process that writes for it."""
         try:
             return read_bytes(join(self.folder, f"beat-{fence:06d}"), MOST_BYTES).decode(errors="replace")
         except (FileNotFoundError, DamageError):
@@ -235,12 +230,12 @@ class Lease:
         self._renewed = time.monotonic()
 
     def name_writers(self, pids: Iterable[int]) -> None:
-        """Let `pids` write on this holder's behalf: should it die, nobody takes over while they live."""
+        """Let `pids` write on this holder's behalf: if it dies, the lease stays taken while they live."""
         self._writers = "".join(f" {pid}:{_started(pid) or ''}" for pid in pids)
         self.renew()
 
     def is_expired(self, expiry_s: float = EXPIRY_S) -> bool:
-        """True when it could not be renewed for so long that others may have judged it dead."""
+        """True when it was not renewed for so long that others may have taken it."""
         return time.monotonic() - self._renewed > expiry_s
 
     def is_mine(self) -> bool:
@@ -248,13 +243,13 @@ class Lease:
         return last is not None and last.number == self.fence
 
     def release(self) -> None:
-        """Give it back; nothing happens when it was lost already."""
+        """Give the lease back; no effect when it was lost already."""
         if self.is_mine():
             self.log.append(self.fence + 1, "release", self.holder)
         remove(join(self.log.folder, f"beat-{self.fence:06d}"))
 
     def let_go(self) -> None:
-        """`release`, when work is over: where the store is away, this process's end releases it as well."""
+        """`release`, ignoring an unreachable store: the end of this process frees the lease as well."""
         with suppress(OSError):
             self.release()
 
@@ -268,10 +263,10 @@ def take(
     on_wait: Callable[[str], None] = lambda message: None,
     stopped: threading.Event | None = None,
 ) -> Lease | None:
-    """Take the lease of `address`, waiting while another holder lives; None when the artifact got published
-    meanwhile.
+    """Take the lease of `address`, waiting while another holder lives; None when the artifact was published
+    meanwhile. `handover` is the fence of a lease that its holder hands to this process.
 
-    `handover` is the fence of a lease that its holder hands to this process.
+    Raises StoppedError when `stopped` is set while waiting.
     """
     log = LeaseLog(address)
     silence = Silence(log, expiry_s, on_wait)
@@ -291,7 +286,7 @@ def take(
 def wait_until_free(
     address: str, *, on_wait: Callable[[str], None], stopped: threading.Event, expiry_s: float = EXPIRY_S
 ) -> None:
-    """Return when nobody holds the lease of `address`, which is not taken."""
+    """Wait until nobody holds the lease of `address`, without taking it. Raises StoppedError as `take`."""
     log = LeaseLog(address)
     silence = Silence(log, expiry_s, on_wait)
     while (last := log.last()) is not None and last.act != "publish" and not silence.is_free(last):
@@ -299,14 +294,14 @@ def wait_until_free(
 
 
 class Silence:
-    """What somebody who waits for a lease has heard of its holder, by a clock of its own."""
+    """How long a lease's holder has been silent, measured by the waiter's own clock."""
 
     def __init__(self, log: LeaseLog, expiry_s: float, on_wait: Callable[[str], None]) -> None:
         self._log, self._expiry_s, self._on_wait = log, expiry_s, on_wait
         self._sign, self._since, self._is_told = "", time.monotonic(), False
 
     def is_free(self, last: LeaseEntry) -> bool:
-        """Whether the lease may be taken: given back, or its holder gone or silent for too long."""
+        """Whether the lease may be taken: released, or its holder gone or silent for too long."""
         if last.act == "release":
             return True
         sign = f"{last.number} {self._log.beat(last.number)}"
@@ -334,7 +329,7 @@ def _pause(stopped: threading.Event | None, seconds: float) -> None:
 
 
 def _have_writers(sign: str) -> bool:
-    """Whether a process named in the beat of a holder of this host is still there."""
+    """Whether a process named in the counter file of a holder on this host still lives."""
     return any(_started(int(pid)) == started for pid, started in WRITER.findall(sign))
 
 

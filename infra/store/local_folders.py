@@ -1,6 +1,4 @@
-"""Where a store's runs keep what belongs to this machine: scratch of runs, and caches, which may be lost at
-any time.
-"""
+"""Folders on this machine: scratch of runs, and caches, which may be deleted at any time."""
 
 import os
 from pathlib import Path
@@ -10,13 +8,13 @@ from atelier.infra.store.store import Store
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/atelier, ~/.cache/atelier without one. It need not exist."""
+    """$XDG_CACHE_HOME/atelier, by default ~/.cache/atelier. It need not exist."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "atelier"
 
 
 def local_folder(store: Store) -> Path:
-    """A folder of this machine, or of several that share the store: what is of one has a name of its own."""
+    """A local folder, perhaps shared by machines that share the store: use unique names in it."""
     return local_path(store.root) if is_local(store.root) else Path.home() / ".cache" / "atelier"
 
 

@@ -1,8 +1,8 @@
-"""Removing from a store: by one rename, under the lease of what goes, and while no run begins.
+"""Remove things from a store: each by one rename, under its lease, and while no run starts.
 
-Whoever removes holds one lease of the whole store. A run that begins writes its manifest, then waits until
-nobody holds that lease, and only then looks for what it may reuse: so whoever looks for what is needed, lease
-in hand, sees the manifest, or the run sees what is left.
+A remover holds one lease of the whole store. A run that starts writes its manifest, then waits until nobody
+holds that lease, and only then looks for artifacts to reuse: so either the remover sees the manifest, or the
+run sees what is left.
 """
 
 import os
@@ -35,8 +35,9 @@ FOLDER = "removal"
 
 @dataclass(frozen=True)
 class Waste:
-    """One thing that may go, why, and its size. `address` is the artifact to lock meanwhile; `is_finished`
-    when it has a record, so that nobody writes there. What `is_log` stays: its damaged last entry goes.
+    """One thing that may be removed, why, and its size. `address` is the artifact to lock meanwhile;
+    `is_finished` when it has a record, so that nobody writes there. With `is_log` only the damaged last entry
+    of its lease log is removed.
     """
 
     url: str
@@ -51,7 +52,7 @@ class Waste:
 
 @contextmanager
 def removing(root: str, on_wait: Callable[[str], None]) -> Iterator[Lease]:
-    """The lease of whoever removes things from a store; runs that begin wait for the end of the block."""
+    """Hold the store's removal lease; runs that start wait for the end of the block."""
     address = join(root, FOLDER)
     lease = take(address, Holder.me("gc"), on_wait=on_wait)
     assert lease is not None  # nothing is ever published there
@@ -67,12 +68,12 @@ def removing(root: str, on_wait: Callable[[str], None]) -> Iterator[Lease]:
 
 
 def wait_for_removals(root: str, on_wait: Callable[[str], None], stopped: threading.Event) -> None:
-    """Return when nobody removes things: for a run whose manifest is written, before it relies on any."""
+    """Wait for the end of removals: for a run, after writing its manifest and before it reuses artifacts."""
     wait_until_free(join(root, FOLDER), on_wait=on_wait, stopped=stopped)
 
 
 def holder_of(address: str) -> str:
-    """Who may be writing at an address, in words; '' when nobody is."""
+    """Text on who may be writing at an address; '' when nobody is."""
     last = LeaseLog(address).last()
     if last is None or last.act in ("release", "publish"):
         return ""
@@ -80,15 +81,15 @@ def holder_of(address: str) -> str:
 
 
 def discard(waste: Waste, patience_s: float = EXPIRY_S) -> bool:
-    """Remove it by one rename; False when somebody has taken it up meanwhile. Where the lease log does not
-    say who writes there, their silence is waited for, for twice `patience_s` at most.
+    """Remove it by one rename; False when another process has taken its lease meanwhile. Where the lease log
+    is damaged, wait for the unknown holder's silence, for twice `patience_s` at most.
     """
     if not waste.address:
         remove(waste.url)
         return True
     last = LeaseLog(waste.address).last()
     if last is None and not exists(waste.address):
-        return True  # somebody else's removal was faster
+        return True  # removed meanwhile by another process
     if waste.is_finished or (last is not None and last.act == "publish"):
         _vanish(waste.url)
         return True
@@ -105,7 +106,7 @@ def discard(waste: Waste, patience_s: float = EXPIRY_S) -> bool:
 
 
 def _taken(address: str, patience_s: float) -> Lease | None:
-    """The lease, at once or after the silence of a holder that nobody knows; None when it is somebody's."""
+    """The lease, at once or after the silence of an unknown holder; None while another process holds it."""
     enough = threading.Event()
     timer = threading.Timer(2 * patience_s + POLL_S, enough.set)
     timer.daemon = True
@@ -124,7 +125,7 @@ def _taken(address: str, patience_s: float) -> Lease | None:
 def _vanish(url: str) -> None:
     if not is_local(url):
         unlist(url)
-        for each in (join(url, LOG), join(url, RECORD), url):  # or a reader would write its record anew
+        for each in (join(url, LOG), join(url, RECORD), url):  # else a reader restores the record
             remove(each)
         return
     path = local_path(url)
@@ -142,7 +143,7 @@ def size_of(url: str) -> int:
 
 
 def below(path: Path) -> Iterator[os.stat_result]:
-    """What the system says of a file, or of a folder and all below it; of what vanishes meanwhile nothing."""
+    """stat of a file, or of a folder and all below it; what vanishes meanwhile is skipped."""
     paths = [str(path)]
     if not path.is_symlink():
         paths += [

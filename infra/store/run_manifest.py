@@ -1,5 +1,5 @@
-"""Runs leave a small manifest each: `{root}/runs/<id>.json`. Plans are compared with them, `atelier runs`
-lists them, and what they name is needed (infra/store/gc.py): so each carries its own digest.
+"""Manifests of runs: `{root}/runs/<id>.json`. Plans are compared with them, `atelier runs` lists them, and
+garbage collection keeps what they name (infra/store/gc.py): so each carries its own digest.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ ENDING = ".json"
 
 
 class Row(Spec):
-    """One product that a run makes or reuses. `keeps` are the trajectories that it is trained in."""
+    """A product that a run makes or reuses. `keeps` are the trajectories that it is trained in."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -36,7 +36,7 @@ class Row(Spec):
 
 
 class RunManifest(Spec):
-    """What is read of a run's manifest."""
+    """Schema of a run's manifest; other keys are allowed."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -59,7 +59,7 @@ class RunManifest(Spec):
             Holder.read(self.holder)
 
 
-UNSEALED = frozenset(RunManifest.model_fields)  # keys of a manifest of before they had a digest
+UNSEALED = frozenset(RunManifest.model_fields)  # keys of an older manifest without a digest
 
 
 def write_manifest(store: Store, manifest: dict[str, Any]) -> None:
@@ -67,15 +67,13 @@ def write_manifest(store: Store, manifest: dict[str, Any]) -> None:
 
 
 def manifests(store: Store) -> list[dict[str, Any]]:
-    """All runs' manifests, oldest first; one that is damaged (`read_manifests`) or goes meanwhile is left
-    out.
-    """
+    """All runs' manifests, oldest first, without damaged ones (`read_manifests`)."""
     found, _ = read_manifests(store)
     return found
 
 
 def read_manifests(store: Store) -> tuple[list[dict[str, Any]], dict[str, DamageError]]:
-    """The manifests, oldest first, and by id what is wrong with those that cannot be read."""
+    """All readable manifests, oldest first, and by run id the damage of the others."""
     found, damaged = [], {}
     for name in names(join(store.root, FOLDER)):
         if not name.endswith(ENDING):
@@ -91,7 +89,7 @@ def read_manifests(store: Store) -> tuple[list[dict[str, Any]], dict[str, Damage
 
 
 def read_manifest(store: Store, run: str) -> dict[str, Any]:
-    """The manifest of the run with this id; a DamageError, with the way out, when it cannot be read."""
+    """The manifest of a run, by id. Raises DamageError, with the way out, when it cannot be read."""
     place = join(store.root, FOLDER, f"{run}{ENDING}")
     what = "a run's manifest"
     try:
@@ -105,7 +103,7 @@ def read_manifest(store: Store, run: str) -> dict[str, Any]:
 
 
 def is_alive(manifest: dict[str, Any]) -> bool | None:
-    """Whether the run goes on; None when its process is of another machine, and nobody here can know."""
+    """Whether the run is active; None when its process is on another machine, so that it is unknown."""
     if manifest.get("status", "running") != "running":
         return False
     if manifest.get("holder") is None:
@@ -117,7 +115,7 @@ def is_alive(manifest: dict[str, Any]) -> bool | None:
 
 
 def described(node: Node) -> list[dict[str, Any]]:
-    """The node's products as a manifest keeps them."""
+    """The node's products as rows of a manifest."""
     return [
         {
             "name": row_name(node, key),
@@ -135,9 +133,9 @@ def described(node: Node) -> list[dict[str, Any]]:
 
 
 def measured(store: Store, rows: list[dict[str, Any]], metric: str) -> tuple[float, Record] | None:
-    """What `metric` is of the products in `rows`, and whose. `<name>.<word>` is a word of the summary of what
-    is called so (a model, a role, a task or a kind), such as `student_a.eval_loss`; without a name of the
-    first that has the word.
+    """Value of `metric` among the products in `rows`, and the record that has it. `<name>.<key>` is a key of
+    the summary of the product with that name (model, role, task or kind), such as `student_a.eval_loss`;
+    without a name, of the first product that has the key.
     """
     name, _, word = metric.rpartition(".")
     for row in rows:
@@ -155,7 +153,7 @@ def row_name(node: Node, key: str) -> str:
 
 
 def comparable(product: Product) -> dict[str, Any]:
-    """The product's identity in configuration keys: what a person would change."""
+    """The product's identity under configuration keys, those that a user would change."""
     flat = flatten({**product.identity, **product.detail})
     result = {}
     for key, value in flat.items():
@@ -174,7 +172,7 @@ def parents_of(product: Product) -> dict[str, str]:
 
 
 def nearest_run(store: Store, flow: str, config: dict[str, Any]) -> dict[str, Any] | None:
-    """The finished run of the same flow with the fewest differing keys; of equals the newest."""
+    """The finished run of the same flow with the fewest differing keys; on a tie the newest."""
     wanted = flatten(config)
     best, fewest = None, None
     for manifest in manifests(store):

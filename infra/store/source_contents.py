@@ -1,5 +1,5 @@
-"""Identity of input from outside: sorted (path, sha256); remote objects by etag or checksum and size. Cached
-by size, times and inode.
+"""Identity of external input files: sorted (path, sha256); remote objects by etag or checksum and size.
+Cached by size, times and inode.
 """
 
 import hashlib
@@ -17,13 +17,14 @@ from atelier.engine.io.source_files import BLOCK, content_id, reading
 from atelier.engine.io.storage import is_local, local_path, write_bytes
 from atelier.infra.store.local_folders import cache_folder
 
-YOUNG_S = 2.0  # a file changed so recently may change again within its time stamp's resolution
+YOUNG_S = 2.0  # a file changed this recently may change again within its timestamp's resolution
 
 
 def contents_of(urls: list[str], *, place: str = "", most: int = 0) -> list[tuple[str, str]]:
-    """(url, digest) of every file, sorted by url. Local files by sha256 of their bytes. DataError for what
-    cannot be read, is no regular file, or, with `most`, is empty or has more than so many bytes. `place` is
-    what errors name.
+    """(url, digest) of every file, sorted by url; local files by sha256 of their bytes. Errors name `place`.
+
+    Raises DataError for a file that cannot be read, is no regular file or, with `most`, is empty or has more
+    than `most` bytes.
     """
     kept = cache_folder() / "contents.json"
     cache: dict[str, Any] = {}
@@ -67,9 +68,7 @@ def _local(url: str, cache: dict[str, Any], place: str, most: int) -> str:
 
 
 def _digest(path: Path, size: int) -> str:
-    """sha256 of the file's `size` bytes: some files of the system never end. Not waited for where it would
-    block.
-    """
+    """sha256 of the file's first `size` bytes, since some system files never end; opened non-blocking."""
     digest = hashlib.sha256()
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         while size and (block := file.read(min(BLOCK, size))):

@@ -1,6 +1,4 @@
-"""Artifacts in a store: `{root}/{kind}/{fingerprint[:16]}/`, found by fingerprint, published once, never
-changed.
-"""
+"""Store of artifacts: `{root}/{kind}/{fingerprint[:16]}/`, published once, immutable."""
 
 import json
 import os
@@ -33,7 +31,7 @@ SHORT = 16
 
 
 class Store:
-    """A root folder (any fsspec URL) full of artifacts."""
+    """A root folder (any fsspec URL) of artifacts."""
 
     def __init__(self, root: str) -> None:
         self.root = str(local_path(root).absolute()) if is_local(root) else root.rstrip("/")
@@ -42,12 +40,12 @@ class Store:
         return join(self.root, kind, fingerprint[:SHORT])
 
     def new_payload(self, kind: str, fingerprint: str) -> str:
-        """URL of a folder that nobody else writes to, for the files of one attempt at an artifact."""
+        """URL of a new folder for the files of one attempt at an artifact."""
         return join(self.address(kind, fingerprint), f"payload-{uuid.uuid4().hex[:8]}")
 
     def find(self, kind: str, fingerprint: str) -> Record | None:
-        """The record of a finished artifact, or None. Completes a publication that was cut off between log
-        and copy.
+        """The record of a finished artifact, or None. Completes a publication that was interrupted between
+        log and copy. Raises DamageError when the record cannot be read or is another artifact's.
         """
         address = self.address(kind, fingerprint)
         place = join(address, RECORD)
@@ -68,7 +66,7 @@ class Store:
             try:
                 entry = log.entry(number)
             except FileNotFoundError:
-                return None  # all of it is being removed
+                return None  # the artifact is being removed
             except DamageError:
                 continue
             if entry.act == "publish" and entry.record is not None:
@@ -78,18 +76,18 @@ class Store:
         return None
 
     def _restored(self, address: str, damage: DamageError) -> Record:
-        """The record once more, of the log that still has its text; else the damage."""
+        """Restore a damaged record from the log; raises `damage` when the log does not have it."""
         try:
             record = self._complete(address)
-        except (OSError, DamageError):  # something that is no file stands in its place
+        except (OSError, DamageError):  # e.g. a folder in place of the file
             record = None
         if record is None:
             raise damage
         return record
 
     def publish(self, draft: Record, holder: Holder, fence: int = 0) -> Record:
-        """Make `draft` exist, or return the one that was published first. With `fence`, only while that lease
-        is the newest entry.
+        """Publish `draft`, or return the record that was published first. With `fence`, only while that lease
+        is the newest entry: raises LeaseLost otherwise. Raises AtelierError when the fingerprint is wrong.
         """
         record = draft.sealed()
         if identify(record.kind, record.version, record.identity, record.parents) != record.fingerprint:
@@ -119,7 +117,7 @@ class Store:
             return None
 
     def damages(self) -> list[str]:
-        """What is wrong with the records that `records` leaves out."""
+        """Damage of the records that `records` leaves out, as text."""
         found = []
         for kind in KINDS:
             for short in names(join(self.root, kind)):
@@ -130,7 +128,7 @@ class Store:
         return found
 
     def records(self, kind: str | None = None) -> Iterator[Record]:
-        """All finished artifacts of a kind (or of all), those with a damaged record left out."""
+        """All finished artifacts of a kind (or of all kinds) without those whose record is damaged."""
         for one in (kind,) if kind else KINDS:
             for short in names(join(self.root, one)):
                 try:
@@ -141,8 +139,8 @@ class Store:
                     yield record
 
     def resolve(self, word: str, kind: str | None = None) -> Record:
-        """The artifact meant by a fingerprint (4 or more digits of it), a name or an alias `name@alias`; of
-        equal names the newest.
+        """The artifact with a fingerprint (4 or more digits), a name (the newest) or an alias `name@alias`.
+        Raises AtelierError when there is none, or several.
         """
         name, _, alias = word.partition("@")
         if alias and alias != LATEST:
@@ -166,7 +164,7 @@ class Store:
         )
 
     def unread(self) -> str:
-        """What to add to an answer that something is not there, where damage may have hidden it."""
+        """Text to append to a not-found message when damaged records may hide the artifact; else ''."""
         damages = self.damages()
         if not damages:
             return ""
@@ -185,7 +183,7 @@ class Store:
         return record
 
     def check(self, record: Record) -> list[str]:
-        """Compare every file with its digest; the damages as text."""
+        """Compare every file with its digest; returns the damages as text."""
         damages = []
         for entry in record.files:
             try:
@@ -196,7 +194,9 @@ class Store:
 
 
 def read_body(payload_url: str) -> tuple[tuple[FileEntry, ...], dict[str, Any]]:
-    """Files (paths relative to the artifact) and summary that a gang left in `payload_url`."""
+    """Files (paths relative to the artifact) and summary that a gang left in `payload_url`. Raises
+    DamageError for an invalid body.
+    """
     place = join(payload_url, BODY)
     body = read_object(place, "a body")
     files, summary = body.get("files"), body.get("summary")

@@ -1,5 +1,5 @@
-"""What the store holds of trajectories: their birth records, code maps and checkpoints; and from where a
-training would go on.
+"""Trajectories in the store: their records, code maps and checkpoints; and from which step a training would
+continue.
 """
 
 import json
@@ -36,14 +36,14 @@ STEP = re.compile(r"step-(\d{8})")
 
 
 def checkpoint_steps(address: str) -> list[int]:
-    """Steps of the committed checkpoints under a trajectory, sorted; their content is not looked at."""
+    """Steps of the committed checkpoints of a trajectory, sorted; their content is not checked."""
     return sorted(
         int(match.group(1)) for name in names(join(address, "checkpoints")) if (match := STEP.fullmatch(name))
     )
 
 
 def checkpoint_damage(address: str, step: int) -> str:
-    """What is wrong with a checkpoint, naming the file; '' when it is as it was saved. Reads every byte."""
+    """What is wrong with a checkpoint, naming the file; '' when it is intact. Reads every byte."""
     folder = join(address, "checkpoints", f"step-{step:08d}")
     place = join(folder, MANIFEST)
     try:
@@ -65,7 +65,7 @@ def checkpoint_damage(address: str, step: int) -> str:
 
 @dataclass(frozen=True)
 class TrajectoryState:
-    """How far a role's training has come in the store."""
+    """Checkpoint steps of a role's training in the store, and its start and end step."""
 
     steps: tuple[int, ...]
     start: int
@@ -81,41 +81,41 @@ class TrajectoryState:
 
 
 def trajectory_state(
-    store: Store, parts: list[Segment], whole: list[Segment] | None = None
+    store: Store, segments: list[Segment], whole: list[Segment] | None = None
 ) -> TrajectoryState:
-    """The steps of `parts` that have a checkpoint; of `whole`, where others of its parts do not count."""
-    whole = whole or parts
+    """Checkpoint steps of `segments`; start and end are those of `whole`, by default the same segments."""
+    whole = whole or segments
     steps: set[int] = set()
-    for part in parts:
-        found = checkpoint_steps(store.address("trajectory", part.fingerprint))
+    for segment in segments:
+        found = checkpoint_steps(store.address("trajectory", segment.fingerprint))
         steps |= {
             step
             for step in found
-            if part.start < step <= part.end or (step == part.start and part is whole[0])
+            if segment.start < step <= segment.end or (step == segment.start and segment is whole[0])
         }
     return TrajectoryState(steps=tuple(sorted(steps)), start=whole[0].start, end=whole[-1].end)
 
 
-def segments(
-    store: Store, parts: list[Segment], fences: Mapping[str, int] | None = None
+def segment_addresses(
+    store: Store, segments: list[Segment], fences: Mapping[str, int] | None = None
 ) -> tuple[SegmentAddress, ...]:
-    """The parts as a run file names them; `fences` are those of the leases that are held, by address."""
-    addresses = [(part, store.address("trajectory", part.fingerprint)) for part in parts]
+    """The segments as entries of a run file; `fences` are those of the held leases, by address."""
+    addresses = [(segment, store.address("trajectory", segment.fingerprint)) for segment in segments]
     return tuple(
         SegmentAddress(
-            fingerprint=part.fingerprint,
+            fingerprint=segment.fingerprint,
             url=address,
-            start=part.start,
-            end=part.end,
+            start=segment.start,
+            end=segment.end,
             attempt=(fences or {}).get(address, 1),
             is_leased=address in (fences or {}),
         )
-        for part, address in addresses
+        for segment, address in addresses
     )
 
 
 def read_trajectory(store: Store, fingerprint: str) -> Record:
-    """The record that a trajectory was begun with; a DamageError when it cannot be read."""
+    """A trajectory's record, written when it began. Raises DamageError when it cannot be read."""
     place = join(store.address("trajectory", fingerprint), BIRTH)
     try:
         record = Record.read(read_bytes(place, MOST_BYTES), place)
@@ -127,26 +127,26 @@ def read_trajectory(store: Store, fingerprint: str) -> Record:
 
 
 def register_trajectory(
-    store: Store, name: str, part: Segment, provenance: dict[str, object], code: Map | None = None
+    store: Store, name: str, segment: Segment, provenance: dict[str, object], code: Map | None = None
 ) -> None:
-    """Write a trajectory's record before anything is trained under its address. The first one stays, unless
-    it cannot be read any more: whoever would train there knows all of it that matters. Beside it the map of
-    the code that trains it now, under its digest.
+    """Write a trajectory's record before anything is trained under its address, and beside it the map of the
+    code that trains it now, under its digest. An existing record stays, unless it is unreadable: it depends
+    only on what any process that trains this trajectory knows.
     """
-    address = store.address("trajectory", part.fingerprint)
+    address = store.address("trajectory", segment.fingerprint)
     if code is not None and not exists(code_place(address, digest_of(code))):
         create_exclusive(code_place(address, digest_of(code)), json.dumps(code, sort_keys=True).encode())
     place = join(address, BIRTH)
-    state = _record_state(store, part.fingerprint)
+    state = _record_state(store, segment.fingerprint)
     if state == "whole":
         return
     record = Record(
         kind="trajectory",
         name=name,
-        fingerprint=part.fingerprint,
+        fingerprint=segment.fingerprint,
         version=VERSION,
-        identity=part.identity,
-        parents=part.parents,
+        identity=segment.identity,
+        parents=segment.parents,
         provenance=dict(provenance),
     )
     text = record.sealed().text().encode()
@@ -156,10 +156,10 @@ def register_trajectory(
         create_exclusive(place, text)
 
 
-def repair_trajectory(store: Store, name: str, part: Segment, provenance: dict[str, object]) -> None:
-    """`give_birth`, where there is one that cannot be read."""
-    if _record_state(store, part.fingerprint) == "damaged":
-        register_trajectory(store, name, part, provenance)
+def repair_trajectory(store: Store, name: str, segment: Segment, provenance: dict[str, object]) -> None:
+    """`register_trajectory`, only when its record exists but cannot be read."""
+    if _record_state(store, segment.fingerprint) == "damaged":
+        register_trajectory(store, name, segment, provenance)
 
 
 def _record_state(store: Store, fingerprint: str) -> Literal["whole", "damaged", "missing"]:
@@ -173,13 +173,13 @@ def _record_state(store: Store, fingerprint: str) -> Literal["whole", "damaged",
 
 
 def code_place(address: str, digest: str) -> str:
-    """Where a trajectory keeps a code map."""
+    """Path of a code map of a trajectory."""
     return join(address, f"code-{digest}.json")
 
 
 def code_at(address: str, step: int) -> str | None:
-    """Digest of the code that computed the checkpoint of `step`; '' when it does not say, None when its
-    manifest cannot be read: a training leaves such a checkpoint out.
+    """Digest of the code that computed the checkpoint of `step`; '' when not recorded, None when its manifest
+    cannot be read: a training skips such a checkpoint.
     """
     place = join(address, "checkpoints", f"step-{step:08d}", MANIFEST)
     with suppress(OSError, DamageError):
@@ -189,7 +189,7 @@ def code_at(address: str, step: int) -> str | None:
 
 
 def read_code(address: str, digest: str) -> dict[str, Any]:
-    """A code map of a trajectory; {} when there is none that is what its name says."""
+    """A code map of a trajectory; {} when it is missing or does not match its digest."""
     with suppress(OSError, DamageError):
         found = read_object(code_place(address, digest), "a code map")
         if digest_of(found) == digest:
@@ -198,7 +198,7 @@ def read_code(address: str, digest: str) -> dict[str, Any]:
 
 
 def begin_again(store: Store, fingerprint: str) -> None:
-    """Remove what was trained under a trajectory's address, all but its lease's log. For who holds that."""
+    """Delete everything under a trajectory's address but its lease log. The caller holds the lease."""
     address = store.address("trajectory", fingerprint)
     for name in names(address):
         if name != LOG:

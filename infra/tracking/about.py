@@ -1,4 +1,4 @@
-"""What the tracker is told of a flow run. No MLflow in it."""
+"""Descriptions of flow runs, tasks and followed trajectories for the tracker. Does not import MLflow."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from atelier.engine.config.run_file import SegmentAddress
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """Which run of which flow this is. `is_part`: another process has begun the flow's run and ends it."""
+    """A flow run to track. `is_part`: another process begins and ends the flow's MLflow run."""
 
     flow: str
     command: str
@@ -31,8 +31,8 @@ class RunInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """One role's training: its trajectory segments in order (trunks first) and what its runs are called and
-    tagged.
+    """One role's training to track: its trajectory segments in order (trunks first), and names and params of
+    its runs.
     """
 
     segments: tuple[SegmentAddress, ...]

@@ -1,7 +1,7 @@
-"""Where runs are tracked, and whose credential may go there.
+"""Choose the MLflow tracking URI and the credential that may be sent to it.
 
-MLflow's client takes user, password and token from the environment and sends them to whomever it talks to. So
-the environment holds those of the server that is talked to, and no others.
+MLflow's client takes user, password and token from the environment and sends them to any server. So the
+environment must hold those of the server in use, and no others.
 """
 
 import os
@@ -20,16 +20,16 @@ CREDENTIALS = (
     "MLFLOW_TRACKING_TOKEN",
     "MLFLOW_TRACKING_AUTH",  # a plugin that signs every request
 )
-_hidden: dict[str, str] = {}  # the user's, while another server is talked to
-_lent: dict[str, str] = {}  # the stack's, which this process has put there
+_hidden: dict[str, str] = {}  # the user's, while another server is in use
+_lent: dict[str, str] = {}  # the stack's, set by this process
 
 
 def tracking_address(given: str, store: Store) -> str:
-    """Where runs of `store` are tracked: at `given`, else at $MLFLOW_TRACKING_URI, else by its stack's server
-    while that runs, else in a database in its folder.
+    """Tracking URI for runs of `store`: `given`, else $MLFLOW_TRACKING_URI, else its stack's server while
+    that runs, else a database in its folder.
 
-    From then on the environment has the credential of that address: the stack's for the stack's, the user's
-    for $MLFLOW_TRACKING_URI, none for any other.
+    Also sets the credential of that address in the environment: the stack's for the stack's server, the
+    user's for $MLFLOW_TRACKING_URI, none for any other.
     """
     _restore()
     stack, users = Stack(store.root).tracking(), os.environ.get(URI, "")
@@ -46,7 +46,7 @@ def tracking_address(given: str, store: Store) -> str:
 
 
 def _restore() -> None:
-    """The credentials as the user had them."""
+    """Restore the credentials as the user had them."""
     for key, value in _lent.items():
         if os.environ.get(key) == value:
             del os.environ[key]
@@ -57,7 +57,7 @@ def _restore() -> None:
 
 
 def is_same_server(one: str, other: str) -> bool:
-    """True for two addresses of one web server, however they spell it."""
+    """True for two addresses of one web server, however they are spelled."""
     return _server(one) == _server(other) != ()
 
 
@@ -72,5 +72,5 @@ def _server(url: str) -> tuple[str, str, int] | tuple[()]:
 
 
 def without_secret(text: str) -> str:
-    """The text without user and password of the addresses in it."""
+    """`text` without user and password in its URLs."""
     return re.sub(r"//[^/@\s]*@", "//", text)

@@ -1,5 +1,5 @@
-"""The calls to MLflow that the tracker makes, each safe to make twice, and the ids that are known without
-asking it. Importing this file takes two seconds: only the tracker's thread does.
+"""The tracker's calls to MLflow, each safe to repeat, and a cache of MLflow ids. Importing this module takes
+two seconds: only the tracker's thread does.
 """
 
 import getpass
@@ -23,8 +23,8 @@ from atelier.infra.tracking.address import without_secret
 
 
 class IdCache:
-    """Small files that say what the MLflow store `key` has already, so that reused artifacts cost no request.
-    A hint: losing it is harmless.
+    """Cache of what the MLflow store `key` already has, in small files, so that reused artifacts cost no
+    request. Losing it is harmless.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -45,9 +45,8 @@ class IdCache:
         (self.folder / f"{kind}-{fingerprint[:SHORT]}.json").unlink(missing_ok=True)
 
     def agree(self, kind: str, name: str, mine: str, is_there: Callable[[str], bool]) -> str:
-        """The run for `name` that everybody uses: the first one proposed that is still there; `mine` is this
-        caller's proposal. MLflow has no names that only one run can have, and orders runs by the clocks of
-        those who made them.
+        """The one run for `name` that all processes use: the first proposed that still exists; `mine` is this
+        caller's proposal. MLflow has no unique run names, and orders runs by their creators' clocks.
         """
         short = sha256(name.encode()).hexdigest()[:SHORT]
         number = 0
@@ -64,7 +63,7 @@ SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_UV_AUTO_DETECT": "false",  # a uv.lock of the folder one happens to stand in is no part of a model
+    "MLFLOW_UV_AUTO_DETECT": "false",  # a uv.lock in the working directory is no part of a model
     # the tracker retries itself, without blocking for minutes inside one call
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
@@ -89,7 +88,7 @@ with warnings.catch_warnings():
     )
     from mlflow.exceptions import MlflowException
 
-NOTE = "mlflow.note.content"  # what MLflow shows as description of a run, experiment or logged model
+NOTE = "mlflow.note.content"  # shown as description of a run, experiment or logged model
 BATCH = 1000  # MLflow's limit for metrics in one request
 FEW = 100  # and for params and tags
 DIGEST = 36  # characters of a data set's digest that MLflow keeps
@@ -108,7 +107,7 @@ class MetricPoint:
 
 @dataclass(frozen=True)
 class TrackedData:
-    """A data set that a run read: found again by `dataset.digest` (36 digits of the fingerprint) and
+    """A data set that a run read: searchable by `dataset.digest` (36 digits of the fingerprint) and
     `dataset.context`.
     """
 
@@ -140,8 +139,8 @@ class Backend:
     """One MLflow store: a server or a database."""
 
     def __init__(self, uri: str, artifacts: str) -> None:
-        """`artifacts`: URL where files go when `uri` is a database; a server has a place of its own."""
-        # what fails is retried and told by the tracker
+        """`artifacts`: artifact URL when `uri` is a database; a server has its own."""
+        # failures are retried and reported by the tracker
         logging.getLogger("mlflow").setLevel(logging.CRITICAL)
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -155,17 +154,15 @@ class Backend:
         self.client.get_experiment("0")
 
     def is_lasting(self, error: BaseException) -> bool:
-        """True when the same call would fail again however often it is made; False when the server may come
-        back.
-        """
+        """True for a permanent error; False when a retry may succeed."""
         if isinstance(error, MlflowException):
             return error.error_code not in PASSING
         return not isinstance(error, OSError)
 
     @property
     def page(self) -> str:
-        """What MLflow's pages begin with: the server, or nothing (a link relative to whatever serves the
-        database). $ATELIER_MLFLOW_URL when browsers call the server by another name.
+        """Base URL of MLflow's pages: the server, or '' (links relative to whatever serves the database).
+        $ATELIER_MLFLOW_URL overrides it when browsers reach the server by another name.
         """
         url = os.environ.get("ATELIER_MLFLOW_URL") or without_secret(self.uri)
         return url.rstrip("/") if self.uri.startswith("http") else ""
@@ -195,7 +192,7 @@ class Backend:
     # runs
 
     def find_run(self, experiments: Sequence[str], tags: Mapping[str, str]) -> Run | None:
-        """The oldest run with these tags, so that two who created one at the same time agree."""
+        """The oldest run with these tags, so that concurrent creators agree on one."""
         found = self.client.search_runs(
             list(experiments), tag_filter(tags), max_results=1, order_by=["attributes.start_time ASC"]
         )
@@ -205,7 +202,7 @@ class Backend:
         return list(self.client.search_runs([experiment], query))
 
     def run(self, run_id: str) -> Run | None:
-        """The run, or None when somebody deleted it."""
+        """The run, or None when it was deleted."""
         try:
             run = self.client.get_run(run_id)
         except MlflowException as error:
@@ -222,7 +219,7 @@ class Backend:
         return self.client.create_run(experiment, start_time=begin, tags=about, run_name=name).info.run_id
 
     def delete_run(self, run_id: str) -> None:
-        """Delete a run; MLflow keeps it restorable for a while."""
+        """Delete a run; MLflow can restore it for a while."""
         self.client.delete_run(run_id)
 
     def reopen(self, run_id: str) -> None:
@@ -239,7 +236,7 @@ class Backend:
             self.client.log_batch(run_id, tags=[RunTag(k, v) for k, v in part])
 
     def params(self, run_id: str, params: Mapping[str, Any], ids: Iterable[str] = ()) -> None:
-        """Log the parameters that are not there yet (MLflow refuses a changed one)."""
+        """Log the parameters whose names are not in `ids` (MLflow refuses a changed one)."""
         new = [(k, str(v)[:PARAM]) for k, v in params.items() if k not in set(ids) and str(v) != ""]
         for part in _parts(new, FEW):
             self.client.log_batch(run_id, params=[Param(k, v) for k, v in part])
@@ -251,7 +248,7 @@ class Backend:
         model_id: str | None = None,
         data: TrackedData | None = None,
     ) -> None:
-        """Log the points on the run and, with `model_id`, on that model too, as measured on `data`."""
+        """Log metric points on the run and, with `model_id`, on that model too, as measured on `data`."""
         about = {"model_id": model_id}
         if data is not None:
             about |= {"dataset_name": data.name, "dataset_digest": data.digest}
@@ -260,7 +257,7 @@ class Backend:
             self.client.log_batch(run_id, metrics=metrics)
 
     def points_at(self, run_id: str, keys: Iterable[str], step: int) -> list[MetricPoint]:
-        """The points of a run at `step`. Logged again, for a model, they are no further points of the run."""
+        """The points of a run at `step`. Logging them again for a model adds no points to the run."""
         return [
             MetricPoint(key, m.value, m.step, m.timestamp / 1000)
             for key in keys
@@ -269,7 +266,7 @@ class Backend:
         ]
 
     def steps(self, run: Run) -> set[tuple[str, int]]:
-        """(metric, step) of everything that the run already has."""
+        """(metric, step) of all points that the run already has."""
         return {
             (key, m.step)
             for key in run.data.metrics
@@ -355,7 +352,7 @@ class Backend:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number without a name
+    except (KeyError, OSError):  # in a container the uid may have no name
         return str(os.getuid())
 
 

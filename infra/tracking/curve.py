@@ -1,5 +1,5 @@
-"""What of a trajectory's metric segments becomes points of a curve: each step once, dense at the beginning,
-thin later.
+"""Select points of a curve from a trajectory's metric segments: each step once, dense at the beginning and
+thinned later.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from atelier.engine.io.storage import join, names, read_text
 
 DENSE = 200
 PER_OCTAVE = 100
-# what a line's timing has, as MLflow shows it beside the model's metrics
+# key of a line's timing -> MLflow system metric
 SYSTEM = {key: f"system/{key}" for key in ("tokens_per_s", "mfu", "memory_gb", "cpu_cores", "resident_gb")}
 ALWAYS = "eval/"
 
@@ -35,8 +35,8 @@ def read_segments(url: str) -> list[tuple[str, str]]:
 
 
 class SegmentReader:
-    """New lines of a chain of trajectory segments as they get sealed; lines after a branch are the branch's
-    own.
+    """Reads new metric lines of a chain of trajectory segments as their files are sealed; after a branch
+    point only the branch's lines count.
     """
 
     def __init__(self, segments: tuple[SegmentAddress, ...]) -> None:
@@ -46,9 +46,7 @@ class SegmentReader:
         self._seen: set[str] = set()
 
     def read(self) -> None:
-        """Add the lines of what was sealed since the last call to `pending`, in order, a step of one attempt
-        once.
-        """
+        """Append the lines sealed since the last call to `pending`, in order, each step once."""
         for index, segment in enumerate(self.segments):
             for line in self._new(segment.url):
                 before = index > 0 and line["step"] <= segment.start
@@ -80,7 +78,7 @@ def points(
     now: float,
     last: int | None = None,
 ) -> list[tuple[str, float, int, float]]:
-    """(metric, value, step, time) to draw: not sent yet, thinned; the line of step `last` whole."""
+    """(metric, value, step, time) to log: not yet in `sent`, thinned; the line of step `last` in full."""
     result = []
     for line in lines:
         step = line["step"]

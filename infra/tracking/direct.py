@@ -1,4 +1,4 @@
-"""What commands write into MLflow without a tracker: an alias on a model's pages, a sweep's own run."""
+"""MLflow writes of commands without a tracker: aliases of registered versions, the run of a sweep."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from atelier.infra.tracking.page import Links, linked
 
 
 def show_alias(store: Store, fingerprint: str, alias: str) -> list[str]:
-    """Give `alias` to every registered version of the model; `name@alias` of each. Raises what MLflow's
-    client raises.
+    """Give `alias` to every registered version of the model; returns `name@alias` of each. Raises what
+    MLflow's client raises.
     """
-    from atelier.infra.tracking.backend import Backend  # MLflow: two seconds
+    from atelier.infra.tracking.backend import Backend  # imports MLflow: two seconds
 
     backend = Backend(tracking_address("", store), f"{store.root}/mlartifacts")
     found = []
@@ -36,9 +36,9 @@ def show_sweep(
     numbers: Mapping[str, float],
     is_failed: bool,
 ) -> str:
-    """Put the report into the sweep's run, which its points' runs are under, with a link to the runs of all
-    `trajectories` beside each other; the run's address, '' when MLflow has no page or knows of no such sweep.
-    Raises what MLflow's client raises.
+    """Write the report to the sweep's run, the parent of its points' runs, with a link that compares the runs
+    of all `trajectories`. Returns its address, '' without an MLflow page or such a sweep. Raises what
+    MLflow's client raises.
     """
     backend = Backend(tracking_address(uri, store), f"{store.root}/mlartifacts")
     experiment = backend.experiment(flow)
@@ -50,7 +50,7 @@ def show_sweep(
     links = Links(backend.page)
     for path in paths:
         markdown = markdown.replace(f"]({path.name})", f"]({links.file(run_id, f'report/{path.name}')})")
-    everywhere = backend.experiments()  # a point is the run of whatever sweep or flow made it first
+    everywhere = backend.experiments()  # a point's run is in the experiment that created it first
     curves = [
         backend.find_run(everywhere, {"atelier.trajectory": one, "atelier.kind": "trajectory"})
         for one in trajectories
@@ -60,7 +60,7 @@ def show_sweep(
         beside = linked("All points beside each other: parallel coordinates", links.beside(runs))
         markdown = f"{beside}\n\n{markdown}"
     backend.tag(run_id, {NOTE: markdown})
-    # a step a point that is finished: as a sweep grows, its curve shows what that brought
+    # the step is the number of finished points, so the curve shows progress as the sweep grows
     points = [MetricPoint(key, value, len(trajectories), time.time()) for key, value in numbers.items()]
     backend.points(run_id, points)
     backend.end_run(run_id, "FAILED" if is_failed else "FINISHED")

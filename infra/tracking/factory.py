@@ -1,4 +1,4 @@
-"""The tracker that a configuration asks for: MLflow, or none. A flow talks to either in the same words."""
+"""Create the tracker that the configuration selects: MLflow or none, with the same interface."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from atelier.infra.store.store import Store
 
 
 class TrackerSpec(Spec):
-    """conf/tracker: where metrics, models and lineage go beside the store."""
+    """conf/tracker: where metrics, models and lineage go in addition to the store."""
 
     kind: Literal["mlflow", "none"] = Field(default="none", description="mlflow or none")
     uri: str = Field(
@@ -27,47 +27,47 @@ class TrackerSpec(Spec):
 
 
 class NoTracker:
-    """Nothing is tracked beside the store."""
+    """Tracker that does nothing."""
 
     urls: dict[str, str] = {}
 
     def link(self, **links: str) -> None:
-        """Other pages about this run."""
+        """Add links to other pages about this run."""
 
     def start_task(self, node: Node, is_reused: bool) -> Any:
         return None
 
     def end_task(self, handle: Any, status: str) -> None:
-        """A node ended with FINISHED, FAILED or KILLED."""
+        """Record that a node ended with FINISHED, FAILED or KILLED."""
 
     @contextmanager
     def following(self, node: Node, roles: dict[str, Any]) -> Iterator[None]:
-        """Send the metrics of trajectories on while they are trained."""
+        """Send the metrics of the roles' trajectories while the block runs."""
         yield
 
     def begin_again(self, trajectories: list[str]) -> None:
-        """Their curves begin anew: what was trained under these fingerprints is gone."""
+        """Delete the runs of trajectories that restart from step 0."""
 
     def record(self, record: Record) -> None:
-        """An artifact is finished."""
+        """Record a finished artifact."""
 
     def register(self, name: str, record: Record, aliases: list[str]) -> str:
-        """Make a model findable under `name`; returns where."""
+        """Register a model under `name`; returns its address."""
         return ""
 
     def register_later(self, name: str, record: Record, aliases: list[str]) -> None:
-        """Make sure, without waiting, that a model whose registration is reused is findable under `name`."""
+        """Ensure, without waiting, that a model whose registration is reused is registered under `name`."""
 
     def report(self, record: Record, markdown: str, paths: list[str]) -> None:
         """Show the report of a run on its page."""
 
     def close(self, status: str) -> list[str]:
-        """The flow ended with finished, failed or stopped; returns what could not be written."""
+        """End the flow's run with finished, failed or stopped; returns what could not be written."""
         return []
 
 
 def open_tracker(spec: TrackerSpec, store: Store, **about: Any) -> Any:
-    """The tracker of one flow run; nothing of it runs on the training path."""
+    """Open the tracker of one flow run; it never runs on the training path."""
     if spec.kind == "none":
         return NoTracker()
     from atelier.infra.tracking.flow_tracker import FlowTracker

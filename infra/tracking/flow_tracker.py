@@ -1,4 +1,4 @@
-"""The MLflow tracker in the words of a flow: nodes, roles and their segments, records."""
+"""MLflow tracker with a flow's interface: nodes, roles and their segments, records."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from atelier.engine.config.trajectory import Segment
 from atelier.infra.dag import Node
 from atelier.infra.store.run_manifest import comparable
 from atelier.infra.store.store import Store
-from atelier.infra.store.trajectory import segments
+from atelier.infra.store.trajectory import segment_addresses
 from atelier.infra.tracking.about import Followed, TaskHandle
 from atelier.infra.tracking.address import tracking_address
 from atelier.infra.tracking.tracker import Tracker
@@ -26,7 +26,7 @@ class FlowTracker:
         self.store = store
         self.tracker = Tracker(tracking_address(uri, store), store, **about)
         self._handles: dict[str, TaskHandle] = {}
-        self._makers: dict[str, TaskHandle] = {}  # by the fingerprint of what is made
+        self._makers: dict[str, TaskHandle] = {}  # by the fingerprint of their product
         self._flow_run = ""
 
     @property
@@ -34,7 +34,7 @@ class FlowTracker:
         return self.tracker.urls()
 
     def link(self, **links: str) -> None:
-        """Other pages about this run, as tags."""
+        """Add links to other pages about this run, as tags."""
         self.tracker.tag({f"atelier.{key}": value for key, value in links.items()})
 
     def start_task(self, node: Node, is_reused: bool) -> TaskHandle | None:
@@ -50,8 +50,8 @@ class FlowTracker:
 
     @contextmanager
     def following(self, node: Node, roles: dict[str, list[Segment]]) -> Iterator[None]:
-        """The curves of the roles' trajectories while the block runs; their runs end as it ends."""
-        followed = [self._followed(node, role, parts) for role, parts in roles.items()]
+        """Write the curves of the roles' trajectories while the block runs; their runs end with it."""
+        followed = [self._followed(node, role, segments) for role, segments in roles.items()]
         following = self.tracker.follow(self._handles.get(node.name), followed)
         try:
             yield
@@ -60,18 +60,18 @@ class FlowTracker:
             raise
         following.stop()
 
-    def _followed(self, node: Node, role: str, parts: list[Segment]) -> Followed:
+    def _followed(self, node: Node, role: str, segments: list[Segment]) -> Followed:
         product = node.products[role]
         teacher = str(node.config["roles"].get(role, {}).get("teacher", ""))
-        # without the role in their names: two roles are compared key by key
+        # without the role in their names, so that MLflow compares two roles key by key
         params = {
             key.removeprefix(f"roles.{role}."): value
             for key, value in flatten(comparable(product)).items()
             if not key.startswith("horizon")
-        } | {"role": role, "teacher": teacher, "train.steps": parts[-1].end}
+        } | {"role": role, "teacher": teacher, "train.steps": segments[-1].end}
         inputs = {name: fingerprint for name, (_, fingerprint) in node.inputs.items()}
         return Followed(
-            segments=segments(self.store, parts),
+            segments=segment_addresses(self.store, segments),
             role=role,
             name=product.name,
             params=params,

@@ -1,23 +1,23 @@
-"""Keeps the pages of models and of their data true: written where a person looks, and again when a student,
-a version or a report has come.
+"""Write the MLflow pages of models and of their data, and update them when a student, version or report is
+added.
 """
 
 import hashlib
 from typing import Any
 
 from atelier.engine.config.record import Record
-from atelier.infra.report.lineage import Index, graph_of, read_birth, trajectory_start
+from atelier.infra.report.lineage import Index, find_trajectory, graph_of, trajectory_start
 from atelier.infra.report.lineage_svg import to_svg
 from atelier.infra.tracking.about import TaskHandle
 from atelier.infra.tracking.backend import NOTE, Backend
 from atelier.infra.tracking.page import data_page, linked, model_page, sources
 from atelier.infra.tracking.run_writer import RunWriter
 
-WIDEST = 760  # pixels beside what else stands on MLflow's pages
+WIDEST = 760  # pixels that MLflow's page layout leaves
 
 
 class ModelPages:
-    """The pages of one flow run's artifacts and of those around them."""
+    """Pages of one flow run's artifacts and of their teachers and students."""
 
     def __init__(self, writer: RunWriter) -> None:
         self.writer, self.store, self.ids = writer, writer.store, writer.ids
@@ -25,9 +25,7 @@ class ModelPages:
         self._made: dict[str, dict[str, str]] = {}  # task run -> page of each data artifact that it made
 
     def write(self, record: Record, index: Index) -> None:
-        """Write the model's page everywhere it is read, and those of its teacher and students, which link
-        it.
-        """
+        """Write the model's page, and those of its teacher and students, which link to it."""
         teacher = index.teacher(record)
         for one in [record, *([teacher] if teacher else []), *index.students(record)]:
             self.write_one(one, index)
@@ -48,9 +46,7 @@ class ModelPages:
             self.backend.describe_version(ids["name"], ids["version"], text)
 
     def _picture(self, record: Record, ids: dict[str, Any], index: Index) -> str:
-        """Draw the model with its ancestors and children into its run, if that changed; the picture's
-        address.
-        """
+        """Log the model's lineage picture to its run, if it changed; returns the picture's address."""
         svg = to_svg(graph_of(index, record.fingerprint).near(), widest=WIDEST)
         digest = hashlib.sha256(svg.encode()).hexdigest()[:16]
         if ids.get("picture") != digest:
@@ -59,8 +55,8 @@ class ModelPages:
         return self.writer.links.file(ids["run"], "lineage/lineage.svg")
 
     def data(self, record: Record, task: TaskHandle | None) -> None:
-        """Describe a corpus, tokenizer, tokens or labels on the run of the task that made it; when it was
-        made before this MLflow store, the flow's run stands for it.
+        """Write the page of a corpus, tokenizer, tokens or labels to the run of the task that made it;
+        without such a run only note the flow's run as its page.
         """
         links, ids = self.writer.links, self.ids.get("data", record.fingerprint)
         if not (task and task.run):
@@ -81,7 +77,7 @@ class ModelPages:
         self.backend.tag(task.run, {NOTE: "\n\n".join(made.values())})
 
     def _pages(self, models: list[Record], data: list[Record]) -> dict[str, str]:
-        """fingerprint -> URL of the page of each that has one."""
+        """fingerprint -> page URL, for the records that have a page."""
         result = {}
         for record in models:
             ids = self.ids.get("model", record.fingerprint)
@@ -113,7 +109,7 @@ class ModelPages:
             rows.append(("registered", linked(title, links.registered(ids["name"], ids["version"]))))
         rows.append(("logged model", linked(record.name, links.model(experiment, ids["model"]))))
         rows.append(("compare", linked("curves of this run", links.compare(experiment, flow["id"], task))))
-        trajectory_record = read_birth(self.store, record.parents.get("trajectory", ""))
+        trajectory_record = find_trajectory(self.store, record.parents.get("trajectory", ""))
         if trajectory_record is not None and "trunk" in trajectory_record.parents:
             place, run_id = self.writer.trajectory_run(trajectory_record.parents["trunk"])
             if run_id:

@@ -1,5 +1,5 @@
-"""Writes artifacts into MLflow: models and kept checkpoints as logged models, scores, edges to corpus and
-teacher, versions.
+"""Write artifacts into MLflow: models and kept checkpoints as logged models, scores, links to data and
+teachers, registered versions.
 """
 
 import time
@@ -8,19 +8,20 @@ from typing import Any
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import DATA_KINDS, Record
 from atelier.engine.io.storage import join
-from atelier.infra.report.lineage import Index, read_birth, teacher_label, trajectory_segments
+from atelier.infra.report.lineage import Index, find_trajectory, teacher_label, trajectory_segments
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import checkpoint_steps
 from atelier.infra.tracking.about import Followed, TaskHandle
 from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint, TrackedData
+from atelier.infra.tracking.curve_writer import CurveWriter
 from atelier.infra.tracking.model_pages import ModelPages
 from atelier.infra.tracking.page import Links
-from atelier.infra.tracking.run_writer import CurveWriter, RunWriter, flat, is_number
+from atelier.infra.tracking.run_writer import RunWriter, flat, is_number
 
 EXTERNAL = "mlflow.model.isExternal"
 FRESH_S = 5.0
-COMPUTED = "atelier.computed"  # the arithmetic that it was trained in: bf16, fp32 ...
-FINAL = {"loss": "loss", "eval/loss": "eval_loss", "tokens": "tokens"}  # metric -> word of a summary
+COMPUTED = "atelier.computed"  # the arithmetic it was trained in: bf16, fp32 ...
+FINAL = {"loss": "loss", "eval/loss": "eval_loss", "tokens": "tokens"}  # metric -> key of a record's summary
 
 
 class Models:
@@ -45,9 +46,7 @@ class Models:
         return self._index
 
     def record(self, record: Record, task: TaskHandle | None = None) -> None:
-        """Write what there is to say of an artifact, once. What MLflow knows already costs one or two
-        requests.
-        """
+        """Write an artifact to MLflow, once. One that is there already costs one or two requests."""
         if record.kind == "model":
             self.model(record, task)
         elif record.kind == "scores":
@@ -62,7 +61,7 @@ class Models:
     # models
 
     def model(self, record: Record, task: TaskHandle | None = None) -> dict[str, Any]:
-        """Make sure that the model is in MLflow with its run, edges and page; where it is there."""
+        """Ensure that the model is in MLflow with its run, links and page; returns its ids there."""
         ids = self.ids.get("model", record.fingerprint)
         if not ids:
             ids = self._new_model(record, task)
@@ -79,7 +78,7 @@ class Models:
         found = self.backend.find_models(
             [experiment], {"atelier.fingerprint": record.fingerprint, "atelier.kind": "model"}
         )
-        trajectory_record = read_birth(self.store, record.parents.get("trajectory", ""))
+        trajectory_record = find_trajectory(self.store, record.parents.get("trajectory", ""))
         if found:
             model_id = found[0].model_id
         else:
@@ -95,7 +94,7 @@ class Models:
                 experiment, record.name, run_id=run_id, tags=self.tags(record), params=params, kind=kind
             )
         if tags := {key: text for key, text in self.tags(record).items() if key == COMPUTED and text}:
-            self.backend.tag(run_id, tags)  # its run was made before anybody knew
+            self.backend.tag(run_id, tags)  # not known when its run was created
         self.backend.output(run_id, model_id, step)
         self.backend.points(run_id, self._final_points(record, run_id, step), model_id)
         facts = {
@@ -112,8 +111,8 @@ class Models:
         return facts
 
     def _run_of(self, record: Record, task: TaskHandle | None) -> tuple[str, str]:
-        """The run of the model's trajectory, drawn from the store when MLflow has none (a new database under
-        an old store).
+        """(experiment, run) of the model's trajectory, written from the store when MLflow has none (a new
+        database for an old store).
         """
         trajectory = record.parents.get("trajectory", "")
         if not trajectory:
@@ -136,7 +135,7 @@ class Models:
     def _teacher(self, record: Record) -> str:
         """The teacher's name; '' without one."""
         trajectory_record = (
-            read_birth(self.store, record.parents["teacher"]) if "teacher" in record.parents else None
+            find_trajectory(self.store, record.parents["teacher"]) if "teacher" in record.parents else None
         )
         return str(record.summary.get("teacher") or (trajectory_record.name if trajectory_record else ""))
 
@@ -144,7 +143,7 @@ class Models:
         return str(record.summary.get("role", record.name))
 
     def tags(self, record: Record) -> dict[str, str]:
-        """What artifacts are searched by."""
+        """Tags by which artifacts are searched."""
         steps = record.summary.get("teacher_steps")
         return self.writer.about.common() | {
             "atelier.kind": record.kind,
@@ -160,10 +159,8 @@ class Models:
         }
 
     def _final_points(self, record: Record, run_id: str, step: int) -> list[MetricPoint]:
-        """What the model was measured to be, in the words of its curve: the curve's own points where it
-        has them.
-        """
-        # the same at every try, so that a repeated call adds nothing
+        """The model's final metrics, named as its curve's: the curve's own points where it has them."""
+        # the same time at every try, so that a repeated call adds no points
         when = float(record.provenance.get("ended", 0.0))
         points = self.backend.points_at(run_id, FINAL, step)
         there = {point.key for point in points}
@@ -181,7 +178,7 @@ class Models:
         return points
 
     def _link_family(self, record: Record, facts: dict[str, Any]) -> None:
-        """The teacher's model as input of the student's run, whichever of the two came first."""
+        """Log the teacher's model as input of the student's run, whichever of the two was written first."""
         index = self.index(record)
         teacher = index.teacher(record)
         if teacher is not None and (ids := self.ids.get("model", teacher.fingerprint)):
@@ -193,8 +190,8 @@ class Models:
     # checkpoints
 
     def checkpoints(self, curve: CurveWriter) -> None:
-        """Kept checkpoints of the curve's trajectory as logged models with their step and held-out loss;
-        those removed since, gone.
+        """Log the kept checkpoints of the curve's trajectory as models with step and held-out loss; delete
+        those of removed checkpoints.
         """
         if not curve.run_id:
             return
@@ -208,7 +205,7 @@ class Models:
             model_id = found.model_id if found else self._new_checkpoint(curve, step, tags)
             self.backend.output(curve.run_id, model_id, step)
             if step in curve.reader.eval_loss and not (found and found.metrics):
-                # only what was measured on these weights
+                # only metrics measured on these weights
                 looks = self.backend.points_at(curve.run_id, ["eval/loss"], step)
                 self.backend.points(curve.run_id, looks, model_id)
         for word, model in there.items():
@@ -238,14 +235,14 @@ class Models:
     # scores
 
     def scores(self, record: Record) -> None:
-        """Numbers of a scores record as `score/<name>` on the model and on its trajectory's run."""
+        """Log the numbers of a scores record as `score/<name>` on the model and its trajectory's run."""
         if self.ids.get("scores", record.fingerprint):
             return
         model = self.store.find("model", record.parents.get("model", ""))
         when = float(record.provenance.get("ended", 0.0))
-        # floats are scores; whole numbers say how much was scored
+        # floats are scores; integers are counts of what was scored
         numbers = {key: value for key, value in flat(record.summary, "/").items() if isinstance(value, float)}
-        if model is None:  # a baseline that no model stands behind
+        if model is None:  # a baseline without a model
             named = [
                 MetricPoint(f"score/{record.name}/{key}", value, 0, when) for key, value in numbers.items()
             ]
@@ -259,13 +256,13 @@ class Models:
         self.ids.put("scores", record.fingerprint, done=True)
 
     def _scored_on(self, record: Record) -> TrackedData | None:
-        """The tokens or labels on which a model was scored, when they are among what the store has."""
+        """The tokens or labels on which a model was scored, when the store has them."""
         return next(iter(self.writer.training_data(record.parents)), None)
 
     # reports and versions
 
     def report(self, record: Record | None, markdown: str, paths: list[str]) -> None:
-        """Show the report on the flow's page, and link it from the pages of the models in it."""
+        """Show the report on the flow's page and link it from the pages of its models."""
         self.writer.report(record, markdown, paths)
         place = {"run": self.writer.flow_run, "experiment": self.writer.experiment}
         for role, fingerprint in record.parents.items() if record is not None else ():
@@ -275,14 +272,16 @@ class Models:
                 self.model_pages.write_one(model, self.index(model))
 
     def register(self, record: Record, chosen: str, aliases: list[str]) -> str:
-        """A version of the registered model `chosen` that `mlflow.pyfunc.load_model` loads; its address."""
+        """Create a version of the registered model `chosen`, loadable with `mlflow.pyfunc.load_model`;
+        returns its address. Raises AtelierError for a record that is no model.
+        """
         if record.kind != "model":
             raise AtelierError(f"{record.kind} {record.name} cannot be registered: only models can")
         ids = self.model(record)
-        # here: mlflow.pyfunc takes another second, and not every run registers
+        # imported here: mlflow.pyfunc takes another second, and not every run registers
         from atelier.infra.tracking.registered_version import new_version
 
-        name = chosen.replace("/", "-").replace(":", "-")  # what MLflow refuses
+        name = chosen.replace("/", "-").replace(":", "-")  # characters that MLflow refuses
         if ids.get("name") != name:
             tags = {key: value for key, value in self.tags(record).items() if key != EXTERNAL and value}
             tags |= {
@@ -302,7 +301,7 @@ class Models:
             self.model_pages.write(record, self.index(record))
             ids = self.ids.get("model", record.fingerprint)
         for alias in aliases:
-            if alias.lower() != "latest":  # MLflow's own word for the highest version
+            if alias.lower() != "latest":  # reserved by MLflow for the highest version
                 self.backend.alias(name, alias, ids["version"])
         page, version = self.backend.page, ids["version"]
         return Links(page).registered(name, version) if page else f"models:/{name}/{version}"

@@ -1,4 +1,4 @@
-"""What a person reads on MLflow's pages: markdown with links from every page to the others."""
+"""Markdown of the MLflow pages of models and data, with links between them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from atelier.engine.config.record import DATA_KINDS, Record
 from atelier.infra.report.lineage import Index, teacher_label
 from atelier.infra.store.store import Store
 
-MODE = "?workflowType=machine_learning"  # MLflow opens in another mode without it
-WHOLE = "atelier.whole"  # tag of the curves to compare: a role's whole way, not only its trunk
-FEW = 6  # names in one line
-SPACE = "&nbsp;&nbsp;"  # MLflow draws tables without any between their columns
+MODE = "?workflowType=machine_learning"  # without it MLflow opens in another mode
+WHOLE = "atelier.whole"  # tag of the curves to compare: a role's whole training, not only its trunk
+FEW = 6  # names listed in one line
+SPACE = "&nbsp;&nbsp;"  # MLflow renders tables without space between columns
 NUMBERS = {
     "step": "step",
     "eval_loss": "held-out loss",
@@ -26,7 +26,7 @@ MOST = 30  # students on a page: MLflow keeps 8,000 characters of it
 
 @dataclass(frozen=True)
 class Links:
-    """Addresses of MLflow pages. `page` is the server, its path alone, or '' for links that lead on from
+    """Addresses of MLflow pages. `page` is the server's URL, only its path, or '' for links relative to
     whatever serves the database.
     """
 
@@ -49,9 +49,9 @@ class Links:
         return f"{self.page}/#/experiments/{experiment}/runs/{run_id}/artifacts/report/report.html{MODE}"
 
     def compare(self, experiment: str, run: str = "", task: str = "") -> str:
-        """Charts of the whole curves of the experiment, of the flow run `run` and of one kind of task.
+        """Charts of the whole curves of the experiment, optionally only of the flow run `run` and one `task`.
 
-        Sorted by name because MLflow draws a list by date as a tree, and of a closed tree no curve.
+        Sorted by name because MLflow shows a list by date as a tree, and draws no curves of collapsed nodes.
         """
         terms = [f"tags.`{WHOLE}` = 'true'"]
         terms += [f"tags.`atelier.flow_runs` LIKE '%{run}%'"] if run else []
@@ -61,11 +61,9 @@ class Links:
         return f"{self.page}/#/experiments/{experiment}/runs{MODE}&compareRunsMode=CHART&{query}&{order}"
 
     def beside(self, runs: Mapping[str, str]) -> str:
-        """Parameters and metrics of these runs (run -> experiment) beside each other, as parallel coordinates
-        first.
-        """
+        """MLflow's comparison of runs (run -> experiment): parallel coordinates, parameters, metrics."""
         ids, experiments = (quote(json.dumps(sorted(names))) for names in (runs, set(runs.values())))
-        # MLflow reads the runs only where they come first
+        # MLflow reads `runs` only as the first parameter
         return f"{self.page}/#/compare-runs?runs={ids}&experiments={experiments}&{MODE.removeprefix('?')}"
 
     def file(self, run_id: str, path: str) -> str:
@@ -77,7 +75,7 @@ def linked(text: str, url: str) -> str:
 
 
 def first_line(record: Record, teacher: Record | None, students: Sequence[Record]) -> str:
-    """One sentence on where a model stands: whose student, whose teacher."""
+    """One sentence on a model's origin: its teacher and its students, or its initialization."""
     said = []
     if record.parents.get("teacher"):
         name = teacher.name if teacher else str(record.summary.get("teacher", record.parents["teacher"][:8]))
@@ -102,7 +100,7 @@ def number(value: object) -> str:
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Two columns without a head; those without a value are left out."""
+    """A markdown table of two columns without a header; rows without a value are left out."""
     lines = [f"| {name}{SPACE} | {value} |" for name, value in rows if value]
     return "\n".join(["| | |", "|---|---|", *lines])
 
@@ -114,9 +112,9 @@ def model_page(
     extra: Sequence[tuple[str, str]] = (),
     picture: str = "",
 ) -> str:
-    """The page of a model: a sentence, links, the picture of its lineage, numbers.
+    """Markdown page of a model: a sentence, links, lineage picture, numbers.
 
-    `pages`: fingerprint -> URL of what has one; `extra`: rows with links to runs.
+    `pages`: fingerprint -> page URL; `extra`: rows with links to runs.
     """
     teacher, students = index.teacher(record), index.students(record)
     rows: list[tuple[str, str]] = []
@@ -147,13 +145,13 @@ def data_page(
     pages: dict[str, str],
     extra: Sequence[tuple[str, str]],
 ) -> str:
-    """The page of a corpus, tokenizer, tokens or labels."""
+    """Markdown page of a corpus, tokenizer, tokens or labels."""
     rows = [(role, linked(one.name, pages.get(one.fingerprint, ""))) for role, one in parents.items()]
     return "\n\n".join([f"{record.kind} {record.name}", table([*rows, *extra]), facts(record, store)])
 
 
 def facts(record: Record, store: Store) -> str:
-    """An artifact's numbers, where it lies and the command that made it."""
+    """An artifact's numbers, its address in the store and the command that made it."""
     keys = NUMBERS if record.kind == "model" else {key: key for key in record.summary}
     rows = [
         (word, number(record.summary[key]))
@@ -184,8 +182,8 @@ def students_table(students: Sequence[Record], pages: dict[str, str]) -> str:
 
 
 def sources(record: Record, index: Index) -> list[tuple[str, Record]]:
-    """(role, record) of the data behind an artifact: tokens, tokenizer, labels and the corpora that they were
-    made of.
+    """(role, record) of the data behind an artifact: tokens, tokenizer, labels and the corpora they were made
+    from.
     """
     found: dict[str, tuple[str, Record]] = {}
     waiting = [record]

@@ -1,10 +1,9 @@
-"""The code file of a registered model (MLflow "models from code"): answers prompts by a child process, so it
+"""Code file of a registered model (MLflow "models from code"): answers prompts with a child process, so it
 needs no torch itself.
 
 It is copied beside the weights and imports nothing of this project: the artifact `model` is a folder with
-record.json and its files,
-the artifact `code` a folder with the engine that made them, so a version can be loaded when store and
-checkout are gone.
+record.json and its files, the artifact `code` a folder with the engine that made them, so a version can be
+loaded without the store or a checkout.
 
     mlflow.pyfunc.load_model("models:/student_a@latest").predict(["def "], params={"max_tokens": 40})
 """
@@ -27,8 +26,8 @@ DEFAULTS: dict[str, Any] = {"max_tokens": 64, "temperature": 0.8, "top_p": 1.0, 
 
 
 def requests_of(model_input: Any, params: dict[str, Any]) -> list[dict[str, Any]]:
-    """One request a row. `model_input`: a text, a list of texts or dicts, a dict (of values or of lists), or
-    a DataFrame with `prompt`.
+    """One request per row. `model_input`: a text, a list of texts or dicts, a dict (of values or of lists),
+    or a DataFrame with `prompt`. Raises ValueError for unknown keys or a missing prompt.
     """
     if hasattr(model_input, "to_dict"):  # a DataFrame or Series; pandas itself is not needed here
         columns = model_input.to_frame("prompt") if not hasattr(model_input, "columns") else model_input
@@ -68,7 +67,7 @@ def requests_of(model_input: Any, params: dict[str, Any]) -> list[dict[str, Any]
 
 
 class Child:
-    """A generating process: JSON lines in, JSON lines out. Ends when its standard input does."""
+    """A child process that generates text: JSON lines in and out. Ends when its standard input does."""
 
     def __init__(self, model: str, code: str) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="atelier-predict-")
@@ -119,7 +118,7 @@ class Child:
     def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # a request that it did not live to read
+                with suppress(BrokenPipeError):  # an unread request of a process that has ended
                     pipe.close()
         try:
             self._process.wait(5)
@@ -131,9 +130,9 @@ class Child:
 
 
 class Predictor(PythonModel):
-    """Text for prompts. The child starts with the first prompt and lives as long as this object."""
+    """Generates text for prompts. The child starts with the first prompt and lives as long as this object."""
 
-    # MLflow's word for: no advice at every load to name one input type; there are four
+    # no MLflow warning at every load that no input type hint is given: there are four input types
     _skip_type_hint_validation = True
 
     def __init__(self) -> None:

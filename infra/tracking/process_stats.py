@@ -1,4 +1,4 @@
-"""What a gang's processes use of this machine, read from /proc beside them: the ranks do nothing for it."""
+"""CPU and memory use of a gang's processes on this machine, read from /proc: the ranks do nothing for it."""
 
 import os
 import time
@@ -13,27 +13,27 @@ PROC = Path("/proc")
 
 
 class ProcessStats:
-    """The processes under whoever trains a gang's trajectories; silent when they run on another machine."""
+    """Statistics of the processes under a gang's supervisor; empty when it runs on another machine."""
 
     def __init__(self, trajectories: Sequence[str]) -> None:
-        """`trajectories`: addresses of the folders whose leases tell the gang's guard."""
+        """`trajectories`: addresses whose leases name the gang's supervisor."""
         self._trajectories = trajectories
-        self._guard: Holder | None = None
+        self._supervisor: Holder | None = None
         self._seconds: dict[int, float] = {}
         self._at = 0.0
         self._used: dict[str, float] = {}
 
     def read(self) -> dict[str, float]:
-        """`cpu_cores` that were busy between the last two looks and `resident_gb` at the last, at most a
-        second ago; {} when there is nothing to tell yet.
+        """`cpu_cores` busy between the last two samples and `resident_gb` at the last, at most a second ago;
+        {} before two samples.
         """
         now = time.monotonic()
         if now - self._at < EVERY_S:
             return self._used
-        pids = _under(guard.pid) if (guard := self._find()) else []
+        pids = _under(supervisor.pid) if (supervisor := self._find()) else []
         seconds, resident = {}, 0
         for pid in pids:
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # the process has just ended
                 fields = (PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
                 seconds[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
                 resident += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
@@ -45,9 +45,9 @@ class ProcessStats:
         return self._used
 
     def _find(self) -> Holder | None:
-        if self._guard is None or self._guard.is_gone():
-            self._guard = next(filter(None, map(_holder_here, self._trajectories)), None)
-        return self._guard
+        if self._supervisor is None or self._supervisor.is_gone():
+            self._supervisor = next(filter(None, map(_holder_here, self._trajectories)), None)
+        return self._supervisor
 
 
 def _holder_here(address: str) -> Holder | None:

@@ -1,5 +1,5 @@
-"""A registered version that stands alone: weights and tokenizer by copy, the engine's code and the predictor
-beside them, no pickle.
+"""Create self-contained registered versions: copies of weights and tokenizer, with the engine's code and the
+predictor, no pickle.
 """
 
 import json
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # advice of MLflow to itself
+    warnings.simplefilter("ignore")  # MLflow's own deprecation warnings
     from mlflow.exceptions import MlflowException
     from mlflow.models import Model
     from mlflow.models.signature import ModelSignature
@@ -29,7 +29,7 @@ from atelier.infra.store.store import RECORD, Store
 from atelier.infra.tracking.backend import Backend
 
 EXTERNAL = "mlflow.model.isExternal"
-VERSIONS = "mlflow.modelVersions"  # by this a logged model's page lists its versions
+VERSIONS = "mlflow.modelVersions"  # tag from which a logged model's page lists its versions
 NEEDED = ("torch", "numpy", "pydantic", "safetensors", "tokenizers", "fsspec")
 
 
@@ -43,12 +43,12 @@ def new_version(
     run_id: str,
     tags: dict[str, str],
 ) -> str:
-    """Put the model's files into MLflow and make a version of `name`, unless there is one of this
-    fingerprint; its number.
+    """Log the model's files to MLflow and create a version of `name`, unless one with this fingerprint
+    exists; returns its number.
     """
     client = backend.client
     with suppress(MlflowException):
-        client.create_registered_model(name)  # there already, or the search below tells what is wrong
+        client.create_registered_model(name)  # exists already, or the search below fails with the reason
     found = client.search_model_versions(
         f"name = '{name}' AND tags.`atelier.fingerprint` = '{record.fingerprint}'"
     )
@@ -72,8 +72,8 @@ def new_version(
 
 
 def save(record: Record, store: Store, folder: Path, model_id: str) -> Path:
-    """A folder that `mlflow.pyfunc.load_model` reads: the weights are hard links where the file system has
-    them.
+    """Write a folder that `mlflow.pyfunc.load_model` reads; files are hard-linked where the file system
+    allows.
     """
     stage, saved = folder / "stage", folder / "saved"
     (stage / "model").mkdir(parents=True)
@@ -97,7 +97,7 @@ def save(record: Record, store: Store, folder: Path, model_id: str) -> Path:
             pip_requirements=[f"{lib}=={have[lib]}" if lib in have else lib for lib in NEEDED],
             mlflow_model=Model(model_id=model_id),
         )
-    code = saved / "artifacts" / "code" / "atelier"  # after MLflow has copied what it takes
+    code = saved / "artifacts" / "code" / "atelier"  # after MLflow has copied the staged folders
     shutil.copytree(PROJECT / "engine", code / "engine", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(IMPORT_ROOT / "atelier" / "__init__.py", code)
     source = ArtifactInput(url=store.address(record.kind, record.fingerprint), record=record)

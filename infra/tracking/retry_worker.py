@@ -1,5 +1,5 @@
-"""A thread that does what it is given, in order, again and again until it succeeds: its caller never waits
-and is never harmed.
+"""A thread that runs jobs in order and retries each until it succeeds: the caller neither waits nor gets its
+errors.
 """
 
 import threading
@@ -14,14 +14,12 @@ from atelier.infra.tracking.address import without_secret
 
 POLL_S = 2.0
 WAIT_S = (0.25, 8.0)
-TRIES = 4  # of a call that fails while the server answers others
+TRIES = 4  # of a call that fails while the server answers pings
 
 
 @dataclass
 class Job:
-    """Something to do with the backend. `done` is set when it succeeded or was given up (`error` then says
-    why).
-    """
+    """A call to the backend. `done` is set when it succeeded or was given up (then `error` is the reason)."""
 
     label: str
     action: Callable[[Any], Any]
@@ -32,10 +30,10 @@ class Job:
 
 
 class Worker:
-    """Jobs one after the other on one thread, which also opens the backend; jobs wait while it is away."""
+    """Runs jobs in order on one thread, which also opens the backend; jobs wait while it is unreachable."""
 
     def __init__(self, open_backend: Callable[[], Any]) -> None:
-        """`open_backend()` gives an object with `ping()` and `is_lasting(error)`; called on the thread."""
+        """`open_backend()` returns an object with `ping()` and `is_lasting(error)`; called on the thread."""
         self._open = open_backend
         self._jobs: deque[Job] = deque()
         self._regular: dict[str, Callable[[Any], Any]] = {}
@@ -49,7 +47,7 @@ class Worker:
         self._thread.start()
 
     def put(self, label: str, action: Callable[[Any], Any]) -> Job:
-        """Have `action(backend)` done after all jobs before it."""
+        """Queue `action(backend)`."""
         job = Job(label, action)
         with self._wake:
             if self._closing.is_set():
@@ -61,9 +59,7 @@ class Worker:
         return job
 
     def regularly(self, label: str, action: Callable[[Any], Any]) -> None:
-        """Call `action(backend)` every two seconds until `no_longer(label)`; a failure is tried again the
-        next time.
-        """
+        """Call `action(backend)` every two seconds until `no_longer(label)`; failures are retried then."""
         with self._wake:
             self._regular[label] = action
 
@@ -72,9 +68,7 @@ class Worker:
             self._regular.pop(label, None)
 
     def close(self, timeout_s: float) -> list[str]:
-        """Finish what is waiting, for `timeout_s` at most; what is missing then, and what was given up, as
-        text.
-        """
+        """Finish the queued jobs, for `timeout_s` at most; returns unfinished and given-up ones as text."""
         end = time.monotonic() + timeout_s
         with self._wake:
             self._closing.set()
@@ -151,7 +145,7 @@ class Worker:
         for action in regular:
             try:
                 action(self._backend)
-            # the same points go out at the next poll; `trouble` tells why they are late
+            # the same points are sent at the next poll; `trouble` is why they are late
             except Exception as error:
                 self.trouble = first_line(error)
         self.busy_s += time.monotonic() - began
@@ -164,6 +158,6 @@ class Worker:
 
 
 def first_line(error: BaseException) -> str:
-    """What is told of an error: one line, no password."""
+    """An error as one line without passwords."""
     text = str(error).strip().splitlines()
     return printable(without_secret(text[0] if text else type(error).__name__), 300)

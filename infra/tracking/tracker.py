@@ -1,9 +1,7 @@
-"""Follows a flow run from outside and writes it into MLflow, on a thread of its own: whatever MLflow does,
-training goes on.
+"""Track a flow run in MLflow on a separate thread: whatever MLflow does, training continues.
 
-Nothing here waits for MLflow but `close`, `register` and, briefly, the addresses. What could not be written
-is in the store all the
-same: the next run that meets the artifact writes it.
+Only `close`, `register` and, briefly, the addresses wait for MLflow. What could not be written is still in
+the store: the next run that uses the artifact writes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +19,9 @@ from atelier.infra.tracking.process_stats import ProcessStats
 from atelier.infra.tracking.retry_worker import Job, Worker
 
 if TYPE_CHECKING:
+    from atelier.infra.tracking.curve_writer import CurveWriter
     from atelier.infra.tracking.models import Models
-    from atelier.infra.tracking.run_writer import CurveWriter, RunWriter
+    from atelier.infra.tracking.run_writer import RunWriter
 
 ADDRESS_S = 8.0
 CLOSE_S = 30.0
@@ -30,7 +29,7 @@ REGISTER_S = 60.0
 
 
 class Tracker:
-    """One flow run as MLflow shows it."""
+    """Writes one flow run to MLflow in the background."""
 
     def __init__(
         self,
@@ -45,10 +44,10 @@ class Tracker:
         is_part: bool = False,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Start at once and return at once. `run_id` is ours: the same one again goes on with the same MLflow
+        """Start the thread and return at once. `run_id` is Atelier's: the same id continues the same MLflow
         run; with `is_part`, another process begins and ends it.
 
-        `tags` go on every run and model; one called `<word>.url` becomes a link called <word> on the pages.
+        `tags` are set on every run and model; a tag `<word>.url` becomes a link <word> on the pages.
         """
         self.uri = uri
         self._store = store
@@ -69,7 +68,7 @@ class Tracker:
         self._begun = self._worker.put("the flow's run", lambda backend: self.writer.begin())
 
     def _connect(self) -> Any:
-        # here, on the thread: MLflow takes 2 s to import, and planning does without it
+        # imported on the thread: MLflow takes 2 s to import, and planning does not need it
         from atelier.infra.tracking.backend import Backend
         from atelier.infra.tracking.models import Models  # as above
         from atelier.infra.tracking.run_writer import RunWriter  # as above
@@ -102,13 +101,11 @@ class Tracker:
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the tracker's thread has worked."""
+        """Seconds that the tracker's thread was busy."""
         return self._worker.busy_s
 
     def urls(self) -> dict[str, str]:
-        """'flow', 'compare' -> address on the MLflow server; empty when it is a database without one, or
-        away.
-        """
+        """'flow', 'compare' -> page on the MLflow server; {} without a server or while unreachable."""
         links = Links(without_secret(self.uri).rstrip("/") if self.uri.startswith("http") else "")
         if not links.page or not self.mlflow_run:
             return {}
@@ -118,19 +115,19 @@ class Tracker:
         }
 
     def tag(self, tags: Mapping[str, str]) -> None:
-        """More tags for the flow's run and for everything that is written from now on."""
+        """Add tags to the flow's run and to everything written from now on."""
         self._worker.put("tags", lambda backend: self.writer.tag(dict(tags)))
 
     def start_task(self, name: str, task: str) -> TaskHandle:
-        """A run of its own, under the flow's, for a task. `name` is the node's, unique in the flow run."""
+        """Start a task's run under the flow's run. `name` is the node's, unique in the flow run."""
         handle = TaskHandle(name, task)
         self._handles.append(handle)
         self._worker.put(f"task {name}", lambda backend: self.writer.begin_task(handle))
         return handle
 
     def end_task(self, handle: TaskHandle, status: str, summary: Mapping[str, Any] | None = None) -> None:
-        """`status`: FINISHED, FAILED or KILLED (reused counts as finished). Numbers of `summary` become
-        metrics, texts tags.
+        """End a task's run with FINISHED, FAILED or KILLED (reused counts as finished). Numbers in `summary`
+        become metrics, texts become tags.
         """
         values = dict(summary or {})
         self._handles = [one for one in self._handles if one is not handle]
@@ -139,23 +136,22 @@ class Tracker:
         )
 
     def follow(self, task: TaskHandle | None, trajectories: Sequence[Followed]) -> "Following":
-        """Read along with the trainings of a gang until `stop`; their curves appear every two seconds."""
+        """Write the curves of a gang's trainings, every two seconds, until `stop`."""
         following = Following(self, task, trajectories)
         self._followings.append(following)
         return following
 
     def forget(self, trajectory: str) -> None:
-        """Delete the run of a trajectory that begins again: its curve is another. MLflow can restore it."""
+        """Delete the run of a trajectory that restarts from step 0. MLflow can restore it."""
         self._worker.put("a training begins again", lambda backend: self.writer.forget(trajectory))
 
     def record(self, record: Record, task: TaskHandle | None = None) -> None:
-        """An artifact was published or reused."""
+        """Record an artifact that was published or reused."""
         self._worker.put(f"{record.kind} {record.name}", lambda backend: self.models.record(record, task))
 
     def register(self, record: Record, *, name: str = "", aliases: Sequence[str] = ()) -> str:
-        """Make a version of the registered model `name` (default: the record's) and wait for it; its address.
-
-        Raises AtelierError when MLflow stays away.
+        """Create a version of the registered model `name` (default: the record's) and wait for it; returns
+        its address. Raises AtelierError when it fails or MLflow does not answer in time.
         """
         chosen = name or record.name
         job = self._worker.put(
@@ -164,9 +160,7 @@ class Tracker:
         return str(self._wait(job, f"{record.name} was not registered"))
 
     def register_later(self, record: Record, *, name: str, aliases: Sequence[str] = ()) -> None:
-        """As `register`, without waiting: for a model that is registered already, unless this MLflow is
-        another, or there was none.
-        """
+        """As `register`, without waiting: for a model registered before, perhaps not in this MLflow."""
         self._worker.put(
             f"registering {name}", lambda backend: self.models.register(record, name, list(aliases))
         )
@@ -185,7 +179,9 @@ class Tracker:
         self._worker.put("the report", lambda backend: self.models.report(record, markdown, files))
 
     def close(self, status: str = "FINISHED", timeout_s: float = CLOSE_S) -> list[str]:
-        """End the flow's run and catch up, for `timeout_s` at most; what could not be written, as text."""
+        """End the flow's run and write the rest, for `timeout_s` at most; returns what was not written, as
+        text.
+        """
         for following in self._followings:
             following.stop(status)
         for handle in self._handles:
@@ -204,7 +200,7 @@ class Tracker:
 
 
 class Following:
-    """The curves of one gang."""
+    """Writes the curves of one gang's trainings."""
 
     def __init__(self, tracker: Tracker, task: TaskHandle | None, trajectories: Sequence[Followed]) -> None:
         self._tracker, self._task, self._trajectories = tracker, task, tuple(trajectories)
@@ -216,7 +212,7 @@ class Following:
         tracker.regularly(self._label, lambda backend: self._poll())
 
     def _begin(self) -> None:
-        from atelier.infra.tracking.run_writer import CurveWriter  # here, on the thread: it imports MLflow
+        from atelier.infra.tracking.curve_writer import CurveWriter  # on the thread: it imports MLflow
 
         if not self._curves:
             self._curves = [
@@ -234,7 +230,7 @@ class Following:
                 curve.poll()
 
     def stop(self, status: str = "FINISHED") -> None:
-        """The gang has ended: send the rest, note the kept checkpoints, end the runs. Returns at once."""
+        """After the gang has ended: queue the rest, the kept checkpoints and the ends of the runs."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -247,7 +243,7 @@ class Following:
                 )
 
     def _finish(self, number: int, place: int, status: str) -> None:
-        """A trunk that training has left behind is finished, however its branch ended."""
+        """Finish a curve. A trunk that training has passed is FINISHED, however its branch ended."""
         chain = self._curves[number]
         is_left = any(later.reader.has_own() for later in chain[place + 1 :])
         chain[place].finish("FINISHED" if is_left else status)

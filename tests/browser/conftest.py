@@ -37,7 +37,7 @@ def browser(served: Served) -> Iterator["Browser"]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """The page as a failed test left it."""
+    """Screenshot of the page after a failed test."""
     report = yield
     browser = getattr(item, "funcargs", {}).get("browser")
     if report.when == "call" and report.failed and browser:
@@ -56,7 +56,7 @@ class Browser:
         page.wait_for_url("**/dashboard*")
 
     def open_form(self, flow: str) -> None:
-        """The form of a flow's custom run, reached as a person does."""
+        """Open the form of a flow's custom run, as a user does."""
         self.page.goto(f"{self.served.prefect}/v2/deployments")
         row = self.page.get_by_role("row").filter(has=self.page.get_by_role("link", name=flow, exact=True))
         row.get_by_role("link", name="atelier", exact=True).click()

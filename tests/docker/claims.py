@@ -1,4 +1,4 @@
-"""What infra/docker/verify shows: every claim with the number that was measured. Standard library alone."""
+"""Claims that infra/docker/verify checks, each with the number that was measured. Standard library alone."""
 
 import base64
 import json
@@ -110,7 +110,7 @@ class Stack:
             return 0, error
 
     def api(self, path: str, body: Any = None) -> Any:
-        """Prefect's API, as its page asks it."""
+        """Call Prefect's API as its page does."""
         if not self.csrf:
             status, token = self.ask(f"{self.prefect}/api/csrf-token?client=verify")
             if status != 200:
@@ -133,7 +133,7 @@ class Stack:
             return str(error)
 
     def end(self, run_id: str, patience_s: float = 1200) -> str:
-        """The state that it ends in. A server that was away may say Crashed until it is told otherwise."""
+        """The final state. After an outage it may be Crashed until the process reclaims its run."""
         seen: list[str] = []
 
         def has_ended() -> bool:
@@ -150,7 +150,7 @@ class Stack:
         return list(self.ask(f"{self.mlflow}/api/2.0/mlflow/runs/search", body)[1].get("runs", []))
 
     def contents(self) -> dict[str, Any]:
-        """What there is: runs and their states, runs of MLflow with their last losses, models, artifacts."""
+        """Inventory: runs and their states, runs of MLflow with their last losses, models, artifacts."""
         runs = self.api("/flow_runs/filter", {"limit": 200})
         tracked = self.mlflow_runs()
         models = self.ask(f"{self.mlflow}/api/2.0/mlflow/registered-models/search?max_results=100")[1]

@@ -1,4 +1,4 @@
-"""A small corpus with names, identifiers and phrases, and what the rows of all objectives are made of."""
+"""A small corpus with names, identifiers and phrases, and the inputs of rows of all objectives."""
 
 import random
 from pathlib import Path

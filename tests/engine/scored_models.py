@@ -63,7 +63,7 @@ class Study:
         )
 
     def _made(self, name: str, make: Any) -> ArtifactInput:
-        """What `make` writes as an artifact."""
+        """The files that `make` writes, as an artifact."""
         payload = self.folder / f"made-{name}"
         summary = make(ArtifactOutput(str(payload)))
         files = {path.name: path.read_bytes() for path in payload.iterdir()}

@@ -13,13 +13,13 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import Stream
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.run_file import Training
-from tests.engine.trainings import VOCAB, House, artifact, model, role, train
+from tests.engine.trainings import VOCAB, TrainingSetup, artifact, model, role, train
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
+def training_setup(tmp_path: Path) -> TrainingSetup:
     """A house with a finished model, a tokenizer of 64 tokens and 24 labelled examples."""
-    house = House(tmp_path)
+    training_setup = TrainingSetup(tmp_path)
     letters = [chr(97 + i) for i in range(26)]
     vocabulary = {token: i for i, token in enumerate(["<|end|>", "<|pad|>", *letters])}
     vocabulary |= {f"<{i}>": i for i in range(len(vocabulary), VOCAB)}
@@ -27,33 +27,35 @@ def house(tmp_path: Path) -> House:
     tokenizer.add_special_tokens(["<|end|>", "<|pad|>"])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    house.inputs["tokenizer"] = artifact(
+    training_setup.inputs["tokenizer"] = artifact(
         tmp_path / "tokenizer", "tokenizer", {"tokenizer.json": tokenizer.to_str().encode()}
     )
     lines = [
         {"prompt": "abc" * (1 + i % 3), "completion": "xy"[i % 2], "options": ["x", "y"]} for i in range(24)
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    house.inputs["labels"] = artifact(
+    training_setup.inputs["labels"] = artifact(
         tmp_path / "labels", "labels", {"train.jsonl": text, "test.jsonl": text}
     )
-    house.train(house.training({"base": role()}, train(4)))
-    house.inputs["base"] = house.as_input("base")
-    return house
+    training_setup.train(training_setup.training({"base": role()}, train(4)))
+    training_setup.inputs["base"] = training_setup.as_input("base")
+    return training_setup
 
 
-def tuning(house: House, name: str = "tuned", draw: int = 0, **more) -> Training:
+def tuning(training_setup: TrainingSetup, name: str = "tuned", draw: int = 0, **more) -> Training:
     """8 steps from the finished model on 16 examples."""
     spec = role(lr=1e-2, init="base", **more)
     how = train(8, keep=0, checkpoint_every=100)
-    members = {name: house.member(name, spec, 8, init="base")}
+    members = {name: training_setup.member(name, spec, 8, init="base")}
     stream = Stream(input="labels", kind="examples", num_examples=16, draw=draw)
     return Training(members=members, streams=(stream,), train=how)
 
 
-def test_fine_tuning_starts_from_the_parent_and_lowers_the_loss_of_completions(house: House) -> None:
-    house.train(tuning(house))
-    lines = house.curve("tuned")
+def test_fine_tuning_starts_from_the_parent_and_lowers_the_loss_of_completions(
+    training_setup: TrainingSetup,
+) -> None:
+    training_setup.train(tuning(training_setup))
+    lines = training_setup.curve("tuned")
     assert lines[-1]["values"]["loss"] < 0.7 * lines[0]["values"]["loss"]
     assert all("eval/loss" not in line["values"] for line in lines)
     # a row is the prompt (3, 6 or 9), the completion and the end token, without the last: 4, 7 or 10 tokens
@@ -61,22 +63,24 @@ def test_fine_tuning_starts_from_the_parent_and_lowers_the_loss_of_completions(h
         4 * 4 <= line["tokens"] - before <= 4 * 10
         for line, before in zip(lines, [0] + [x["tokens"] for x in lines], strict=False)
     )
-    base, tuned = (load(house.weights(name)) for name in ("base", "tuned"))
+    base, tuned = (load(training_setup.weights(name)) for name in ("base", "tuned"))
     assert base.keys() == tuned.keys()
     assert 0 < (tuned["embed.weight"] - base["embed.weight"]).abs().max() < 0.2
 
 
-def test_several_draws_run_in_one_gang_each_from_the_parent(house: House) -> None:
-    house.train(tuning(house, "one"), tuning(house, "two", draw=1), tuning(house, "again"))
-    assert house.weights("one") != house.weights("two")
-    assert [line["values"]["loss"] for line in house.curve("one")] == [
-        line["values"]["loss"] for line in house.curve("again")
+def test_several_draws_run_in_one_gang_each_from_the_parent(training_setup: TrainingSetup) -> None:
+    training_setup.train(
+        tuning(training_setup, "one"), tuning(training_setup, "two", draw=1), tuning(training_setup, "again")
+    )
+    assert training_setup.weights("one") != training_setup.weights("two")
+    assert [line["values"]["loss"] for line in training_setup.curve("one")] == [
+        line["values"]["loss"] for line in training_setup.curve("again")
     ]
 
 
-def test_the_tokenizer_is_published_with_the_model(house: House) -> None:
-    house.train(tuning(house))
-    body = json.loads((house.output("tuned") / "body.json").read_text())
+def test_the_tokenizer_is_published_with_the_model(training_setup: TrainingSetup) -> None:
+    training_setup.train(tuning(training_setup))
+    body = json.loads((training_setup.output("tuned") / "body.json").read_text())
     assert {entry["path"] for entry in body["files"]} == {
         "model.safetensors",
         "config.json",
@@ -84,18 +88,20 @@ def test_the_tokenizer_is_published_with_the_model(house: House) -> None:
     }
     for entry in body["files"]:
         assert (
-            hashlib.sha256((house.output("tuned") / entry["path"]).read_bytes()).hexdigest()
+            hashlib.sha256((training_setup.output("tuned") / entry["path"]).read_bytes()).hexdigest()
             == entry["sha256"]
         )
 
 
-def test_low_rank_training_moves_only_the_additions_and_publishes_them_merged_and_alone(house: House) -> None:
+def test_low_rank_training_moves_only_the_additions_and_publishes_them_merged_and_alone(
+    training_setup: TrainingSetup,
+) -> None:
     chosen = Trainable(kind="lora", rank=2, alpha=4.0, targets=("query", "value"))
-    house.train(tuning(house, trainable=chosen))
-    base, tuned = load(house.weights("base")), load(house.weights("tuned"))
+    training_setup.train(tuning(training_setup, trainable=chosen))
+    base, tuned = load(training_setup.weights("base")), load(training_setup.weights("tuned"))
     moved = {name for name in base if not torch.equal(base[name], tuned[name])}
     assert moved == {f"blocks.{i}.attention.{name}.weight" for i in range(2) for name in ("query", "value")}
-    adapter = load_file(house.output("tuned") / "adapter_model.safetensors")
+    adapter = load_file(training_setup.output("tuned") / "adapter_model.safetensors")
     assert len(adapter) == 8
     prefix = "base_model.model.blocks.0.attention.query"
     added = 2.0 * adapter[f"{prefix}.lora_B.weight"] @ adapter[f"{prefix}.lora_A.weight"]
@@ -103,8 +109,8 @@ def test_low_rank_training_moves_only_the_additions_and_publishes_them_merged_an
     assert torch.equal(tuned[name], base[name] + added)
 
 
-def test_a_parent_of_another_shape_is_refused(house: House) -> None:
-    member = house.member("tuned", role(shape=model(48), init="base"), 8, init="base")
+def test_a_parent_of_another_shape_is_refused(training_setup: TrainingSetup) -> None:
+    member = training_setup.member("tuned", role(shape=model(48), init="base"), 8, init="base")
     training = Training(members={"tuned": member}, streams=(Stream(input="tokens"),), train=train(8))
     with pytest.raises(ConfigError, match=r"roles\.tuned\.init: the weights of base do not fit"):
-        house.train(training)
+        training_setup.train(training)

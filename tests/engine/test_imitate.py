@@ -25,7 +25,7 @@ from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.inference.sampling import continuation, continuations
 from atelier.engine.io.artifact import open_input
 from tests.engine.row_inputs import VOCAB, harbour
-from tests.engine.trainings import ONE, House, artifact, role, train
+from tests.engine.trainings import ONE, TrainingSetup, artifact, role, train
 
 ASKED = Imitate(paragraphs=60, tokens=48, seed=3)
 
@@ -35,9 +35,9 @@ class Studio:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.house = House(folder / "house", harbour(folder / "harbour"))
-        self.house.train(self.house.training({"model": reader()}, how(30)))
-        self.model = self.house.as_input("model")
+        self.training_setup = TrainingSetup(folder / "house", harbour(folder / "harbour"))
+        self.training_setup.train(self.training_setup.training({"model": reader()}, how(30)))
+        self.model = self.training_setup.as_input("model")
         self.imitations = self.imitate("imitations", ASKED)
 
     def imitate(self, name: str, asked: Imitate) -> str:
@@ -45,8 +45,8 @@ class Studio:
         place = self.folder / name / "made"
         inputs = {
             "model": self.model,
-            "tokens": self.house.inputs["tokens.main"],
-            "tokenizer": self.house.inputs["tokenizer"],
+            "tokens": self.training_setup.inputs["tokens.main"],
+            "tokenizer": self.training_setup.inputs["tokenizer"],
         }
         run = RunFile(
             schema=1, task="imitate", version=1, config=asked.model_dump(mode="json"), inputs=inputs,
@@ -62,7 +62,9 @@ class Studio:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary.read(open_input(self.house.inputs["tokenizer"]).file("tokenizer.json", self.folder))
+        return Vocabulary.read(
+            open_input(self.training_setup.inputs["tokenizer"]).file("tokenizer.json", self.folder)
+        )
 
 
 def reader(objective: Any = None, **more: Any) -> Any:
@@ -83,8 +85,8 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
 def test_both_sides_of_a_paragraph_begin_alike_and_the_original_stands_in_the_text(studio: Studio) -> None:
     lines = studio.lines(studio.imitations)
     assert len(lines) == ASKED.paragraphs
-    texts = {split: TokenText(open_input(studio.house.inputs["tokens.main"]), studio.folder, split).tokens_N
-             for split in ("train", "held_out")}  # fmt: skip
+    tokens = open_input(studio.training_setup.inputs["tokens.main"])
+    texts = {split: TokenText(tokens, studio.folder, split).tokens_N for split in ("train", "held_out")}
     for line in lines:
         original, generated, prefix = line["original"], line["generated"], line["prefix"]
         assert 0 < prefix <= len(original) / 2
@@ -124,7 +126,7 @@ def test_each_paragraph_is_continued_at_a_temperature_of_its_own(studio: Studio)
 
 
 def test_a_model_of_another_tokenizer_is_refused(studio: Studio, tmp_path: Path) -> None:
-    files = {path.name: path.read_bytes() for path in studio.house.output("model").iterdir()}
+    files = {path.name: path.read_bytes() for path in studio.training_setup.output("model").iterdir()}
     files.pop("body.json")
     files["tokenizer.json"] += b" "
     studio.model, kept = artifact(tmp_path / "foreign", "model", files), studio.model
@@ -179,11 +181,13 @@ def test_candidates_are_ordered_by_the_judge_and_the_best_one_is_said(studio: St
 
 
 def test_a_model_without_a_judge_does_not_rank(tmp_path: Path, studio: Studio) -> None:
-    house = House(tmp_path, studio.house.inputs)
+    training_setup = TrainingSetup(tmp_path, studio.training_setup.inputs)
     spec = reader()
     bare = spec.model_copy(update={"model": spec.model.model_copy(update={"classes": {}})})
-    house.train(house.training({"bare": bare}, how(1)))
-    speaker: Generator = read_generator(open_input(house.as_input("bare")), tmp_path, torch.device("cpu"))
+    training_setup.train(training_setup.training({"bare": bare}, how(1)))
+    speaker: Generator = read_generator(
+        open_input(training_setup.as_input("bare")), tmp_path, torch.device("cpu")
+    )
     with pytest.raises(ConfigError, match="best-of: the model has no head"):
         speaker.text("x", Sampling(best_of=2))
 
@@ -194,8 +198,10 @@ def test_the_head_learns_to_tell_text_from_noise(studio: Studio, tmp_path: Path)
         line["generated"] = noise.integers(20, VOCAB - 10, len(line["generated"])).tolist()
     data = "\n".join(map(json.dumps, lines)).encode()
     noisy = artifact(tmp_path / "noisy", "imitations", {"imitations.jsonl": data})
-    house = House(tmp_path, studio.house.inputs | {"imitations.main": noisy})
-    house.train(house.training({"judge": reader({"document": DocumentLM(), "natural": Natural()})}, how(60)))
-    values = house.curve("judge")[-1]["values"]
+    training_setup = TrainingSetup(tmp_path, studio.training_setup.inputs | {"imitations.main": noisy})
+    training_setup.train(
+        training_setup.training({"judge": reader({"document": DocumentLM(), "natural": Natural()})}, how(60))
+    )
+    values = training_setup.curve("judge")[-1]["values"]
     assert values["eval/objective/accuracy/natural"] > 0.9
     assert values["eval/objective/natural"] < 0.3

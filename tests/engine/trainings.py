@@ -1,4 +1,4 @@
-"""A small house to train in: a tokens artifact of random text, a tokenizer, and run files over them."""
+"""A small training setup: a tokens artifact of random text, a tokenizer, and run files over them."""
 
 import hashlib
 import json
@@ -85,7 +85,7 @@ def role(hidden: int = 32, *, lr: float = 3e-3, schedule: Schedule | None = None
 
 
 def student(hidden: int = 16, *, weight: float = 0.5, **more: Any) -> Role:
-    """A role that learns from `teacher`, half and half unless told otherwise."""
+    """A role that learns from `teacher`, by default with equal weight on text and teacher."""
     more.setdefault("teacher", "teacher")
     return role(hidden, objective={"lm": LM(weight=0.5), "kd": Logits(weight=weight)}, **more)
 
@@ -98,9 +98,9 @@ def train(steps: int = 8, **more: Any) -> Train:
     return Train(steps=steps, **(defaults | more))
 
 
-class House:
-    """A folder with tokens, where trajectories and outputs go; `run` trains in a process of its own or
-    several.
+class TrainingSetup:
+    """A folder with tokens, for trajectories and outputs; `run` trains in one or several processes of its
+    own.
     """
 
     def __init__(self, folder: Path, inputs: dict[str, str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The real command line as a process that can be hit; what it left in its store, and of its processes."""
+"""The real command line as a process that tests can kill; and the state of its store and its processes."""
 
 import io
 import json
@@ -32,13 +32,13 @@ ORPHAN_S = 15.0
 
 @dataclass(frozen=True)
 class Curve:
-    """What a finished training is compared by: the model's digest, every step's tokens and metric values."""
+    """The result of a finished training: the model's digest, every step's tokens and metric values."""
 
     model: str
     lines: tuple[tuple[int, int, tuple[tuple[str, float], ...]], ...]
 
 
-class House:
+class CommandStore:
     """One store and the command line over it."""
 
     def __init__(self, root: Path) -> None:
@@ -55,7 +55,7 @@ class House:
             code = run(list(arguments or TRAIN))
         return code, out.getvalue(), err.getvalue()
 
-    def copy_data(self, source: "House") -> "House":
+    def copy_data(self, source: "CommandStore") -> "CommandStore":
         """Take over the other's corpus, tokenizer and tokens: nothing but training is left to do."""
         for kind in DATA:
             shutil.copytree(source.root / kind, self.root / kind)
@@ -100,7 +100,7 @@ class House:
         return found
 
     def wait_for_quiet(self) -> None:
-        """No process is left within 15 s."""
+        """Fail unless all processes have ended within 15 s."""
         deadline = time.monotonic() + ORPHAN_S
         while left := self.processes():
             assert time.monotonic() < deadline, f"still there: {left}"
@@ -111,11 +111,17 @@ class Command:
     """A running command; `text` is what it has printed so far."""
 
     def __init__(
-        self, house: House, arguments: tuple[str, ...], env: dict[str, str], said: Path | None = None
+        self,
+        command_store: CommandStore,
+        arguments: tuple[str, ...],
+        env: dict[str, str],
+        said: Path | None = None,
     ) -> None:
-        self.house = house
-        self.said = said or house.root.with_name(f"{house.root.name}-{time.monotonic_ns()}.txt")
-        environment = os.environ | {"ATELIER_ROOT": str(house.root), "PYTHONUNBUFFERED": "1"} | env
+        self.command_store = command_store
+        self.said = said or command_store.root.with_name(
+            f"{command_store.root.name}-{time.monotonic_ns()}.txt"
+        )
+        environment = os.environ | {"ATELIER_ROOT": str(command_store.root), "PYTHONUNBUFFERED": "1"} | env
         environment = {key: value for key, value in environment.items() if value}
         with open(self.said, "wb") as out:
             self.process = subprocess.Popen(
@@ -144,7 +150,7 @@ class Command:
 
     def until_training(self, step: int = 2 * EVERY) -> None:
         """Return when a checkpoint of `step` or later is there; training goes on."""
-        self.until(lambda: max(self.house.steps(), default=0) >= step, f"checkpoint {step}")
+        self.until(lambda: max(self.command_store.steps(), default=0) >= step, f"checkpoint {step}")
 
     def interrupt(self) -> None:
         """Ctrl-C: a terminal sends it to the whole process group."""
@@ -152,7 +158,7 @@ class Command:
 
     def kill(self, word: str) -> None:
         """SIGKILL the one process of this store that has `word` in its arguments."""
-        [pid] = self.house.processes(word)
+        [pid] = self.command_store.processes(word)
         os.kill(pid, signal.SIGKILL)
 
     def wait(self, seconds: float = PATIENCE_S) -> int:
@@ -163,8 +169,8 @@ class Command:
             raise AssertionError(f"did not end in {seconds} s:\n{self.text}") from None
 
     def end(self) -> None:
-        """Leave nothing behind, whatever a test has come to."""
-        for pid in [self.process.pid, *self.house.processes()]:
+        """End all processes, whatever the result of the test."""
+        for pid in [self.process.pid, *self.command_store.processes()]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()

@@ -26,7 +26,7 @@ REFUSED = 3  # exit code of a commit that raised OSError
 
 
 def state(number: int) -> dict[str, Any]:
-    """What checkpoints hold; another `number`, other bits."""
+    """The content of a checkpoint; another `number` gives other bits."""
     generator = torch.Generator().manual_seed(number)
     return {
         "weights": {"a": torch.randn(40, 3, generator=generator), "b": torch.arange(5) + number},
@@ -41,7 +41,7 @@ def draft() -> Record:
 
 
 def publish(folder: str) -> None:
-    """An artifact of one file, from its payload to its record, as a guard makes it."""
+    """Publish an artifact of one file, from its payload to its record, as a supervisor does."""
     store, record = Store(folder), draft()
     lease = take(store.address(record.kind, record.fingerprint), Holder.me())
     if lease is None:

@@ -5,37 +5,37 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.command import TRAIN, Command, Curve, House
+from tests.faults.command import TRAIN, Command, CommandStore, Curve
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> House:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> CommandStore:
     """A store in which training ran through."""
-    house = House(tmp_path_factory.mktemp("whole"))
-    code, out, err = house.finish(*TRAIN)
+    command_store = CommandStore(tmp_path_factory.mktemp("whole"))
+    code, out, err = command_store.finish(*TRAIN)
     assert code == 0, out + err
-    return house
+    return command_store
 
 
 @pytest.fixture(scope="session")
-def expected(whole: House) -> Curve:
+def expected(whole: CommandStore) -> Curve:
     return whole.curve()
 
 
 @pytest.fixture
-def house(tmp_path: Path, whole: House, monkeypatch: pytest.MonkeyPatch) -> House:
+def command_store(tmp_path: Path, whole: CommandStore, monkeypatch: pytest.MonkeyPatch) -> CommandStore:
     """A store with corpus, tokenizer and tokens; PREFECT_HOME and the server are this process's."""
     monkeypatch.setenv("ATELIER_ROOT", str(tmp_path / "store"))
-    return House(tmp_path / "store").copy_data(whole)
+    return CommandStore(tmp_path / "store").copy_data(whole)
 
 
 @pytest.fixture
-def start(house: House) -> Iterator[Callable[..., Command]]:
-    """`start(*arguments, env={})` a command over `house`; what is left of it ends with the test."""
+def start(command_store: CommandStore) -> Iterator[Callable[..., Command]]:
+    """`start(*arguments, env={})` a command over `command_store`; its processes end with the test."""
     started: list[Command] = []
 
     def begin(*arguments: str, env: dict[str, str] | None = None) -> Command:
-        started.append(house.start(*arguments, env=env))
+        started.append(command_store.start(*arguments, env=env))
         return started[-1]
 
     yield begin

@@ -1,5 +1,5 @@
-"""A rank of engine.train that falls ill, `python -m tests.faults.sick run.json`: sick.json beside the run
-file says which rank, at which step and how. Each gang falls ill once.
+"""A rank of engine.train with an injected fault, `python -m tests.faults.sick run.json`: sick.json beside the
+run file says which rank, at which step and how. Each gang has its fault once; drag lasts from that step on.
 """
 
 import json
@@ -23,21 +23,21 @@ def stop(member: RoleState) -> None:
 
 
 def flip(member: RoleState) -> None:
-    """One bit of one weight, in the middle of its mantissa: rounding could lose the lowest."""
+    """Flip one bit of one weight, in the middle of its mantissa: rounding could lose the lowest."""
     weight = next(local(weight) for weight in member.trainable().values() if local(weight).numel())
     with torch.no_grad():
         weight.view(torch.int32).view(-1)[0] ^= 1 << 12
 
 
 def lose(member: RoleState) -> None:
-    """The weights that this rank holds are no numbers any more."""
+    """Replace the weights that this rank holds by NaN."""
     with torch.no_grad():
         for weight in member.trainable().values():
             local(weight).fill_(float("nan"))
 
 
 def drag(member: RoleState) -> None:
-    """A fifth of a second of computing."""
+    """Compute for a fifth of a second."""
     end = time.thread_time() + 0.2
     while time.thread_time() < end:
         pass

@@ -12,7 +12,7 @@ import pytest
 
 from atelier.engine.checkpoint.manifest import MANIFEST
 from atelier.engine.loop.resume import resume_point
-from tests.engine.trainings import ONE, House, role, student, train
+from tests.engine.trainings import ONE, TrainingSetup, role, student, train
 
 NUM = 500
 SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
@@ -23,27 +23,27 @@ PAGE = 4096
 Damage = Callable[[Path, random.Random], set[Path]]
 
 
-def finish(house: House, steps: int) -> None:
+def finish(training_setup: TrainingSetup, steps: int) -> None:
     """Train to `steps` by two ranks."""
-    run = house.run_file(house.training(ROLES, train(steps)), layout=LAYOUT)
-    for process in house.processes(run, world=2):
+    run = training_setup.run_file(training_setup.training(ROLES, train(steps)), layout=LAYOUT)
+    for process in training_setup.processes(run, world=2):
         said, errors = process.communicate(timeout=120)
         assert process.returncode == 0, said + errors
 
 
-def place(house: House, name: str, step: int) -> Path:
-    return house.folder / "trajectory" / name / "checkpoints" / f"step-{step:08d}"
+def place(training_setup: TrainingSetup, name: str, step: int) -> Path:
+    return training_setup.folder / "trajectory" / name / "checkpoints" / f"step-{step:08d}"
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+def training_setup(tmp_path_factory: pytest.TempPathFactory) -> TrainingSetup:
     """Checkpoints 4 and 8 of two roles, each in shards of two ranks."""
-    house = House(tmp_path_factory.mktemp("house"))
-    finish(house, 8)
+    training_setup = TrainingSetup(tmp_path_factory.mktemp("house"))
+    finish(training_setup, 8)
     for name in ROLES:
-        files = sorted(path.name[:9] for path in place(house, name, 8).iterdir())
+        files = sorted(path.name[:9] for path in place(training_setup, name, 8).iterdir())
         assert files == ["manifest.", "rank-0000", "rank-0001"]
-    return house
+    return training_setup
 
 
 def flip(file: Path, rng: random.Random) -> set[Path]:
@@ -123,9 +123,9 @@ def expected_steps(damaged: set[Path]) -> dict[str, int]:
 
 
 @contextmanager
-def restored(house: House) -> Iterator[dict[Path, bytes]]:
+def restored(training_setup: TrainingSetup) -> Iterator[dict[Path, bytes]]:
     """Every file of every checkpoint as it was, afterwards."""
-    before = {path: path.read_bytes() for path in house.folder.glob("trajectory/*/checkpoints/*/*")}
+    before = {path: path.read_bytes() for path in training_setup.folder.glob("trajectory/*/checkpoints/*/*")}
     try:
         yield before
     finally:
@@ -135,15 +135,15 @@ def restored(house: House) -> Iterator[dict[Path, bytes]]:
 
 
 def test_500_random_damages_are_all_found_each_file_is_named_and_the_checkpoint_before_is_used(
-    house: House,
+    training_setup: TrainingSetup,
 ) -> None:
     print(f"ATELIER_SEED={SEED}")
     rng, counts, num = random.Random(SEED), Counter[str](), 0
-    training = house.training(ROLES, train(8))
-    files = sorted(house.folder.glob("trajectory/*/checkpoints/step-00000008/*"))
+    training = training_setup.training(ROLES, train(8))
+    files = sorted(training_setup.folder.glob("trajectory/*/checkpoints/step-00000008/*"))
     while num < NUM:
         kind, file = KINDS[num % len(KINDS)], rng.choice(files)
-        with restored(house) as before:
+        with restored(training_setup) as before:
             damaged = kind(file, rng)
             if all(path.exists() and path.read_bytes() == before[path] for path in damaged):
                 continue  # a zero page was zero, a tensor equal to the other: not a damage
@@ -158,13 +158,15 @@ def test_500_random_damages_are_all_found_each_file_is_named_and_the_checkpoint_
     assert not resume_point(training.members, {}).damages
 
 
-def test_a_gang_goes_on_from_the_checkpoint_before_the_damaged_one_with_the_same_bits(house: House) -> None:
-    expected = {name: house.weights(name) for name in ROLES}
+def test_a_gang_goes_on_from_the_checkpoint_before_the_damaged_one_with_the_same_bits(
+    training_setup: TrainingSetup,
+) -> None:
+    expected = {name: training_setup.weights(name) for name in ROLES}
     rng = random.Random(SEED)
     damage, name = rng.choice(KINDS), rng.choice(list(ROLES))
     print(f"ATELIER_SEED={SEED}: {damage.__name__} {name}")
     for output in ROLES:
-        (house.output(output) / "model.safetensors").unlink()
-    damage(rng.choice(sorted(place(house, name, 8).iterdir())), rng)
-    finish(house, 8)
-    assert {name: house.weights(name) for name in ROLES} == expected
+        (training_setup.output(output) / "model.safetensors").unlink()
+    damage(rng.choice(sorted(place(training_setup, name, 8).iterdir())), rng)
+    finish(training_setup, 8)
+    assert {name: training_setup.weights(name) for name in ROLES} == expected

@@ -10,36 +10,36 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.command import EVERY, OWN_SERVER, TRAIN, Command, Curve, House
+from tests.faults.command import EVERY, OWN_SERVER, TRAIN, Command, CommandStore, Curve
 
 
 def ends_loudly(command: Command, reason: str) -> None:
     """Exit code 1 after one clear message and a warning for every failed save; the last good one in place."""
-    house = command.house
-    good = max(house.steps())
+    command_store = command.command_store
+    good = max(command_store.steps())
     assert command.wait() == 1, command.text
     assert "train: no checkpoint could be written" in command.text and reason in command.text
     assert "make room or another store, then run again" in command.text
     assert "failed:" in command.text and "Traceback" not in command.text
-    house.wait_for_quiet()
-    assert max(house.steps()) >= good >= 2 * EVERY
-    assert not house.records("model")
-    assert not [path for path in house.root.glob("trajectory/*/checkpoints/.tmp-*")]
+    command_store.wait_for_quiet()
+    assert max(command_store.steps()) >= good >= 2 * EVERY
+    assert not command_store.records("model")
+    assert not [path for path in command_store.root.glob("trajectory/*/checkpoints/.tmp-*")]
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_loudly_and_the_last_good_one_stays(
-    house: House, start: Callable[..., Command], expected: Curve
+    command_store: CommandStore, start: Callable[..., Command], expected: Curve
 ) -> None:
     command = start()
     command.until_training()
-    [rank] = house.processes("atelier.engine.train")
+    [rank] = command_store.processes("atelier.engine.train")
     resource.prlimit(
         rank, resource.RLIMIT_FSIZE, (100_000, 100_000)
     )  # a checkpoint has 0.5 MB, a metric segment 5 kB
     ends_loudly(command, "File too large")
-    code, out, err = house.finish()
+    code, out, err = command_store.finish()
     assert code == 0, out + err
-    assert house.curve() == expected
+    assert command_store.curve() == expected
 
 
 @pytest.fixture
@@ -59,12 +59,12 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.root
 @pytest.mark.slow
 def test_a_full_disk_stops_training_with_one_message_and_room_lets_it_go_on(
-    disk: Path, whole: House, expected: Curve, monkeypatch: pytest.MonkeyPatch
+    disk: Path, whole: CommandStore, expected: Curve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATELIER_ROOT", str(disk / "store"))
-    house = House(disk / "store").copy_data(whole)
+    command_store = CommandStore(disk / "store").copy_data(whole)
     ballast = disk / "ballast"
-    command = Command(house, TRAIN, OWN_SERVER, said=disk.parent / "said.txt")
+    command = Command(command_store, TRAIN, OWN_SERVER, said=disk.parent / "said.txt")
     try:
         command.until_training()
         fill(ballast)
@@ -72,9 +72,9 @@ def test_a_full_disk_stops_training_with_one_message_and_room_lets_it_go_on(
     finally:
         command.end()
     ballast.unlink()
-    code, out, err = house.finish()
+    code, out, err = command_store.finish()
     assert code == 0, out + err
-    assert house.curve() == expected
+    assert command_store.curve() == expected
 
 
 def fill(path: Path) -> None:

@@ -16,12 +16,12 @@ from atelier.engine.config.train import Health
 from atelier.infra.launch.gang import Orders, start_gang
 from atelier.infra.store.lease import Holder, take
 from atelier.infra.store.store import Store
-from tests.engine.trainings import ONE, House, role, train
+from tests.engine.trainings import ONE, TrainingSetup, role, train
 
 STEPS, EVERY = 12, 4
 
 
-class Ward(House):
+class Ward(TrainingSetup):
     """A house whose gang runs under a guard, over a store; `said` is what both told."""
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from atelier.engine.checkpoint.manifest import MANIFEST
 from atelier.engine.io.storage import TEMPORARY
-from tests.engine.trainings import ONE, House, model, role, student, train
+from tests.engine.trainings import ONE, TrainingSetup, model, role, student, train
 from tests.forks import Rank
 
 SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
@@ -39,19 +39,19 @@ class Moment:
         self.delay = rng.uniform(0.0, {"start-up": START_S, "step": 3 * RUN_S}.get(kind, 0.0))
         self.num = 1 if kind == "publish" else rng.randrange(1, 4)  # which sighting
 
-    def is_now(self, house: House) -> bool:
+    def is_now(self, command_store: TrainingSetup) -> bool:
         if self.kind == "publish":
-            return any(house.output(name).exists() for name in ROLES)
-        attempts = house.folder.glob(f"trajectory/*/checkpoints/{TEMPORARY}step-*")
+            return any(command_store.output(name).exists() for name in ROLES)
+        attempts = command_store.folder.glob(f"trajectory/*/checkpoints/{TEMPORARY}step-*")
         return any(self.kind == "save" or (attempt / MANIFEST).exists() for attempt in attempts)
 
-    def hit(self, house: House, ranks: Gang) -> bool:
+    def hit(self, command_store: TrainingSetup, ranks: Gang) -> bool:
         """Kill the victims in this moment; False when it did not come before they ended."""
         if self.kind in ("start-up", "step"):
             if self.kind == "step" and not has_started(ranks[0]):
                 return False
             time.sleep(self.delay)
-        elif not self.is_caught(house, ranks):
+        elif not self.is_caught(command_store, ranks):
             return False
         was_alive = [ranks[number].poll() is None for number in self.victims]
         for number in self.victims:
@@ -59,19 +59,19 @@ class Moment:
         send(ranks, signal.SIGCONT)
         return all(was_alive)
 
-    def is_caught(self, house: House, ranks: Gang) -> bool:
+    def is_caught(self, command_store: TrainingSetup, ranks: Gang) -> bool:
         """Stand all ranks still in the wanted sighting of the moment."""
         seen = False
         while all(rank.poll() is None for rank in ranks):
             time.sleep(0.0005)
-            if not self.is_now(house):
+            if not self.is_now(command_store):
                 seen = False
             elif not seen:
                 self.num -= 1
                 seen = self.num > 0
                 if not seen:
                     send(ranks, signal.SIGSTOP)
-                    if self.is_now(house):
+                    if self.is_now(command_store):
                         return True
                     send(ranks, signal.SIGCONT)
                     self.num = 1
@@ -84,9 +84,11 @@ def send(ranks: Gang, number: signal.Signals) -> None:
             os.kill(rank.pid, number)
 
 
-def begin(house: House, world: int) -> Gang:
+def begin(command_store: TrainingSetup, world: int) -> Gang:
     layout = ONE.model_copy(update={"shard": world})
-    return house.processes(house.run_file(house.training(ROLES, HOW), layout=layout), world=world)
+    return command_store.processes(
+        command_store.run_file(command_store.training(ROLES, HOW), layout=layout), world=world
+    )
 
 
 def ended(ranks: Gang) -> list[int]:
@@ -110,7 +112,7 @@ def has_started(process: Rank) -> bool:
     return any("progress" in line for line in iter(process.stdout.readline, ""))
 
 
-def assert_same(mine: House, other: House) -> None:
+def assert_same(mine: TrainingSetup, other: TrainingSetup) -> None:
     for name in ROLES:
         assert mine.curve(name) == other.curve(name)
         assert mine.weights(name) == other.weights(name)
@@ -124,42 +126,42 @@ def moments(rng: random.Random) -> list[Moment]:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> House:
+def straight(tmp_path_factory: pytest.TempPathFactory) -> TrainingSetup:
     """Where nothing happened to the two ranks."""
-    house = House(tmp_path_factory.mktemp("straight"))
-    assert ended(begin(house, 2)) == [0, 0]
-    return house
+    command_store = TrainingSetup(tmp_path_factory.mktemp("straight"))
+    assert ended(begin(command_store, 2)) == [0, 0]
+    return command_store
 
 
 @pytest.mark.parametrize(
     "chain", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 3))]
 )
 def test_a_gang_killed_in_start_up_step_save_commit_and_publish_ends_with_the_same_bits(
-    straight: House, tmp_path: Path, chain: int
+    straight: TrainingSetup, tmp_path: Path, chain: int
 ) -> None:
     print(f"ATELIER_SEED={SEED}, chain {chain}")
     wanted = moments(random.Random(f"{SEED} {chain}"))
-    house, number = House(tmp_path / "0"), 0
+    command_store, number = TrainingSetup(tmp_path / "0"), 0
     for moment in wanted:
         while True:
             number += 1
             assert number <= TRIES, f"{moment.kind}: not seen in {TRIES} runs"
-            ranks = begin(house, 2)
-            is_hit = moment.hit(house, ranks)
+            ranks = begin(command_store, 2)
+            is_hit = moment.hit(command_store, ranks)
             codes = ended(ranks)
             print(f"{moment.kind}: ranks {moment.victims} {'killed' if is_hit else 'missed'}, exit {codes}")
             if is_hit:
                 assert 0 not in codes and {codes[rank] for rank in moment.victims} == {-signal.SIGKILL}
                 break
             assert codes == [0, 0]
-            assert_same(house, straight)
-            house = House(tmp_path / str(number))
-    assert ended(begin(house, 2)) == [0, 0]
-    assert_same(house, straight)
+            assert_same(command_store, straight)
+            command_store = TrainingSetup(tmp_path / str(number))
+    assert ended(begin(command_store, 2)) == [0, 0]
+    assert_same(command_store, straight)
 
 
 def test_a_process_killed_at_three_random_moments_ends_with_the_same_bits(tmp_path: Path) -> None:
-    straight, killed = House(tmp_path / "straight"), House(tmp_path / "killed")
+    straight, killed = TrainingSetup(tmp_path / "straight"), TrainingSetup(tmp_path / "killed")
     assert ended(begin(straight, 1)) == [0]
     rng = random.Random(SEED)
     print(f"ATELIER_SEED={SEED}")
@@ -176,16 +178,16 @@ def test_a_process_killed_at_three_random_moments_ends_with_the_same_bits(tmp_pa
 
 
 def test_a_gang_of_which_one_rank_is_asked_to_stop_stops_whole_at_one_step(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    run = house.run_file(
-        house.training({"model": role()}, train(4000, checkpoint_every=10**6)),
+    command_store = TrainingSetup(tmp_path)
+    run = command_store.run_file(
+        command_store.training({"model": role()}, train(4000, checkpoint_every=10**6)),
         layout=ONE.model_copy(update={"shard": 2}),
     )
-    processes = house.processes(run, world=2)
+    processes = command_store.processes(run, world=2)
     assert has_started(processes[0])
     processes[1].terminate()
     for process in processes:
         process.communicate(timeout=60)
         assert process.returncode == 75
-    (step,) = house.steps("model")
-    assert house.curve("model")[-1]["step"] == step
+    (step,) = command_store.steps("model")
+    assert command_store.curve("model")[-1]["step"] == step

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.faults.command import EVERY, OWN_SERVER, STEPS, TRAIN, Command, Curve, House
+from tests.faults.command import EVERY, OWN_SERVER, STEPS, TRAIN, Command, CommandStore, Curve
 
 pytestmark = pytest.mark.slow
 SEED = int(os.environ.get("ATELIER_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
@@ -29,7 +29,7 @@ MOST_RUNS = 3
 
 
 def test_after_a_random_kill_the_command_ends_and_run_again_comes_to_the_same_bits(
-    house: House, start: Callable[..., Command], expected: Curve, whole: House
+    command_store: CommandStore, start: Callable[..., Command], expected: Curve, whole: CommandStore
 ) -> None:
     print(f"ATELIER_SEED={SEED} ATELIER_KILLS={KILLS}")
     choice = random.Random(SEED)
@@ -37,7 +37,7 @@ def test_after_a_random_kill_the_command_ends_and_run_again_comes_to_the_same_bi
     for number in range(KILLS):
         kind = sorted(VICTIMS)[number % len(VICTIMS)]
         step = EVERY * choice.randrange(1, STEPS // EVERY - 1)
-        store = House(house.root.with_name(f"store-{number}")).copy_data(whole)
+        store = CommandStore(command_store.root.with_name(f"store-{number}")).copy_data(whole)
         command = Command(store, TRAIN, OWN_SERVER)
         try:
             command.until_training(step)
@@ -57,7 +57,7 @@ def test_after_a_random_kill_the_command_ends_and_run_again_comes_to_the_same_bi
     print(f"{KILLS} kills, {sum(killed.values())} of a process that was there: {dict(killed)}")
 
 
-def kill(store: House, shown: str) -> int:
+def kill(store: CommandStore, shown: str) -> int:
     """SIGKILL one process that is shown so; 0 when there is none any more."""
     for pid, words in store.processes().items():
         if shown in words:

@@ -10,34 +10,34 @@ from contextlib import suppress
 
 import pytest
 
-from tests.faults.command import EVERY, OWN_SERVER, STEPS, Command, Curve, House
+from tests.faults.command import EVERY, OWN_SERVER, STEPS, Command, CommandStore, Curve
 
 Start = Callable[..., Command]
 
 
-def goes_on(house: House, expected: Curve) -> None:
+def goes_on(command_store: CommandStore, expected: Curve) -> None:
     """The same command again resumes at once and ends in the model and curve of an uninterrupted run."""
-    newest = max(house.steps())
-    code, out, err = house.finish()
+    newest = max(command_store.steps())
+    code, out, err = command_store.finish()
     assert code == 0, out + err
     assert f"train: goes on from step {newest}" in out
-    assert house.curve() == expected
+    assert command_store.curve() == expected
 
 
-def is_held_under_way(house: House, task: str) -> bool:
+def is_held_under_way(command_store: CommandStore, task: str) -> bool:
     """Stop the task's process; True, and it stays stopped, when it has begun and is not done."""
-    for rank in house.processes("atelier.engine.prepare"):
+    for rank in command_store.processes("atelier.engine.prepare"):
         with suppress(ProcessLookupError):
             os.kill(rank, signal.SIGSTOP)
-            if is_under_way(house, task):
+            if is_under_way(command_store, task):
                 return True
             os.kill(rank, signal.SIGCONT)
     return False
 
 
-def is_under_way(house: House, task: str) -> bool:
+def is_under_way(command_store: CommandStore, task: str) -> bool:
     """Whether a gang of `task` has told of progress."""
-    return any(path.stat().st_size for path in house.root.glob(f"scratch/*/*-{task}/rank0.out"))
+    return any(path.stat().st_size for path in command_store.root.glob(f"scratch/*/*-{task}/rank0.out"))
 
 
 def test_an_uninterrupted_run_logs_every_step_once(expected: Curve) -> None:
@@ -45,7 +45,7 @@ def test_an_uninterrupted_run_logs_every_step_once(expected: Curve) -> None:
 
 
 def test_ctrl_c_in_training_leaves_a_checkpoint_and_no_process_and_the_same_command_goes_on(
-    house: House, start: Start, expected: Curve
+    command_store: CommandStore, start: Start, expected: Curve
 ) -> None:
     command = start(env=OWN_SERVER)  # with a Prefect server of its own, as at a terminal
     command.until_training()
@@ -58,54 +58,54 @@ def test_ctrl_c_in_training_leaves_a_checkpoint_and_no_process_and_the_same_comm
         and "ERROR" not in command.text
         and "error" not in command.text.lower()
     )
-    house.wait_for_quiet()
-    assert max(house.steps()) % EVERY, "a stop writes a checkpoint of its own step"
-    assert not house.records("model") and house.runs()[-1]["status"] == "stopped"
-    goes_on(house, expected)
+    command_store.wait_for_quiet()
+    assert max(command_store.steps()) % EVERY, "a stop writes a checkpoint of its own step"
+    assert not command_store.records("model") and command_store.runs()[-1]["status"] == "stopped"
+    goes_on(command_store, expected)
 
 
-def test_sigterm_stops_like_ctrl_c(house: House, start: Start) -> None:
+def test_sigterm_stops_like_ctrl_c(command_store: CommandStore, start: Start) -> None:
     command = start()
     command.until_training()
     os.kill(command.process.pid, signal.SIGTERM)
     assert command.wait(30.0) == 1
     assert "the same command goes on from there" in command.text and "Traceback" not in command.text
-    house.wait_for_quiet()
-    assert max(house.steps()) % EVERY
+    command_store.wait_for_quiet()
+    assert max(command_store.steps()) % EVERY
 
 
 @pytest.mark.slow
 def test_ctrl_c_twice_leaves_at_once_and_the_gang_still_ends_at_a_checkpoint(
-    house: House, start: Start
+    command_store: CommandStore, start: Start
 ) -> None:
     command = start(env=OWN_SERVER)
     command.until_training()
-    [rank] = house.processes("atelier.engine.train")
+    [rank] = command_store.processes("atelier.engine.train")
     os.kill(rank, signal.SIGSTOP)  # a rank that cannot answer: the first request alone would wait for it
     command.interrupt()
     command.until(lambda: "again to leave at once" in command.text, "answer")
     command.interrupt()
     assert command.wait(2.0) == 1
     os.kill(rank, signal.SIGCONT)
-    house.wait_for_quiet()
-    assert max(house.steps()) % EVERY
+    command_store.wait_for_quiet()
+    assert max(command_store.steps()) % EVERY
 
 
 def test_a_killed_flow_process_leaves_no_orphan_and_a_checkpoint(
-    house: House, start: Start, expected: Curve
+    command_store: CommandStore, start: Start, expected: Curve
 ) -> None:
     command = start(env=OWN_SERVER)
     command.until_training()
     os.kill(command.process.pid, signal.SIGKILL)
     command.wait()
-    house.wait_for_quiet()
-    assert max(house.steps()) % EVERY
-    goes_on(house, expected)
+    command_store.wait_for_quiet()
+    assert max(command_store.steps()) % EVERY
+    goes_on(command_store, expected)
 
 
 @pytest.mark.slow
 def test_a_killed_guard_leaves_no_orphan_and_its_lease_is_taken_over(
-    house: House, start: Start, expected: Curve
+    command_store: CommandStore, start: Start, expected: Curve
 ) -> None:
     command = start()
     command.until_training()
@@ -115,35 +115,37 @@ def test_a_killed_guard_leaves_no_orphan_and_its_lease_is_taken_over(
     again = start()  # at once: it waits for the ranks that are left, no longer
     assert again.wait() == 0, again.text
     assert "goes on from step" in again.text
-    house.wait_for_quiet()
-    assert house.curve() == expected
+    command_store.wait_for_quiet()
+    assert command_store.curve() == expected
 
 
 def test_a_killed_rank_is_started_again_from_the_last_checkpoint_on_the_same_trajectory(
-    house: House, start: Start, expected: Curve
+    command_store: CommandStore, start: Start, expected: Curve
 ) -> None:
     command = start()
     command.until_training()
     command.kill("atelier.engine.train")
     assert command.wait() == 0, command.text
     assert "rank 0 was ended by SIGKILL; the gang starts again from step" in command.text
-    assert house.curve() == expected
-    assert len(house.runs()) == 1
+    assert command_store.curve() == expected
+    assert len(command_store.runs()) == 1
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_preparation_leaves_nothing_half_written_to_be_seen(house: House, start: Start) -> None:
+def test_ctrl_c_in_preparation_leaves_nothing_half_written_to_be_seen(
+    command_store: CommandStore, start: Start
+) -> None:
     for kind in ("tokens", "tokenizer", "corpus"):
-        shutil.rmtree(house.root / kind)
+        shutil.rmtree(command_store.root / kind)
         command = start()
         task = {"tokens": "encode", "tokenizer": "learn_tokenizer", "corpus": "curate"}[kind]
-        command.until(lambda task=task: is_held_under_way(house, task), f"progress of {task}")
-        [rank] = house.processes("atelier.engine.prepare")
+        command.until(lambda task=task: is_held_under_way(command_store, task), f"progress of {task}")
+        [rank] = command_store.processes("atelier.engine.prepare")
         command.interrupt()
         os.kill(rank, signal.SIGCONT)
         assert command.wait(30.0) == 1, command.text
         assert f"{task}: stopped" in command.text and "Traceback" not in command.text
-        house.wait_for_quiet()
-        assert not house.records(kind)
-    code, out, err = house.finish("corpus", "experiment=tiny", "tracker=none", "tokenizer=bpe512")
+        command_store.wait_for_quiet()
+        assert not command_store.records(kind)
+    code, out, err = command_store.finish("corpus", "experiment=tiny", "tracker=none", "tokenizer=bpe512")
     assert code == 0, out + err

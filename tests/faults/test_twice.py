@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.command import DATA, Command, House
+from tests.faults.command import DATA, Command, CommandStore
 
 
 def test_two_runs_of_one_command_train_once_and_both_succeed(
-    house: House, start: Callable[..., Command]
+    command_store: CommandStore, start: Callable[..., Command]
 ) -> None:
     for kind in DATA:  # from nothing at all: every task is raced for
-        shutil.rmtree(house.root / kind)
+        shutil.rmtree(command_store.root / kind)
     both = [start(), start()]
     for command in both:
         assert command.wait() == 0, command.text
-    house.wait_for_quiet()
+    command_store.wait_for_quiet()
     for kind, count in {
         "corpus": 1,
         "tokenizer": 1,
@@ -28,31 +28,31 @@ def test_two_runs_of_one_command_train_once_and_both_succeed(
         "scores": 1,
         "report": 1,
     }.items():
-        assert len(house.records(kind)) == count, kind
-    assert all(count == 1 for count in gangs(house.root).values()), gangs(house.root)
+        assert len(command_store.records(kind)) == count, kind
+    assert all(count == 1 for count in gangs(command_store.root).values()), gangs(command_store.root)
     waits = [
         match
         for command in both
         for match in re.findall(r"is being written by process (\d+) on", command.text)
     ]
     assert waits, both[0].text + both[1].text
-    assert [run["status"] for run in house.runs()] == ["finished", "finished"]
+    assert [run["status"] for run in command_store.runs()] == ["finished", "finished"]
     tables = [re.findall(r"^model +model .*$", command.text, re.MULTILINE) for command in both]
     assert tables[0] and tables[0] == tables[1]
 
 
 @pytest.mark.slow
 def test_a_run_beside_a_training_names_the_writer_waits_and_reuses(
-    house: House, start: Callable[..., Command]
+    command_store: CommandStore, start: Callable[..., Command]
 ) -> None:
     first = start()
     first.until_training()
-    [guard] = house.processes("atelier.infra.launch.supervisor")
+    [guard] = command_store.processes("atelier.infra.launch.supervisor")
     second = start()
     second.until(lambda: f"is being written by process {guard} on" in second.text, "word of the writer")
     assert first.wait() == 0, first.text
     assert second.wait() == 0, second.text
-    assert gangs(house.root)["train"] == 1 and len(house.records("model")) == 1
+    assert gangs(command_store.root)["train"] == 1 and len(command_store.records("model")) == 1
 
 
 def gangs(root: Path) -> Counter[str]:

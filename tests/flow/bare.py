@@ -1,5 +1,5 @@
-"""A flow's nodes up to its models, one after another in this process and without Prefect:
-`python -m tests.flow.bare <flow> <words>`. What a command does, at a fraction of its time.
+"""A flow's nodes up to its models, one after another in this process and without Prefect: `python -m
+tests.flow.bare <flow> <words>`. The same as a command, in a fraction of its time.
 """
 
 import sys
@@ -20,10 +20,10 @@ def main(flow: str, words: list[str]) -> int:
         plan = make_plan(frozen, store)
         if plan.refusals:
             raise ConfigError("plan", "; ".join(plan.refusals))
-        house = open_context(frozen, store, "bare", new_run_id(), lambda node, message: None)
+        context = open_context(frozen, store, "bare", new_run_id(), lambda node, message: None)
         for node in plan.nodes:
             if node.task not in ("score", "report", "register"):
-                work(node, house, {}, {})
+                work(node, context, {}, {})
     except AtelierError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -1,4 +1,4 @@
-"""Run the command line inside the test process (Prefect starts once) and look at what it left."""
+"""The command line run inside the test process (Prefect starts once), and the state of its store."""
 
 import json
 from dataclasses import dataclass

@@ -31,21 +31,22 @@ WORDS = ("experiment=tiny", "tracker=none")
 HOLDER = """
 import sys, threading, time
 from atelier.flows.run.compose import compose
-from atelier.flows.run.execute import open_house
-from atelier.flows.run.plan import draw_nodes
+from atelier.flows.run.execute import open_context
+from atelier.flows.run.plan import collect_nodes
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.run_manifest import write_manifest
 from atelier.infra.store.store import Store
 store = Store(sys.argv[1])
-house = open_house(compose("pretrain", sys.argv[3:]), store, "one", sys.argv[2], lambda node, message: None)
+frozen = compose("pretrain", sys.argv[3:])
+context = open_context(frozen, store, "one", sys.argv[2], lambda node, message: None)
 write_manifest(store, {"id": sys.argv[2], "started": time.time(), "holder": vars(Holder.me("one"))})
-with house.slots.claim(house.slots.total, threading.Event()):
+with context.slots.claim(context.slots.total, threading.Event()):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def house_of(root: Path, run: str, heard: list[dict[str, Any]]) -> RunContext:
+def context_of(root: Path, run: str, heard: list[dict[str, Any]]) -> RunContext:
     """A run of one command over the store."""
     frozen = compose("pretrain", list(WORDS))
     return open_context(frozen, Store(str(root)), "two", run, lambda node, message: heard.append(message))
@@ -65,16 +66,16 @@ def test_a_second_command_over_a_store_waits_for_its_cores_and_names_the_run_tha
     got, moved = threading.Event(), threading.Event()
     try:
         assert first.stdout is not None and first.stdout.readline() == b"held\n"
-        house = house_of(tmp_path / "store", "run-two", heard)
+        context = context_of(tmp_path / "store", "run-two", heard)
 
-        def hear(node: str, message: dict[str, Any]) -> None:
+        def on_message(node: str, message: dict[str, Any]) -> None:
             heard.append(message)
             moved.set()
 
-        house.listener = hear
+        context.listener = on_message
 
         def claim() -> None:
-            with house._claim(
+            with context._claim(
                 Node(name="encode", task="encode", products={}), "atelier.engine.prepare", 1, 1
             ):
                 got.set()
@@ -85,7 +86,7 @@ def test_a_second_command_over_a_store_waits_for_its_cores_and_names_the_run_tha
         assert moved.wait(60) and not got.is_set(), "it did not wait"
         [message] = heard
         assert (
-            f"waits for 1 of {house.slots.total} cores; run run-one (process {first.pid}) has them"
+            f"waits for 1 of {context.slots.total} cores; run run-one (process {first.pid}) has them"
             in (message["waiting"])
         )
     finally:
@@ -98,12 +99,12 @@ def test_a_second_command_over_a_store_waits_for_its_cores_and_names_the_run_tha
 
 def test_parallel_nodes_of_a_run_run_side_by_side(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
-    house = house_of(tmp_path / "store", "run", heard)
-    house.slots = CoreSlots(Pool(slots=2), tmp_path / "slots")
+    context = context_of(tmp_path / "store", "run", heard)
+    context.slots = CoreSlots(Pool(slots=2), tmp_path / "slots")
     together = threading.Barrier(2, timeout=60)
 
     def node(name: str) -> None:
-        with house._claim(Node(name=name, task="train", products={}), "atelier.engine.train", 1, 1):
+        with context._claim(Node(name=name, task="train", products={}), "atelier.engine.train", 1, 1):
             together.wait()
 
     threads = [threading.Thread(target=node, args=(name,)) for name in ("assistant", "teacher")]
@@ -129,7 +130,7 @@ def test_a_student_whose_teacher_went_on_during_the_wait_is_refused_as_it_would_
     store = Store(str(tmp_path / "store"))
     node = student(store, f"roles.student_a.attach={attach}")
     heard: list[dict[str, Any]] = []
-    house = house_of(tmp_path / "store", "run-two", heard)
+    context = context_of(tmp_path / "store", "run-two", heard)
     started: list[Any] = []
     monkeypatch.setattr("atelier.infra.run.context.start_gang", lambda orders, *more: started.append(orders))
     monkeypatch.setattr(RunContext, "vocab", lambda self, node: 512)
@@ -137,7 +138,7 @@ def test_a_student_whose_teacher_went_on_during_the_wait_is_refused_as_it_would_
 
     def second() -> None:
         try:
-            train.run(node, house)
+            train.run(node, context)
             ended.append(None)
         except AtelierError as error:
             ended.append(error)
@@ -165,7 +166,7 @@ def test_a_student_whose_teacher_went_on_during_the_wait_is_refused_as_it_would_
     [error] = ended
     assert isinstance(error, ConfigError) and not started, "it trained the teacher again, unasked"
     with pytest.raises(ConfigError) as before:
-        train.run(node, house_of(tmp_path / "store", "run-three", heard))
+        train.run(node, context_of(tmp_path / "store", "run-three", heard))
     assert str(error) == str(before.value)
     assert "attach=replay trains" in str(error) and "attach=frozen learns" in str(error)
 

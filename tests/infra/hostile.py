@@ -1,4 +1,4 @@
-"""Small files of a store as damage leaves them, or as somebody makes them who means harm, from a seed."""
+"""Small files of a store with damaged or malicious content, drawn from a seed."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def forge(file: Path, rng: random.Random) -> None:
 
 
 def resealed(document: dict[str, Any]) -> bytes:
-    """The document with the digests that a writer of good will would have given it."""
+    """The document with the digests that an honest writer would have given it."""
     try:
         if isinstance(document.get("record"), dict):
             document["record"] = json.loads(resealed(document["record"]))

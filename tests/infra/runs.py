@@ -1,4 +1,4 @@
-"""Trackers on small databases, and looks into what they wrote."""
+"""Trackers on small databases, and what they wrote."""
 
 from collections import Counter
 from pathlib import Path

@@ -93,7 +93,7 @@ class Copy:
 
 
 def judged(mutant: Mutant, copy: Copy) -> tuple[str, str]:
-    """(verdict, what pytest said when the verdict is bad)."""
+    """(verdict, pytest's output when the verdict is bad)."""
     code, text = copy.pytest(*mutant.red)
     if code != PASSED:
         return "red without it", text

@@ -22,7 +22,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.run_file import Training
 from tests.engine.row_inputs import VOCAB, every_objective, harbour
-from tests.engine.trainings import House, role, student, train
+from tests.engine.trainings import TrainingSetup, role, student, train
 from tests.forks import start_into
 
 STEPS = 10
@@ -36,39 +36,39 @@ def net(num_layers: int = 4, hidden: int = 32, **more: Any) -> GPT:
     return GPT(num_layers=num_layers, hidden=hidden, num_heads=4, num_kv_heads=2, vocab=64, **more)
 
 
-def taught(house: House, steps: int = STEPS, **how: Any) -> Training:
+def taught(training_setup: TrainingSetup, steps: int = STEPS, **how: Any) -> Training:
     """A teacher with dropout, a student from step 2 on, another behind a gate, and one of a student's own."""
     roles = {
         "teacher": role(shape=net(dropout=0.1), lr=1e-2),
         "open": student(shape=net(2, 16), start=2),
         "gated": student(shape=net(2, 16, tied=False, norm="layer"), gate=0.1),
     }
-    return house.training(roles, train(steps, **(HOW | how)))
+    return training_setup.training(roles, train(steps, **(HOW | how)))
 
 
-def paired(house: House) -> Training:
+def paired(training_setup: TrainingSetup) -> Training:
     """`taught` in micro-batches of two rows, which a student's ranks can share."""
-    return taught(house, micro_batch=2)
+    return taught(training_setup, micro_batch=2)
 
 
-def alone(house: House, **how: Any) -> Training:
+def alone(training_setup: TrainingSetup, **how: Any) -> Training:
     """The teacher of `taught` without its students."""
-    whole = taught(house, **how)
+    whole = taught(training_setup, **how)
     return whole.model_copy(update={"members": {"teacher": whole.members["teacher"]}})
 
 
-def mixed(house: House, **how: Any) -> Training:
+def mixed(training_setup: TrainingSetup, **how: Any) -> Training:
     """A mixture of experts and a dense student of it."""
     roles = {
         "moe": role(shape=net(num_experts=4), lr=1e-2),
         "dense": student(shape=net(2, 16), teacher="moe"),
     }
-    return house.training(roles, train(STEPS, **(HOW | how)))
+    return training_setup.training(roles, train(STEPS, **(HOW | how)))
 
 
-def attended(house: House, **how: Any) -> Training:
-    """A teacher and who learns from its attention: through a layer of its own with other heads, through the
-    last block; and from its hidden states.
+def attended(training_setup: TrainingSetup, **how: Any) -> Training:
+    """A teacher and three students: of its attention through a layer of its own with other heads, of the
+    attention in its last block, and of its hidden states.
     """
     ways = {
         "stacked": {"a": Attention()},
@@ -79,12 +79,12 @@ def attended(house: House, **how: Any) -> Training:
     roles = {"guide": role(shape=net(dropout=0.1), lr=1e-2)} | {
         name: role(shape=small, objective={"lm": LM(), **way}, teacher="guide") for name, way in ways.items()
     }
-    return house.training(roles, train(STEPS, **(HOW | {"micro_batch": 2} | how)))
+    return training_setup.training(roles, train(STEPS, **(HOW | {"micro_batch": 2} | how)))
 
 
 def lessons() -> dict[str, Role]:
-    """A teacher with dropout, who is compared by all that there is: by attention as it is, through a layer of
-    its own and in other heads; by hidden states; by logits. One learns from a student.
+    """A teacher with dropout and students of every kind of distillation: attention as it is, through a layer
+    of its own and in other heads; hidden states; logits. One learns from a student.
     """
     ways = {
         "inner": {"a": Attention(auxiliary=False, relation_heads=4)},
@@ -101,16 +101,16 @@ def lessons() -> dict[str, Role]:
     return roles
 
 
-def compared(house: House) -> Training:
-    return house.training(lessons(), train(FEW_STEPS, **(HOW | PAIRED)))
+def compared(training_setup: TrainingSetup) -> Training:
+    return training_setup.training(lessons(), train(FEW_STEPS, **(HOW | PAIRED)))
 
 
-def classed(house: House) -> Training:
+def classed(training_setup: TrainingSetup) -> Training:
     """As `reading`, in micro-batches whose rows a student's ranks can share."""
-    return reading(house, micro_batch=4)
+    return reading(training_setup, micro_batch=4)
 
 
-def learned(house: House, **how: Any) -> Training:
+def learned(training_setup: TrainingSetup, **how: Any) -> Training:
     """Three roots: a model like GPT-2 (learned positions, GELU, biased norms, a head of its own), one that
     Muon trains, one of which low-rank additions train.
     """
@@ -120,17 +120,17 @@ def learned(house: House, **how: Any) -> Training:
         "muon": role(shape=net()).model_copy(update={"optim": Muon(lr=1e-3, matrix_lr=1e-2)}),
         "lora": role(shape=net(), lr=1e-2, trainable=Trainable(kind="lora", rank=4)),
     }
-    return house.training(roles, train(STEPS, **(HOW | how)))
+    return training_setup.training(roles, train(STEPS, **(HOW | how)))
 
 
-def universal(house: House, **how: Any) -> Training:
-    """Universal blocks with two nets, a head of classes and soft prompts; of the nets one has no rows."""
+def universal(training_setup: TrainingSetup, **how: Any) -> Training:
+    """Universal blocks with two task nets, one without rows; a classification head and soft prompts."""
     shape = Ernie(
         num_layers=4, hidden=32, num_heads=4, num_kv_heads=2, vocab=64, dropout=0.1, prompts=4,
         nlu=Net(num_layers=1, hidden=16, num_heads=2), nlg=Net(num_layers=2, hidden=16, num_heads=2),
         classes={"topic": 3},
     )  # fmt: skip
-    return house.training({"ernie": role(shape=shape)}, train(STEPS, **(HOW | how)))
+    return training_setup.training({"ernie": role(shape=shape)}, train(STEPS, **(HOW | how)))
 
 
 def readers() -> dict[str, Role]:
@@ -151,13 +151,13 @@ def readers() -> dict[str, Role]:
     }
 
 
-def reading(house: House, steps: int = STEPS, **how: Any) -> Training:
-    return house.training(readers(), train(steps, **(HOW | ROWS | how)))
+def reading(training_setup: TrainingSetup, steps: int = STEPS, **how: Any) -> Training:
+    return training_setup.training(readers(), train(steps, **(HOW | ROWS | how)))
 
 
-def chain(house: House, students: dict[str, dict[str, Any]]) -> Training:
+def chain(training_setup: TrainingSetup, students: dict[str, dict[str, Any]]) -> Training:
     """The teacher of `reading`; where there are students, an assistant between them and it."""
-    whole = reading(house, steps=CHAIN_STEPS)
+    whole = reading(training_setup, steps=CHAIN_STEPS)
     teacher, pupil = (whole.members[name].role for name in ("reader", "pupil"))
     roles = {"reader": teacher}
     if students:
@@ -166,23 +166,23 @@ def chain(house: House, students: dict[str, dict[str, Any]]) -> Training:
             name: pupil.model_copy(update={"teacher": "assistant"} | how) for name, how in students.items()
         }
         roles |= more
-    return house.training(roles, whole.train)
+    return training_setup.training(roles, whole.train)
 
 
 STUDENTS: dict[str, dict[str, Any]] = {"early": {}, "late": {"start": 2}, "short": {"end": 4}}
 
 
-def chain_of_0(house: House) -> Training:
-    return chain(house, {})
+def chain_of_0(training_setup: TrainingSetup) -> Training:
+    return chain(training_setup, {})
 
 
-def chain_of_1(house: House) -> Training:
-    return chain(house, {"early": {}})
+def chain_of_1(training_setup: TrainingSetup) -> Training:
+    return chain(training_setup, {"early": {}})
 
 
-def chain_of_3(house: House) -> Training:
+def chain_of_3(training_setup: TrainingSetup) -> Training:
     """One that comes later and one that leaves earlier among them."""
-    return chain(house, STUDENTS)
+    return chain(training_setup, STUDENTS)
 
 
 ROWS: dict[str, Any] = {"global_batch": 8, "sequence": 32}
@@ -203,48 +203,48 @@ TRAININGS = {
     "chain of 1": chain_of_1,
     "chain of 3": chain_of_3,
 }
-ALIKE = {"paired": "taught", "classed": "reading"}  # to one process
-READING = ("reading", "classed", "chain of 0", "chain of 1", "chain of 3")  # of the library's rows
+ALIKE = {"paired": "taught", "classed": "reading"}  # the same training in one process
+READING = ("reading", "classed", "chain of 0", "chain of 1", "chain of 3")  # read the library's rows
 
 
 class Parity:
-    """One process and gangs of several sizes after the same trainings."""
+    """Runs the same trainings in one process and in gangs of several sizes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.alone = House(folder / "alone")
-        self.houses: dict[str, House] = {}
+        self.alone = TrainingSetup(folder / "alone")
+        self.setups: dict[str, TrainingSetup] = {}
         self._done: set[str] = set()  # by one process
 
     @cached_property
-    def library(self) -> House:
-        """Where `reading` is trained alone."""
-        return House(self.folder / "library", harbour(self.folder / "harbour"))
+    def library(self) -> TrainingSetup:
+        """The setup in which one process trains `reading`."""
+        return TrainingSetup(self.folder / "library", harbour(self.folder / "harbour"))
 
-    def beside(self, training: str) -> House:
-        """Where one process has done this training."""
+    def beside(self, training: str) -> TrainingSetup:
+        """The setup in which one process has run this training; runs it first if needed."""
         training = ALIKE.get(training, training)
-        house = self.library if training in READING else self.alone
+        training_setup = self.library if training in READING else self.alone
         if training not in self._done:
-            house.train(TRAININGS[training](house))
+            training_setup.train(TRAININGS[training](training_setup))
             self._done.add(training)
-        return house
+        return training_setup
 
     def run(self, cases: dict[str, tuple[Parallel, str]]) -> None:
         """Train each case (layout, name of the training) in a gang that all of them share."""
         paths, ranks = [], 0
         for name, (where, training) in cases.items():
             inputs = self.library.inputs if training in READING else None
-            house = self.houses[name] = House(self.folder / name, inputs)
-            run = house.run_file(TRAININGS[training](house), layout=where)
-            house.folder.mkdir(exist_ok=True)
-            paths.append(str(house.folder / "run.json"))
+            training_setup = self.setups[name] = TrainingSetup(self.folder / name, inputs)
+            run = training_setup.run_file(TRAININGS[training](training_setup), layout=where)
+            training_setup.folder.mkdir(exist_ok=True)
+            paths.append(str(training_setup.folder / "run.json"))
             Path(paths[-1]).write_text(run.model_dump_json(by_alias=True))
             ranks = where.ranks
         start_gang("tests.parity.gang", self.folder, ranks, *paths)
 
 
-def apart(alone: House, other: House, role_name: str) -> tuple[float, float]:
+def apart(alone: TrainingSetup, other: TrainingSetup, role_name: str) -> tuple[float, float]:
     mine, theirs = alone.curve(role_name), other.curve(role_name)
     assert [line["step"] for line in mine] == [line["step"] for line in theirs]
     assert [line["tokens"] for line in mine] == [line["tokens"] for line in theirs]

@@ -5,11 +5,11 @@ through.
 import random
 from collections.abc import Iterator, Mapping
 
-from atelier.engine.config.checks import check_layout
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Axes, Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+from atelier.engine.plan.checks import check_layout
 from tests.parity.cases import layout
 
 TRIES = 5000
@@ -18,7 +18,9 @@ TRIES = 5000
 def drawn(
     roles: Mapping[str, Role], train: Train, *, ranks: int, number: int, seed: int
 ) -> dict[str, Parallel]:
-    """`number` layouts of so many ranks by what they are; in each a student lies otherwise than the root."""
+    """`number` layouts of so many ranks, by description; in each at least one student has other axes than the
+    root.
+    """
     draw, found = random.Random(seed), dict[str, Parallel]()
     students = [name for name, role in roles.items() if role.teacher]
     for _ in range(TRIES):
@@ -44,7 +46,7 @@ def drawn(
 
 
 def _split(draw: random.Random, ranks: int, axes: tuple[str, ...]) -> dict[str, int]:
-    """The prime factors of `ranks` dealt out over the axes."""
+    """The prime factors of `ranks` distributed over the axes."""
     sizes = dict.fromkeys(axes, 1)
     for factor in _primes(ranks):
         sizes[draw.choice(axes)] *= factor

@@ -1,5 +1,5 @@
 """A gang that trains one run file after another: `python -m tests.parity.gang run-1.json run-2.json ...`,
-with RANK and WORLD_SIZE set. Rank 0 says for each what came out.
+with RANK and WORLD_SIZE set. Rank 0 prints the result of each.
 """
 
 import json

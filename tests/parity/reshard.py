@@ -23,9 +23,9 @@ from atelier.engine.train import train
 def save_again(run: RunFile, gang: Gang, step: int, folder: Path) -> None:
     """Every role's checkpoint of `step`, loaded in the run's layout and saved in it below `folder`."""
     (training,) = parse(Trainings, run.config, "config").trainings
-    house = BuildContext(gang=gang, layout=run.layout, inputs={}, scratch=Path(run.scratch))
+    training_setup = BuildContext(gang=gang, layout=run.layout, inputs={}, scratch=Path(run.scratch))
     for name, spec in training.members.items():
-        member = build_member(name, spec, training=training, build_context=house)
+        member = build_member(name, spec, training=training, build_context=training_setup)
         segment = member.segment(step)
         state = member.state()
         place = address(checkpoints(segment), step)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.parallel import Axes, Parallel
-from tests.engine.trainings import House, train
+from tests.engine.trainings import TrainingSetup, train
 from tests.parity.cases import HOW, PAIRED, ROWS, STEPS, Parity, apart, layout, lessons, readers
 from tests.parity.drawn import drawn
 
@@ -136,14 +136,14 @@ class Gangs:
         self.parity = Parity(folder)
         self.done: set[tuple[str, bool]] = set()
 
-    def house(self, size: str, name: str) -> House:
+    def training_setup(self, size: str, name: str) -> TrainingSetup:
         """The house of a case after its training."""
         group = (size, name in QUICK)
         if group not in self.done:
             cases = {each: case for each, case in SIZES[size].items() if (each in QUICK) == group[1]}
             self.parity.run(cases)
             self.done.add(group)
-        return self.parity.houses[name]
+        return self.parity.setups[name]
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ CASES = [
 def test_a_layout_gives_what_one_process_gives(gangs: Gangs, size: str, name: str) -> None:
     _, training = SIZES[size][name]
     for role in ROLES[training]:
-        curve, weights = apart(gangs.parity.beside(training), gangs.house(size, name), role)
+        curve, weights = apart(gangs.parity.beside(training), gangs.training_setup(size, name), role)
         assert curve < 1e-10, role
         assert weights < 1e-8, role
 
@@ -177,7 +177,7 @@ def test_a_layout_gives_what_one_process_gives(gangs: Gangs, size: str, name: st
 )
 def test_a_teacher_forwards_once_a_micro_batch_whatever_the_layout(gangs: Gangs, name: str) -> None:
     where, _ = FOUR[name]
-    summary = gangs.house("four", name).summary("teacher")
+    summary = gangs.training_setup("four", name).summary("teacher")
     rows = 2 if name == "students split otherwise" else 1
     assert summary["forwards"] == STEPS * 4 // where.axes.data // rows
 
@@ -197,6 +197,6 @@ WITHOUT = ("tensor", "pipeline", "pipeline, zero-bubble")
 def test_a_teacher_ends_with_the_same_bits_with_and_without_students(
     gangs: Gangs, without: Parity, name: str
 ) -> None:
-    with_students = gangs.house("two", name)
-    assert without.houses[name].weights("teacher") == with_students.weights("teacher")
-    assert without.houses[name].curve("teacher") == with_students.curve("teacher")
+    with_students = gangs.training_setup("two", name)
+    assert without.setups[name].weights("teacher") == with_students.weights("teacher")
+    assert without.setups[name].curve("teacher") == with_students.curve("teacher")

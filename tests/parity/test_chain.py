@@ -4,7 +4,7 @@ learns, comes and leaves, the others keep their bits.
 
 import pytest
 
-from tests.engine.trainings import House
+from tests.engine.trainings import TrainingSetup
 from tests.parity.cases import CHAIN_STEPS, Parity, layout
 
 pytestmark = pytest.mark.slow
@@ -17,37 +17,39 @@ NUMBERS = (0, 1, 3)
 
 
 @pytest.fixture(scope="module")
-def houses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, House]:
+def setups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingSetup]:
     """By layout and number of students."""
     found = Parity(tmp_path_factory.mktemp("chain"))
     found.run({f"{name}, {n}": (where, f"chain of {n}") for name, where in LAYOUTS.items() for n in NUMBERS})
-    return found.houses
+    return found.setups
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_teacher_has_the_same_bits_with_0_1_and_3_students_of_its_assistant(
-    houses: dict[str, House], name: str
+    setups: dict[str, TrainingSetup], name: str
 ) -> None:
-    alone = houses[f"{name}, 0"]
+    alone = setups[f"{name}, 0"]
     for number in NUMBERS[1:]:
-        beside = houses[f"{name}, {number}"]
+        beside = setups[f"{name}, {number}"]
         assert beside.weights("reader") == alone.weights("reader")
         assert beside.curve("reader") == alone.curve("reader")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_who_comes_and_leaves_changes_nothing_for_assistant_and_student(
-    houses: dict[str, House], name: str
+    setups: dict[str, TrainingSetup], name: str
 ) -> None:
-    one, three = houses[f"{name}, 1"], houses[f"{name}, 3"]
+    one, three = setups[f"{name}, 1"], setups[f"{name}, 3"]
     for role in ("assistant", "early"):
         assert one.weights(role) == three.weights(role)
         assert one.curve(role) == three.curve(role)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_rows_of_both_masks_share_one_forward_a_micro_batch(houses: dict[str, House], name: str) -> None:
+def test_rows_of_both_masks_share_one_forward_a_micro_batch(
+    setups: dict[str, TrainingSetup], name: str
+) -> None:
     """Of eight samples a step; the micro-batches are of one sample on each rank that reads."""
     for number in NUMBERS:
-        summary = houses[f"{name}, {number}"].summary("reader")
+        summary = setups[f"{name}, {number}"].summary("reader")
         assert summary["forwards"] == CHAIN_STEPS * 8 // LAYOUTS[name].axes.data

@@ -10,7 +10,7 @@ import torch
 from atelier.engine.checkpoint.folder import address
 from atelier.engine.checkpoint.reader import load_full
 from atelier.engine.config.run_file import RunFile
-from tests.engine.trainings import House
+from tests.engine.trainings import TrainingSetup
 from tests.parity.cases import layout, start_gang, taught
 
 STEP = 4
@@ -27,24 +27,24 @@ ROLES = ("teacher", "open", "gated")
 
 
 @pytest.fixture(scope="module")
-def houses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, House]:
+def setups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingSetup]:
     """A house for each layout after 4 steps, and for each pair after 5, the last in the second's layout."""
     folder = tmp_path_factory.mktemp("reshard")
-    found: dict[str, House] = {}
+    found: dict[str, TrainingSetup] = {}
     plan: list[dict] = []
     for name, where in LAYOUTS.items():
-        house = found[name] = House(folder / name)
-        run = house.run_file(taught(house, steps=STEP), layout=where)
+        training_setup = found[name] = TrainingSetup(folder / name)
+        run = training_setup.run_file(taught(training_setup, steps=STEP), layout=where)
         plan.append({"run": written(run, folder / f"{name}.json"), "from": ""})
     for source, target in PAIRS:
-        house = found[f"{source} -> {target}"] = House(folder / f"{source} to {target}")
-        run = house.run_file(taught(house, steps=STEP + 1), layout=LAYOUTS[target])
+        training_setup = found[f"{source} -> {target}"] = TrainingSetup(folder / f"{source} to {target}")
+        run = training_setup.run_file(taught(training_setup, steps=STEP + 1), layout=LAYOUTS[target])
         plan.append(
             {
                 "run": written(run, folder / f"{source} to {target}.json"),
                 "from": str(found[source].folder / "trajectory"),
-                "to": str(house.folder / "trajectory"),
-                "again": str(house.folder / "again"),
+                "to": str(training_setup.folder / "trajectory"),
+                "again": str(training_setup.folder / "again"),
                 "step": STEP,
             }
         )
@@ -60,11 +60,11 @@ def written(run: RunFile, path: Path) -> str:
 
 @pytest.mark.parametrize(("source", "target"), PAIRS, ids=lambda name: name)
 def test_weights_and_optimiser_states_are_the_same_bits_in_the_other_layout(
-    houses: dict[str, House], source: str, target: str
+    setups: dict[str, TrainingSetup], source: str, target: str
 ) -> None:
     for role in ROLES:
-        saved = load_full(address(str(houses[source].folder / "trajectory" / role / "checkpoints"), STEP))
-        again = load_full(address(str(houses[f"{source} -> {target}"].folder / "again" / role), STEP))
+        saved = load_full(address(str(setups[source].folder / "trajectory" / role / "checkpoints"), STEP))
+        again = load_full(address(str(setups[f"{source} -> {target}"].folder / "again" / role), STEP))
         assert saved.keys() == again.keys()
         assert {name.split(".")[0] for name in saved} == {"weights", "optimizer"}
         assert all(torch.equal(saved[name], again[name]) for name in saved), role
@@ -72,11 +72,11 @@ def test_weights_and_optimiser_states_are_the_same_bits_in_the_other_layout(
 
 @pytest.mark.parametrize(("source", "target"), PAIRS, ids=lambda name: name)
 def test_the_next_step_has_the_loss_that_it_has_in_the_first_layout(
-    houses: dict[str, House], source: str, target: str
+    setups: dict[str, TrainingSetup], source: str, target: str
 ) -> None:
     for role in ROLES:
-        straight = houses[f"{source} -> {source}"].curve(role)[-1]
-        crossed = houses[f"{source} -> {target}"].curve(role)[-1]
+        straight = setups[f"{source} -> {source}"].curve(role)[-1]
+        crossed = setups[f"{source} -> {target}"].curve(role)[-1]
         assert straight["step"] == crossed["step"] == STEP + 1
         for key in ("loss", "grad_norm"):
             assert abs(straight["values"][key] - crossed["values"][key]) < 1e-10, (role, key)

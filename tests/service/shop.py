@@ -45,18 +45,18 @@ class Shop:
         return process
 
     def end(self) -> None:
-        """End what a test that failed has left."""
+        """End all processes that a failed test has left."""
         for process in self.started:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
 
     def run(self, *words: str) -> str:
-        """Run to a good end; what was said."""
+        """Run to a successful end; its output."""
         return ended(self.start(*words))
 
     def until_step(self, step: int) -> int:
-        """Return when a checkpoint of `step` or later is there: which."""
+        """Return when a checkpoint of `step` or later is there; its step."""
         return wait_for(
             lambda: next((there for there in self.steps() if there >= step), None),
             PATIENCE_S,

@@ -25,7 +25,7 @@ GRACE_S = 4  # at least so long from SIGTERM to the requeue when `high` needs th
 SILENT_S = 6  # without an answer from slurmd, a node is down; measured: 16 s with ANSWER_S = 5, 10 s with 2
 ANSWER_S = 5  # for one message; with 2, a busy machine loses the message that frees a node, for a minute
 REQUEUE_S = 5  # a requeued job waits so long before it starts again; Slurm's own default is 120
-REMEMBER_S = 300  # Slurm's default: a finished job is told by scontrol and squeue --states for so long
+REMEMBER_S = 300  # Slurm's default: a finished job is listed by scontrol and squeue --states for so long
 PATH_LIMIT = 70  # characters of the folder's path: sockets lie in it, and a socket's path has at most 107
 
 SETTINGS = """\
@@ -143,7 +143,7 @@ class Cluster:
         machine.wait(30)
 
     def silence_node(self, name: str) -> None:
-        """End the node's slurmd alone: the controller hears nothing from it, but its tasks work on."""
+        """End the node's slurmd alone: the controller gets no answer from it, but its tasks work on."""
         [first] = _children(self._machines[name].pid)
         for child in _children(first):
             if Path(f"/proc/{child}/comm").read_text() == "slurmd\n":

@@ -1,6 +1,6 @@
 """A real object store that speaks S3: OpenStack Swift, one replica, all of it below one folder.
 
-Nothing is installed here. `missing` says what there is not.
+Nothing is installed here. `missing` names what is not installed.
 """
 
 import json
@@ -131,7 +131,7 @@ def missing() -> str:
 
 
 class Swift:
-    """The store: where it is, who may use it, and what can happen to it."""
+    """The store: its address, its credentials, and the faults to inject."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -193,7 +193,7 @@ class Swift:
             wait_until(lambda name=name: self._is_up(name), f"{name}, see {self.log(name)}")
 
     def stop(self, *names: str, how: int = signal.SIGTERM) -> None:
-        """End servers (without names the proxy): what asks them then is refused the connection."""
+        """End servers (without names the proxy): requests to them are then refused."""
         ending = [self.processes.pop(name) for name in names or ("proxy",) if name in self.processes]
         for process in ending:
             process.send_signal(how)
@@ -208,7 +208,7 @@ class Swift:
             process.stdin.close()
 
     def kill_proxy(self) -> None:
-        """End the proxy with no word to those that it serves."""
+        """End the proxy by SIGKILL, in the middle of its requests."""
         self.stop("proxy", how=signal.SIGKILL)
 
     @contextmanager
@@ -276,7 +276,7 @@ class Swift:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name]}/{place}", timeout=5):
                 return True
         except urllib.error.HTTPError:
-            return True  # whatever it says, it answers
+            return True  # any response will do
         except OSError:
             return False
 

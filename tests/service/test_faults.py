@@ -111,8 +111,8 @@ def test_whoever_is_killed_in_training_nothing_is_orphaned_and_the_parent_starts
 ) -> None:
     training = Training(stack).until_step(2 * EVERY)
     [child] = training.runs()
-    [guard], flow = training.guards(), training.flow()
-    pids = {"guard": guard, "flow": flow, "worker": stack.pid("worker-local")}
+    [supervisor], flow = training.supervisors(), training.flow()
+    pids = {"guard": supervisor, "flow": flow, "worker": stack.pid("worker-local")}
     gang = stack.ranks()
     for victim in victims:
         kill(pids[victim])
@@ -143,8 +143,10 @@ def test_a_server_that_is_away_costs_a_training_nothing_and_its_curve_no_point(
     training = Training(stack, "tracker=mlflow", steps=steps, every=200).until_step(200)
     os.kill(stack.pid(server), signal.SIGTERM if server == "mlflow" else signal.SIGKILL)
     left, deadline = time.time(), time.monotonic() + OUTAGE_S
-    wait_for(lambda: time.monotonic() > deadline or not training.guards(), OUTAGE_S + 10, "the outage's end")
-    assert training.guards(), (
+    wait_for(
+        lambda: time.monotonic() > deadline or not training.supervisors(), OUTAGE_S + 10, "the outage's end"
+    )
+    assert training.supervisors(), (
         "training has ended in the outage: either it was hit, or it is too short to tell"
     )
     stack.up()

@@ -27,7 +27,7 @@ PLANTED = {
     "SSH_AUTH_SOCK": "/tmp/planted-ssh-10c2",
     "ATELIER_SECRET": "planted-own-e3b0",
 }
-OWN = {  # what the guard itself gives a rank
+OWN = {  # what the supervisor itself gives a rank
     "OPENBLAS_NUM_THREADS",  # one: its threads would be there when a rank is forked
     "ATELIER_PULSE",  # the folder where a rank leaves its pulse
     "ATELIER_RENDEZVOUS",

@@ -78,7 +78,7 @@ def steps_beyond_the_verdict(root: Path) -> dict[int, int]:
 
 
 def everything(root: Path) -> list[int]:
-    """Process ids of all that belongs to the store: servers, workers, flows, guards and ranks."""
+    """Process ids of all that belongs to the store: servers, workers, flows, supervisors and ranks."""
     found = []
     for pid, words in processes().items():
         try:

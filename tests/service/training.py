@@ -1,4 +1,4 @@
-"""A small training on a stack, started as a form does it: who runs it, how far it is, what came of it."""
+"""A small training on a stack, started as a form does it: its processes, progress and results."""
 
 import itertools
 import json
@@ -46,18 +46,18 @@ class Training:
         def has_come() -> bool:
             state = self.served.state(self.parent)
             assert state["type"] not in ENDS, state
-            return max(steps(self.served.root), default=0) >= step and bool(self.guards())
+            return max(steps(self.served.root), default=0) >= step and bool(self.supervisors())
 
         wait_for(has_come, PATIENCE_S, f"checkpoint {step}")
         return self
 
-    def guards(self) -> list[int]:
-        return guards(self.served.root)
+    def supervisors(self) -> list[int]:
+        return supervisors(self.served.root)
 
     def flow(self) -> int:
-        """The child's flow process: it has the guard as its child."""
-        [guard] = self.guards()
-        return parent_of(guard)
+        """The child's flow process: the parent of the supervisor."""
+        [supervisor] = self.supervisors()
+        return parent_of(supervisor)
 
     def runs(self) -> list[dict[str, Any]]:
         """Runs of `work` that were started for the node `train`, oldest first."""
@@ -65,7 +65,9 @@ class Training:
         return sorted(found, key=lambda run: run["created"])
 
     def wait(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
-        """The state that it ends in; it is taken back when silence alone was the reason."""
+        """The final state; one for missing heartbeats alone does not count, because the process reclaims its
+        run.
+        """
 
         def end() -> dict[str, Any] | None:
             state = self.served.state(self.parent)
@@ -187,14 +189,14 @@ def gangs(root: Path, task: str = "train") -> list[Path]:
 
 
 def told(root: Path) -> int:
-    """The last step that a rank of a training has told of."""
+    """The last step that a rank of a training has reported."""
     text = "".join(path.read_text() for path in root.glob("scratch/*/*/*-train/rank0.out"))
     lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"progress"')]
     return max(line["progress"] for line in lines)
 
 
-def guards(root: Path) -> list[int]:
-    """Process ids of the living guards of trainings."""
+def supervisors(root: Path) -> list[int]:
+    """Process ids of the living supervisors of trainings."""
     text = str(root)
     return sorted(
         pid
@@ -222,7 +224,7 @@ def flow_processes(root: Path) -> dict[str, int]:
 
 
 def stale(served: Served, pool: str = "local") -> list[str]:
-    """Runs that hold a slot of the pool though no process makes them."""
+    """Runs that hold a slot of the pool though they have no process."""
     wanted = {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}
     body = {"flow_runs": {"state": wanted}, "work_pools": {"name": {"any_": [pool]}}}
     runs = {run["id"] for run in served.api("POST", "/flow_runs/filter", body)}

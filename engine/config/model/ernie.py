@@ -1,6 +1,6 @@
-"""A universal decoder that two kinds of tasks share, and behind it a net for each: understanding (NLU, rows
-whose tokens see each other) and generation (NLG, causal rows); ERNIE 3.0 (2107.02137, section 3.2) and ERNIE
-3.0 Titan (2112.12731, section 3.1).
+"""A shared universal decoder with two task nets on top: understanding (NLU, bidirectional rows) and
+generation (NLG, causal rows); ERNIE 3.0 (2107.02137, section 3.2) and ERNIE 3.0 Titan (2112.12731, section
+3.1).
 
 D hidden, V vocab, C classes, R prompts
 """
@@ -19,7 +19,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
 class Net(Spec):
-    """The blocks of one kind of tasks, between a matrix from the universal width to theirs and one back."""
+    """The blocks of one task net, between a matrix from the universal width to its own and one back."""
 
     num_layers: int = Field(
         default=0, ge=0, le=1000, description="blocks; 0 = no net: a norm of the universal states alone"
@@ -53,7 +53,7 @@ class Ernie(Blocks):
         return GPT.model_validate(shared)
 
     def net(self, name: str) -> GPT | None:
-        """The blocks of one net as a spec of their own; None when it has none."""
+        """The blocks of one task net as a spec of their own; None when it has none."""
         net: Net = getattr(self, name)
         if not net.num_layers:
             return None
@@ -70,7 +70,7 @@ class Ernie(Blocks):
         return self.num_heads if num_heads == "auto" else num_heads
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every weight by its name in the plain module, with its shape; the embedding is the head too."""
+        """Every weight by its name in the plain module, with its shape; the embedding is also the head."""
         D = self.hidden
         whole = self.universal.shapes()
         norm = {name: shape for name, shape in whole.items() if name.startswith("norm.")}
@@ -90,8 +90,9 @@ class Ernie(Blocks):
         return result
 
     def block_flops(self, sequence: int) -> list[float]:
-        """FLOPs of one token in each universal block, and at last in a net and the head. A row passes one
-        net: the dearer of the two is counted. Heads of classes read one token of a row: not counted.
+        """FLOPs of one token in each universal block; the last entry is a task net and the head. A row passes
+        one net: the more expensive of the two is counted. Class heads read only a row's first token: not
+        counted.
         """
         *blocks, head = self.universal.block_flops(sequence)
         return [*blocks, max(self._net_flops(name, sequence) for name in NETS) + head]
@@ -103,7 +104,7 @@ class Ernie(Blocks):
         return sum(net.block_flops(sequence)[:-1]) + 6.0 * 2 * self.hidden * net.hidden
 
     def limits(self) -> list[Limit]:
-        """As of the universal blocks; heads and MLPs of the nets are split over tensor as well."""
+        """As for the universal blocks; heads and MLPs of the task nets are split over tensor as well."""
         found = self.universal.limits()
         for name in NETS:
             net = self.net(name)

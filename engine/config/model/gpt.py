@@ -82,7 +82,7 @@ class GPT(Blocks):
         return {**gate, "up.weight": (F, D), "down.weight": (D, F)}
 
     def block_flops(self, sequence: int) -> list[float]:
-        """FLOPs of one token in each block, and at last in the head."""
+        """FLOPs of one token in each block; the last entry is the head."""
         D, E = self.hidden, self.head_dim
         mlp = (3 if self.mlp == "swiglu" else 2) * D * self.inner
         if self.num_experts:

@@ -1,4 +1,4 @@
-"""Controllable language modelling: text after what it should be, its genre, topic, keywords, sentiment and
+"""Controllable language modelling: text after a control prompt with its genre, topic, keywords, sentiment and
 length (ERNIE 3.0 Titan, 2112.12731, equation 2).
 """
 

@@ -1,4 +1,4 @@
-"""Sentence distance: do two fragments follow each other, stand apart in one document, or in two? (ERNIE 3.0,
+"""Sentence distance: are two fragments adjacent, apart in one document, or from two documents? (ERNIE 3.0,
 2107.02137)
 """
 

@@ -1,4 +1,4 @@
-"""Sentence reordering: in which order do a paragraph's permuted segments stand? (ERNIE 3.0, 2107.02137)"""
+"""Sentence reordering: in which order are a paragraph's permuted segments? (ERNIE 3.0, 2107.02137)"""
 
 import math
 from typing import ClassVar, Literal
@@ -22,5 +22,5 @@ class Reorder(ObjectiveSpec):
 
     @property
     def num_classes(self) -> int:
-        """k = sum over n = 1 .. max_segments of n!, the orders that there are."""
+        """k = sum over n = 1 .. max_segments of n!, the number of orders."""
         return sum(math.factorial(n) for n in range(1, self.max_segments + 1))

@@ -1,5 +1,5 @@
-"""Text behind what it should be: in a share of the rows its genre, topic, keywords, sentiment and length
-stand before it, each left out now and then (ERNIE 3.0 Titan, 2112.12731, equation 2).
+"""Text after a control prompt: in a share of the rows, genre, topic, keywords, sentiment and length precede
+the text, each dropped at random (ERNIE 3.0 Titan, 2112.12731, equation 2).
 
 Shape letters: B rows, T tokens of a row, P tokens of a prefix.
 """
@@ -25,7 +25,7 @@ LEAST = 8  # tokens of text that a row has room for
 
 class Asked:
     """Rows [soft prompts] [tag topic] [tag keywords] [tag sentiment] [tag length] <|sep|> text <|end|>, or
-    <|sep|> text <|end|> alone. Scored is the text, its first token and the end token included, where they
+    <|sep|> text <|end|> alone. The whole text is scored, including its first token and the end token if they
     fit.
     """
 
@@ -109,6 +109,6 @@ def open_rows(
     sequence: int,
     seed: int,
 ) -> Asked:
-    """`tokens` is an artifact of attributes."""
+    """The rows of a split; `tokens` is an attributes artifact."""
     mine = [line for line in tokens.lines(ATTRIBUTES, scratch) if line["split"] == split]
     return Asked(mine, vocabulary, spec, split=split, sequence=sequence, seed=seed)

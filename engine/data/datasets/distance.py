@@ -1,5 +1,5 @@
-"""Sentence distance: two fragments of whole sentences that follow each other (class 0), stand apart in one
-document (1), or come from two documents (2) (ERNIE 3.0, 2107.02137).
+"""Sentence distance: two fragments of whole sentences that are adjacent (class 0), apart in one document (1),
+or from two documents (2) (ERNIE 3.0, 2107.02137).
 
 Shape letters: B rows, T tokens of a row, D documents, E documents that are long enough.
 """
@@ -25,7 +25,7 @@ _PLACE, _DOCUMENT = 1, 2  # lanes
 
 
 class Pair(NamedTuple):
-    """Where a row's fragments lie in the split's tokens, and its class."""
+    """The token ranges of a row's two fragments in the split, and its class."""
 
     a_begin: int
     a_end: int
@@ -37,10 +37,10 @@ class Pair(NamedTuple):
 class Pairs:
     """Rows <|cls|> a <|sep|> b <|sep|>; classes_B is the class, nothing else is scored.
 
-    A document is cut into cells of equal width, their borders moved on to the next end of a sentence where
-    there is one within half a cell. Every cell that another follows is the `a` of one row; its `b` is the one
-    that follows, or a cell of the document that does not touch it, or a cell of another document. Where they
-    are too long, `a` keeps its end and `b` its beginning. Every class comes equally often in an epoch.
+    A document is cut into cells of equal width, their borders moved to the next end of a sentence if there is
+    one within half a cell. Every cell but the last is the `a` of one row; its `b` is the next cell, a cell of
+    the document that does not touch it, or a cell of another document. If they are too long, `a` keeps its
+    end and `b` its beginning. All classes occur equally often in an epoch.
     """
 
     extras = ("bidirectional_B", "classes_B")
@@ -79,7 +79,7 @@ class Pairs:
         return packed(rows, self.length, self._pad) | {"classes_B": classes_B}
 
     def pairs(self, indices: Numbers, epochs: Numbers | None = None) -> list[Pair]:
-        """What the rows at `indices` are made of."""
+        """The fragments of the rows at `indices`."""
         rows_B, epochs_B = numbered(indices, epochs)
         kinds_B = self._chance.turns(rows_B, epochs_B, len(self), 3)
         keys_B = self._chance.keys(rows_B, epochs_B)
@@ -103,7 +103,7 @@ class Pairs:
         return Pair(max(a_begin, a_end - self._room), a_end, b_begin, min(b_end, b_begin + self._room), kind)
 
     def _border(self, owner: int, cell: int) -> int:
-        """Where a cell begins in the split's tokens; the last ends where its document does."""
+        """The token at which a cell begins; the last cell ends with its document."""
         begin, size = int(self._begins_E[owner]), int(self._sizes_E[owner])
         width = int(self._widths_E[owner])
         if cell == 0 or cell >= self._cells_E[owner]:

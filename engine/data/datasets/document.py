@@ -1,5 +1,5 @@
-"""A long document in rows that continue each other: each begins with the tokens just before it as memory
-(ERNIE 3.0 Titan, 2112.12731; the memory of ERNIE-Doc, 2012.15688, read again instead of kept).
+"""A long document in consecutive rows: each begins with the tokens just before it as memory (ERNIE 3.0 Titan,
+2112.12731; the memory of ERNIE-Doc, 2012.15688, recomputed instead of cached).
 
 Shape letters: B rows, T tokens of a row, P pieces of documents, D documents.
 """
@@ -19,9 +19,9 @@ from atelier.engine.io.artifact import ArtifactInput
 class Pieces:
     """Rows of documents cut into pieces; every token but a document's first is predicted once.
 
-    A document's first piece is a whole row, or all of it; each further one brings `memory` tokens and
-    predicts behind them. What leaves room in its row is followed by whole documents that fit; only a row's
-    first piece has memory. All rows are the same in all epochs.
+    A document's first piece is a whole row, or the whole document; each further piece begins with `memory`
+    tokens and predicts the tokens after them. A row with room left is filled with whole documents that fit;
+    only a row's first piece has memory. Rows are the same in all epochs.
     """
 
     extras = ("memory_BT",)
@@ -81,7 +81,7 @@ def _cut(text: TokenText, sequence: int, memory: int) -> tuple[np.ndarray, np.nd
 def _filled(sizes_P: np.ndarray, sequence: int) -> np.ndarray:
     """The first piece of each row, then the number of pieces: rows take pieces in order while they fit.
 
-    A piece with memory begins a row, because the one before it in its document fills one.
+    A piece with memory begins a row, because the piece before it in its document fills a whole row.
     """
     firsts, used = [], sequence
     for piece, size in enumerate(sizes_P.tolist()):
@@ -108,6 +108,7 @@ def open_rows(
     sequence: int,
     seed: int,
 ) -> Pieces:
+    """The rows of a split. Raises ConfigError when `memory` leaves nothing to predict."""
     memory = sequence // 4 if spec.memory == "auto" else spec.memory
     if memory >= sequence:
         raise ConfigError(

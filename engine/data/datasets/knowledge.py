@@ -1,5 +1,5 @@
-"""Universal knowledge-text prediction: a triple and a sentence that states it; hidden is the relation, or
-words of the sentence (ERNIE 3.0, 2107.02137).
+"""Universal knowledge-text prediction: a triple and a sentence that states it; either the relation is hidden
+or words of the sentence (ERNIE 3.0, 2107.02137).
 
 Shape letters: B rows, T tokens of a row, L lines, F fields of a line, X tokens of all fields of all lines, K
 ordinary tokens.
@@ -12,6 +12,7 @@ import numpy as np
 from atelier.engine.config.data import CLS, MASK, SEP
 from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.knowledge import Knowledge
+from atelier.engine.data.corpus import TRIPLES
 from atelier.engine.data.counter_rng import Chance, Numbers, numbered
 from atelier.engine.data.masking import hide
 from atelier.engine.data.tokens import packed
@@ -19,17 +20,17 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Spelling, find_words
 from atelier.engine.io.artifact import ArtifactInput
 
-TRIPLES = "triples.jsonl"
 FIELDS = ("head", "relation", "tail", "text")
 SENTENCE = 16  # tokens of the sentence that have room at least
 _NO_PHRASES = np.zeros(0, dtype=np.uint64)
 
 
 class Statements:
-    """Rows <|cls|> head <|sep|> relation <|sep|> tail <|sep|> sentence <|sep|>; the labels are the hidden.
+    """Rows <|cls|> head <|sep|> relation <|sep|> tail <|sep|> sentence <|sep|>; the labels are the hidden
+    tokens.
 
-    In half of an epoch's rows that is the whole relation, in the other half words of the sentence, of which a
-    row keeps what fits. A triple that leaves no room for a sentence is left out.
+    In half of an epoch's rows the whole relation is hidden, in the other half words of the sentence, which is
+    cut to the row. A triple that leaves no room for a sentence is left out.
     """
 
     extras = ("bidirectional_B",)
@@ -85,13 +86,13 @@ class Statements:
         return np.append(row[: self.length - 1], self._sep) if len(row) > self.length else row
 
     def _field(self, tokens_BT: np.ndarray) -> np.ndarray:
-        """[B, T] which field a token stands in, by the separators before it; a separator's own is -1."""
+        """[B, T] the field of each token, counted by the separators before it; -1 for separators."""
         is_mark_BT = (tokens_BT == self._sep) | (tokens_BT == self._cls)
         return np.where(is_mark_BT, -1, np.cumsum(tokens_BT == self._sep, axis=1))
 
     def _units(self, tokens_BT: np.ndarray, hides_relation_B: np.ndarray) -> np.ndarray:
-        """[B, T] numbers of the units, the relation being one; -1 where nothing may be hidden, so in the last
-        word of a full row, which may be cut.
+        """[B, T] unit numbers, the relation being one unit; -1 where nothing may be hidden, including the
+        last word of a full row, which may be cut.
         """
         words = find_words(tokens_BT, self._spelling, _NO_PHRASES)
         units_BT = (np.cumsum(~words.is_linked_W) - 1)[words.words_BT]
@@ -116,6 +117,6 @@ def open_rows(
     sequence: int,
     seed: int,
 ) -> Statements:
-    """`tokens` is an artifact of triples."""
+    """The rows of a split; `tokens` is a triples artifact."""
     mine = [line for line in tokens.lines(TRIPLES, scratch) if line["split"] == split]
     return Statements(mine, vocabulary, split=split, sequence=sequence, seed=seed, rate=spec.rate)

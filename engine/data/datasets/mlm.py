@@ -26,8 +26,8 @@ class Masked:
     """Rows of <|cls|> and T - 1 tokens of one or more documents; the labels are the hidden tokens.
 
     A unit is a word, a phrase of the training text, or what is spelt like a name: an identifier (os.path,
-    snake_case) or a run of capitalised words. A unit that the row's edge cuts is never hidden, nor is white
-    space. The last row is padded.
+    snake_case) or a run of capitalised words. White space and units cut by the row's edge are never hidden.
+    The last row is padded.
     """
 
     extras = ("bidirectional_B",)
@@ -80,7 +80,7 @@ class Masked:
         }
 
     def _units(self, seen_BX: np.ndarray) -> np.ndarray:
-        """[B, T] the number of the unit that each place belongs to; -1 where nothing may be hidden."""
+        """[B, T] the number of each token's unit; -1 where nothing may be hidden."""
         words = find_words(seen_BX, self._spelling, self._phrases)
         units_BX = (np.cumsum(~words.is_linked_W) - 1)[words.words_BT]
         is_cut_BX = (units_BX <= units_BX[:, EDGE - 1, None]) | (units_BX >= units_BX[:, -EDGE, None])
@@ -88,7 +88,7 @@ class Masked:
         return units_BX[:, EDGE - 1 : -EDGE]
 
     def _places(self, places_BR: np.ndarray, starts_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions and documents [B, T]; <|cls|> stands at the beginning of the first document."""
+        """Positions and documents [B, T]; <|cls|> belongs to the beginning of the first document."""
         owners_BR = self._text.documents(np.minimum(places_BR, len(self._text) - 1))
         begins_BR = np.maximum(self._text.begins_D[owners_BR], starts_B[:, None])
         documents_BR = owners_BR - owners_BR[:, :1]
@@ -106,7 +106,7 @@ def open_rows(
     sequence: int,
     seed: int,
 ) -> Masked:
-    """The phrases are those of the training text, whatever the split."""
+    """The rows of a split; the phrases are those of the training text, whatever the split."""
     phrases = find_phrases(
         TokenText(tokens, scratch, TRAIN), Spelling(vocabulary), count=spec.phrase_count, pmi=spec.phrase_bits
     )

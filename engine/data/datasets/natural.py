@@ -1,4 +1,4 @@
-"""Natural paragraphs and what a model made of their beginnings: class 1 and class 0 (ERNIE 3.0 Titan,
+"""Natural paragraphs (class 1) and a model's continuations of their beginnings (class 0) (ERNIE 3.0 Titan,
 2112.12731, section 3).
 
 Shape letters: B rows, T tokens of a row.
@@ -22,8 +22,8 @@ SIDES = ("generated", "original")  # a row's class is its place here
 
 
 class NaturalParagraphs:
-    """Rows <|cls|> paragraph: row 2 i is the i-th one as it was generated, row 2 i + 1 as it was. Both begin
-    alike and end with a sentence.
+    """Rows <|cls|> paragraph: row 2 i is the generated version of paragraph i, row 2 i + 1 the original. Both
+    begin alike and end with a sentence.
     """
 
     extras = ("bidirectional_B", "classes_B")
@@ -60,6 +60,6 @@ def open_rows(
     sequence: int,
     seed: int,
 ) -> NaturalParagraphs:
-    """`tokens` is an artifact of imitations."""
+    """The rows of a split; `tokens` is an imitations artifact."""
     mine = [line for line in tokens.lines(IMITATIONS, scratch) if line["split"] == split]
     return NaturalParagraphs(mine, vocabulary, split=split, sequence=sequence)

@@ -1,5 +1,5 @@
 """Sentence reordering: a paragraph cut into segments at ends of sentences, the segments permuted; the class
-says which permutation (ERNIE 3.0, 2107.02137).
+is the permutation (ERNIE 3.0, 2107.02137).
 
 Shape letters: B rows, T tokens of a row, D documents.
 """
@@ -22,10 +22,10 @@ SHORTEST = 16  # tokens of a paragraph
 
 
 def orders(max_segments: int) -> list[tuple[int, ...]]:
-    """The order that each class stands for: 0 is (0,); then the orders of two segments, then of three, in
-    lexicographic order. Class c > 0 shows, at place p, segment orders[c][p] of the text.
+    """The order of each class: 0 is (0,); then the orders of two segments, then of three, in lexicographic
+    order. Class c > 0 has, at place p, segment orders[c][p] of the text.
 
-    Of n segments the classes are sum_{i<n} i! .. sum_{i<=n} i! - 1; the first of them leaves all in place.
+    Of n segments the classes are sum_{i<n} i! .. sum_{i<=n} i! - 1; the first of them is the identity.
     """
     return [o for n in range(1, max_segments + 1) for o in itertools.permutations(range(n))]
 
@@ -33,8 +33,8 @@ def orders(max_segments: int) -> list[tuple[int, ...]]:
 class PermutedParagraphs:
     """Rows <|cls|> segment <|sep|> segment ...; classes_B is the class, nothing else is scored.
 
-    A document is cut into paragraphs that fit a row; one that begins or ends within a sentence leaves it out.
-    Every class comes equally often in an epoch. A paragraph of too few sentences is cut within them.
+    A document is cut into paragraphs that fit a row; a partial sentence at the beginning or end of one is
+    dropped. All classes occur equally often in an epoch. A paragraph of too few sentences is cut within them.
     """
 
     extras = ("bidirectional_B", "classes_B")
@@ -77,7 +77,7 @@ class PermutedParagraphs:
         return packed(rows, self.length, self._pad) | {"classes_B": classes_B}
 
     def _paragraph(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Its tokens, and the places before which a sentence ends."""
+        """A paragraph's tokens, and the positions before which a sentence ends."""
         document = int(np.searchsorted(self._last_D, row, side="right"))
         before = int(self._last_D[document - 1]) if document else 0
         begin = (row - before) * self._room

@@ -1,4 +1,4 @@
-"""`atelier gc`: what nothing needs any more goes, after asking."""
+"""`atelier gc`: remove what nothing needs any more, after asking."""
 
 import sys
 from argparse import Namespace
@@ -32,8 +32,8 @@ def run(options: Namespace) -> int:
 
 
 def _removed(found: Finding, options: Namespace) -> list[Waste]:
-    """Remove what is still to go. The question may have stood for long: what a run has begun to rely on since
-    then stays, and none begins while this removes.
+    """Remove what is still unused. The user may have answered late: what a run has begun to need since then
+    stays, and no run starts to rely on anything while this removes.
     """
     store = open_store()
     with removing(store.root, lambda text: print(printable(text, 0), file=sys.stderr)) as lease:

@@ -1,4 +1,4 @@
-"""`atelier generate <model>`: a process of its own speaks; its words are printed here as they come."""
+"""`atelier generate <model>`: a generator process samples text; it is printed here as it arrives."""
 
 import json
 import subprocess
@@ -55,7 +55,9 @@ def run(options: Namespace) -> int:
 
 
 def _speak(place: Path, prompts: tuple[str, ...], env: dict[str, str]) -> int:
-    """Start the engine and print what it says. It leads its own session: Ctrl-C reaches only us."""
+    """Start the generator process and print its text. It leads its own session: Ctrl-C reaches only this
+    process.
+    """
     with open(place.with_name("err"), "wb") as err:
         child = subprocess.Popen(
             [sys.executable, "-m", "atelier.engine.generate", str(place)],

@@ -35,7 +35,7 @@ def run(options: Namespace) -> int:
 
 
 def described(record: Record) -> dict[str, Any]:
-    """A model's record in the words of `atelier models`; losses are nats per token."""
+    """A model's record as `atelier models` shows it; losses are nats per token."""
     summary = record.summary
     return {
         "name": record.name,

@@ -39,8 +39,8 @@ def run(options: Namespace) -> int:
 
 
 def _alias(store: Store, choice: Picked, alias: str, words: list[str]) -> Alias | None:
-    """Give the model that was best its alias, in the store and on its page in MLflow; None for a number that
-    no model stands behind.
+    """Give the best model its alias, in the store and on its page in MLflow; None when the number belongs to
+    no model.
     """
     model = choice.model
     if model is not None and model.kind != "model":
@@ -54,7 +54,7 @@ def _alias(store: Store, choice: Picked, alias: str, words: list[str]) -> Alias 
         join_stack(store.root)
         try:
             show_alias(store, model.fingerprint, alias)
-        except Exception as error:  # a page: the alias is given without it
+        except Exception as error:  # only the page is missing: the alias is given
             print(f"MLflow does not show the alias: {str(error).splitlines()[0]}", file=sys.stderr)
     return given
 

@@ -1,4 +1,4 @@
-"""`atelier plan <flow> ...`: the DAG before it runs."""
+"""`atelier plan <flow> ...`: print the DAG without running it."""
 
 import json
 import sys
@@ -54,7 +54,7 @@ def run(options: Namespace) -> int:
 
 
 def _calibrate(frozen: Frozen, store: Store) -> None:
-    """Measure this machine for the run's pool, in a folder that goes away."""
+    """Measure this machine for the run's pool, in a temporary folder."""
     if not frozen.pool.is_cpu or frozen.pool.paper:
         raise ConfigError(
             "--calibrate",
@@ -92,7 +92,7 @@ def _show(plan: Plan, totals: dict[str, Any]) -> None:
 
 
 def _show_measured(seen: list[dict[str, Any]]) -> None:
-    """Finished trainings: planned beside measured."""
+    """Print planned and measured cost of finished trainings."""
     if not seen:
         return
     columns = ("finished", "step planned", "measured", "memory planned", "measured", "effective time")
@@ -112,7 +112,7 @@ def _show_measured(seen: list[dict[str, Any]]) -> None:
 
 
 def _goodput(plan: Plan) -> list[str]:
-    """For each training of many devices how much of its time is training, when devices fail: of its slowest
+    """For each training on many devices the share of time that is training when devices fail, for its slowest
     role.
     """
     found = []

@@ -38,7 +38,7 @@ def run(options: Namespace) -> int:
 
 
 def described(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A manifest in the words of `atelier runs`. A run whose process is gone without an end has crashed."""
+    """A manifest as `atelier runs` shows it. A run whose process is gone without an end has crashed."""
     states: dict[str, str] = manifest.get("states", {})
     status = manifest.get("status", "running")
     if status == "running" and is_alive(manifest) is False:

@@ -1,4 +1,4 @@
-"""`atelier status`: what of the local stack runs, where, and what it does."""
+"""`atelier status`: which parts of the local stack run, where, and which runs are in progress."""
 
 import argparse
 import json
@@ -12,7 +12,9 @@ from atelier.infra.store.run_manifest import manifests
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print it; the exit code is 0 when all that was started runs, else 1."""
+    """Print the status; the exit code is 0 when all that was started runs, else 1. Raises ConfigError for
+    --env without a running stack.
+    """
     store = open_store()
     stack = Stack(store.root)
     if options.password:

@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def port_of(flag: str, given: str | None, default: int) -> int:
+    """The given port, else the default. Raises ConfigError for what is no number from 1024 to 65535."""
     if given is None:
         return default
     if not given.isdecimal() or not 1024 <= int(given) <= 65535:
@@ -52,7 +53,7 @@ def port_of(flag: str, given: str | None, default: int) -> int:
 
 
 def show(stack: Stack) -> None:
-    """Where the pages are and how to get in."""
+    """Print the addresses of the pages and how to sign in."""
     addresses = stack.addresses
     if addresses is None:
         return

@@ -29,11 +29,12 @@ def run(options: argparse.Namespace) -> int:
     check_launcher(pool, root)
     join_stack(root)
     from atelier.infra.stack import prefect_api  # now: Prefect reads its settings when it is imported
-    from atelier.infra.stack.deployments import knock  # as above
+    from atelier.infra.stack.deployments import check_command, knock  # as above
 
     with prefect_api.server() as client:
         prefect_api.check_pool_exists(client, options.pool)
-        knock(client)  # what ran on the worker before this one, perhaps, and died with it
+        check_command(client, options.pool)
+        knock(client)  # for runs that may have died with an earlier worker
     service = Stack(root).worker(options.pool, gangs_at_once(pool), options.name or "")
     process = subprocess.Popen(service.command, env=service.environment)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _pool(name: str, known: list[str]) -> Pool:
-    """The pool; ConfigError when it is none of those known."""
+    """The pool. Raises ConfigError when it is none of those known."""
     if name not in known:
         near = nearest(name, known)
         way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(known)}"
@@ -54,7 +55,7 @@ def _pool(name: str, known: list[str]) -> Pool:
 
 
 def _show(name: str) -> int:
-    """Print what the pool's batch system would be asked for."""
+    """Print the job that the pool's batch system would get."""
     pool = _pool(name, catalog("pool"))
     if pool.launcher == "here":
         raise ConfigError("--show", f"the gangs of {name} are started here", "it is for slurm and kubernetes")

@@ -1,4 +1,4 @@
-"""One process of a gang that saves and loads; run as a script by test_gang.py. Writes what it saw as JSON."""
+"""One process of a gang that saves and loads; run as a script by test_gang.py. Writes its results as JSON."""
 
 import json
 import sys

@@ -2,10 +2,10 @@
 
 import pytest
 
-from atelier.engine.config.checks import at_step, check_layout
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.train import Progressive, Train
+from atelier.engine.plan.checks import at_step, check_layout
 from tests.engine.trainings import role
 
 GROWING = Progressive(steps=10, stages=4, sequence=0.25, batch=0.25, dropout=0.5)

@@ -1,5 +1,5 @@
-"""What a process finds when it begins, as JSON on its standard output: `python -m tests.engine.io.forked
-[act]`. `act`: die (by SIGKILL), fail (exit code 3), raise, or wait (for its end).
+"""The state that a forked process starts with, as JSON on its standard output: `python -m
+tests.engine.io.forked [act]`. `act`: die (by SIGKILL), fail (exit code 3), raise, or wait (for its end).
 """
 
 import json

@@ -23,7 +23,7 @@ from atelier.engine.io import storage
 from atelier.engine.io.storage import TEMPORARY, join
 from atelier.engine.loop.stop import StopRequest
 from tests.engine.checkpoint.ftp import serving
-from tests.engine.trainings import ONE, House, model, role, student, train
+from tests.engine.trainings import ONE, TrainingSetup, model, role, student, train
 from tests.forks import Rank
 
 ROLES: dict[str, Role] = {"teacher": role(shape=model(32, dropout=0.1)), "s": student()}
@@ -33,7 +33,7 @@ GRACE_S = 10.0  # what pools give a gang by default (infra/launch/gang.py)
 TWO = ONE.model_copy(update={"shard": 2})
 
 
-class Away(House):
+class Away(TrainingSetup):
     """A house whose trajectories lie at a URL."""
 
     def __init__(self, folder: Path, url: str) -> None:
@@ -59,8 +59,8 @@ class AtStep(StopRequest):
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "house")
+def training_setup(tmp_path: Path) -> TrainingSetup:
+    return TrainingSetup(tmp_path / "house")
 
 
 @pytest.fixture(params=["memory", "file", "ftp"])
@@ -73,10 +73,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"memory://{uuid.uuid4().hex}" if request.param == "memory" else f"file://{tmp_path}/store"
 
 
-def together(house: House, steps: int = 8, world: int = 2, **more: Any) -> list[tuple[int, list[dict]]]:
+def together(
+    training_setup: TrainingSetup, steps: int = 8, world: int = 2, **more: Any
+) -> list[tuple[int, list[dict]]]:
     """Train in a gang; exit code and lines of every rank."""
-    run = house.run_file(house.training(ROLES, train(steps, **more)), layout=TWO)
-    return [finish(process) for process in house.processes(run, world=world)]
+    run = training_setup.run_file(training_setup.training(ROLES, train(steps, **more)), layout=TWO)
+    return [finish(process) for process in training_setup.processes(run, world=world)]
 
 
 def finish(process: Rank) -> tuple[int, list[dict]]:
@@ -91,35 +93,37 @@ def said(capsys: pytest.CaptureFixture[str], word: str) -> list[Any]:
 
 
 def test_any_fsspec_url_holds_a_training_that_stops_resumes_and_ends_with_the_same_bits(
-    house: House, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    training_setup: TrainingSetup, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     how = train(8, checkpoint_every=2, keep=1, keep_best=1, keep_every=4)
     away = Away(tmp_path / "away", url)
-    house.train(house.training(ROLES, how))
+    training_setup.train(training_setup.training(ROLES, how))
     with pytest.raises(StoppedError):
         away.train(away.training(ROLES, how), stop=AtStep(tmp_path, 5))
     capsys.readouterr()
     away.train(away.training(ROLES, how))
     assert said(capsys, "resumed") == [5]
     for name in ROLES:
-        assert away.weights(name) == house.weights(name)
-        assert steps(f"{url}/{name}/checkpoints") == house.steps(name)
+        assert away.weights(name) == training_setup.weights(name)
+        assert steps(f"{url}/{name}/checkpoints") == training_setup.steps(name)
         assert steps(f"{url}/{name}/checkpoints")[-1] == 8
 
 
 def test_two_ranks_share_a_remote_store_and_pass_over_what_is_damaged_in_it(
-    house: House, tmp_path: Path
+    training_setup: TrainingSetup, tmp_path: Path
 ) -> None:
-    assert [code for code, _ in together(house)] == [0, 0]
+    assert [code for code, _ in together(training_setup)] == [0, 0]
     with serving(tmp_path / "ftp") as server:
         away = Away(tmp_path / "away", server.url)
         assert [code for code, _ in together(away)] == [0, 0]
-        assert {name: away.weights(name) for name in ROLES} == {name: house.weights(name) for name in ROLES}
+        assert {name: away.weights(name) for name in ROLES} == {
+            name: training_setup.weights(name) for name in ROLES
+        }
         file = next((tmp_path / "ftp" / "s" / "checkpoints" / "step-00000008").glob("rank-0001*"))
         file.write_bytes(file.read_bytes()[:-1])
         (code, lines), _ = together(away)
         assert code == 0 and lines[0]["resumed"] == 4 and f"{file.name}: " in lines[0]["damages"][0]
-        assert away.weights("s") == house.weights("s")
+        assert away.weights("s") == training_setup.weights("s")
 
 
 @pytest.mark.parametrize(
@@ -187,19 +191,21 @@ def break_disk(patch: pytest.MonkeyPatch, where: str, code: int, *hit: int) -> N
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("where", ["half a file", "fsync", "manifest", "rename"])
 def test_a_disk_that_refuses_in_mid_save_is_told_and_training_goes_on_to_the_same_bits(
-    house: House, tmp_path: Path, where: str, code: int, capsys: pytest.CaptureFixture[str]
+    training_setup: TrainingSetup, tmp_path: Path, where: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other, roles = House(tmp_path / "other"), {"model": role()}
+    other, roles = TrainingSetup(tmp_path / "other"), {"model": role()}
     other.train(other.training(roles, train(12, keep=9)))
     capsys.readouterr()
     with pytest.MonkeyPatch.context() as patch:
         break_disk(patch, where, code, 8)
-        house.train(house.training(roles, train(12, keep=9)))
+        training_setup.train(training_setup.training(roles, train(12, keep=9)))
     [warning] = said(capsys, "warning")
     assert warning.startswith("checkpoint model step 8 failed: ")
     assert os.strerror(code) in warning and "step-00000008" in warning
-    assert house.steps("model") == [4, 12] and house.weights("model") == other.weights("model")
-    assert not list(house.folder.glob(f"trajectory/*/checkpoints/{TEMPORARY}*"))
+    assert training_setup.steps("model") == [4, 12] and training_setup.weights("model") == other.weights(
+        "model"
+    )
+    assert not list(training_setup.folder.glob(f"trajectory/*/checkpoints/{TEMPORARY}*"))
 
 
 class RefusedError(Exception):
@@ -207,7 +213,7 @@ class RefusedError(Exception):
 
 
 def test_an_error_of_the_stores_own_kind_is_told_and_training_goes_on(
-    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    training_setup: TrainingSetup, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writing = tensorfile.writing
 
@@ -219,73 +225,75 @@ def test_an_error_of_the_stores_own_kind_is_told_and_training_goes_on(
             yield file
 
     monkeypatch.setattr(tensorfile, "writing", refusing)
-    house.train(house.training({"model": role()}, train(12, keep=9)))
+    training_setup.train(training_setup.training({"model": role()}, train(12, keep=9)))
     assert said(capsys, "warning") == ["checkpoint model step 8 failed: 550 quota"]
-    assert house.steps("model") == [4, 12]
+    assert training_setup.steps("model") == [4, 12]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_refuses_to_the_end_stops_training_with_one_error_and_the_last_good_checkpoint(
-    house: House, tmp_path: Path, code: int, capsys: pytest.CaptureFixture[str]
+    training_setup: TrainingSetup, tmp_path: Path, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other, roles = House(tmp_path / "other"), {"model": role()}
+    other, roles = TrainingSetup(tmp_path / "other"), {"model": role()}
     other.train(other.training(roles, train(12, keep=9)))
     with pytest.MonkeyPatch.context() as patch:
         break_disk(patch, "half a file", code, 8, 12)
         with pytest.raises(AtelierError, match=f"no checkpoint could be written.*{os.strerror(code)}"):
-            house.train(house.training(roles, train(12, keep=9)))
-    assert house.steps("model") == [4]
+            training_setup.train(training_setup.training(roles, train(12, keep=9)))
+    assert training_setup.steps("model") == [4]
     capsys.readouterr()
-    house.train(house.training(roles, train(12, keep=9)))
-    assert said(capsys, "resumed") == [4] and house.weights("model") == other.weights("model")
+    training_setup.train(training_setup.training(roles, train(12, keep=9)))
+    assert said(capsys, "resumed") == [4] and training_setup.weights("model") == other.weights("model")
 
 
-def checkpoint(house: House, name: str, step: int) -> Path:
-    return house.folder / "trajectory" / name / "checkpoints" / f"step-{step:08d}"
+def checkpoint(training_setup: TrainingSetup, name: str, step: int) -> Path:
+    return training_setup.folder / "trajectory" / name / "checkpoints" / f"step-{step:08d}"
 
 
 def test_a_checkpoint_of_another_trajectory_is_named_and_passed_over(
-    house: House, capsys: pytest.CaptureFixture[str]
+    training_setup: TrainingSetup, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    house.train(house.training({"model": role(), "wide": role(64)}, train(8)))
-    mine = checkpoint(house, "model", 8)
+    training_setup.train(training_setup.training({"model": role(), "wide": role(64)}, train(8)))
+    mine = checkpoint(training_setup, "model", 8)
     shutil.rmtree(mine)
-    shutil.copytree(checkpoint(house, "wide", 8), mine)
+    shutil.copytree(checkpoint(training_setup, "wide", 8), mine)
     capsys.readouterr()
-    house.train(house.training({"model": role()}, train(8)))
+    training_setup.train(training_setup.training({"model": role()}, train(8)))
     [[damage]] = said(capsys, "damages")
     assert damage.startswith(f"{mine}/manifest.json: holds trajectory ")
-    assert house.summary("model")["step"] == 8
+    assert training_setup.summary("model")["step"] == 8
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_both_shapes(house: House) -> None:
-    house.train(house.training({"model": role(32)}, train(8)))
+def test_a_checkpoint_of_another_model_is_refused_with_both_shapes(training_setup: TrainingSetup) -> None:
+    training_setup.train(training_setup.training({"model": role(32)}, train(8)))
     with pytest.raises(ConfigError) as caught:
-        house.train(house.training({"model": role(64)}, train(12)))
+        training_setup.train(training_setup.training({"model": role(64)}, train(12)))
     text = str(caught.value)
-    assert text.startswith(f"{checkpoint(house, 'model', 8)}/manifest.json: ")
+    assert text.startswith(f"{checkpoint(training_setup, 'model', 8)}/manifest.json: ")
     assert "has shape (" in text and "the state's has (" in text
     assert text.endswith("build the model it was saved from")
 
 
-def test_a_missing_shard_is_named_by_a_gang_that_goes_on_from_the_checkpoint_before(house: House) -> None:
-    assert [code for code, _ in together(house)] == [0, 0]
-    before = {name: house.weights(name) for name in ROLES}
-    shard = next(checkpoint(house, "teacher", 8).glob("rank-0001*"))
+def test_a_missing_shard_is_named_by_a_gang_that_goes_on_from_the_checkpoint_before(
+    training_setup: TrainingSetup,
+) -> None:
+    assert [code for code, _ in together(training_setup)] == [0, 0]
+    before = {name: training_setup.weights(name) for name in ROLES}
+    shard = next(checkpoint(training_setup, "teacher", 8).glob("rank-0001*"))
     shard.unlink()
-    (code, lines), _ = together(house)
+    (code, lines), _ = together(training_setup)
     assert code == 0 and lines[0] == {"resumed": 4, "damages": [f"{shard}: missing"]}
-    assert {name: house.weights(name) for name in ROLES} == before
+    assert {name: training_setup.weights(name) for name in ROLES} == before
 
 
 def test_sigterm_leaves_an_emergency_checkpoint_in_the_grace_time_that_goes_on_to_the_same_bits(
-    house: House, tmp_path: Path
+    training_setup: TrainingSetup, tmp_path: Path
 ) -> None:
-    other = House(tmp_path / "other")
+    other = TrainingSetup(tmp_path / "other")
     how = {"steps": 100, "checkpoint_every": 10**6, "eval_every": 10**6}
     assert [code for code, _ in together(other, **how)] == [0, 0]
-    run = house.run_file(house.training(ROLES, train(**how)), layout=TWO)
-    ranks = house.processes(run, world=2)
+    run = training_setup.run_file(training_setup.training(ROLES, train(**how)), layout=TWO)
+    ranks = training_setup.processes(run, world=2)
     assert ranks[0].stdout is not None
     while "progress" not in ranks[0].stdout.readline():
         assert ranks[0].poll() is None
@@ -295,8 +303,10 @@ def test_sigterm_leaves_an_emergency_checkpoint_in_the_grace_time_that_goes_on_t
     (code, lines), (other_code, _) = [finish(rank) for rank in ranks]
     assert code == other_code == 75 and time.monotonic() - asked < GRACE_S
     step = lines[-1]["stopped"]
-    assert 0 < step < 100 and house.steps("teacher") == house.steps("s") == [step]
-    (code, lines), _ = together(house, **how)
+    assert 0 < step < 100 and training_setup.steps("teacher") == training_setup.steps("s") == [step]
+    (code, lines), _ = together(training_setup, **how)
     assert code == 0 and lines[0] == {"resumed": step}
     for name in ROLES:
-        assert house.weights(name) == other.weights(name) and house.curve(name) == other.curve(name)
+        assert training_setup.weights(name) == other.weights(name) and training_setup.curve(
+            name
+        ) == other.curve(name)

@@ -21,20 +21,20 @@ from atelier.engine.loop.step import RoleStep
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.loop.straggler import StragglerDetector
 from atelier.engine.parallel.gang import Gang
-from tests.engine.trainings import House, model, role, student, train
+from tests.engine.trainings import TrainingSetup, model, role, student, train
 
 NAN, SPIKE = float("nan"), 3.0
 DROPPING = role(shape=model(32, dropout=0.1))
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def training_setup(tmp_path: Path) -> TrainingSetup:
+    return TrainingSetup(tmp_path)
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> House:
-    return House(tmp_path / "other")
+def other(tmp_path: Path) -> TrainingSetup:
+    return TrainingSetup(tmp_path / "other")
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, faults: dict[tuple[str, int], float]) -> None:
@@ -58,8 +58,8 @@ def how(steps: int = 16, *, every: int = 4, keep: int = 2, **health: Any) -> Tra
     return train(steps, checkpoint_every=every, keep=keep, eval_every=4, health=Health(**settings))
 
 
-def marked(house: House, name: str, mark: str) -> list[int]:
-    return [line["step"] for line in house.curve(name) if mark in line["values"]]
+def marked(training_setup: TrainingSetup, name: str, mark: str) -> list[int]:
+    return [line["step"] for line in training_setup.curve(name) if mark in line["values"]]
 
 
 def warnings(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -68,8 +68,8 @@ def warnings(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 class AfterSteps(StopRequest):
-    def __init__(self, house: House, num_steps: int) -> None:
-        super().__init__(house.folder)
+    def __init__(self, training_setup: TrainingSetup, num_steps: int) -> None:
+        super().__init__(training_setup.folder)
         self._left = num_steps
 
     @property
@@ -78,17 +78,17 @@ class AfterSteps(StopRequest):
         return self._left < 0
 
 
-def stopped_and_again(house: House, make: Training, every: int) -> int:
+def stopped_and_again(training_setup: TrainingSetup, make: Training, every: int) -> int:
     for number in range(30):
         try:
-            house.train(make, stop=AfterSteps(house, every))
+            training_setup.train(make, stop=AfterSteps(training_setup, every))
             return number
         except StoppedError:
             pass
     raise AssertionError("it does not get on")
 
 
-def assert_same(mine: House, its: House, *names: str) -> None:
+def assert_same(mine: TrainingSetup, its: TrainingSetup, *names: str) -> None:
     for name in names:
         assert mine.curve(name) == its.curve(name)
         assert mine.weights(name) == its.weights(name)
@@ -97,52 +97,57 @@ def assert_same(mine: House, its: House, *names: str) -> None:
 
 @pytest.mark.parametrize(("factor", "policy"), [(NAN, {}), (SPIKE, {"spike": "skip"})])
 def test_a_planted_fault_is_skipped_told_and_recorded(
-    house: House, monkeypatch, capsys, factor: float, policy: dict[str, str]
+    training_setup: TrainingSetup, monkeypatch, capsys, factor: float, policy: dict[str, str]
 ) -> None:
     plant(monkeypatch, {("model", 9): factor})
-    house.train(house.training({"model": role()}, how(**policy)))
-    assert marked(house, "model", "skipped") == [9]
-    assert marked(house, "model", "spike") == ([9] if policy else [])
+    training_setup.train(training_setup.training({"model": role()}, how(**policy)))
+    assert marked(training_setup, "model", "skipped") == [9]
+    assert marked(training_setup, "model", "spike") == ([9] if policy else [])
     [warning] = warnings(capsys)
     assert warning.startswith("roles.model: step 9: loss") and warning.endswith("; skipped")
-    assert house.summary("model")["skipped"] == 1
+    assert training_setup.summary("model")["skipped"] == 1
 
 
 @pytest.mark.parametrize(("factor", "policy"), [(NAN, {"nan": "stop"}), (SPIKE, {"spike": "stop"})])
 def test_a_planted_fault_stops_a_training_that_says_so(
-    house: House, monkeypatch, factor: float, policy: dict[str, str]
+    training_setup: TrainingSetup, monkeypatch, factor: float, policy: dict[str, str]
 ) -> None:
     plant(monkeypatch, {("model", 11): factor})
     with pytest.raises(AtelierError, match=r"roles\.model: step 11: loss .*; stopped; health\.(nan|spike)="):
-        house.train(house.training({"model": role()}, how(**policy)))
-    assert house.steps("model") == [4, 8]
+        training_setup.train(training_setup.training({"model": role()}, how(**policy)))
+    assert training_setup.steps("model") == [4, 8]
 
 
 @pytest.mark.parametrize(("factor", "policy"), [(NAN, {"nan": "rollback"}), (SPIKE, {"spike": "rollback"})])
 def test_a_rolled_back_training_passes_over_the_steps_and_its_bits_do_not_depend_on_checkpoints(
-    house: House, other: House, monkeypatch, capsys, factor: float, policy: dict[str, str]
+    training_setup: TrainingSetup,
+    other: TrainingSetup,
+    monkeypatch,
+    capsys,
+    factor: float,
+    policy: dict[str, str],
 ) -> None:
     plant(monkeypatch, {("model", 11): factor})
-    house.train(house.training({"model": DROPPING}, how(**policy)))
+    training_setup.train(training_setup.training({"model": DROPPING}, how(**policy)))
     [warning] = warnings(capsys)
     assert warning.startswith("roles.model: step 11: loss")
     assert warning.endswith("rolled back, steps 9 to 11 are passed over (rollback 1 of 3)")
-    assert marked(house, "model", "passed_over") == [9, 10, 11]
-    assert marked(house, "model", "rolled_back") == [11]
-    assert marked(house, "model", "loss") == [*range(1, 9), *range(12, 17)]
-    assert house.summary("model")["rolled_back"] == [11]
+    assert marked(training_setup, "model", "passed_over") == [9, 10, 11]
+    assert marked(training_setup, "model", "rolled_back") == [11]
+    assert marked(training_setup, "model", "loss") == [*range(1, 9), *range(12, 17)]
+    assert training_setup.summary("model")["rolled_back"] == [11]
     other.train(other.training({"model": DROPPING}, how(every=100, **policy)))
     assert other.steps("model") == [16], "it had nothing to go back to but the beginning"
-    assert_same(house, other, "model")
+    assert_same(training_setup, other, "model")
     monkeypatch.undo()
-    third = House(house.folder / "third")
+    third = TrainingSetup(training_setup.folder / "third")
     third.train(third.training({"model": DROPPING}, how(**policy)))
-    assert house.weights("model") != third.weights("model")
+    assert training_setup.weights("model") != third.weights("model")
 
 
 @pytest.mark.parametrize("every", [1, 3, 5])
 def test_stopped_again_and_again_around_rollbacks_it_ends_with_the_same_bits(
-    house: House, other: House, monkeypatch, every: int
+    training_setup: TrainingSetup, other: TrainingSetup, monkeypatch, every: int
 ) -> None:
     plant(monkeypatch, {("teacher", 10): SPIKE, ("teacher", 14): NAN, ("s", 6): NAN, ("s", 12): SPIKE})
     roles = {
@@ -151,17 +156,17 @@ def test_stopped_again_and_again_around_rollbacks_it_ends_with_the_same_bits(
         "late": student(start=7),
     }
     settings = how(18, nan="rollback", spike="rollback")
-    house.train(house.training(roles, settings))
-    assert marked(house, "teacher", "passed_over") == [8, 9, 10, 12, 13, 14]
-    assert marked(house, "s", "skipped") == [6], "step 12 was passed over with its teacher"
+    training_setup.train(training_setup.training(roles, settings))
+    assert marked(training_setup, "teacher", "passed_over") == [8, 9, 10, 12, 13, 14]
+    assert marked(training_setup, "s", "skipped") == [6], "step 12 was passed over with its teacher"
     assert stopped_and_again(other, other.training(roles, settings), every) > 2
-    assert_same(house, other, *roles)
+    assert_same(training_setup, other, *roles)
 
 
 def test_a_students_trouble_leaves_its_teachers_bits(tmp_path: Path, monkeypatch) -> None:
     plant(monkeypatch, {("s", 6): NAN, ("s", 11): SPIKE, ("s", 12): NAN})
     settings = how(nan="rollback", spike="rollback")
-    alone, taught = House(tmp_path / "alone"), House(tmp_path / "taught")
+    alone, taught = TrainingSetup(tmp_path / "alone"), TrainingSetup(tmp_path / "taught")
     alone.train(alone.training({"teacher": DROPPING}, settings))
     taught.train(taught.training({"teacher": DROPPING, "s": student(), "t": student(24)}, settings))
     assert_same(alone, taught, "teacher")
@@ -169,57 +174,61 @@ def test_a_students_trouble_leaves_its_teachers_bits(tmp_path: Path, monkeypatch
 
 
 def test_a_student_of_a_replayed_teacher_that_rolled_back_learns_what_it_would_have(
-    house: House, other: House, monkeypatch
+    training_setup: TrainingSetup, other: TrainingSetup, monkeypatch
 ) -> None:
     plant(monkeypatch, {("teacher", 11): SPIKE})
     settings = how(keep=9, spike="rollback")
     roles = {"teacher": DROPPING, "s": student(start=4)}
     other.train(other.training(roles, settings))
-    house.train(house.training({"teacher": DROPPING}, settings))
-    digest_ = hashlib.sha256(house.weights("teacher")).hexdigest()
-    replayed = house.member("teacher", DROPPING, 16, mode="replay", output=False, digest=digest_)
-    again = house.training({"teacher": replayed, "s": student(start=4)}, settings)
-    assert stopped_and_again(house, again, 5) > 1
-    assert house.weights("s") == other.weights("s")
-    assert house.curve("s") == other.curve("s")
+    training_setup.train(training_setup.training({"teacher": DROPPING}, settings))
+    digest_ = hashlib.sha256(training_setup.weights("teacher")).hexdigest()
+    replayed = training_setup.member("teacher", DROPPING, 16, mode="replay", output=False, digest=digest_)
+    again = training_setup.training({"teacher": replayed, "s": student(start=4)}, settings)
+    assert stopped_and_again(training_setup, again, 5) > 1
+    assert training_setup.weights("s") == other.weights("s")
+    assert training_setup.curve("s") == other.curve("s")
 
 
 def test_a_root_that_rolls_back_moves_no_bit_of_another_root(tmp_path: Path, monkeypatch) -> None:
     plant(monkeypatch, {("teacher", 11): SPIKE})
     control, settings = role(16, seed_name="s"), how(spike="rollback")
-    alone, gang = House(tmp_path / "alone"), House(tmp_path / "gang")
+    alone, gang = TrainingSetup(tmp_path / "alone"), TrainingSetup(tmp_path / "gang")
     alone.train(alone.training({"control": control}, settings))
     gang.train(gang.training({"teacher": DROPPING, "s": student(), "control": control}, settings))
     assert_same(alone, gang, "control")
     assert marked(gang, "teacher", "rolled_back") == [11]
 
 
-def test_no_checkpoint_of_the_past_that_was_rolled_back_is_left(house: House, monkeypatch) -> None:
+def test_no_checkpoint_of_the_past_that_was_rolled_back_is_left(
+    training_setup: TrainingSetup, monkeypatch
+) -> None:
     plant(monkeypatch, {("model", 11): SPIKE})
     found = []
-    monkeypatch.setattr("atelier.engine.loop.resume.plan", _spy(found, house))
-    house.train(house.training({"model": role()}, how(every=2, keep=9, spike="rollback")))
+    monkeypatch.setattr("atelier.engine.loop.resume.resume_point", _spy(found, training_setup))
+    training_setup.train(training_setup.training({"model": role()}, how(every=2, keep=9, spike="rollback")))
     assert found == [[], [2, 4, 6, 8]]
 
 
-def _spy(found: list[list[int]], house: House) -> Any:
+def _spy(found: list[list[int]], training_setup: TrainingSetup) -> Any:
     def look(*arguments: Any) -> Any:
-        found.append(house.steps("model"))
+        found.append(training_setup.steps("model"))
         return resume_point(*arguments)
 
     return look
 
 
-def test_rollbacks_are_bounded(house: House, monkeypatch) -> None:
+def test_rollbacks_are_bounded(training_setup: TrainingSetup, monkeypatch) -> None:
     plant(monkeypatch, {("model", step): NAN for step in (6, 10, 14)})
     with pytest.raises(AtelierError, match=r"step 14: .* rolled back 2 times already; .*health\.rollbacks"):
-        house.train(house.training({"model": role()}, how(nan="rollback", rollbacks=2)))
+        training_setup.train(training_setup.training({"model": role()}, how(nan="rollback", rollbacks=2)))
 
 
-def test_a_loss_that_stays_high_ends_training_after_the_patience(house: House, monkeypatch) -> None:
+def test_a_loss_that_stays_high_ends_training_after_the_patience(
+    training_setup: TrainingSetup, monkeypatch
+) -> None:
     plant(monkeypatch, {("model", step): SPIKE for step in range(9, 17)})
     with pytest.raises(AtelierError, match="not finite or a spike in 5 steps in a row, up to step 13"):
-        house.train(house.training({"model": role()}, how(spike="skip", patience=5)))
+        training_setup.train(training_setup.training({"model": role()}, how(spike="skip", patience=5)))
 
 
 def test_a_spike_is_far_above_the_average_in_deviations_and_in_nats() -> None:
@@ -257,7 +266,7 @@ def test_a_single_flipped_bit_anywhere_changes_a_digest() -> None:
 def test_a_rank_that_computes_longer_than_the_median_is_named_once() -> None:
     straggler = StragglerDetector(Gang(rank=0, world=3), 2.0)
     said = [
-        straggler.hear([100_000, 250_000 if 5 <= step < 60 else 100_000, 105_000, 0, 1 << 50, 0])
+        straggler.slow_rank([100_000, 250_000 if 5 <= step < 60 else 100_000, 105_000, 0, 1 << 50, 0])
         for step in range(120)
     ]
     assert [text for text in said if text] == [

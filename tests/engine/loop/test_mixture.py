@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from atelier.engine.config.checks import check_teaching
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import ROWS, identity_of, row_specs, streams
 from atelier.engine.config.model.ernie import Ernie, Net
@@ -24,8 +23,9 @@ from atelier.engine.io.artifact import open_input
 from atelier.engine.loop import step
 from atelier.engine.loop.counts import count
 from atelier.engine.loop.samples import Samples
+from atelier.engine.plan.checks import check_teaching
 from tests.engine.row_inputs import VOCAB, every_objective, harbour
-from tests.engine.trainings import House, role, train
+from tests.engine.trainings import TrainingSetup, role, train
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def how(steps: int = 8, **more: Any) -> Any:
 
 
 def test_every_objective_has_its_own_curve_and_they_fall(tmp_path: Path, inputs: dict[str, str]) -> None:
-    house = House(tmp_path, inputs)
-    house.train(house.training({"model": reader(lr=1e-2)}, how(40, eval_sequences=40)))
-    lines = [line["values"] for line in house.curve("model")]
+    training_setup = TrainingSetup(tmp_path, inputs)
+    training_setup.train(training_setup.training({"model": reader(lr=1e-2)}, how(40, eval_sequences=40)))
+    lines = [line["values"] for line in training_setup.curve("model")]
     for name in ("document", "mlm"):
         found = [line[f"objective/{name}"] for line in lines if f"objective/{name}" in line]
         assert sum(found[-6:]) < sum(found[:6]), name
@@ -77,9 +77,11 @@ def test_a_total_weighs_each_mean_by_its_share_however_few_rows_it_has(
         return result
 
     monkeypatch.setattr(step.RoleStep, "after", noted)
-    house = House(tmp_path, inputs)
-    house.train(house.training({"model": reader()}, how(1, precision="fp64", eval_sequences=4)))
-    values = house.curve("model")[0]["values"]
+    training_setup = TrainingSetup(tmp_path, inputs)
+    training_setup.train(
+        training_setup.training({"model": reader()}, how(1, precision="fp64", eval_sequences=4))
+    )
+    values = training_setup.curve("model")[0]["values"]
     shares = {name: spec.weight for name, spec in every_objective().items()}
     expected = sum(share * values.get(f"objective/{name}", 0.0) for name, share in shares.items())
     assert sum(totals) == pytest.approx(expected, rel=1e-12)
@@ -89,9 +91,11 @@ def test_a_step_may_have_classes_to_predict_and_no_token(tmp_path: Path, inputs:
     rare: dict[str, ObjectiveSpec] = {
         "document": DocumentLM(weight=0.5, rows=0.5), "reorder": Reorder(weight=0.5, rows=0.5),
     }  # fmt: skip
-    house = House(tmp_path, inputs)
-    house.train(house.training({"model": reader(rare)}, how(12, global_batch=1, micro_batch=1)))
-    lines = [line["values"] for line in house.curve("model")]
+    training_setup = TrainingSetup(tmp_path, inputs)
+    training_setup.train(
+        training_setup.training({"model": reader(rare)}, how(12, global_batch=1, micro_batch=1))
+    )
+    lines = [line["values"] for line in training_setup.curve("model")]
     without = [line for line in lines if "loss" not in line]
     assert len(lines) == 12 and 0 < len(without) < 12
     for line in without:
@@ -113,7 +117,7 @@ def test_a_mean_is_over_what_its_own_rows_have_to_predict() -> None:
 
 
 def test_students_of_a_mixture_leave_their_teacher_its_bits(tmp_path: Path, inputs: dict[str, str]) -> None:
-    alone, taught = House(tmp_path / "alone", inputs), House(tmp_path / "taught", inputs)
+    alone, taught = TrainingSetup(tmp_path / "alone", inputs), TrainingSetup(tmp_path / "taught", inputs)
     alone.train(alone.training({"teacher": reader()}, how()))
     lessons = {"kd": Logits(), "attention": Attention()}
     pupil = role(shape=net(16), objective=every_objective() | lessons, teacher="teacher", start=2)
@@ -125,10 +129,10 @@ def test_students_of_a_mixture_leave_their_teacher_its_bits(tmp_path: Path, inpu
 
 
 def test_a_training_of_a_mixture_resumes_with_the_same_bits(tmp_path: Path, inputs: dict[str, str]) -> None:
-    whole, halves = House(tmp_path / "whole", inputs), House(tmp_path / "halves", inputs)
-    for house, ends in ((whole, (8,)), (halves, (4, 8))):
+    whole, halves = TrainingSetup(tmp_path / "whole", inputs), TrainingSetup(tmp_path / "halves", inputs)
+    for training_setup, ends in ((whole, (8,)), (halves, (4, 8))):
         for end in ends:
-            house.train(house.training({"model": reader()}, how(end)))
+            training_setup.train(training_setup.training({"model": reader()}, how(end)))
     assert whole.weights("model") == halves.weights("model")
     assert whole.curve("model")[-1] == halves.curve("model")[-1]
 
@@ -207,22 +211,22 @@ def test_a_model_without_the_head_of_an_objective_is_refused() -> None:
 
 
 def test_either_net_can_be_tuned_alone(tmp_path: Path, inputs: dict[str, str]) -> None:
-    house = House(tmp_path, inputs)
-    house.train(house.training({"first": reader()}, how(2)))
+    training_setup = TrainingSetup(tmp_path, inputs)
+    training_setup.train(training_setup.training({"first": reader()}, how(2)))
     for part in ("nlu", "nlg"):
-        house.inputs = inputs | {"base": house.as_input("first")}
+        training_setup.inputs = inputs | {"base": training_setup.as_input("first")}
         spec = reader(trainable=Trainable(kind="parts", parts=(part,)), init="base")
-        member = house.member(part, spec, 4).model_copy(update={"init": "base"})
-        house.train(house.training({part: member}, how(4)))
-        before, after = load(house.weights("first")), load(house.weights(part))
+        member = training_setup.member(part, spec, 4).model_copy(update={"init": "base"})
+        training_setup.train(training_setup.training({part: member}, how(4)))
+        before, after = load(training_setup.weights("first")), load(training_setup.weights(part))
         moved = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
         assert moved == {part}
 
 
 def test_a_part_that_the_model_does_not_have_is_named(tmp_path: Path, inputs: dict[str, str]) -> None:
-    house = House(tmp_path, inputs)
+    training_setup = TrainingSetup(tmp_path, inputs)
     spec = reader(trainable=Trainable(kind="parts", parts=("nlq",)))
     with pytest.raises(
         ConfigError, match=r"trainable\.parts: the model has no part 'nlq'; did you mean nl[ug]"
     ):
-        house.train(house.training({"model": spec}, how(1)))
+        training_setup.train(training_setup.training({"model": spec}, how(1)))

@@ -7,14 +7,14 @@ import pytest
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.loop.decisions import GATE_BETA, DistillationGate
-from tests.engine.trainings import House, model, role, student, train
+from tests.engine.trainings import TrainingSetup, model, role, student, train
 
 TEACHER = role(shape=model(32, dropout=0.1))
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def training_setup(tmp_path: Path) -> TrainingSetup:
+    return TrainingSetup(tmp_path)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -26,56 +26,66 @@ def test_a_teacher_ends_with_the_same_bits_with_0_1_and_3_students(tmp_path: Pat
     }
     found, curves = set(), []
     for number in (0, 1, 3):
-        house = House(tmp_path / str(number))
+        training_setup = TrainingSetup(tmp_path / str(number))
         roles = {"teacher": TEACHER, **dict(list(students.items())[:number])}
-        house.train(house.training(roles, train(8, precision=precision)))
-        found.add(house.weights("teacher"))
-        curves.append(house.curve("teacher"))
+        training_setup.train(training_setup.training(roles, train(8, precision=precision)))
+        found.add(training_setup.weights("teacher"))
+        curves.append(training_setup.curve("teacher"))
     assert len(found) == 1
     assert curves[0] == curves[1] == curves[2]
 
 
-def test_a_teacher_runs_one_forward_a_micro_batch_whatever_the_number_of_students(house: House) -> None:
+def test_a_teacher_runs_one_forward_a_micro_batch_whatever_the_number_of_students(
+    training_setup: TrainingSetup,
+) -> None:
     roles = {"teacher": TEACHER, "a": student(), "b": student(24), "c": student(start=4)}
-    house.train(house.training(roles, train(8)))  # 2 micro-batches a step
-    assert house.summary("teacher")["forwards"] == 16
-    assert [house.summary(name)["teacher_forwards"] for name in ("a", "b", "c")] == [16, 16, 8]
+    training_setup.train(training_setup.training(roles, train(8)))  # 2 micro-batches a step
+    assert training_setup.summary("teacher")["forwards"] == 16
+    assert [training_setup.summary(name)["teacher_forwards"] for name in ("a", "b", "c")] == [16, 16, 8]
 
 
 def test_a_control_alone_has_the_same_bits_as_one_that_rides_in_a_gang(tmp_path: Path) -> None:
     control = role(16, seed_name="student")
-    alone, gang = House(tmp_path / "alone"), House(tmp_path / "gang")
+    alone, gang = TrainingSetup(tmp_path / "alone"), TrainingSetup(tmp_path / "gang")
     alone.train(alone.training({"control": control}, train(8)))
     gang.train(gang.training({"teacher": TEACHER, "student": student(), "control": control}, train(8)))
     assert alone.weights("control") == gang.weights("control")
     assert alone.curve("control") == gang.curve("control")
 
 
-def test_a_control_starts_as_its_twin_and_a_closed_gate_keeps_them_alike(house: House) -> None:
+def test_a_control_starts_as_its_twin_and_a_closed_gate_keeps_them_alike(
+    training_setup: TrainingSetup,
+) -> None:
     roles = {"teacher": TEACHER, "twin": student(gate=50.0), "control": role(16, seed_name="twin")}
-    house.train(house.training(roles, train(6)))
-    assert house.weights("twin") == house.weights("control")
-    assert house.summary("twin")["gate_step"] is None
-    assert house.summary("twin")["teacher_steps"] == []
+    training_setup.train(training_setup.training(roles, train(6)))
+    assert training_setup.weights("twin") == training_setup.weights("control")
+    assert training_setup.summary("twin")["gate_step"] is None
+    assert training_setup.summary("twin")["teacher_steps"] == []
 
 
-def test_a_gate_opens_with_the_step_after_its_gap_was_reached_and_stays_open(house: House) -> None:
+def test_a_gate_opens_with_the_step_after_its_gap_was_reached_and_stays_open(
+    training_setup: TrainingSetup,
+) -> None:
     roles = {"teacher": role(48, lr=1e-2), "gated": student(8, lr=1e-4, gate=0.1)}
-    house.train(house.training(roles, train(12)))
-    lines = [line["values"] for line in house.curve("gated")]
+    training_setup.train(training_setup.training(roles, train(12)))
+    lines = [line["values"] for line in training_setup.curve("gated")]
     first = next(i for i, line in enumerate(lines) if line["gap"] >= 0.1)
     assert 0 < first < 10
     assert [line["distilling"] for line in lines] == [0.0] * (first + 1) + [1.0] * (11 - first)
-    assert house.summary("gated")["gate_step"] == first + 1
-    assert house.summary("gated")["teacher_steps"] == [first + 1, 11]
+    assert training_setup.summary("gated")["gate_step"] == first + 1
+    assert training_setup.summary("gated")["teacher_steps"] == [first + 1, 11]
     assert "objective/kd" not in lines[first] and "objective/kd" in lines[first + 1]
 
 
-def test_the_gap_is_the_bias_corrected_average_of_the_losses_differences(house: House) -> None:
-    house.train(house.training({"teacher": TEACHER, "s": student(gate=9.0, start=2)}, train(6)))
-    teacher = {line["step"]: line["values"]["loss"] for line in house.curve("teacher")}
+def test_the_gap_is_the_bias_corrected_average_of_the_losses_differences(
+    training_setup: TrainingSetup,
+) -> None:
+    training_setup.train(
+        training_setup.training({"teacher": TEACHER, "s": student(gate=9.0, start=2)}, train(6))
+    )
+    teacher = {line["step"]: line["values"]["loss"] for line in training_setup.curve("teacher")}
     sum_ = 0.0
-    for count, line in enumerate(house.curve("s"), start=1):
+    for count, line in enumerate(training_setup.curve("s"), start=1):
         sum_ = GATE_BETA * sum_ + (1 - GATE_BETA) * (line["values"]["loss"] - teacher[line["step"]])
         assert line["values"]["gap"] == pytest.approx(sum_ / (1 - GATE_BETA**count), abs=1e-12)
 
@@ -89,43 +99,57 @@ def test_a_gate_never_closes_again() -> None:
     assert gate.is_open and gate.opened == 1 and gate.gap < 0
 
 
-def test_a_gate_before_an_objective_of_its_own_is_refused(house: House) -> None:
+def test_a_gate_before_an_objective_of_its_own_is_refused(training_setup: TrainingSetup) -> None:
     spec = role(16, teacher="teacher", gate=0.2, objective={"kd": Logits()})
     with pytest.raises(ConfigError, match=r"roles\.s\.gate.*nothing is optimised"):
-        house.train(house.training({"teacher": TEACHER, "s": spec}, train(4)))
+        training_setup.train(training_setup.training({"teacher": TEACHER, "s": spec}, train(4)))
 
 
-def test_an_assistant_learns_and_teaches_on_the_same_batches(house: House) -> None:
+def test_an_assistant_learns_and_teaches_on_the_same_batches(training_setup: TrainingSetup) -> None:
     roles = {"teacher": TEACHER, "assistant": student(24), "pupil": student(16, teacher="assistant")}
-    house.train(house.training(roles, train(6)))
-    alone = House(house.folder / "alone")
+    training_setup.train(training_setup.training(roles, train(6)))
+    alone = TrainingSetup(training_setup.folder / "alone")
     alone.train(alone.training({"teacher": TEACHER, "assistant": student(24)}, train(6)))
-    assert alone.weights("assistant") == house.weights("assistant")
-    assert house.summary("assistant")["forwards"] == house.summary("pupil")["teacher_forwards"] == 12
+    assert alone.weights("assistant") == training_setup.weights("assistant")
+    assert (
+        training_setup.summary("assistant")["forwards"]
+        == training_setup.summary("pupil")["teacher_forwards"]
+        == 12
+    )
 
 
-def test_a_frozen_teacher_teaches_without_moving_by_one_forward_a_micro_batch(house: House) -> None:
-    house.train(house.training({"teacher": role(48, lr=1e-2)}, train(30, checkpoint_every=30)))
-    before = house.weights("teacher")
-    house.inputs["finished"] = house.as_input("teacher")
-    frozen = house.member("teacher", role(48), 30, mode="frozen", output=False, segments=(), init="finished")
+def test_a_frozen_teacher_teaches_without_moving_by_one_forward_a_micro_batch(
+    training_setup: TrainingSetup,
+) -> None:
+    training_setup.train(
+        training_setup.training({"teacher": role(48, lr=1e-2)}, train(30, checkpoint_every=30))
+    )
+    before = training_setup.weights("teacher")
+    training_setup.inputs["finished"] = training_setup.as_input("teacher")
+    frozen = training_setup.member(
+        "teacher", role(48), 30, mode="frozen", output=False, segments=(), init="finished"
+    )
     roles = {
         "teacher": frozen,
         "a": student(lr=1e-2),
         "b": student(gate=0.5),
         "control": role(16, lr=1e-2, seed_name="a"),
     }
-    house.train(house.training(roles, train(30, checkpoint_every=30)))
-    assert house.weights("teacher") == before
-    assert house.summary("a")["teacher_forwards"] == house.summary("b")["teacher_forwards"] == 60
-    kl = [line["values"]["objective/kd"] for line in house.curve("a")]
+    training_setup.train(training_setup.training(roles, train(30, checkpoint_every=30)))
+    assert training_setup.weights("teacher") == before
+    assert (
+        training_setup.summary("a")["teacher_forwards"]
+        == training_setup.summary("b")["teacher_forwards"]
+        == 60
+    )
+    kl = [line["values"]["objective/kd"] for line in training_setup.curve("a")]
     assert kl[-1] < 0.8 * kl[0]
-    assert house.summary("a")["eval_loss"] < house.summary("control")["eval_loss"]
-    assert house.summary("b")["gate_step"] == 1
+    assert training_setup.summary("a")["eval_loss"] < training_setup.summary("control")["eval_loss"]
+    assert training_setup.summary("b")["gate_step"] == 1
 
 
 def test_a_student_that_leaves_or_comes_late_changes_nothing_for_the_others(tmp_path: Path) -> None:
-    with_it, without = House(tmp_path / "with"), House(tmp_path / "without")
+    with_it, without = TrainingSetup(tmp_path / "with"), TrainingSetup(tmp_path / "without")
     stays = student(24)
     without.train(without.training({"teacher": TEACHER, "stays": stays}, train(8)))
     guest = with_it.member("guest", student(start=2, end=6), 6)
@@ -139,16 +163,16 @@ def test_a_student_that_leaves_or_comes_late_changes_nothing_for_the_others(tmp_
 
 
 def test_one_who_left_has_the_bits_of_one_whose_training_was_that_long(tmp_path: Path) -> None:
-    left, short = House(tmp_path / "left"), House(tmp_path / "short")
+    left, short = TrainingSetup(tmp_path / "left"), TrainingSetup(tmp_path / "short")
     guest = left.member("guest", student(end=4), 4)
     left.train(left.training({"teacher": TEACHER, "guest": guest}, train(8)))
     short.train(short.training({"teacher": TEACHER, "guest": student()}, train(4)))
     assert left.weights("guest") == short.weights("guest")
 
 
-def test_between_lessons_a_student_learns_from_text_alone(house: House) -> None:
+def test_between_lessons_a_student_learns_from_text_alone(training_setup: TrainingSetup) -> None:
     roles = {"teacher": TEACHER, "weekly": student(period=3, start=1)}
-    house.train(house.training(roles, train(8)))
-    lines = [line["values"] for line in house.curve("weekly")]
+    training_setup.train(training_setup.training(roles, train(8)))
+    lines = [line["values"] for line in training_setup.curve("weekly")]
     assert [line["distilling"] for line in lines] == [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
     assert ["objective/kd" in line for line in lines] == [bool(line["distilling"]) for line in lines]

@@ -19,28 +19,32 @@ from atelier.engine.config.run_file import Member, SegmentAddress, Training
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Progressive, Train
 from atelier.engine.loop.stop import StopRequest
-from tests.engine.trainings import House, model, role, student, train
+from tests.engine.trainings import TrainingSetup, model, role, student, train
 
 WSD = Schedule(kind="wsd", warmup=2, decay=0.25)
 NO_LAYOUT = {"micro_batch": 4, "checkpoint_every": 100}
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def training_setup(tmp_path: Path) -> TrainingSetup:
+    return TrainingSetup(tmp_path)
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> House:
-    return House(tmp_path / "other")
+def other(tmp_path: Path) -> TrainingSetup:
+    return TrainingSetup(tmp_path / "other")
 
 
-def cut(house: House, spec: Role, how: Train, *ends: int, names: tuple[str, ...] = ()) -> Member:
+def cut(
+    training_setup: TrainingSetup, spec: Role, how: Train, *ends: int, names: tuple[str, ...] = ()
+) -> Member:
     """A member whose training is cut into segments at `ends`."""
     starts = (int(spec.start), *ends[:-1])
     names = names or tuple(f"part{i}" for i in range(len(ends)))
-    parts: list[SegmentAddress] = [house.segment(*place) for place in zip(names, starts, ends, strict=True)]
-    return house.member("model", spec, how.num_steps, segments=tuple(parts))
+    parts: list[SegmentAddress] = [
+        training_setup.segment(*place) for place in zip(names, starts, ends, strict=True)
+    ]
+    return training_setup.member("model", spec, how.num_steps, segments=tuple(parts))
 
 
 def values(lines: list[dict]) -> list[dict]:
@@ -49,26 +53,28 @@ def values(lines: list[dict]) -> list[dict]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_same_seed_gives_the_same_bits_twice_and_another_seed_others(
-    house: House, other: House, precision: str
+    training_setup: TrainingSetup, other: TrainingSetup, precision: str
 ) -> None:
     roles = {"model": role(shape=model(32, dropout=0.1))}
-    house.train(house.training(roles, train(precision=precision)))
+    training_setup.train(training_setup.training(roles, train(precision=precision)))
     other.train(other.training(roles, train(precision=precision)))
-    assert house.weights("model") == other.weights("model")
-    assert house.curve("model") == other.curve("model")
-    third = House(other.folder / "third")
+    assert training_setup.weights("model") == other.weights("model")
+    assert training_setup.curve("model") == other.curve("model")
+    third = TrainingSetup(other.folder / "third")
     third.train(third.training(roles, train(precision=precision, seed=2)))
-    assert house.weights("model") != third.weights("model")
+    assert training_setup.weights("model") != third.weights("model")
 
 
 def test_micro_batches_of_1_2_and_4_agree_to_1e_10_in_float64(tmp_path: Path) -> None:
     found = {}
     for size in (1, 2, 4):
-        house = House(tmp_path / str(size))
-        house.train(
-            house.training({"teacher": role(), "s": student()}, train(10, micro_batch=size, precision="fp64"))
+        training_setup = TrainingSetup(tmp_path / str(size))
+        training_setup.train(
+            training_setup.training(
+                {"teacher": role(), "s": student()}, train(10, micro_batch=size, precision="fp64")
+            )
         )
-        found[size] = (house.curve("s"), load_file(house.output("s") / "model.safetensors"))
+        found[size] = (training_setup.curve("s"), load_file(training_setup.output("s") / "model.safetensors"))
     for size in (1, 2):
         for mine, whole in zip(found[size][0], found[4][0], strict=True):
             assert mine["values"] == pytest.approx(whole["values"], abs=1e-10)
@@ -79,8 +85,8 @@ def test_micro_batches_of_1_2_and_4_agree_to_1e_10_in_float64(tmp_path: Path) ->
 class AfterSteps(StopRequest):
     """Asks to stop when the loop has looked so many times: once a step."""
 
-    def __init__(self, house: House, num_steps: int) -> None:
-        super().__init__(house.folder)
+    def __init__(self, training_setup: TrainingSetup, num_steps: int) -> None:
+        super().__init__(training_setup.folder)
         self._left = num_steps
 
     @property
@@ -89,13 +95,13 @@ class AfterSteps(StopRequest):
         return self._left < 0
 
 
-def stopped_and_again(house: House, make: Training, every: int) -> int:
+def stopped_and_again(training_setup: TrainingSetup, make: Training, every: int) -> int:
     """Stop the training after every so many steps and run it again, up to its end; returns how often it was
     stopped.
     """
     for number in range(20):
         try:
-            house.train(make, stop=AfterSteps(house, every))
+            training_setup.train(make, stop=AfterSteps(training_setup, every))
             return number
         except StoppedError:
             pass
@@ -103,59 +109,71 @@ def stopped_and_again(house: House, make: Training, every: int) -> int:
 
 
 def test_a_training_stopped_again_and_again_ends_with_the_bits_of_an_uninterrupted_one(
-    house: House, other: House
+    training_setup: TrainingSetup, other: TrainingSetup
 ) -> None:
     roles = {"teacher": role(shape=model(32, dropout=0.1)), "s": student(gate=0.02), "late": student(start=7)}
     how = train(24)
-    house.train(house.training(roles, how))
+    training_setup.train(training_setup.training(roles, how))
     assert stopped_and_again(other, other.training(roles, how), every=5) == 4
     for name in roles:
-        assert other.weights(name) == house.weights(name)
-        assert other.curve(name) == house.curve(name)
-        assert other.summary(name) == house.summary(name)
+        assert other.weights(name) == training_setup.weights(name)
+        assert other.curve(name) == training_setup.curve(name)
+        assert other.summary(name) == training_setup.summary(name)
 
 
 def test_a_trunk_and_its_decay_have_the_bits_of_one_uninterrupted_training(
-    house: House, other: House
+    training_setup: TrainingSetup, other: TrainingSetup
 ) -> None:
     how, spec = train(16), role(schedule=WSD)
-    house.train(house.training({"model": spec}, how))
+    training_setup.train(training_setup.training({"model": spec}, how))
     other.train(other.training({"model": cut(other, spec, how, 12, 16)}, how))
-    assert other.weights("model") == house.weights("model")
-    assert other.curve("part0") + other.curve("part1") == house.curve("model")
+    assert other.weights("model") == training_setup.weights("model")
+    assert other.curve("part0") + other.curve("part1") == training_setup.curve("model")
     assert other.steps("part0") == [8, 12] and other.steps("part1") == [16]
 
 
-def test_a_gang_trains_nothing_where_it_holds_no_lease(house: House) -> None:
+def test_a_gang_trains_nothing_where_it_holds_no_lease(training_setup: TrainingSetup) -> None:
     how, spec = train(16), role(schedule=WSD)
-    member = cut(house, spec, how, 12, 16)
-    house.train(house.training({"model": member}, how))
+    member = cut(training_setup, spec, how, 12, 16)
+    training_setup.train(training_setup.training({"model": member}, how))
     trunk, decay = member.segments
     mine = member.model_copy(update={"segments": (trunk.model_copy(update={"is_leased": False}), decay)})
-    (house.output("model") / "model.safetensors").unlink()
-    shutil.rmtree(house.folder / "trajectory" / "part1" / "checkpoints")
-    house.train(house.training({"model": mine}, how))  # from the end of the trunk: nothing is written there
-    shutil.rmtree(house.folder / "trajectory" / "part1" / "checkpoints")
-    damaged = next((house.folder / "trajectory" / "part0" / "checkpoints" / "step-00000012").glob("rank*"))
+    (training_setup.output("model") / "model.safetensors").unlink()
+    shutil.rmtree(training_setup.folder / "trajectory" / "part1" / "checkpoints")
+    training_setup.train(
+        training_setup.training({"model": mine}, how)
+    )  # from the end of the trunk: nothing is written there
+    shutil.rmtree(training_setup.folder / "trajectory" / "part1" / "checkpoints")
+    damaged = next(
+        (training_setup.folder / "trajectory" / "part0" / "checkpoints" / "step-00000012").glob("rank*")
+    )
     damaged.write_bytes(b"")
     with pytest.raises(DamageError, match=r"part0.*no good checkpoint of step 12 \(.*rank.*does not hold"):
-        house.train(house.training({"model": mine}, how))
-    assert house.steps("part0") == [8, 12]
+        training_setup.train(training_setup.training({"model": mine}, how))
+    assert training_setup.steps("part0") == [8, 12]
 
 
 def test_a_longer_training_goes_on_from_the_trunk_of_a_shorter_one(
-    house: House, other: House, capsys
+    training_setup: TrainingSetup, other: TrainingSetup, capsys
 ) -> None:
     spec, long = role(schedule=WSD), train(32)
-    house.train(
-        house.training({"model": cut(house, spec, train(16), 12, 16, names=("trunk", "short"))}, train(16))
+    training_setup.train(
+        training_setup.training(
+            {"model": cut(training_setup, spec, train(16), 12, 16, names=("trunk", "short"))}, train(16)
+        )
     )
-    house.train(house.training({"model": cut(house, spec, long, 24, 32, names=("trunk", "long"))}, long))
+    training_setup.train(
+        training_setup.training(
+            {"model": cut(training_setup, spec, long, 24, 32, names=("trunk", "long"))}, long
+        )
+    )
     assert [line["resumed"] for line in said(capsys) if "resumed" in line] == [0, 12]
     other.train(other.training({"model": spec}, long))
-    assert house.weights("model") == other.weights("model")
-    assert values(house.curve("trunk") + house.curve("long")) == values(other.curve("model"))
-    assert 12 in house.steps("trunk"), (
+    assert training_setup.weights("model") == other.weights("model")
+    assert values(training_setup.curve("trunk") + training_setup.curve("long")) == values(
+        other.curve("model")
+    )
+    assert 12 in training_setup.steps("trunk"), (
         "the shorter training's branch point is never removed by the longer one's retention"
     )
 
@@ -165,133 +183,151 @@ def said(capsys) -> list[dict]:
 
 
 def test_a_branch_does_not_take_a_trunk_checkpoint_past_its_own_branch_point(
-    house: House, other: House, capsys
+    training_setup: TrainingSetup, other: TrainingSetup, capsys
 ) -> None:
     spec = role(schedule=WSD)
-    house.train(
-        house.training({"model": cut(house, spec, train(32), 24, 32, names=("trunk", "long"))}, train(32))
+    training_setup.train(
+        training_setup.training(
+            {"model": cut(training_setup, spec, train(32), 24, 32, names=("trunk", "long"))}, train(32)
+        )
     )
-    house.train(
-        house.training({"model": cut(house, spec, train(12), 9, 12, names=("trunk", "short"))}, train(12))
+    training_setup.train(
+        training_setup.training(
+            {"model": cut(training_setup, spec, train(12), 9, 12, names=("trunk", "short"))}, train(12)
+        )
     )
     other.train(other.training({"model": spec}, train(12)))
-    assert house.weights("model") == other.weights("model")
+    assert training_setup.weights("model") == other.weights("model")
 
 
-def test_a_replayed_teacher_ends_with_its_digest_and_writes_nothing(house: House, other: House) -> None:
+def test_a_replayed_teacher_ends_with_its_digest_and_writes_nothing(
+    training_setup: TrainingSetup, other: TrainingSetup
+) -> None:
     spec, how = role(shape=model(32, dropout=0.1)), train(12)
     other.train(other.training({"teacher": spec, "s": student(start=4)}, how))
-    house.train(house.training({"teacher": spec}, train(12, keep=9)))
-    before = (house.curve("teacher"), house.steps("teacher"))
-    digest = hashlib.sha256(house.weights("teacher")).hexdigest()
-    replayed = house.member("teacher", spec, 12, mode="replay", output=False, digest=digest)
-    house.train(house.training({"teacher": replayed, "s": student(start=4)}, how))
-    assert house.weights("s") == other.weights("s")
-    assert house.curve("s") == other.curve("s")
-    assert (house.curve("teacher"), house.steps("teacher")) == before
+    training_setup.train(training_setup.training({"teacher": spec}, train(12, keep=9)))
+    before = (training_setup.curve("teacher"), training_setup.steps("teacher"))
+    digest = hashlib.sha256(training_setup.weights("teacher")).hexdigest()
+    replayed = training_setup.member("teacher", spec, 12, mode="replay", output=False, digest=digest)
+    training_setup.train(training_setup.training({"teacher": replayed, "s": student(start=4)}, how))
+    assert training_setup.weights("s") == other.weights("s")
+    assert training_setup.curve("s") == other.curve("s")
+    assert (training_setup.curve("teacher"), training_setup.steps("teacher")) == before
 
 
-def test_a_replay_that_ends_otherwise_fails_and_publishes_nothing(house: House) -> None:
+def test_a_replay_that_ends_otherwise_fails_and_publishes_nothing(training_setup: TrainingSetup) -> None:
     how = train(8)
-    house.train(house.training({"teacher": role()}, how))
-    replayed = house.member("teacher", role(), 8, mode="replay", output=False, digest="0" * 64)
+    training_setup.train(training_setup.training({"teacher": role()}, how))
+    replayed = training_setup.member("teacher", role(), 8, mode="replay", output=False, digest="0" * 64)
     with pytest.raises(AtelierError, match="nothing is published"):
-        house.train(house.training({"teacher": replayed, "s": student(start=4)}, how))
-    assert not house.output("s").exists()
-    assert 8 not in house.steps("s"), "a second run would take the student for finished"
+        training_setup.train(training_setup.training({"teacher": replayed, "s": student(start=4)}, how))
+    assert not training_setup.output("s").exists()
+    assert 8 not in training_setup.steps("s"), "a second run would take the student for finished"
 
 
-def test_a_student_added_later_is_taught_by_a_replay_that_resumes(house: House, other: House) -> None:
+def test_a_student_added_later_is_taught_by_a_replay_that_resumes(
+    training_setup: TrainingSetup, other: TrainingSetup
+) -> None:
     spec, how = role(), train(16)
     other.train(other.training({"teacher": spec, "s": student(start=4)}, how))
-    house.train(house.training({"teacher": spec}, train(16, keep=9)))
-    digest = hashlib.sha256(house.weights("teacher")).hexdigest()
-    replayed = house.member("teacher", spec, 16, mode="replay", output=False, digest=digest)
-    again = house.training({"teacher": replayed, "s": student(start=4)}, how)
-    assert stopped_and_again(house, again, every=7) == 2
-    assert house.curve("s") == other.curve("s")
-    assert house.weights("s") == other.weights("s")
+    training_setup.train(training_setup.training({"teacher": spec}, train(16, keep=9)))
+    digest = hashlib.sha256(training_setup.weights("teacher")).hexdigest()
+    replayed = training_setup.member("teacher", spec, 16, mode="replay", output=False, digest=digest)
+    again = training_setup.training({"teacher": replayed, "s": student(start=4)}, how)
+    assert stopped_and_again(training_setup, again, every=7) == 2
+    assert training_setup.curve("s") == other.curve("s")
+    assert training_setup.weights("s") == other.weights("s")
 
 
-def test_the_newest_checkpoints_and_all_protected_ones_stay(house: House) -> None:
+def test_the_newest_checkpoints_and_all_protected_ones_stay(training_setup: TrainingSetup) -> None:
     roles = {"teacher": role(), "s": student(start=3)}
-    house.train(house.training(roles, train(20, checkpoint_every=2, keep=2)))
-    assert house.steps("teacher") == [3, 18, 20]
-    assert house.steps("s") == [3, 18, 20]
+    training_setup.train(training_setup.training(roles, train(20, checkpoint_every=2, keep=2)))
+    assert training_setup.steps("teacher") == [3, 18, 20]
+    assert training_setup.steps("s") == [3, 18, 20]
 
 
-def test_with_keep_0_no_checkpoint_is_left_when_all_is_published(house: House) -> None:
+def test_with_keep_0_no_checkpoint_is_left_when_all_is_published(training_setup: TrainingSetup) -> None:
     how = train(8, keep=0)
-    house.train(house.training({"a": role()}, how), house.training({"b": role()}, how))
-    assert house.steps("a") == house.steps("b") == []
-    assert house.summary("a")["step"] == house.summary("b")["step"] == 8
+    training_setup.train(
+        training_setup.training({"a": role()}, how), training_setup.training({"b": role()}, how)
+    )
+    assert training_setup.steps("a") == training_setup.steps("b") == []
+    assert training_setup.summary("a")["step"] == training_setup.summary("b")["step"] == 8
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(house: House, other: House, capsys) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    training_setup: TrainingSetup, other: TrainingSetup, capsys
+) -> None:
     roles = {"teacher": role(), "s": student()}
-    house.train(house.training(roles, train(8)))
+    training_setup.train(training_setup.training(roles, train(8)))
     capsys.readouterr()
-    newest = house.folder / "trajectory" / "teacher" / "checkpoints" / "step-00000008"
+    newest = training_setup.folder / "trajectory" / "teacher" / "checkpoints" / "step-00000008"
     file = next(newest.glob("*.safetensors"))
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    house.train(house.training(roles, train(12)))
+    training_setup.train(training_setup.training(roles, train(12)))
     first = said(capsys)[0]
     assert first["resumed"] == 4 and file.name in first["damages"][0]
     other.train(other.training(roles, train(12)))
     for name in roles:
-        assert values(house.curve(name)) == values(other.curve(name))
-        assert house.weights(name) == other.weights(name)
+        assert values(training_setup.curve(name)) == values(other.curve(name))
+        assert training_setup.weights(name) == other.weights(name)
 
 
-def test_a_finished_role_that_nobody_needs_holds_nobody_back(house: House, capsys) -> None:
-    house.train(house.training({"done": role()}, train(8)))
+def test_a_finished_role_that_nobody_needs_holds_nobody_back(training_setup: TrainingSetup, capsys) -> None:
+    training_setup.train(training_setup.training({"done": role()}, train(8)))
     capsys.readouterr()
-    done = house.member("done", role(), 8, output=False)
-    house.train(house.training({"done": done, "new": role(16)}, train(8)))
-    assert house.summary("new")["step"] == 8
+    done = training_setup.member("done", role(), 8, output=False)
+    training_setup.train(training_setup.training({"done": done, "new": role(16)}, train(8)))
+    assert training_setup.summary("new")["step"] == 8
     assert {"done"} != set(next(line for line in said(capsys) if "progress" in line)["loss"]) == {"new"}
 
 
-def test_a_finished_training_runs_again_without_a_step_and_publishes_the_same(house: House, capsys) -> None:
-    how = house.training({"teacher": role(), "s": student()}, train(8))
-    house.train(how)
-    first = (house.weights("s"), house.summary("s"), house.curve("s"))
+def test_a_finished_training_runs_again_without_a_step_and_publishes_the_same(
+    training_setup: TrainingSetup, capsys
+) -> None:
+    how = training_setup.training({"teacher": role(), "s": student()}, train(8))
+    training_setup.train(how)
+    first = (training_setup.weights("s"), training_setup.summary("s"), training_setup.curve("s"))
     capsys.readouterr()
-    house.train(how)
-    assert (house.weights("s"), house.summary("s"), house.curve("s")) == first
+    training_setup.train(how)
+    assert (training_setup.weights("s"), training_setup.summary("s"), training_setup.curve("s")) == first
     assert not any("progress" in line for line in said(capsys))
 
 
-def test_a_held_out_loss_keeps_the_name_of_the_windows_that_it_was_measured_on(house: House) -> None:
+def test_a_held_out_loss_keeps_the_name_of_the_windows_that_it_was_measured_on(
+    training_setup: TrainingSetup,
+) -> None:
     """Also where whoever publishes it would look at others."""
-    house.train(house.training({"model": role()}, train(8, eval_sequences=6)))
-    first = house.summary("model")
+    training_setup.train(training_setup.training({"model": role()}, train(8, eval_sequences=6)))
+    first = training_setup.summary("model")
     assert re.fullmatch("6 windows of 16 tokens of [0-9a-f]{12}", first["held_out"]), first
-    house.train(house.training({"model": role()}, train(8, eval_sequences=3)))
-    assert house.summary("model") == first
-    other = House(house.folder / "other", house.inputs)
+    training_setup.train(training_setup.training({"model": role()}, train(8, eval_sequences=3)))
+    assert training_setup.summary("model") == first
+    other = TrainingSetup(training_setup.folder / "other", training_setup.inputs)
     other.train(other.training({"model": role()}, train(8, eval_sequences=3)))
     assert other.summary("model")["held_out"] == first["held_out"].replace("6", "3", 1)
     assert other.summary("model")["eval_loss"] != first["eval_loss"]
 
 
-def test_a_loss_that_is_not_finite_is_skipped_recorded_and_ends_training_after_three(house: House) -> None:
+def test_a_loss_that_is_not_finite_is_skipped_recorded_and_ends_training_after_three(
+    training_setup: TrainingSetup,
+) -> None:
     spec = role(shape=model(32, init_std=1e30), lr=1e-3)
     with pytest.raises(
         AtelierError, match=r"roles\.model: loss or gradient was not finite in 3 steps in a row"
     ):
-        house.train(house.training({"model": spec}, train(8)))
-    lines = house.curve("model")
+        training_setup.train(training_setup.training({"model": spec}, train(8)))
+    lines = training_setup.curve("model")
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(line["values"]["skipped"] == 1.0 for line in lines)
-    assert house.steps("model") == []
+    assert training_setup.steps("model") == []
 
 
-def test_a_curve_has_every_step_once_with_its_timings(house: House) -> None:
-    house.train(house.training({"model": role()}, train(8, eval_every=2)))
-    files = sorted((house.folder / "trajectory" / "model" / "metrics").iterdir())
+def test_a_curve_has_every_step_once_with_its_timings(training_setup: TrainingSetup) -> None:
+    training_setup.train(training_setup.training({"model": role()}, train(8, eval_every=2)))
+    files = sorted((training_setup.folder / "trajectory" / "model" / "metrics").iterdir())
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert [line["tokens"] for line in lines] == [64 * step for step in range(1, 9)]
@@ -302,31 +338,35 @@ def test_a_curve_has_every_step_once_with_its_timings(house: House) -> None:
     assert lines[-1]["timing"]["time"] == pytest.approx(time.time(), abs=600)
 
 
-def test_looking_at_held_out_text_moves_nothing(house: House, other: House) -> None:
+def test_looking_at_held_out_text_moves_nothing(training_setup: TrainingSetup, other: TrainingSetup) -> None:
     spec = {"model": role(shape=model(32, dropout=0.1))}
-    house.train(house.training(spec, train(8, eval_every=1)))
+    training_setup.train(training_setup.training(spec, train(8, eval_every=1)))
     other.train(other.training(spec, train(8, eval_every=8)))
-    assert house.weights("model") == other.weights("model")
+    assert training_setup.weights("model") == other.weights("model")
 
 
-def test_a_batch_that_the_micro_batch_does_not_divide_is_refused_with_one_that_fits(house: House) -> None:
+def test_a_batch_that_the_micro_batch_does_not_divide_is_refused_with_one_that_fits(
+    training_setup: TrainingSetup,
+) -> None:
     with pytest.raises(ConfigError, match="micro_batch=2 would fit"):
-        house.train(house.training({"model": role()}, train(8, micro_batch=3)))
+        training_setup.train(training_setup.training({"model": role()}, train(8, micro_batch=3)))
 
 
-def test_a_missing_input_is_named(house: House) -> None:
-    house.inputs = {}
+def test_a_missing_input_is_named(training_setup: TrainingSetup) -> None:
+    training_setup.inputs = {}
     with pytest.raises(ConfigError, match="no input 'tokens'"):
-        house.train(house.training({"model": role()}, train(8)))
+        training_setup.train(training_setup.training({"model": role()}, train(8)))
 
 
-def test_a_teacher_that_starts_after_its_student_is_refused(house: House) -> None:
+def test_a_teacher_that_starts_after_its_student_is_refused(training_setup: TrainingSetup) -> None:
     with pytest.raises(ConfigError, match="a teacher starts no later than its students"):
-        house.train(house.training({"teacher": role(start=4), "s": student()}, train(8)))
+        training_setup.train(training_setup.training({"teacher": role(start=4), "s": student()}, train(8)))
 
 
-def test_a_failed_checkpoint_is_told_and_training_goes_on_from_an_earlier_one(house: House, capsys) -> None:
-    folder = house.folder / "trajectory" / "model" / "checkpoints"
+def test_a_failed_checkpoint_is_told_and_training_goes_on_from_an_earlier_one(
+    training_setup: TrainingSetup, capsys
+) -> None:
+    folder = training_setup.folder / "trajectory" / "model" / "checkpoints"
 
     def block_the_second() -> None:
         while not (folder / "step-00000004").is_dir():
@@ -334,34 +374,36 @@ def test_a_failed_checkpoint_is_told_and_training_goes_on_from_an_earlier_one(ho
         (folder / "step-00000008").write_text("in the way")
 
     threading.Thread(target=block_the_second).start()
-    house.train(house.training({"model": role()}, train(12)))
+    training_setup.train(training_setup.training({"model": role()}, train(12)))
     warnings = [line["warning"] for line in said(capsys) if "warning" in line]
     assert len(warnings) == 1 and "step 8" in warnings[0]
-    assert house.summary("model")["step"] == 12
+    assert training_setup.summary("model")["step"] == 12
 
 
-def test_a_last_checkpoint_that_fails_is_an_error(house: House) -> None:
-    folder = house.folder / "trajectory" / "model" / "checkpoints"
+def test_a_last_checkpoint_that_fails_is_an_error(training_setup: TrainingSetup) -> None:
+    folder = training_setup.folder / "trajectory" / "model" / "checkpoints"
     folder.mkdir(parents=True)
     (folder / "step-00000008").write_text("in the way")
     with pytest.raises(AtelierError, match="no checkpoint could be written"):
-        house.train(house.training({"model": role()}, train(8, checkpoint_every=8)))
+        training_setup.train(training_setup.training({"model": role()}, train(8, checkpoint_every=8)))
 
 
 GROWING = Progressive(steps=9, stages=3, sequence=0.5, batch=0.5)
 
 
-def growing(house: House, steps: int) -> Training:
+def growing(training_setup: TrainingSetup, steps: int) -> Training:
     roles = {"teacher": role(shape=model(32, dropout=0.2)), "s": student(start=5)}
-    return house.training(roles, train(steps, progressive=GROWING, global_batch=8))
+    return training_setup.training(roles, train(steps, progressive=GROWING, global_batch=8))
 
 
-def test_what_grows_is_the_same_however_often_it_was_stopped(house: House, other: House) -> None:
-    house.train(growing(house, 12))
+def test_what_grows_is_the_same_however_often_it_was_stopped(
+    training_setup: TrainingSetup, other: TrainingSetup
+) -> None:
+    training_setup.train(growing(training_setup, 12))
     assert stopped_and_again(other, growing(other, 12), every=5) > 0
     for name in ("teacher", "s"):
-        assert other.weights(name) == house.weights(name)
-        assert other.curve(name) == house.curve(name)
-    tokens = [line["tokens"] for line in house.curve("teacher")]
+        assert other.weights(name) == training_setup.weights(name)
+        assert other.curve(name) == training_setup.curve(name)
+    tokens = [line["tokens"] for line in training_setup.curve("teacher")]
     each = [after - before for before, after in itertools.pairwise([0, *tokens])]
     assert each == [4 * 8] * 3 + [5 * 8] * 3 + [7 * 16] * 3 + [8 * 16] * 3

@@ -17,9 +17,9 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.objective import chunked
-from atelier.engine.objective.chunked import LogitCache, Mix, TeacherSide, objective_sums
+from atelier.engine.objective.chunked import Mix, TeacherSide, objective_sums
 from atelier.engine.objective.load import terms_of
-from atelier.engine.objective.vocab_slice import TokenDistribution
+from atelier.engine.objective.vocab_slice import LogitCache, TokenDistribution
 
 B, T, D, V = 3, 17, 12, 41
 ONLY_LM: Mix = {"lm": (LM(), 1.0)}

@@ -21,14 +21,14 @@ from atelier.engine.loop.counts import count
 from atelier.engine.loop.prefetch import tensors_of
 from atelier.engine.loop.teacher_outputs import teacher_side_for
 from atelier.engine.parallel.gang import start_gang
-from tests.engine.trainings import ONE, House, model, role, train
+from tests.engine.trainings import ONE, TrainingSetup, model, role, train
 
 TEACHER = role(shape=model(32, num_layers=3, dropout=0.1))
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def training_setup(tmp_path: Path) -> TrainingSetup:
+    return TrainingSetup(tmp_path)
 
 
 def learner(*, auxiliary: bool = True, **more: Any) -> Role:
@@ -36,12 +36,14 @@ def learner(*, auxiliary: bool = True, **more: Any) -> Role:
     return role(16, objective={"attention": Attention(auxiliary=auxiliary)}, teacher="teacher", **more)
 
 
-def gradients(house: House, student: Role) -> dict[str, torch.Tensor]:
+def gradients(training_setup: TrainingSetup, student: Role) -> dict[str, torch.Tensor]:
     """The student's gradients of one micro-batch."""
-    training = house.training({"teacher": TEACHER, "student": student}, train(precision="fp64"))
+    training = training_setup.training({"teacher": TEACHER, "student": student}, train(precision="fp64"))
     gang = start_gang(ONE)
-    building = Building(gang=gang, layout=ONE, inputs={}, scratch=house.folder)
-    members = {n: build_member(n, s, training=training, build_context=building) for n, s in training.members.items()}
+    building = Building(gang=gang, layout=ONE, inputs={}, scratch=training_setup.folder)
+    members = {
+        n: build_member(n, s, training=training, build_context=building) for n, s in training.members.items()
+    }
     generator = torch.Generator().manual_seed(3)
     rows = torch.randint(0, 64, (2, 17), generator=generator).numpy()
     batch = tensors_of(
@@ -70,16 +72,18 @@ def gradients(house: House, student: Role) -> dict[str, torch.Tensor]:
     }
 
 
-def test_without_the_auxiliary_layer_the_last_mlp_learns_nothing_from_attention(house: House) -> None:
-    found = gradients(house, learner(auxiliary=False))
+def test_without_the_auxiliary_layer_the_last_mlp_learns_nothing_from_attention(
+    training_setup: TrainingSetup,
+) -> None:
+    found = gradients(training_setup, learner(auxiliary=False))
     silent = {name for name, gradient in found.items() if not gradient.any()}
     last = {f"blocks.1.mlp.{leaf}.weight" for leaf in ("gate", "up", "down")}
     others = {"blocks.1.attention.value.weight", "blocks.1.attention.out.weight", "blocks.1.norm2.weight"}
     assert silent == last | others | {"norm.weight"}
 
 
-def test_with_the_auxiliary_layer_every_part_of_every_block_learns(house: House) -> None:
-    found = gradients(house, learner())
+def test_with_the_auxiliary_layer_every_part_of_every_block_learns(training_setup: TrainingSetup) -> None:
+    found = gradients(training_setup, learner())
     assert {name for name, gradient in found.items() if not gradient.any()} == {"norm.weight"}
     assert {name for name in found if name.startswith("auxiliary.")} == {
         "auxiliary.norm.weight",
@@ -93,15 +97,15 @@ def everything(**more: Any) -> Role:
     return role(16, objective=objective, teacher="teacher", **more)
 
 
-def test_the_exported_student_has_its_own_layers_alone(house: House) -> None:
+def test_the_exported_student_has_its_own_layers_alone(training_setup: TrainingSetup) -> None:
     student = everything()
-    house.train(house.training({"teacher": TEACHER, "student": student}, train()))
-    weights = load(house.weights("student"))
+    training_setup.train(training_setup.training({"teacher": TEACHER, "student": student}, train()))
+    weights = load(training_setup.weights("student"))
     assert {name: tuple(weight.shape) for name, weight in weights.items()} == student.model.shapes()
 
 
 def test_attention_and_hidden_states_come_nearer_while_the_teacher_keeps_its_bits(tmp_path: Path) -> None:
-    alone, taught = House(tmp_path / "alone"), House(tmp_path / "taught")
+    alone, taught = TrainingSetup(tmp_path / "alone"), TrainingSetup(tmp_path / "taught")
     alone.train(alone.training({"teacher": TEACHER}, train(32)))
     roles = {"teacher": TEACHER, "student": everything(), "still": everything(lr=1e-9)}
     taught.train(taught.training(roles, train(32)))
@@ -112,17 +116,19 @@ def test_attention_and_hidden_states_come_nearer_while_the_teacher_keeps_its_bit
 
 
 def test_a_student_by_attention_resumes_with_the_same_bits(tmp_path: Path) -> None:
-    whole, halves = House(tmp_path / "whole"), House(tmp_path / "halves")
-    for house, ends in ((whole, (8,)), (halves, (4, 8))):
+    whole, halves = TrainingSetup(tmp_path / "whole"), TrainingSetup(tmp_path / "halves")
+    for training_setup, ends in ((whole, (8,)), (halves, (4, 8))):
         for end in ends:
             roles = {"teacher": TEACHER, "student": everything()}
-            house.train(house.training(roles, train(end)))
+            training_setup.train(training_setup.training(roles, train(end)))
     assert whole.weights("student") == halves.weights("student")
 
 
-def test_relation_heads_that_do_not_fit_are_refused_before_anything_starts(house: House) -> None:
+def test_relation_heads_that_do_not_fit_are_refused_before_anything_starts(
+    training_setup: TrainingSetup,
+) -> None:
     student = role(16, objective={"attention": Attention(relation_heads=5)}, teacher="teacher")
     with pytest.raises(
         ConfigError, match=r"roles\.student\.objective\.attention\.relation_heads.*5.*would fit"
     ):
-        house.train(house.training({"teacher": TEACHER, "student": student}, train()))
+        training_setup.train(training_setup.training({"teacher": TEACHER, "student": student}, train()))

@@ -14,7 +14,7 @@ from atelier.engine.config.run_file import Training
 from atelier.engine.loop.build import auto_micro_batch
 from atelier.engine.parallel.compute import WORTH_COMPILING, compile_mode
 from atelier.engine.parallel.gang import num_threads, start_gang
-from tests.engine.trainings import ONE, House, role, student, train
+from tests.engine.trainings import ONE, TrainingSetup, role, student, train
 
 CPU = torch.device("cpu")
 
@@ -59,12 +59,12 @@ def test_cuda_where_there_is_none_is_refused() -> None:
         start_gang(Parallel(device="cuda", threads=1))
 
 
-def apart(house: House, *trainings: Training) -> None:
+def apart(training_setup: TrainingSetup, *trainings: Training) -> None:
     """Train with compiled blocks in a process of its own: torch warns while it compiles, and warnings are
     errors here.
     """
     layout = ONE.model_copy(update={"compile": "block"})
-    (process,) = house.processes(house.run_file(*trainings, layout=layout))
+    (process,) = training_setup.processes(training_setup.run_file(*trainings, layout=layout))
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
 
@@ -73,7 +73,7 @@ def apart(house: House, *trainings: Training) -> None:
 @pytest.mark.slow
 def test_compiled_blocks_train_to_the_same_numbers_and_resume_to_the_same_bits(tmp_path: Path) -> None:
     roles = {"teacher": role(), "s": student()}
-    plain, fast, again = (House(tmp_path / name) for name in ("plain", "fast", "again"))
+    plain, fast, again = (TrainingSetup(tmp_path / name) for name in ("plain", "fast", "again"))
     plain.train(plain.training(roles, train(8, precision="fp64")))
     apart(fast, fast.training(roles, train(8, precision="fp64")))
     apart(again, again.training(roles, train(4, precision="fp64")))
@@ -87,7 +87,7 @@ def test_compiled_blocks_train_to_the_same_numbers_and_resume_to_the_same_bits(t
 
 @pytest.mark.slow
 def test_a_compiled_teacher_ends_with_the_same_bits_with_and_without_students(tmp_path: Path) -> None:
-    alone, gang = House(tmp_path / "alone"), House(tmp_path / "gang")
+    alone, gang = TrainingSetup(tmp_path / "alone"), TrainingSetup(tmp_path / "gang")
     how = train(8, precision="bf16")
     apart(alone, alone.training({"teacher": role()}, how))
     apart(gang, gang.training({"teacher": role(), "a": student(), "b": student(24, gate=0.02, start=3)}, how))

@@ -10,8 +10,7 @@ from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from atelier.flows.run.embedded_server import EmbeddedServer
-from atelier.flows.run.execute import EMBEDDED
+from atelier.flows.run.embedded_server import EMBEDDED, EmbeddedServer
 from atelier.infra.stack.deployments import Deployed, put_deployment, put_pool, put_queues
 
 FORM: dict[str, Any] = {"type": "object", "properties": {"steps": {"type": "integer"}}}

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atelier.flows.run.embedded_server import EmbeddedServer
-from atelier.flows.run.execute import EMBEDDED
+from atelier.flows.run.embedded_server import EMBEDDED, EmbeddedServer
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A rank that writes down which GPUs it sees, `begin` and `end`; it ends once its file `go` is there."""
+"""A rank that records the GPUs that it sees, `begin` and `end`; it ends once its file `go` exists."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 """A rank without torch, `python -m tests.infra.launch.rank run.json`: makes checkpoint folders, dies as often
-as it is told, then writes its output.
+as its config asks, then writes its output.
 """
 
 import json
@@ -14,7 +14,7 @@ from atelier.engine.io.heartbeat import PULSE, RankProgress, heartbeat_file
 
 
 def stand_still(rank: int) -> None:
-    """As one that was stopped in its third step."""
+    """Stop this process, with the heartbeat of a rank in its third step."""
     heartbeat_file(os.environ[PULSE], rank).write_bytes(RankProgress(3, 2, 0.5, "forward").pack())
     os.kill(os.getpid(), signal.SIGSTOP)
 

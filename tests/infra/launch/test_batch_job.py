@@ -54,7 +54,7 @@ class Processes:
             for index in range(gang.nodes)
         ]
 
-    def look(self, job: str) -> JobStatus:
+    def status(self, job: str) -> JobStatus:
         nodes = self.jobs[int(job)]
         if self.waits:
             return JobStatus("waiting", "the job waits")
@@ -149,11 +149,11 @@ def test_a_batch_system_that_refuses_is_quoted(
 def test_messages_of_a_later_life_follow_those_of_the_one_before(tmp_path: Path) -> None:
     nodes, caller = Channel(str(tmp_path), "g"), Channel(str(tmp_path), "g")
     nodes.say(0, 1, [{"n": 1}])
-    assert caller.hear() == [{"n": 1}] and caller.hear() == [] and caller.end() is None
+    assert caller.receive() == [{"n": 1}] and caller.receive() == [] and caller.end() is None
     nodes.say(0, 2, [{"n": 2}])
     nodes.tell_end(0, {"code": 75})
     nodes.say(1, 1, [{"n": 3}])
-    assert caller.hear() == [{"n": 2}, {"n": 3}] and caller.end() is None
+    assert caller.receive() == [{"n": 2}, {"n": 3}] and caller.end() is None
     nodes.tell_end(1, {"code": 0})
     assert caller.end() == {"code": 0}
 

@@ -42,19 +42,19 @@ import sys
 from pathlib import Path
 from atelier.engine.config.pool import Pool
 from atelier.infra.dag import Node, Product
-from atelier.infra.run.context import House
+from atelier.infra.run.context import RunContext
 from atelier.infra.launch.slots import CoreSlots
 from atelier.infra.store.store import Store
 root, run, ranks, log, go = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5]
 pool = Pool(gpu="h100", gpus=2)
-house = House(
+context = RunContext(
     store=Store(str(root)), slots=CoreSlots(pool, root / "slots"), scratch=root / "scratch", run_id=run,
     flow="demo", command="demo", listener=lambda node, message: print(message, flush=True), pool=pool,
 )
 product = Product(kind="score", name="s", version=1, identity={"run": run}, parents={})
 node = Node(name="train", task="score", products={"s": product}, ranks=ranks)
-house.gang(node, "tests.infra.launch.gpu_rank", config=lambda fences: {"log": log, "go": go},
-           outputs=house.missing(node), ranks=ranks)
+context.gang(node, "tests.infra.launch.gpu_rank", config=lambda fences: {"log": log, "go": go},
+           outputs=context.missing(node), ranks=ranks)
 """
 
 

@@ -130,7 +130,7 @@ def test_a_registration_that_was_made_without_a_tracker_is_made_up_for_by_the_ne
     ended: list[str] = []
     for kind in ("none", "mlflow", "mlflow"):
         tracked = open_tracker(TrackerSpec(kind=kind), made.shelf.store, **about)
-        house = RunContext(
+        context = RunContext(
             store=made.shelf.store,
             slots=Slots(1, root / "slots"),
             scratch=root,
@@ -141,7 +141,7 @@ def test_a_registration_that_was_made_without_a_tracker_is_made_up_for_by_the_ne
             tracker=tracked,
         )
         states: dict[str, str] = {}
-        work(node, house, states, {})
+        work(node, context, states, {})
         ended += states.values()
         assert tracked.close("finished") == []
     assert ended == ["done", "reused", "reused"]

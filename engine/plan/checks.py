@@ -1,5 +1,6 @@
-"""What is refused before a process starts: layouts whose axes do not divide, objectives that a model cannot
-learn or a teacher cannot teach. Torch-free."""
+"""Checks before a process starts: layouts whose axes do not divide, objectives that do not fit a model or its
+teacher. Torch-free.
+"""
 
 import math
 from collections.abc import Mapping
@@ -18,8 +19,8 @@ from atelier.engine.config.train import Train
 def check_layout(
     layout: Parallel, roles: Mapping[str, Role], train: Train, *, prefix: str = "roles."
 ) -> None:
-    """ConfigError with place, numbers and what would fit. `prefix` is where roles stand in the configuration,
-    '' for a flow with one model.
+    """Raise ConfigError with place, numbers and what would fit. `prefix` is the roles' place in the
+    configuration, '' for a flow with one model.
     """
     for step in train.progressive.first_steps():
         try:
@@ -34,7 +35,7 @@ def check_layout(
 
 
 def at_step(train: Train, layout: Parallel, step: int) -> Train:
-    """The training with the sizes of this step, its micro-batch one that fits."""
+    """The training with the sizes of this step, and a micro-batch that divides them."""
     now = train.at(step)
     each = now.global_batch // layout.axes.data
     if now is train or now.micro_batch == "auto" or not each:
@@ -116,7 +117,7 @@ def _check_pipeline(layout: Parallel, train: Train) -> None:
 
 
 def _check_role(layout: Parallel, name: str, role: Role, model: str) -> None:
-    """Heads, widths, vocabulary, experts and blocks against the axes."""
+    """Check heads, widths, vocabulary, experts and blocks against the axes."""
     axes, place = layout.axes_of(name), _place(layout, name)
     sizes = {"tensor": axes.tensor, "expert": axes.expert, "context": axes.context, "stage": 1}
     if not role.teacher:
@@ -168,7 +169,7 @@ def _check_tokens(layout: Parallel, name: str, sequence: int) -> None:
 
 
 def _check_student(layout: Parallel, name: str, teacher: str) -> None:
-    """A student's rows and tokens have to be among those of its teacher's ranks."""
+    """Check that a student's rows and tokens are among those of its teacher's ranks."""
     axes, theirs, place = layout.axes_of(name), layout.axes_of(teacher), _place(layout, name)
     if axes.ranks != theirs.ranks:
         raise ConfigError(
@@ -186,7 +187,7 @@ def _check_student(layout: Parallel, name: str, teacher: str) -> None:
 
 
 def _check_rows(layout: Parallel, name: str, roles: Mapping[str, Role], train: Train) -> None:
-    """A micro-batch is a root's; who learns from it, directly or not, deals its rows out further."""
+    """Check micro-batches: they are the root's, and its students, direct or not, split their rows further."""
     root = roles[name].teacher
     while root in roles and roles[root].teacher:
         root = roles[root].teacher
@@ -204,8 +205,8 @@ def _check_rows(layout: Parallel, name: str, roles: Mapping[str, Role], train: T
 
 
 def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
-    """The sequences that a rank may compute at once: divisors of its own that students' ranks can share, in
-    as many micro-batches as the pipeline's order of work takes.
+    """The possible micro-batch sizes: divisors of a rank's sequences that students' ranks can share, and that
+    give as many micro-batches as the pipeline schedule needs.
     """
     each, rows = global_batch // layout.axes.data, shared_rows(layout)
     sizes = [size for size in divisors(each, each) if size % rows == 0]
@@ -216,12 +217,12 @@ def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
 
 
 def shared_rows(layout: Parallel) -> int:
-    """The rows that a micro-batch has a multiple of, so that all students' ranks can share them."""
+    """A micro-batch's rows must be a multiple of this number, so that all students' ranks can share them."""
     return math.lcm(1, *(max(1, other.data // layout.axes.data) for other in layout.roles.values()))
 
 
 def _check_compared(layout: Parallel, name: str, role: Role, teacher: Role, objective: str) -> None:
-    """What a student compares with its teacher's states is cut over its tensor axis."""
+    """Check that the states that a student compares with its teacher's divide over its tensor axis."""
     size, place = layout.axes_of(name).tensor, _place(layout, name)
     for key, spec in role.objective.items():
         what, number = "", 0
@@ -245,7 +246,9 @@ def _place(layout: Parallel, name: str) -> str:
 
 
 def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None:
-    """ConfigError with place, numbers and what would fit. `prefix` as in `check_layout`."""
+    """Raise ConfigError when a role's objectives do not fit its model or its teacher. `prefix` as in
+    `check_layout`.
+    """
     for name, role in roles.items():
         for key, objective in role.objective.items():
             if isinstance(objective, Control):

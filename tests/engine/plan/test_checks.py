@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from atelier.engine.config.checks import check_layout, micro_batches
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.lm import LM
@@ -14,6 +13,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+from atelier.engine.plan.checks import check_layout, micro_batches
 
 
 def net(**more: Any) -> GPT:
