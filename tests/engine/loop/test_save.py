@@ -7,7 +7,7 @@ import pytest
 
 from atelier.engine.checkpoint.folder import address
 from atelier.engine.checkpoint.manifest import MANIFEST
-from atelier.engine.config.error import StoppedError
+from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.run_file import SegmentAddress, Training
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
@@ -169,3 +169,11 @@ def test_the_best_without_held_out_text_is_refused(training_setup: TrainingSetup
     training["streams"] = [{"input": "labels", "kind": "examples"}]
     with pytest.raises(ValueError, match=r"train\.keep_best=1, but no stream has held-out text"):
         Training.model_validate(training)
+
+
+def test_a_last_checkpoint_that_fails_is_an_error(training_setup: TrainingSetup) -> None:
+    folder = training_setup.folder / "trajectory" / "model" / "checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "step-00000008").write_text("in the way")
+    with pytest.raises(AtelierError, match="no checkpoint could be written"):
+        training_setup.train(training_setup.training({"model": role()}, train(8, checkpoint_every=8)))

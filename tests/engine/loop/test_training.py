@@ -41,10 +41,9 @@ def cut(
     """A member whose training is cut into segments at `ends`."""
     starts = (int(spec.start), *ends[:-1])
     names = names or tuple(f"part{i}" for i in range(len(ends)))
-    parts: list[SegmentAddress] = [
-        training_setup.segment(*place) for place in zip(names, starts, ends, strict=True)
-    ]
-    return training_setup.member("model", spec, how.num_steps, segments=tuple(parts))
+    places = zip(names, starts, ends, strict=True)
+    segments: tuple[SegmentAddress, ...] = tuple(training_setup.segment(*place) for place in places)
+    return training_setup.member("model", spec, how.num_steps, segments=segments)
 
 
 def values(lines: list[dict]) -> list[dict]:
@@ -378,14 +377,6 @@ def test_a_failed_checkpoint_is_told_and_training_goes_on_from_an_earlier_one(
     warnings = [line["warning"] for line in said(capsys) if "warning" in line]
     assert len(warnings) == 1 and "step 8" in warnings[0]
     assert training_setup.summary("model")["step"] == 12
-
-
-def test_a_last_checkpoint_that_fails_is_an_error(training_setup: TrainingSetup) -> None:
-    folder = training_setup.folder / "trajectory" / "model" / "checkpoints"
-    folder.mkdir(parents=True)
-    (folder / "step-00000008").write_text("in the way")
-    with pytest.raises(AtelierError, match="no checkpoint could be written"):
-        training_setup.train(training_setup.training({"model": role()}, train(8, checkpoint_every=8)))
 
 
 GROWING = Progressive(steps=9, stages=3, sequence=0.5, batch=0.5)

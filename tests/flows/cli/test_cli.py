@@ -47,12 +47,8 @@ def probe(
 ) -> tuple[subprocess.CompletedProcess[str], set[str], float]:
     """A process of `atelier <arguments>`: what it said, which of `names` it loaded, its CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(names=names), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=TOP,
-    )
+    probe = [sys.executable, "-c", PROBE.format(names=names), *arguments]
+    done = subprocess.run(probe, capture_output=True, text=True, cwd=TOP)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     loaded = set(done.stderr.splitlines()[-1].split()[1:])
     return done, loaded, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
