@@ -8,7 +8,7 @@ select a file of that folder. Torch-free.
 import importlib
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
@@ -126,26 +126,29 @@ def spec_class(group: str, kind: str) -> type[Any]:
     return next(v for v in found if "kind" in v.model_fields)
 
 
-def _chooser(group: str) -> Callable[[Any], Any]:
-    def choose(value: Any) -> Any:
+@dataclass(frozen=True)
+class _KindChooser:
+    """Validates a document as the spec of the group's kind that it names."""
+
+    group: str
+
+    def __call__(self, value: Any) -> Any:
         if isinstance(value, Spec) or not isinstance(value, dict):
             return value
-        return spec_class(group, str(value.get("kind", ""))).model_validate(value)
-
-    choose.group = group  # type: ignore[attr-defined]
-    return choose
+        return spec_class(self.group, str(value.get("kind", ""))).model_validate(value)
 
 
 def group_of(metadata: Iterable[Any]) -> str:
     """The group whose kinds a field of type Model, Objective or Optim chooses from, by the field's metadata;
     '' for others.
     """
-    return next((item.func.group for item in metadata if hasattr(getattr(item, "func", None), "group")), "")
+    choosers = (getattr(item, "func", None) for item in metadata)
+    return next((chooser.group for chooser in choosers if isinstance(chooser, _KindChooser)), "")
 
 
-Model = Annotated[SerializeAsAny[ModelSpec], BeforeValidator(_chooser("model"))]
-Objective = Annotated[SerializeAsAny[ObjectiveSpec], BeforeValidator(_chooser("objective"))]
-Optim = Annotated[SerializeAsAny[OptimSpec], BeforeValidator(_chooser("optim"))]
+Model = Annotated[SerializeAsAny[ModelSpec], BeforeValidator(_KindChooser("model"))]
+Objective = Annotated[SerializeAsAny[ObjectiveSpec], BeforeValidator(_KindChooser("objective"))]
+Optim = Annotated[SerializeAsAny[OptimSpec], BeforeValidator(_KindChooser("optim"))]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -64,7 +65,8 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
     """Run `act` on the run file named in `arguments`; returns the exit code: 0, or that of the error, which
     is reported on stdout as JSON. A closed stdout ends the process silently.
     """
-    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    assert isinstance(sys.stdout, TextIOWrapper)  # of a process of its own
+    sys.stdout.reconfigure(encoding="utf-8")
     try:
         if len(arguments) != 1:
             usage = f"usage: python -m atelier.engine.{verb} run.json"

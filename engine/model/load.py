@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from atelier.engine.config.base import Spec, canonical, parse
 from atelier.engine.config.error import DataError
-from atelier.engine.config.registry import spec_class
+from atelier.engine.config.registry import ModelSpec, spec_class
 from atelier.engine.config.seed import seed_of
 from atelier.engine.io.artifact import ArtifactInput
 
@@ -46,9 +46,9 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 COMPILED = "_orig_mod."  # prefix that torch.compile(module) adds to the names below it
 
 
-def build(spec: Spec) -> nn.Module:
+def build(spec: ModelSpec) -> nn.Module:
     """The network of `spec` on the current default device; its weights are not yet set."""
-    return importlib.import_module(f"atelier.engine.model.{spec.kind}").build(spec)  # type: ignore[attr-defined]
+    return importlib.import_module(f"atelier.engine.model.{spec.kind}").build(spec)
 
 
 def initialise(model: nn.Module, *, seed: int, name: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from atelier.engine.config.base import Spec
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.registry import OptimSpec
 
 
 def leave_compiler_out() -> None:
@@ -21,13 +21,13 @@ def leave_compiler_out() -> None:
             asked.__dynamo_disable = asked
 
 
-def build(spec: Spec, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
+def build(spec: OptimSpec, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
     """The optimiser of `spec` over the trainable parameters. Raises ConfigError when there are none."""
     parameters = [(name, p) for name, p in named_parameters if p.requires_grad]
     if not parameters:
         raise ConfigError("trainable", "no weight is trainable", "trainable=full trains all of them")
     leave_compiler_out()
-    return importlib.import_module(f"atelier.engine.optim.{spec.kind}").build(spec, parameters)  # type: ignore[attr-defined]
+    return importlib.import_module(f"atelier.engine.optim.{spec.kind}").build(spec, parameters)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -10,8 +10,16 @@ from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from atelier.engine.config.error import ConfigError
 from atelier.flows.run.embedded_server import EMBEDDED, EmbeddedServer
-from atelier.infra.stack.deployments import Deployed, put_deployment, put_pool, put_queues
+from atelier.infra.stack.deployments import (
+    TEMPLATE,
+    Deployed,
+    check_command,
+    put_deployment,
+    put_pool,
+    put_queues,
+)
 
 FORM: dict[str, Any] = {"type": "object", "properties": {"steps": {"type": "integer"}}}
 POOL = "light"
@@ -77,3 +85,15 @@ def test_a_limit_that_a_person_gave_a_pool_stays_until_the_pool_s_own_is_another
     assert (pool.concurrency_limit, pool.is_paused) == (1, True)
     deploy(client, steps=1, limit=4)
     assert client.read_work_pool(POOL).concurrency_limit == 4
+
+
+def test_a_pool_whose_runs_another_atelier_would_start_is_not_served(client: SyncPrefectClient) -> None:
+    deploy(client, steps=5)
+    check_command(client, POOL)
+    command = {"command": "python -m infra.stack.flow_process"}
+    old = TEMPLATE | {"job_configuration": TEMPLATE["job_configuration"] | command}
+    client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=old))
+    with pytest.raises(ConfigError, match=r"python -m infra\.stack\.flow_process.*`atelier up`"):
+        check_command(client, POOL)
+    deploy(client, steps=5)
+    check_command(client, POOL)

@@ -85,9 +85,3 @@ def test_a_training_that_was_begun_before_the_move_names_only_what_was_changed_s
     now = {file: code_map.code_map((file,), ())[file] for file in sorted(targets)}
     differing = {file for file, digest in files_of(now).items() if digest != after[file]}
     assert {line.split(" (")[0] for line in changed(form(made), form(now))} == differing
-
-
-def test_every_file_of_the_table_after_the_move_is_one_of_this_code_or_was_moved_again() -> None:
-    _, after = moved_code._table()
-    there = [file for file in after if (code_map.PROJECT / file).exists()]
-    assert len(there) > len(after) / 2
