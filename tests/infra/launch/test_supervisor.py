@@ -108,7 +108,8 @@ def forkserver() -> Iterator[ForkServer]:
     server = ForkServer(["tests.infra.launch.rank"], rank_env("", 1), str(TOP))
     yield server
     server.close()
-    assert server.process.poll() == 0
+    # one that was never asked for anything may still import: it is not waited for
+    assert server.process.poll() == (0 if server._is_used else -signal.SIGTERM)
 
 
 @pytest.fixture(params=["executed", "forked"])
