@@ -10,6 +10,7 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
 
@@ -106,11 +107,13 @@ class OptimSpec(Kind):
 FOLDER = Path(__file__).parent
 
 
-def kinds(group: str) -> list[str]:
+@cache
+def kinds(group: str) -> tuple[str, ...]:
     """The allowed values of `kind:` in a group, sorted."""
-    return sorted(path.stem for path in (FOLDER / group).glob("*.py") if path.stem != "__init__")
+    return tuple(sorted(path.stem for path in (FOLDER / group).glob("*.py") if path.stem != "__init__"))
 
 
+@cache
 def spec_class(group: str, kind: str) -> type[Any]:
     """The Spec class that engine/config/<group>/<kind>.py defines. Raises ValueError for an unknown kind."""
     if kind not in kinds(group):
@@ -165,6 +168,7 @@ class FieldPlace:
     def about(self) -> str:
         return (self.field.description or "") if self.field else ""
 
+    @cached_property
     def spec(self) -> type[Spec] | None:
         """The spec class of the value, that of its `kind` if it has one. None for plain values and
         containers.
@@ -181,7 +185,7 @@ class FieldPlace:
         """The place called `part` below this one; None when the type has no such part."""
         value = self.value.get(part) if isinstance(self.value, Mapping) else None
         name = f"{self.name}.{part}".strip(".")
-        spec = self.spec()
+        spec = self.spec
         if spec is not None:
             field = spec.model_fields.get(part)
             return FieldPlace(name, field.annotation, value, tuple(field.metadata), field) if field else None
@@ -192,7 +196,7 @@ class FieldPlace:
 
     def below(self) -> Iterator["FieldPlace"]:
         """The places one step down: a spec's fields, a mapping's items."""
-        spec = self.spec()
+        spec = self.spec
         parts = spec.model_fields if spec else self.value if isinstance(self.value, Mapping) else ()
         for part in parts:
             place = self.down(str(part))

@@ -105,13 +105,13 @@ def _places(place: "FieldPlace", name: str) -> list[str]:
     `<name>`.
     """
     below = list(place.below())
-    if len(below) > 1 and place.spec() is None and len({one.spec() for one in below}) == 1:
+    if len(below) > 1 and place.spec is None and len({one.spec for one in below}) == 1:
         names = ", ".join(one.name.rsplit(".", 1)[-1] for one in below)
         return [row(f"{name}.<name>", f"one of: {names}"), *_places(below[-1], f"{name}.<name>")]
-    if below or place.spec() is not None:
+    if below or place.spec is not None:
         return [line for one in below for line in _places(one, f"{name}.{one.name.rsplit('.', 1)[-1]}")]
     one = place.down("<name>")
-    if one is not None and one.spec() is not None:
+    if one is not None and one.spec is not None:
         return _places(one, one.name)
     has_choice = place.choices() != [place.type_text()]  # a kind may be the only one
     return [_line(place, name)] if has_choice else []

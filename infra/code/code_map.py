@@ -96,6 +96,11 @@ def code_map(roots: Iterable[str], kinds: Iterable[str] = (), project: Path = PR
     """Map of the files that `roots` reach by imports, and those of `kinds` ("model/gpt"). Registry files
     count only as one of these kinds or when another kind imports them, because the loop imports all of them.
     """
+    return _code_map(tuple(roots), frozenset(kinds), project)
+
+
+@cache
+def _code_map(roots: tuple[str, ...], kinds: frozenset[str], project: Path) -> Map:
     chosen = {f"engine/{kind}.py" for kind in kinds} | {f"engine/config/{kind}.py" for kind in kinds}
     chosen = {file for file in chosen if (project / file).exists()}
     waiting, found = [*roots, *chosen], {}

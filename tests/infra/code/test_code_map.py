@@ -60,6 +60,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def mapped(project: Path, objective: str = "lm") -> Map:
     code_map._read.clear()  # as a new process
+    code_map._code_map.cache_clear()
     shape = {"kind": "gpt", "num_layers": 1, "hidden": 16, "num_heads": 2}
     objectives = {"lm": {"kind": "lm"}} | ({"kd": {"kind": "logits"}} if objective == "logits" else {})
     document = {"model": shape, "objective": objectives, "optim": {"kind": "adamw", "lr": 1e-3}}
