@@ -33,6 +33,7 @@ from intervals import auc, mean_of, resampled
 from machine import keep
 from study import Batch, Study, batches
 
+from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.data import SEP
 from atelier.engine.config.generation import GenerationAttributes, Sampling
 from atelier.engine.config.objective.control import Control
@@ -41,7 +42,6 @@ from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.config.objective.reorder import Reorder
 from atelier.engine.data.control_prompt import prefix_of
 from atelier.engine.data.datasets.natural import IMITATIONS
-from atelier.engine.data.tokens import NOT_SCORED, PADDING
 from atelier.engine.inference.sampling import continuation
 
 LENGTHS = (16, 32, 64, 96, 128)  # that are asked for; rows of the control stage have room for all

@@ -18,8 +18,8 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 from aims import AIMS
 from machine import use_own_code
 
+from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.data.datasets.load import rows_of
-from atelier.engine.data.tokens import NOT_SCORED
 from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.inference.scoring import label_nats
 from atelier.engine.io.artifact import ArtifactInput, open_input

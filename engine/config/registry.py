@@ -18,10 +18,8 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
 from atelier.engine.config.base import Kind, Spec
-from atelier.engine.config.error import nearest
+from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.schedule import Schedule
-
-Compared = Literal["logits", "hidden", "attention", "classes"]
 
 
 class Limit(NamedTuple):
@@ -78,7 +76,7 @@ class ObjectiveSpec(Kind):
     """A loss to optimise. Its share follows from the weights of the active objectives."""
 
     needs_teacher: ClassVar[bool] = False
-    compares: ClassVar[Compared] = "logits"  # model output it is computed from
+    term: ClassVar[str] = ""  # the file of engine/objective that computes it; "" = that of its kind
     source: ClassVar[str] = "tokens"  # artifact kind of its rows: tokens, attributes, triples or imitations
     reads: ClassVar[str] = "windows"  # kind of its rows: windows, or a module of engine/data/datasets
 
@@ -86,13 +84,49 @@ class ObjectiveSpec(Kind):
     weight: float = Field(default=1.0, gt=0)
 
     @property
+    def encoder_length(self) -> int:
+        """U, the tokens of its rows' other input; 0 = it has none."""
+        return 0
+
+    @property
     def num_classes(self) -> int:
         """Number of classes, for objectives that compare classes."""
         return 0
 
+    def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
+        """Raise ConfigError when the role's model, or its teacher's, does not offer what the objective needs.
+        `key`: the objective's name; `place`: the role's, for messages; `teacher`: its name and model, if they
+        are known.
+        """
+
+    def divided_by_tensor(self, teacher: tuple[str, ModelSpec]) -> dict[str, int]:
+        """The numbers that a student's tensor axis has to divide, by their names in messages, which may name
+        the objective as {key}.
+        """
+        return {}
+
     def numbers(self) -> dict[str, Any]:
         """All fields but the weight: they define its rows."""
         return self.model_dump(mode="json", exclude={"weight"})
+
+
+class RowClasses(ObjectiveSpec):
+    """An objective that predicts the class of a row from its first token, with a head of its kind's name."""
+
+    term: ClassVar[str] = "classes"
+
+    def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
+        heads: dict[str, int] = getattr(model, "classes", {})
+        if heads.get(self.kind) == self.num_classes:
+            return
+        known = ", ".join(f"{name}: {size}" for name, size in heads.items()) or "none"
+        raise ConfigError(
+            f"{place}.model.classes",
+            f"objective {self.kind} needs a head of {self.num_classes} classes; heads: {known}",
+            f"+{place}.model.classes.{self.kind}={self.num_classes}"
+            if hasattr(model, "classes")
+            else "model=ernie_tiny",
+        )
 
 
 class OptimSpec(Kind):

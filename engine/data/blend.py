@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from atelier.engine.config.batch import batch_tensor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.data.counter_rng import Permutation
-from atelier.engine.data.tokens import NOT_SCORED, PADDING
 
 BLOCK = 4096
 
@@ -21,8 +21,8 @@ class Dataset(Protocol):
     """A data set that a blend draws from. `length` is the T of its batches; rows that differ by epoch need
     the `epochs` of their indices, 0 by default.
 
-    Two optional attributes: `extras`, the keys of its batches besides tokens, positions, documents and
-    labels; and `part`, a number that labels its rows in a batch.
+    Three optional attributes: `extras`, the keys of its batches besides tokens, positions, documents and
+    labels; `encoder_length`, the U of its batches; and `part`, a number that labels its rows in a batch.
     """
 
     length: int
@@ -55,6 +55,8 @@ class Blend:
         self._shares = shares([weight for _, weight in streams])
         self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.length = max(dataset.length for dataset in self._datasets)
+        encoder_length = max(getattr(dataset, "encoder_length", 0) for dataset in self._datasets)
+        self._lengths = {"T": self.length, "U": encoder_length}
         self._extras = sorted({name for dataset in self._datasets for name in getattr(dataset, "extras", ())})
         self._parts = [getattr(dataset, "part", None) for dataset in self._datasets]
 
@@ -115,21 +117,9 @@ class Blend:
         return result
 
     def _empty(self, name: str, count: int) -> np.ndarray:
-        shape = (count, self.length) if name.endswith("_BT") else (count,)
-        return np.full(shape, FILL[name], dtype=np.int64)
-
-
-# value of padding, and of rows whose data set lacks the key
-FILL = {
-    "tokens_BT": 0,
-    "positions_BT": 0,
-    "documents_BT": PADDING,
-    "labels_BT": NOT_SCORED,
-    "bidirectional_B": 0,
-    "classes_B": NOT_SCORED,
-    "memory_BT": 0,
-    "prompts_BT": -1,
-}
+        entry = batch_tensor(name)
+        shape = tuple(self._lengths.get(dim, count) for dim in entry.dims)
+        return np.full(shape, entry.fill, dtype=np.int64)
 
 
 def shares(weights: Sequence[float]) -> list[int]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.data.counter_rng import Permutation
-from atelier.engine.data.tokens import NOT_SCORED, PADDING
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 

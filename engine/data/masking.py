@@ -6,8 +6,8 @@ Shape letters: B rows, T tokens of a row, U units of all rows together, K ordina
 
 import numpy as np
 
+from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.data.counter_rng import below, uniform
-from atelier.engine.data.tokens import NOT_SCORED
 
 MASKED, REPLACED = 0.8, 0.1
 _ORDER, _ACTION, _TOKEN = 1, 2, 3  # lanes

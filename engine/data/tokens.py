@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import DataError
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.io.artifact import ArtifactInput
@@ -50,10 +51,6 @@ class TokenText:
     def source(self) -> str:
         """The setting that this split's text comes from, for errors."""
         return "data.source" if self.split == TRAIN else "data.held_out"
-
-
-NOT_SCORED = -100
-PADDING = -1
 
 
 class Windows:

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.data.examples import Examples
-from atelier.engine.data.tokens import NOT_SCORED, PADDING, token_dtype
+from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 

@@ -4,7 +4,6 @@ in one explicit order, then given memory and weights, on each rank only its shar
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,12 +19,13 @@ from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.loop.decisions import HealthDetector
 from atelier.engine.loop.role_state import RoleState, end_of
 from atelier.engine.loop.stage import RoleModel, StageModule
-from atelier.engine.model import auxiliary
+from atelier.engine.loop.weights import RoleWeights, Values, fill_stages
+from atelier.engine.model.auxiliary import is_auxiliary
+from atelier.engine.model.contract import Model
 from atelier.engine.model.load import blank, build, first_values, read_weights
 from atelier.engine.model.lora import addition_values, is_addition
 from atelier.engine.model.lora import apply as apply_lora
-from atelier.engine.model.placement import fill
-from atelier.engine.optim.load import build as build_optimizer
+from atelier.engine.objective.load import add_modules
 from atelier.engine.parallel.compute import (
     HALF,
     check_float8,
@@ -44,8 +44,6 @@ from atelier.engine.parallel.shard import blocks_of, shard
 from atelier.engine.parallel.tensor import split_matrices
 from atelier.engine.plan.checks import micro_batches
 from atelier.engine.plan.partition import partition
-
-Values = Callable[[str, torch.Size], Tensor]
 
 
 @dataclass
@@ -84,30 +82,27 @@ def build_member(
     train = training.train
     grid = build_context.grid(name, is_student=bool(spec.role.teacher))
     health = HealthDetector(train.health)
-    member = RoleState(
+    plain, values = _plain(name, spec, training=training, build_context=build_context)
+    bare, body = plain(), None
+    if grid.is_here:
+        body = _body(
+            name, training=training, build_context=build_context, grid=grid, plain=plain, values=values
+        )
+        body.set_training(spec.mode != "frozen")
+    optim = None if spec.mode == "frozen" else spec.role.optim
+    return RoleState(
         name,
         spec,
         grid=grid,
+        body=body,
+        weights=RoleWeights(bare, body, grid, optim),
+        sums=bare.sums(),
         precision=train.precision,
         seed=train.seed,
         health=health,
         parts=training.parts,
         progressive=train.progressive,
     )
-    plain, values = _plain(name, spec, training=training, build_context=build_context)
-    weights = dict(plain().named_parameters())
-    member.every_name = list(weights)
-    moving = [name for name, weight in weights.items() if weight.requires_grad]
-    member.places = {name: place for place, name in enumerate(moving)}
-    if grid.is_here:
-        member.body = _body(
-            name, training=training, build_context=build_context, grid=grid, plain=plain, values=values
-        )
-        member.body.set_training(spec.mode != "frozen")
-        if member.moves:
-            member.optimizer = build_optimizer(spec.role.optim, member.body.parameters().items())
-            member.prime_optimizer()
-    return member
 
 
 def _body(
@@ -116,7 +111,7 @@ def _body(
     training: Training,
     build_context: BuildContext,
     grid: Grid,
-    plain: Callable[[], nn.Module],
+    plain: Callable[[], Model],
     values: Values,
 ) -> RoleModel:
     """The stages of a role that this rank holds."""
@@ -144,10 +139,7 @@ def _body(
         )
         for number in numbers
     ]
-    for stage in stages:
-        stage.to_empty(device=build_context.gang.device)
-        for path, weight in stage.named_parameters():
-            fill(weight, partial(values, path.removeprefix("model."), weight.shape))
+    fill_stages(stages, values, build_context.gang.device)
     dtype = weight_dtype(train.precision)
     if (
         train.precision in HALF
@@ -156,12 +148,11 @@ def _body(
     ):
         dtype = torch.bfloat16
     tied = tied_names(bare) if is_pipeline else set()
-    hidden = spec.role.model.hidden
-    return RoleModel(stages, numbers, grid=grid, layout=layout, hidden=hidden, dtype=dtype, tied=tied)
+    return RoleModel(stages, numbers, grid=grid, layout=layout, dtype=dtype, tied=tied)
 
 
 def _stage(
-    model: nn.Module,
+    model: Model,
     number: int,
     counts: tuple[int, ...],
     *,
@@ -206,7 +197,7 @@ def _stage(
 
 def _plain(
     name: str, spec: MemberSpec, *, training: Training, build_context: BuildContext
-) -> tuple[Callable[[], nn.Module], Values]:
+) -> tuple[Callable[[], Model], Values]:
     """A factory of the plain network on the meta device, and a function for the initial value of each
     weight.
     """
@@ -232,7 +223,7 @@ def _plain(
             f"roles.{name}", "is frozen, but there is no model to take", "give members.<name>.init"
         )
 
-    def plain() -> nn.Module:
+    def plain() -> Model:
         with blank():
             model = build(model_spec).to(weight_dtype(train.precision))
             if spec.mode == "frozen":
@@ -241,7 +232,7 @@ def _plain(
             apply_lora(model, role.trainable, seed=seed, name=seed_name)
             if role.teacher:
                 width = training.members[role.teacher].role.model.hidden
-                auxiliary.add(model, role.objective.values(), teacher_hidden=width)
+                add_modules(model, role.objective.values(), teacher_hidden=width)
         return model
 
     bare = plain()
@@ -249,7 +240,7 @@ def _plain(
     def values(weight: str, shape: torch.Size) -> Tensor:
         if is_addition(weight):
             return addition_values(weight, shape, seed=seed, name=seed_name)
-        if source is None or auxiliary.is_auxiliary(weight):
+        if source is None or is_auxiliary(weight):
             return first_values(bare, weight, shape, seed, seed_name)
         return source[weight]
 

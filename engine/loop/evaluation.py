@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from atelier.engine.config.batch import ENCODER, NOT_SCORED, TENSORS
 from atelier.engine.config.evaluation import held_out_name
 from atelier.engine.data.blend import Dataset
-from atelier.engine.data.tokens import NOT_SCORED
 from atelier.engine.loop.counts import Counts, count
 from atelier.engine.loop.prefetch import Batch, tensors_of
 from atelier.engine.loop.role_state import RoleState
+from atelier.engine.objective.load import RIGHT, logged
 from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
 
@@ -40,6 +41,8 @@ class HeldOut:
         self._places = {"": _first(windows, num_windows)}
         self._places |= {kind: _first(streams, num_windows) for kind, streams in rows.items()}
         self._batches: dict[tuple[str, int, int], list[Batch]] = {}
+        datasets = [dataset for streams in rows.values() for dataset, _ in streams]
+        self._encoder_length = max((getattr(each, "encoder_length", 0) for each in datasets), default=0)
 
     @property
     def is_empty(self) -> bool:
@@ -65,7 +68,7 @@ class HeldOut:
                 continue
             mean, right = self._mean(member, kind, name)
             found[f"eval/objective/{name}"] = mean
-            if type(spec).compares == "classes":
+            if name + RIGHT in logged(name, spec):
                 found[f"eval/objective/accuracy/{name}"] = right
         return found
 
@@ -99,8 +102,19 @@ class HeldOut:
             if "classes_B" in batch:
                 batch["classes_B"] = batch["classes_B"].masked_fill(is_padding, NOT_SCORED)
             batch["parts_B"] = torch.full((size,), part, device=device)
+            if self._encoder_length:
+                batch = _empty_encoder(size, self._encoder_length, device) | batch
             result.append(batch)
         return result
+
+
+def _empty_encoder(rows: int, length: int, device: torch.device) -> Batch:
+    """The encoder's input of rows that have none, as in a blend."""
+    found = {"B": rows, "U": length}
+    return {
+        name: torch.full([found[dim] for dim in TENSORS[name].dims], TENSORS[name].fill, device=device)
+        for name in ENCODER
+    }
 
 
 def _first(streams: Streams, number: int) -> list[tuple[Dataset, int]]:

@@ -34,7 +34,7 @@ def finished_files(member: RoleState) -> dict[str, bytes]:
 def _whole_state(member: RoleState) -> dict[str, Tensor]:
     """All weights, unsharded, on rank 0's CPU: every stage gathers its own and its first rank sends them."""
     grid, gang = member.grid, member.gang
-    mine = {name: whole(weight.detach()) for name, weight in member.parameters().items()}
+    mine = {name: whole(weight.detach()) for name, weight in member.weights.stored().items()}
     mine = {name: weight.cpu() for name, weight in mine.items() if gang.rank % grid.axes.ranks == 0}
     for place in range(1, grid.pipeline):
         leader = place * grid.axes.ranks

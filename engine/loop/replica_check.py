@@ -12,7 +12,6 @@ from torch import Tensor
 
 from atelier.engine.config.error import CopiesError
 from atelier.engine.loop.role_state import RoleState
-from atelier.engine.model.placement import is_split, local
 from atelier.engine.parallel.gang import Gang
 
 COPYING = ("replicate", "tensor")  # along the other axes every rank has its own shard
@@ -34,18 +33,6 @@ def digest(tensor: Tensor) -> Tensor:
         places = torch.arange(first + 1, first + 1 + len(words), device=flat.device)
         result += torch.stack([words.sum(), (words * places).sum()])
     return result
-
-
-def held_tensors(member: RoleState, axis: str) -> dict[str, Tensor]:
-    """Weights and optimiser states of a role that all ranks along the axis hold in common, by name."""
-    mine: dict[str, Tensor] = {}
-    for name, weight in member.parameters().items():
-        if is_split(weight, axis):
-            continue
-        mine[name] = local(weight.detach())
-        states = member.optimizer.state.get(weight, {}) if member.optimizer is not None else {}
-        mine |= {f"{name} ({key})": local(state) for key, state in states.items()}
-    return mine
 
 
 def compare(
@@ -82,7 +69,7 @@ def check_copies(members: Sequence[RoleState], gang: Gang, step: int) -> None:
             group = member.grid.group(axis)
             if member.grid.sizes[axis] == 1:
                 continue
-            tensors = held_tensors(member, axis)
+            tensors = member.weights.held_by_all(axis)
             suspects = compare(tensors, group, gang.device)
             for rank, name in _all_suspects(suspects, member, gang).items():
                 found.setdefault(f"{member.name}.{name}", []).append(rank)
@@ -104,7 +91,9 @@ def _all_suspects(suspects: dict[int, str], member: RoleState, gang: Gang) -> di
     """Every suspected rank of the gang, with the weight; the same result on all ranks."""
     marks = torch.zeros(gang.world, dtype=torch.int64, device=gang.device)
     if gang.rank in suspects:
-        marks[gang.rank] = 1 + member.every_name.index(suspects[gang.rank].split(" ")[0])
+        marks[gang.rank] = 1 + member.weights.every_name.index(suspects[gang.rank].split(" ")[0])
     return {
-        rank: member.every_name[int(mark) - 1] for rank, mark in enumerate(gang.sum(marks).tolist()) if mark
+        rank: member.weights.every_name[int(mark) - 1]
+        for rank, mark in enumerate(gang.sum(marks).tolist())
+        if mark
     }

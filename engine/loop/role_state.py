@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.lm import LM
@@ -16,19 +17,22 @@ from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import DistillationGate, HealthDetector
-from atelier.engine.loop.stage import RIGHT, After, RoleModel, StepWork
-from atelier.engine.model.placement import local
+from atelier.engine.loop.stage import After, RoleModel, StepWork
+from atelier.engine.loop.weights import RoleWeights
+from atelier.engine.model.contract import Sum
 from atelier.engine.model.transformer import noise_keys
 from atelier.engine.objective.chunked import Mix
-from atelier.engine.optim.load import set_lr
+from atelier.engine.objective.load import RIGHT, logged, reads_teacher_logits
 from atelier.engine.parallel.compute import Precision, computed_in
 from atelier.engine.parallel.context import own_tokens
 from atelier.engine.parallel.grid import Grid
 
+NOISE = (("noise_BT", "tokens_BT"), ("encoder_noise_BU", "encoder_tokens_BU", "encoder"))
+
 
 class RoleState:
     """A role whose weights have seen `step` steps of the gang's clock. It trains only while the clock is at
-    its step. On ranks that hold no part of it, `body` is None.
+    its step. On ranks that hold no part of it, `body` is None. `sums`: what leaves the model's blocks.
     """
 
     def __init__(
@@ -37,6 +41,9 @@ class RoleState:
         spec: MemberSpec,
         *,
         grid: Grid,
+        body: RoleModel | None,
+        weights: RoleWeights,
+        sums: Mapping[str, Sum],
         precision: Precision,
         seed: int,
         health: HealthDetector,
@@ -45,7 +52,7 @@ class RoleState:
     ) -> None:
         self.name, self.spec, self.role = name, spec, spec.role
         self.grid, self.gang, self.seed = grid, grid.gang, seed
-        self.body: RoleModel | None = None
+        self.body, self.weights, self.sums = body, weights, sums
         self.precision: Precision = precision
         self.progressive = progressive
         self.parts = {kind: number for number, kind in enumerate(parts)}  # index of the part by kind of rows
@@ -53,9 +60,6 @@ class RoleState:
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
         self.stored_step = -1  # of the newest checkpoint that this process read or began to write
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.every_name: list[str] = []  # names of all weights, on any rank
-        self.places: dict[str, int] = {}  # index of each trainable weight among the squared norms
         self.gate = DistillationGate(spec.role.gate, self.start) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
         self.codes: tuple[str, ...] = (
@@ -100,13 +104,6 @@ class RoleState:
         """Whether its checkpoints and metrics are written."""
         return self.spec.mode == "train"
 
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The weights that this rank holds, by their names in the plain model."""
-        return self.body.parameters() if self.body is not None else {}
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        return {name: weight for name, weight in self.parameters().items() if weight.requires_grad}
-
     def is_active(self, clock: int) -> bool:
         """Whether it trains at step `clock`. A frozen role is active while it has an active student:
         step_group_at decides that.
@@ -124,12 +121,8 @@ class RoleState:
 
     def needs_logits(self) -> bool:
         """True on this rank in steps in which the role learns from its teacher's logits."""
-        specs = self.role.objective.values()
-        return (
-            self.body is not None
-            and self.is_distilling()
-            and any(type(spec).needs_teacher and type(spec).compares == "logits" for spec in specs)
-        )
+        is_taught = self.body is not None and self.is_distilling()
+        return is_taught and reads_teacher_logits(self.role.objective.values())
 
     def is_distilling(self) -> bool:
         """Whether the next step distils: the gate is open and the step is a multiple of `period`."""
@@ -159,8 +152,8 @@ class RoleState:
 
     def logged(self) -> list[str]:
         """The names of the sums that a step computes."""
-        mix = self.mix()
-        return [*mix, *(name + RIGHT for name, (spec, _) in mix.items() if type(spec).compares == "classes")]
+        names = [logged(name, spec) for name, (spec, _) in self.mix().items()]
+        return [name for each in zip_longest(*names) for name in each if name is not None]
 
     def _shares(self, counts: Counts) -> Mix:
         """The objectives with shares rescaled for sums divided by all scored tokens, so that an objective of
@@ -177,11 +170,19 @@ class RoleState:
         for batch in batches:
             more = {}
             if getattr(self.role.model, "dropout", 0.0) and self.moves:
-                seed = seed_of(self.seed, self.role.seed_name or self.name, clock)
-                places_T = torch.arange(batch["tokens_BT"].shape[1], device=batch["tokens_BT"].device)
-                more["noise_BT"] = noise_keys(seed, batch["samples_B"], places_T)
+                more = self._noise(batch, clock)
             mine.append(own_tokens(batch | more, self.grid))
         return StepWork(mine, self._shares(counts), self._parts())
+
+    def _noise(self, batch: dict[str, Tensor], clock: int) -> dict[str, Tensor]:
+        """Dropout keys of all tokens."""
+        samples_B, found = batch["samples_B"], {}
+        for name, other, *words in NOISE:
+            if other in batch:
+                seed = seed_of(self.seed, self.role.seed_name or self.name, clock, *words)
+                places = torch.arange(batch[other].shape[1], device=samples_B.device)
+                found[name] = noise_keys(seed, samples_B, places)
+        return found
 
     def _parts(self) -> dict[str, int]:
         found = {name: self.part(name) for name in self.mix()}
@@ -223,25 +224,6 @@ class RoleState:
         self.body.reshard()
         return total if self.grid.is_counted else torch.zeros_like(total)
 
-    def squares(self) -> Tensor:
-        """This rank's contribution to each weight's squared gradient norm, float64, in the order of `places`:
-        summed over all ranks they give the norm. Called when all gradients are complete.
-        """
-        total = torch.zeros(len(self.places), dtype=torch.float64, device=self.gang.device)
-        if self.body is None:
-            return total
-        self.body.settle_gradients()
-        places, grads, copies = [], [], []
-        for name, weight in self.trainable().items():
-            if weight.grad is not None and self.body.is_counted(name) and local(weight.grad).numel():
-                places.append(self.places[name])
-                grads.append(local(weight.grad))
-                copies.append(self.grid.copies(weight))
-        if grads:
-            norms = torch.stack([torch.linalg.vector_norm(grad) for grad in grads]).double()
-            total[places] = norms.square() / torch.tensor(copies, device=total.device)
-        return total
-
     def update(self, norm: float, *, is_good: bool) -> float:
         """Clip by the global norm and take the optimiser's step, or skip it if `is_good` is false; returns
         the lr.
@@ -251,21 +233,9 @@ class RoleState:
         rate *= self.progressive.lr_at(self.step)
         self.num_skipped = 0 if is_good else self.num_skipped + 1
         self.health.num_skipped += not is_good
-        if self.optimizer is not None:
-            if is_good:
-                self._clip(norm)
-                set_lr(self.optimizer, rate)
-                self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+        self.weights.update(rate, spec.clip / (norm + 1e-6), is_good=is_good)
         self.step += 1
         return rate
-
-    def _clip(self, norm: float) -> None:
-        coefficient = self.role.optim.clip / (norm + 1e-6)
-        if coefficient < 1.0:
-            for weight in self.trainable().values():
-                if weight.grad is not None:
-                    local(weight.grad).mul_(coefficient)
 
     def check_skipped(self) -> None:
         self.health.check_patience(f"roles.{self.name}", self.step, self.num_skipped)
@@ -281,11 +251,7 @@ class RoleState:
 
     def state(self) -> dict[str, Any]:
         """Everything to checkpoint, under names independent of role and layout. Tensors are the live ones."""
-        trainable = self.trainable()
-        states = self.optimizer.state if self.optimizer is not None else {}
-        return {
-            "weights": {name: weight.detach() for name, weight in trainable.items()},
-            "optimizer": {name: dict(states.get(weight, {})) for name, weight in trainable.items()},
+        return self.weights.state() | {
             "gate": self.gate.state() if self.gate is not None else {},
             "counts": {
                 "tokens": self.tokens,
@@ -307,21 +273,6 @@ class RoleState:
         self.last = dict(state["last"])
         self.health.restore(state.get("health", {}))
         self.step = self.stored_step = step
-
-    def prime_optimizer(self) -> None:
-        """Create the optimiser's states, all zero, so that checkpoints have the same names from the
-        first on.
-        """
-        optimizer = self.optimizer
-        assert optimizer is not None  # only called with an optimiser
-        for weight in self.trainable().values():
-            weight.grad = torch.zeros_like(weight)
-        set_lr(optimizer, 0.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        for state in optimizer.state.values():
-            for value in state.values():
-                value.zero_()
 
 
 def end_of(spec: MemberSpec) -> int:

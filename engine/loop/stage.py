@@ -4,24 +4,20 @@ module (so that sharding sees one root); and the stages of one role on this rank
 B rows, T tokens, D hidden, V vocab
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.config.batch import TENSORS
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.objective.attention import Attention
-from atelier.engine.config.objective.hidden import Hidden
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.registry import ObjectiveSpec
-from atelier.engine.model.auxiliary import PROJECTION
-from atelier.engine.model.contract import Output, Relations
+from atelier.engine.model.contract import Carried, Model, Output, Relations, stored
 from atelier.engine.model.placement import local, settle_gradient
-from atelier.engine.model.transformer import Block
-from atelier.engine.objective import attention, classes, hidden
-from atelier.engine.objective.chunked import UNSCORED, Mix, TeacherSide, objective_sums
+from atelier.engine.objective.chunked import Mix, TeacherSide
+from atelier.engine.objective.terms import State, mixed_terms
 from atelier.engine.objective.vocab_slice import LogitCache, VocabSlice
 from atelier.engine.parallel.compute import Precision, arithmetic
 from atelier.engine.parallel.context import whole_keys
@@ -30,7 +26,7 @@ from atelier.engine.parallel.pipeline import Pipeline, add_up_tied
 from atelier.engine.parallel.shard import between_micro_batches, reshard
 from atelier.engine.parallel.tensor import gathered, own_between
 
-RIGHT = ".right"  # suffix of an objective's name: how many rows it gets right
+AUX = "aux/"  # prefix of the sums that leave a model's blocks
 
 
 class ForwardResult(NamedTuple):
@@ -61,7 +57,7 @@ class StageModule(nn.Module):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Model,
         *,
         grid: Grid,
         precision: Precision,
@@ -77,86 +73,60 @@ class StageModule(nn.Module):
         self.sequence_parallel, self.is_split = sequence_parallel, is_split
         self.is_first, self.is_last = is_first, is_last
 
-    def forward(self, x: Tensor | None, *, index: Tensor | int, work: StepWork) -> Tensor:
+    def forward(self, *given: Tensor, index: Tensor | int, work: StepWork) -> Tensor | tuple[Tensor, ...]:
+        """`given`: what the stage before passes on, in the order of `passed_on`."""
         self.grid.gang.heartbeat.at("forward")
         with arithmetic(self.precision, self.grid.gang.device):  # around forward only, as torch asks
-            return self._forward(x, int(index), work)
+            return self._forward(given, int(index), work)
 
-    def _forward(self, x: Tensor | None, number: int, work: StepWork) -> Tensor:
+    def _forward(self, given: tuple[Tensor, ...], number: int, work: StepWork) -> Tensor | tuple[Tensor, ...]:
         batch = own_between(work.batches[number], self.grid, sequence_parallel=self.sequence_parallel)
-        model: Any = self.model
+        model = self.model
         if self.is_first and self.is_last:
             output = model(batch)
         else:  # a stage: the forward pass in pieces
+            names = self.passed_on()
             shared = model.shared(batch)
-            x_BTD, relations = model.through(model.enter(batch) if self.is_first else x, shared)
+            carried = model.begin(batch) if self.is_first else dict(zip(names, given, strict=True))
+            carried, relations = model.through(carried, shared)
             if not self.is_last:
-                return x_BTD
-            output = model.leave(x_BTD, shared, relations)
+                _check_passed(carried, names, model)
+                return carried[names[0]] if len(names) == 1 else tuple(carried[name] for name in names)
+            output = model.leave(carried, shared, relations)
+        return self._objectives(output, batch, number, work)
+
+    def passed_on(self) -> list[str]:
+        """The names of the tensors between stages, in order."""
+        return [*self.model.carries(), *self.model.sums()]
+
+    def _objectives(self, output: Output, batch: dict[str, Tensor], number: int, work: StepWork) -> Tensor:
         hidden_BTD = gathered(output.hidden, self.grid, sequence_parallel=self.sequence_parallel)
-        head_weight_VD = local(model.head_weight)
+        head_weight_VD = local(self.model.head_weight)
         logit_cache = LogitCache() if work.keeps_logits else None
-        total, sums = objective_sums(
-            hidden_BTD,
-            head_weight_VD,
-            batch["labels_BT"],
-            {name: part for name, part in work.mix.items() if type(part[0]).compares == "logits"},
-            work.sides.get(number),
-            compiled=self.is_compiled,
+        state = State(
+            output=output,
+            hidden_BTD=hidden_BTD,
+            head_weight_VD=head_weight_VD,
+            batch=work.batches[number],
+            weight=lambda name: local(self.model.get_parameter(name)),
+            whole_keys=lambda relations: whole_keys(relations, self.grid),
+            group=self.grid.group("tensor"),
             part=self._slice(head_weight_VD),
+            has_first=not self.grid.places["context"],
+            is_compiled=self.is_compiled,
             is_split=self.is_split,
-            rows={name: batch["parts_B"] == part for name, part in work.parts.items()},
-            logit_cache=logit_cache,
         )
-        for name, (spec, share) in work.mix.items():
-            if type(spec).compares == "classes":
-                some, sums[name], sums[name + RIGHT] = self._classify(
-                    spec, hidden_BTD, batch, work.parts[name]
-                )
-                total = total + share * some
-            elif type(spec).compares != "logits":
-                some, sums[name] = self._compare(spec, hidden_BTD, output, work, number)
-                total = total + share * some
+        rows = {name: batch["parts_B"] == part for name, part in work.parts.items()}
+        total, sums = mixed_terms(state, work.mix, work.sides.get(number), rows, logit_cache)
+        for name, each in self.model.sums().items():
+            sums[AUX + name] = output.aux[name].detach()
+            if each.weight:
+                total = total + each.weight * output.aux[name]
         relations = None if output.relations is None else output.relations.detached()
         work.results[number] = ForwardResult(
             total, sums, hidden_BTD.detach(), head_weight_VD.detach(), relations, logit_cache
         )
         return total
-
-    def _classify(
-        self, spec: ObjectiveSpec, hidden_BTD: Tensor, batch: dict[str, Tensor], part: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Class prediction on the rows of this part: this rank's share of the sum, the sum, the rows
-        right.
-        """
-        classes_B = batch["classes_B"].masked_fill(batch["parts_B"] != part, UNSCORED)
-        if self.grid.places["context"]:  # another rank has the first tokens
-            classes_B = torch.full_like(classes_B, UNSCORED)
-        head_CD = local(self.model.get_submodule(f"classes.{spec.kind}").weight)
-        return classes.state_sum(hidden_BTD[:, 0], head_CD, classes_B, self.grid.group("tensor"))
-
-    def _compare(
-        self, spec: ObjectiveSpec, hidden_BTD: Tensor, output: Output, work: StepWork, number: int
-    ) -> tuple[Tensor, Tensor]:
-        """Distillation of attention or hidden states: this rank's share of the sum, and the sum."""
-        side, is_scored_BT = work.sides[number], work.batches[number]["labels_BT"] != UNSCORED
-        group = self.grid.group("tensor")
-        if isinstance(spec, Hidden):
-            projection_DC = local(self.model.get_submodule(PROJECTION).weight)
-            return hidden.state_sum(spec, hidden_BTD, projection_DC, side.hidden_BTD, is_scored_BT, group)
-        if (
-            not isinstance(spec, Attention)
-            or output.mask is None
-            or not output.relations
-            or not side.relations
-        ):
-            raise ConfigError(
-                "objective",
-                "one of the two models shows no attention",
-                "objective=distill needs logits alone",
-            )
-        mine, theirs = whole_keys(output.relations, self.grid), whole_keys(side.relations, self.grid)
-        return attention.state_sum(spec, mine, theirs, output.mask, is_scored_BT, group)
 
     def _slice(self, head_weight_VD: Tensor) -> VocabSlice | None:
         group = self.grid.group("tensor")
@@ -164,6 +134,20 @@ class StageModule(nn.Module):
             return None
         size = head_weight_VD.shape[0]
         return VocabSlice(group, self.grid.places["tensor"] * size, size)
+
+
+def _meta(shape: Sequence[Any], dtype: torch.dtype, *, has_gradient: bool = True) -> Tensor:
+    return torch.empty(tuple(shape), dtype=dtype, device="meta", requires_grad=has_gradient)
+
+
+def _check_passed(carried: Carried, names: list[str], model: Model) -> None:
+    missing = [name for name in names if name not in carried]
+    if missing:
+        raise ConfigError(
+            f"model.{model.spec.kind}",
+            f"its blocks do not pass on {', '.join(missing)}, which the next stage reads",
+            "its `through` returns every name of `carries` and `sums`",
+        )
 
 
 After = Callable[[int, Tensor], Any]
@@ -181,14 +165,14 @@ class RoleModel:
         *,
         grid: Grid,
         layout: Parallel,
-        hidden: int,
         dtype: torch.dtype,
         tied: set[str],
     ) -> None:
-        self.stages, self.grid, self.layout, self.hidden, self.tied = stages, grid, layout, hidden, tied
+        self.stages, self.grid, self.layout, self.tied = stages, grid, layout, tied
+        self.dtype = dtype  # of the hidden states between stages
         self.pipeline = None
         if grid.pipeline > 1 and not grid.last_only:
-            self.pipeline = Pipeline(stages, numbers, grid=grid, layout=layout, dtype=dtype)
+            self.pipeline = Pipeline(stages, numbers, grid=grid, layout=layout)
 
     @property
     def is_compiled(self) -> bool:
@@ -202,6 +186,14 @@ class RoleModel:
             for name, weight in stage.named_parameters()
         }
 
+    def buffers(self) -> dict[str, Tensor]:
+        """This rank's weights that no gradient moves."""
+        known = self.parameters()
+        found = {
+            name.removeprefix("model."): weight for stage in self.stages for name, weight in stored(stage)
+        }
+        return {name: weight for name, weight in found.items() if name not in known}
+
     def is_counted(self, name: str) -> bool:
         """False for the last stage's copy of a weight that the first stage has too."""
         return self.pipeline is None or self.grid.is_first or name.split(".")[0] not in self.tied
@@ -214,7 +206,7 @@ class RoleModel:
             for index in range(len(work.batches)):
                 self.train_one(index, work, after)
         else:
-            self.pipeline.train(work, num_micro=len(work.batches), shape=self._shape(work), after=after)
+            self.pipeline.train(work, num_micro=len(work.batches), between=self._between(work), after=after)
 
     def settle_gradients(self) -> None:
         """After the last micro-batch: give gradients their weights' placements and sum tied ones."""
@@ -229,21 +221,29 @@ class RoleModel:
         (stage,) = self.stages
         if self.layout.zero == 1:
             between_micro_batches(stage, is_last=index == len(work.batches) - 1)
-        after(index, stage(None, index=index, work=work)).backward()
+        after(index, stage(index=index, work=work)).backward()
 
     def infer(self, work: StepWork, after: After) -> None:
         """Forward of all micro-batches."""
         if self.pipeline is None:
             for index in range(len(work.batches)):
-                after(index, self.stages[0](None, index=index, work=work))
+                after(index, self.stages[0](index=index, work=work))
             return
-        self.pipeline.infer(work, num_micro=len(work.batches), shape=self._shape(work), after=after)
+        self.pipeline.infer(work, num_micro=len(work.batches), between=self._between(work), after=after)
 
-    def _shape(self, work: StepWork) -> tuple[int, ...]:
-        rows, tokens = work.batches[0]["tokens_BT"].shape
-        if self.grid.axes.tensor > 1 and self.layout.sequence_parallel:
-            tokens //= self.grid.axes.tensor
-        return rows, tokens, self.hidden
+    def _between(self, work: StepWork) -> tuple[Tensor, ...]:
+        """What one stage passes to the next, as tensors of the meta device."""
+        batch, model = work.batches[0], self.stages[0].model
+        split = self.grid.axes.tensor if self.layout.sequence_parallel else 1
+        sizes = {"B": len(batch["tokens_BT"])}
+        for name, value in batch.items():
+            if name in TENSORS and (dim := TENSORS[name].length):
+                sizes[dim] = value.shape[TENSORS[name].dims.index(dim)] // split
+        exact = torch.promote_types(self.dtype, torch.float32)
+        return (
+            *(_meta([sizes.get(str(d), d) for d in dims], self.dtype) for dims in model.carries().values()),
+            *(_meta(each.shape, exact, has_gradient=each.weight != 0) for each in model.sums().values()),
+        )
 
     def set_training(self, is_training: bool) -> None:
         for stage in self.stages:
@@ -252,9 +252,13 @@ class RoleModel:
     def scale_dropout(self, share: float) -> None:
         """Multiply dropout by `share` from now on."""
         for stage in self.stages:
-            for module in stage.modules():
-                if isinstance(module, Block):
-                    module.dropout = module.most_dropout * share
+            stage.model.set_dropout(share)
+
+    def after_step(self, sums: Mapping[str, Tensor]) -> None:
+        """Give the model the sums of a step's global batch."""
+        with torch.no_grad():
+            for stage in self.stages:
+                stage.model.after_step(sums)
 
     def reshard(self) -> None:
         for stage in self.stages:

@@ -18,8 +18,9 @@ from torch import Tensor
 from atelier.engine.config.train import Bad
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.role_state import RoleState, is_finite
-from atelier.engine.loop.stage import RIGHT, StepWork
+from atelier.engine.loop.stage import AUX, StepWork
 from atelier.engine.loop.teacher_outputs import own_rows, teacher_side_for
+from atelier.engine.objective.load import RIGHT, reads_relations
 from atelier.engine.parallel.gang import Gang
 
 
@@ -97,7 +98,9 @@ class StepOutcome:
 
 
 def metric_name(name: str) -> str:
-    """Metric name of an objective's mean loss or accuracy."""
+    """Metric name of an objective's mean loss or accuracy, or of a sum that leaves a model's blocks."""
+    if name.startswith(AUX):
+        return name
     return f"objective/accuracy/{name.removesuffix(RIGHT)}" if name.endswith(RIGHT) else f"objective/{name}"
 
 
@@ -128,8 +131,8 @@ def train_step(
         member.forwards += len(batches)
         for student in step_group.students.get(member.name, ()):
             student.teacher_forwards += len(batches)
-    numbers = _gather(tally, step_group, counts, gang)
-    return {member.name: _update(member, numbers) for member in step_group.moving()}
+    numbers, sums = _gather(tally, step_group, counts, gang)
+    return {member.name: _update(member, numbers, sums[member.name]) for member in step_group.moving()}
 
 
 class RoleStep:
@@ -176,9 +179,9 @@ class RoleStep:
             for student in self.step_group.students.get(member.name, ()):
                 work = self.works[student.name]
                 if student.is_distilling():
-                    compares = {type(spec).compares for spec, _ in work.mix.values()}
+                    wants = reads_relations(spec for spec, _ in work.mix.values())
                     work.sides[index] = teacher_side_for(
-                        student.grid, member.grid, result, self.length, with_relations="attention" in compares
+                        student.grid, member.grid, result, self.length, with_relations=wants
                     )
                 self._train_one(student, index, work)
                 work.sides.pop(index, None)
@@ -190,9 +193,14 @@ class RoleStep:
             student.body.train_one(index, work, lambda index, total: self.after(student, index, total))
 
 
-def _gather(tally: _Tally, step_group: StepGroup, counts: Counts, gang: Gang) -> dict[tuple[str, str], float]:
+Numbers = dict[tuple[str, str], float]
+
+
+def _gather(
+    tally: _Tally, step_group: StepGroup, counts: Counts, gang: Gang
+) -> tuple[Numbers, dict[str, dict[str, Tensor]]]:
     """All sums and squared gradient norms over all ranks: (role, objective or "") -> mean or norm. Objectives
-    of which the step has no row are left out.
+    of which the step has no row are left out. And by role, the sums that are only counted.
 
     One collective per role: the order in which more than two ranks are summed follows from an element's place
     in the vector and the vector's length, and no role's last bit may depend on which other roles are present.
@@ -204,22 +212,32 @@ def _gather(tally: _Tally, step_group: StepGroup, counts: Counts, gang: Gang) ->
         found = tally.sums.get(member.name, {}) if member.grid.is_counted else {}
         names[member.name] = list(dict.fromkeys([*member.logged(), "lm"]))
         parts = torch.stack([found.get(name, nothing) for name in names[member.name]])
-        squares = [member.squares()] if member.name in moving else []
-        added.append(grid.sum(torch.cat([parts, *squares])))
+        aux = [found.get(AUX + name, nothing.expand(s.shape)).flatten() for name, s in member.sums.items()]
+        squares = [member.weights.squares()] if member.name in moving else []
+        added.append(grid.sum(torch.cat([parts, *aux, *squares])))
     values = iter(torch.cat(added).tolist())
-    result = {}
+    result: Numbers = {}
+    counted: dict[str, dict[str, Tensor]] = {}
     for member, vector in zip(step_group.all(), added, strict=True):
         mine = list(islice(values, len(vector)))
         for name, value in zip(names[member.name], mine, strict=False):
             if divisor := counts.of(member.part(name)):
                 result[(member.name, name)] = value / divisor
+        place, counted[member.name] = len(names[member.name]), {}
+        for name, one in member.sums.items():
+            end = place + math.prod(one.shape)
+            if one.weight:
+                result[(member.name, AUX + name)] = math.fsum(mine[place:end]) / counts.divisor
+            else:
+                counted[member.name][name] = vector[place:end].view(one.shape)
+            place = end
         if member.name in moving:
             # exact, hence independent of the order: a weight's placement does not change its model's bits
-            result[(member.name, "")] = math.fsum(mine[len(names[member.name]) :]) ** 0.5
-    return result
+            result[(member.name, "")] = math.fsum(mine[place:]) ** 0.5
+    return result, counted
 
 
-def _update(member: RoleState, numbers: dict[tuple[str, str], float]) -> StepOutcome:
+def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> StepOutcome:
     name = member.name
     loss = numbers.get((name, "lm"), member.last.get("loss", 0.0))
     norm = numbers[(name, "")]
@@ -234,6 +252,8 @@ def _update(member: RoleState, numbers: dict[tuple[str, str], float]) -> StepOut
             member.gate.observe(gap, member.step)
         result.gap = member.gate.gap
     result.lr = member.update(norm, is_good=not result.skipped)
+    if not result.skipped:
+        member.weights.after_step(sums)
     if is_finite(loss):
         member.last["loss"] = loss
     return result

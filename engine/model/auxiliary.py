@@ -3,14 +3,11 @@
 B rows, T tokens, D hidden, H query heads, K key heads, E head width
 """
 
-from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.config.objective.attention import Attention
-from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.model.attention import rotate
 from atelier.engine.model.contract import Relations, Split
 from atelier.engine.model.transformer import make_norm
@@ -61,24 +58,25 @@ SPLITS: dict[str, Split] = {
 }
 
 
-def add(model: nn.Module, objectives: Iterable[ObjectiveSpec], *, teacher_hidden: int) -> None:
-    """Add the modules that these objectives need, in place: for attention the auxiliary layer, or gradients
-    into the last block; for hidden states the projection to the teacher's width.
-    """
-    offering: Any = model
-    weight = next(model.parameters())
-    for objective in objectives:
-        if isinstance(objective, Attention):
-            if objective.auxiliary:
-                with torch.device(weight.device):
-                    offering.auxiliary = Auxiliary(offering.spec).to(weight.dtype)
-            else:
-                offering.blocks[-1].is_taught = True
-        if objective.compares == "hidden" and not hasattr(model, PROJECTION):
-            with torch.device(weight.device):
-                offering.projection = nn.Linear(offering.spec.hidden, teacher_hidden, bias=False).to(
-                    weight.dtype
-                )
+def add_layer(model: nn.Module) -> None:
+    """Stack the auxiliary layer on a student's plain model, in place."""
+    offering, weight = cast(Any, model), next(model.parameters())
+    with torch.device(weight.device):
+        offering.auxiliary = Auxiliary(offering.spec).to(weight.dtype)
+
+
+def teach_last_block(model: nn.Module) -> None:
+    """Let gradients flow into the attention of a student's last block, in place."""
+    cast(Any, model).blocks[-1].is_taught = True
+
+
+def add_projection(model: nn.Module, width: int) -> None:
+    """Add the matrix from the student's width to the teacher's, in place; one serves all who ask."""
+    if hasattr(model, PROJECTION):
+        return
+    offering, weight = cast(Any, model), next(model.parameters())
+    with torch.device(weight.device):
+        offering.projection = nn.Linear(offering.spec.hidden, width, bias=False).to(weight.dtype)
 
 
 def is_auxiliary(weight: str) -> bool:

@@ -2,12 +2,15 @@
 applied by engine/parallel), and the type of matrix products.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree
+
+from atelier.engine.config.error import ConfigError
 
 
 class Relations(NamedTuple):
@@ -24,13 +27,15 @@ class Relations(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """`hidden` [B, T, D] after the final norm; `relations` of the last layer and its attention `mask` [B, 1,
-    T, S] (bool or additive), for attention distillation (None = the model does not offer them).
+    """`hidden` [B, T, D] after the final norm; `aux`: the sums that the model's `sums()` name; `relations` of
+    the last layer and its attention `mask` [B, 1, T, S] (bool or additive), for attention distillation (None
+    = the model does not offer them).
     """
 
     hidden: Tensor
     relations: Relations | None = None
     mask: Tensor | None = None
+    aux: dict[str, Tensor] = field(default_factory=dict)
 
 
 # FSDP attaches its backward hooks to the tensors in an output's tree; a dataclass is a leaf until registered
@@ -41,9 +46,119 @@ _pytree.register_dataclass(Output)
 # "in"          a matrix whose inputs are split, so that its results are parts of a sum
 # "tokens"      works on each token alone: with sequence parallelism it gets some of them
 # "inside"      a module whose matrices are "out" and "in": its input is whole inside
-# "mixture"     a module that sends tokens to experts: its input and output are whole
+# "across"      the same, for a module with two inputs (of two lengths, perhaps)
+# "mixture"     a module that sends tokens to experts: its input and (first) output are whole
 # "whole"       not split
-Split = Literal["vocabulary", "out", "in", "tokens", "inside", "mixture", "whole"]
+Split = Literal["vocabulary", "out", "in", "tokens", "inside", "across", "mixture", "whole"]
+
+
+class Sum(NamedTuple):
+    """A sum over tokens that leaves a model's blocks, as a balance or z-loss: its shape, and its weight in
+    what is optimised, relative to a scored token's loss. Weight 0: it is only counted, without gradient, and
+    given to the model's `after_step`.
+
+    Each token must be counted once: where a module's tokens are whole on every rank of the tensor axis
+    ("inside" and "mixture"), every one of these ranks has the same sum.
+    """
+
+    shape: tuple[int, ...] = ()
+    weight: float = 0.0
+
+
+Carried = dict[str, Tensor]  # what a pipeline stage passes to the next one, by name
+
+
+class Model(nn.Module):
+    """What the engine needs of a model: its forward pass in pieces, so that stages can be cut between its
+    `blocks`, and data about its weights. It knows nothing of ranks.
+
+    Buffers are weights that no gradient moves (a router's bias): they are stored and published like the
+    parameters, and `after_step` may change them.
+    """
+
+    spec: Any
+    blocks: nn.ModuleList
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, D]: the head is not applied by the model but by the objectives."""
+        raise NotImplementedError
+
+    def initial(self, name: str) -> tuple[str, float]:
+        """Initialisation of the weight `name`: ("normal", std), ("ones", 0) or ("zeros", 0)."""
+        raise NotImplementedError
+
+    def shared(self, batch: dict[str, Tensor], cache: Any = None) -> Any:
+        """What all blocks read besides the tensors that they pass on; uses no weights."""
+        raise NotImplementedError
+
+    def enter(self, batch: dict[str, Tensor]) -> Carried:
+        """The input of the first block."""
+        raise NotImplementedError
+
+    def through(self, carried: Carried, shared: Any, cache: Any = None) -> tuple[Carried, "Relations | None"]:
+        """Run the blocks that are here, in order; also returns the relations of the last one."""
+        raise NotImplementedError
+
+    def leave(
+        self, carried: Carried, shared: Any, relations: "Relations | None" = None, cache: Any = None
+    ) -> Output:
+        """The model's output from what the last block passes on."""
+        raise NotImplementedError
+
+    def forward(self, batch: dict[str, Tensor], cache: Any = None) -> Output:
+        """Hidden states of the batch's tokens; with a cache they follow the cached tokens."""
+        shared = self.shared(batch, cache)
+        carried, relations = self.through(self.begin(batch), shared, cache)
+        return self.leave(carried, shared, relations, cache)
+
+    def begin(self, batch: dict[str, Tensor]) -> Carried:
+        """The input of the first block, with all sums at 0."""
+        carried = self.enter(batch)
+        some = next(iter(carried.values()))
+        kind = {"dtype": torch.promote_types(some.dtype, torch.float32), "device": some.device}
+        return carried | {name: torch.zeros(each.shape, **kind) for name, each in self.sums().items()}
+
+    def carries(self) -> dict[str, tuple[str | int, ...]]:
+        """The dims of what blocks pass on: "B" rows, "T" or "U" tokens (engine/config/batch.py), or a
+        size.
+        """
+        return {"hidden_BTD": ("B", "T", self.spec.hidden)}
+
+    def sums(self) -> dict[str, Sum]:
+        """The sums that blocks add to, by name; passed on like the rest."""
+        return {}
+
+    def parts(self) -> dict[str, list[str]]:
+        """The children that `enter` and `leave` need."""
+        raise NotImplementedError
+
+    def splits(self) -> dict[str, Split]:
+        """How each module's weights can be split by the tensor axis; paths with a * stand for all blocks."""
+        raise NotImplementedError
+
+    def set_dropout(self, share: float) -> None:
+        """Multiply the dropout of the spec by `share` from now on."""
+        if share != 1.0 and getattr(self.spec, "dropout", 0.0):
+            raise ConfigError(
+                "train.progressive",
+                f"changes dropout, but a model of kind {self.spec.kind} does not say how",
+                f"give engine/model/{self.spec.kind}.py a set_dropout, or dropout=0",
+            )
+
+    def after_step(self, sums: Mapping[str, Tensor]) -> None:
+        """Called after a step's update, on every rank that holds a part of the model, with the sums of weight
+        0 over the whole global batch, float64. May change buffers in place.
+        """
+
+
+def stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every weight that a model artifact has, by name: parameters and buffers that are kept."""
+    yield from model.named_parameters()
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(path, recurse=False):
+            if name.rsplit(".", 1)[-1] not in module._non_persistent_buffers_set:
+                yield name, buffer
 
 
 def compute_dtype(weight: Tensor) -> torch.dtype:

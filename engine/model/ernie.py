@@ -17,9 +17,9 @@ from atelier.engine.config.model.ernie import NETS
 from atelier.engine.config.model.ernie import Ernie as Spec
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache
-from atelier.engine.model.contract import Output, Relations, Split
+from atelier.engine.model.contract import Carried, Output, Relations, Split
 from atelier.engine.model.gpt import Decoder
-from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks
+from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks, set_dropout
 
 
 class TaskNet(nn.Module):
@@ -39,8 +39,8 @@ class TaskNet(nn.Module):
         if not hasattr(self, "blocks"):
             return self.norm(x_BTD)
         x_BTN = self.enter(x_BTD).to(x_BTD.dtype)  # the residual stream keeps the universal one's precision
-        x_BTN, _ = run_blocks(self.blocks, x_BTN, shared, cache, first=first)
-        return self.leave(self.norm(x_BTN)).to(x_BTD.dtype)
+        carried, _ = run_blocks(self.blocks, {"hidden_BTD": x_BTN}, shared, cache, first=first)
+        return self.leave(self.norm(carried["hidden_BTD"])).to(x_BTD.dtype)
 
 
 class ErnieDecoder(Decoder):
@@ -81,9 +81,9 @@ class ErnieDecoder(Decoder):
         inner = self.inner["nlg"]
         return super()._cached() + ([inner] * inner.num_layers if inner else [])
 
-    def enter(self, batch: dict[str, Tensor]) -> Tensor:
+    def embedded(self, batch: dict[str, Tensor]) -> Tensor:
         """As the decoder's, with soft prompts. Raises ConfigError when the model has none to read."""
-        x_BTD = super().enter(batch)
+        x_BTD = super().embedded(batch)
         rows_BT = batch.get("prompts_BT")
         if not self.num_prompts:
             if rows_BT is not None:
@@ -96,10 +96,10 @@ class ErnieDecoder(Decoder):
         return torch.where(rows_BT[..., None] >= 0, self.prompts(rows_BT.clamp(min=0)), x_BTD)
 
     def leave(
-        self, x_BTD: Tensor, shared: Shared, relations: Relations | None = None, cache: Cache | None = None
+        self, carried: Carried, shared: Shared, relations: Relations | None = None, cache: Cache | None = None
     ) -> Output:
         """Each row's task net on the output of the last universal block; with a cache all rows are causal."""
-        first = self.spec.num_layers
+        first, x_BTD = self.spec.num_layers, carried["hidden_BTD"]
         if cache is not None:
             return Output(hidden=self.nlg(x_BTD, self._of_net("nlg", shared, slice(None)), cache, first))
         is_nlu_B = shared.batch.get("bidirectional_B", x_BTD.new_zeros(len(x_BTD))) > 0
@@ -123,8 +123,13 @@ class ErnieDecoder(Decoder):
         rope = self._rope(shared.batch["positions_BT"][rows], inner) if inner else None
         return Shared(rope, shared.mask[rows], batch)
 
+    def set_dropout(self, share: float) -> None:
+        super().set_dropout(share)
+        for net in (self.nlu, self.nlg):
+            if hasattr(net, "blocks"):
+                set_dropout(net.blocks, share)
+
     def parts(self) -> dict[str, list[str]]:
-        """The children that `enter` and `leave` need."""
         prompts = ["prompts"] if self.num_prompts else []
         return {"enter": ["embed", *prompts], "leave": [*NETS, "classes", "embed"]}
 

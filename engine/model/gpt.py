@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache, Seen, additive, attention_mask, rope_angles
-from atelier.engine.model.contract import Output, Relations, Split, compute_dtype
-from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks
+from atelier.engine.model.contract import Carried, Model, Output, Relations, Split, compute_dtype
+from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks, set_dropout
 
 
-class Decoder(nn.Module):
+class Decoder(Model):
     """Embedding, blocks, final norm. The head is not applied: `head_weight` [V, D] is for the objectives."""
 
     def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
@@ -33,10 +33,7 @@ class Decoder(nn.Module):
         return self.embed.weight if self.spec.tied else self.head.weight
 
     def initial(self, name: str) -> tuple[str, float]:
-        """Initialisation of the weight `name`: ("normal", std), ("ones", 0) or ("zeros", 0).
-
-        Outputs to the residual stream start 1/sqrt(2 L) smaller, as in GPT-2.
-        """
+        """Outputs to the residual stream start 1/sqrt(2 L) smaller, as in GPT-2."""
         owner, leaf = name.rsplit(".", 1)
         if owner.rsplit(".", 1)[-1].startswith("norm"):
             return ("ones" if leaf == "weight" else "zeros"), 0.0
@@ -62,13 +59,10 @@ class Decoder(nn.Module):
         """The spec of each block that uses the cache, in order."""
         return [self.spec] * self.spec.num_layers
 
-    def forward(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Output:
-        """Hidden states of the batch's tokens; with a cache they follow the cached tokens."""
-        shared = self.shared(batch, cache)
-        x_BTD, relations = self.through(self.enter(batch), shared, cache)
-        return self.leave(x_BTD, shared, relations, cache)
+    def enter(self, batch: dict[str, Tensor]) -> Carried:
+        return {"hidden_BTD": self.embedded(batch)}
 
-    def enter(self, batch: dict[str, Tensor]) -> Tensor:
+    def embedded(self, batch: dict[str, Tensor]) -> Tensor:
         """The input of the first block [B, T, D]."""
         x_BTD = self.embed(batch["tokens_BT"])
         if self.spec.positions == "learned":
@@ -107,17 +101,20 @@ class Decoder(nn.Module):
         return rope_angles(positions_BT, spec.head_dim, spec.rope_theta, exact)
 
     def through(
-        self, x_BTD: Tensor, shared: Shared, cache: Cache | None = None
-    ) -> tuple[Tensor, Relations | None]:
-        """Run the blocks of this stage, in order; also returns the relations of the last one."""
-        return run_blocks(self.blocks, x_BTD, shared, cache)
+        self, carried: Carried, shared: Shared, cache: Cache | None = None
+    ) -> tuple[Carried, Relations | None]:
+        return run_blocks(self.blocks, carried, shared, cache)
 
     def leave(
-        self, x_BTD: Tensor, shared: Shared, relations: Relations | None = None, cache: Cache | None = None
+        self, carried: Carried, shared: Shared, relations: Relations | None = None, cache: Cache | None = None
     ) -> Output:
-        """The model's output from the last block's."""
+        x_BTD = carried["hidden_BTD"]
         relations = self._compared(x_BTD, shared, relations)
-        return Output(hidden=self.norm(x_BTD), relations=relations, mask=shared.mask)
+        aux = {name: carried[name] for name in self.sums()}
+        return Output(hidden=self.norm(x_BTD), relations=relations, mask=shared.mask, aux=aux)
+
+    def set_dropout(self, share: float) -> None:
+        set_dropout(self.blocks, share)
 
     def _compared(self, x_BTD: Tensor, shared: Shared, last: Relations | None) -> Relations | None:
         """The relations by which a student's attention is compared: the auxiliary layer's if it has one."""
@@ -126,12 +123,10 @@ class Decoder(nn.Module):
         return self.auxiliary(x_BTD, shared.rope)
 
     def parts(self) -> dict[str, list[str]]:
-        """The children that `enter` and `leave` need."""
         positions = ["positions"] if self.spec.positions == "learned" else []
         return {"enter": ["embed", *positions], "leave": ["norm", "embed" if self.spec.tied else "head"]}
 
     def splits(self) -> dict[str, Split]:
-        """How each module's weights can be split by the tensor axis; paths with a * stand for all blocks."""
         found: dict[str, Split] = {"embed": "vocabulary", "norm": "tokens"}
         found |= {f"blocks.*.{name}": "tokens" for name in ("norm1", "norm2")}
         found |= {f"blocks.*.attention.{name}": "out" for name in ("query", "key", "value")}

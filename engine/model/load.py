@@ -20,6 +20,7 @@ from atelier.engine.config.error import DataError
 from atelier.engine.config.registry import ModelSpec, spec_class
 from atelier.engine.config.seed import seed_of
 from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.model.contract import Model
 
 
 class _Unfilled(TorchFunctionMode):
@@ -46,7 +47,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 COMPILED = "_orig_mod."  # prefix that torch.compile(module) adds to the names below it
 
 
-def build(spec: ModelSpec) -> nn.Module:
+def build(spec: ModelSpec) -> Model:
     """The network of `spec` on the current default device; its weights are not yet set."""
     return importlib.import_module(f"atelier.engine.model.{spec.kind}").build(spec)
 

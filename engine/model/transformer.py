@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Attend, Cache, Seen, rotate
-from atelier.engine.model.contract import Relations, rounded
+from atelier.engine.model.contract import Carried, Relations, rounded
 from atelier.engine.model.moe import MoE
 
 _A, _B = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64  # SplitMix64's constants, as signed numbers
@@ -118,6 +118,12 @@ def make_mlp(spec: GPT) -> nn.Module:
     return SwiGLU(spec) if spec.mlp == "swiglu" else GELU(spec)
 
 
+class BlockOutput(NamedTuple):
+    hidden_BTD: Tensor
+    relations: Relations
+    sums: dict[str, Tensor] | None = None  # what this block adds to the model's sums
+
+
 class Block(nn.Module):
     """x + attention(norm x), then that + mlp(norm of that). Can be compiled and sharded on its own: tensors
     in, tensors out. The attention's relations are returned detached, unless `is_taught`: then an objective's
@@ -140,11 +146,11 @@ class Block(nn.Module):
         mask: Tensor,
         noise_BT: Tensor | None = None,
         seen: Seen | None = None,
-    ) -> tuple[Tensor, Relations]:
+    ) -> BlockOutput:
         mixed_BTD, relations = self.attention(rounded(self.norm1(x_BTD)), rope, mask, seen)
         x_BTD = x_BTD + self._drop(mixed_BTD, noise_BT, 0)
         x_BTD = x_BTD + self._drop(self.mlp(rounded(self.norm2(x_BTD))), noise_BT, 1)
-        return x_BTD, relations if self.is_taught else relations.detached()
+        return BlockOutput(x_BTD, relations if self.is_taught else relations.detached())
 
     def _drop(self, x_BTD: Tensor, noise_BT: Tensor | None, branch: int) -> Tensor:
         if not self.dropout or not self.training or noise_BT is None:
@@ -157,21 +163,30 @@ def make_blocks(spec: GPT, *, is_causal: bool = True) -> nn.ModuleList:
 
 
 def run_blocks(
-    blocks: nn.ModuleList, x_BTD: Tensor, shared: Shared, cache: Cache | None = None, *, first: int = 0
-) -> tuple[Tensor, Relations | None]:
-    """Run these blocks in order; returns their output and the relations of the last. `first` is the number of
-    the model's first block in dropout and cache.
+    blocks: nn.ModuleList, carried: Carried, shared: Shared, cache: Cache | None = None, *, first: int = 0
+) -> tuple[Carried, Relations | None]:
+    """Run these blocks in order on `hidden_BTD`; returns what they pass on, their sums added, and the
+    relations of the last. `first` is the number of the model's first block in dropout and cache.
 
     Memory tokens are visible but receive no gradient: the recurrence of Transformer-XL (1901.02860, section
     3.2) inside a row.
     """
     noise_BT, memory_BT = shared.batch.get("noise_BT"), shared.batch.get("memory_BT")
-    relations = None
+    relations, x_BTD, sums = None, carried["hidden_BTD"], dict(carried)
     for name, block in blocks.named_children():
         number = first + int(name)
         if memory_BT is not None:
             x_BTD = torch.where(memory_BT[..., None] > 0, x_BTD.detach(), x_BTD)
         keys = None if noise_BT is None else layer_keys(noise_BT, number)
         seen = None if cache is None else cache.blocks[number]
-        x_BTD, relations = block(x_BTD, shared.rope, shared.mask, keys, seen)
-    return x_BTD, relations
+        x_BTD, relations, added = block(x_BTD, shared.rope, shared.mask, keys, seen)
+        for key, value in (added or {}).items():
+            sums[key] = sums[key] + value
+    return sums | {"hidden_BTD": x_BTD}, relations
+
+
+def set_dropout(blocks: nn.ModuleList, share: float) -> None:
+    """Multiply the dropout of these blocks by `share` from now on."""
+    for block in blocks:
+        if isinstance(block, Block):
+            block.dropout = block.most_dropout * share

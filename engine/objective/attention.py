@@ -5,13 +5,38 @@ B rows, T tokens, S tokens of whole rows, R relation heads, E head width, W = R 
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from atelier.engine.config.batch import NOT_SCORED
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.attention import Attention
+from atelier.engine.model.auxiliary import add_layer, teach_last_block
 from atelier.engine.model.contract import Relations
+from atelier.engine.objective.chunked import TeacherSide
+from atelier.engine.objective.terms import State, Term
 from atelier.engine.objective.vocab_slice import summed
 
 ROWS = 256  # queries a step: the scores of a long row are never in memory all at once
+
+READS_RELATIONS = True
+
+
+def add_modules(model: nn.Module, spec: Attention, *, teacher_hidden: int) -> None:
+    """The auxiliary layer, or gradients into the last block."""
+    add_layer(model) if spec.auxiliary else teach_last_block(model)
+
+
+def terms(spec: Attention, state: State, teacher: TeacherSide | None, rows_B: Tensor | None) -> Term:
+    """The divergence of all scored tokens' attention from the teacher's."""
+    output = state.output
+    if output.mask is None or not output.relations or teacher is None or not teacher.relations:
+        raise ConfigError(
+            "objective", "one of the two models shows no attention", "objective=distill needs logits alone"
+        )
+    mine, theirs = state.whole_keys(output.relations), state.whole_keys(teacher.relations)
+    is_scored_BT = state.batch["labels_BT"] != NOT_SCORED
+    total, value = state_sum(spec, mine, theirs, output.mask, is_scored_BT, state.group)
+    return Term(total, {"": value})
 
 
 def state_sum(

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from atelier.engine.config.base import Spec
+from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.model.contract import Relations, compute_dtype
 from atelier.engine.objective.lm import token_loss
-from atelier.engine.objective.load import terms_of
+from atelier.engine.objective.load import module_of
 from atelier.engine.objective.vocab_slice import LogitCache, TokenDistribution, VocabSlice
 
-UNSCORED = -100
 MIN_CHUNK = 256  # with fewer tokens, adding V x D numbers to the head's gradient costs more than the chunk
 CPU_LOGITS = 1 << 21  # logits of a chunk: 8 MB in fp32, measured fastest for a vocabulary of 4096
 GPU_LOGITS = 1 << 26
@@ -49,7 +49,7 @@ class TeacherSide:
 
 
 @dataclass(frozen=True)
-class Term:
+class TokenTerm:
     """One loss on a chunk's logits, with and without its gradient. `names`: the indices of the objectives
     that use this loss, each on its own rows.
     """
@@ -65,7 +65,7 @@ class _Work:
     """Inputs of the computation, besides the two tensors that receive gradients."""
 
     labels_M: Tensor
-    terms: tuple[Term, ...]
+    terms: tuple[TokenTerm, ...]
     shares_K: Tensor  # of the names that are trained; the names after them are only logged
     masks_K: tuple[Tensor | None, ...]  # [M] weights: which tokens a name reads; None = all
     teacher: TeacherSide | None
@@ -151,15 +151,15 @@ def _check(
         )
 
 
-def _terms(specs: Sequence[ObjectiveSpec]) -> tuple[Term, ...]:
+def _terms(specs: Sequence[ObjectiveSpec]) -> tuple[TokenTerm, ...]:
     """The losses of these objectives; the cross-entropy, which many share, only once."""
     found: dict[Any, tuple[Any, ObjectiveSpec, list[int]]] = {}
     for number, spec in enumerate(specs):
-        module = terms_of(spec.kind)
+        module: Any = module_of(spec)
         is_plain = module.token_loss is token_loss
         found.setdefault("cross-entropy" if is_plain else number, (module, spec, []))[2].append(number)
     return tuple(
-        Term(
+        TokenTerm(
             spec,
             module.token_loss,
             getattr(module, "token_gradient", functools.partial(derived_gradient, module.token_loss)),
@@ -320,12 +320,12 @@ def _teacher_output(work: _Work, rows_C: Tensor, number: int) -> TokenDistributi
 
 def _pieces(work: _Work) -> tuple[Tensor, ...]:
     """The scored tokens' row numbers in the fewest chunks of at most `chunk`, of nearly equal length."""
-    rows_N = (work.labels_M != UNSCORED).nonzero()[:, 0]
+    rows_N = (work.labels_M != NOT_SCORED).nonzero()[:, 0]
     return rows_N.tensor_split(-(-len(rows_N) // work.chunk)) if len(rows_N) else ()
 
 
 def _chunk_terms(
-    terms: tuple[Term, ...],
+    terms: tuple[TokenTerm, ...],
     shares_K: Tensor,
     masks_K: tuple[Tensor | None, ...],
     logits_CV: Tensor,

@@ -8,7 +8,25 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-UNSCORED = -100
+from atelier.engine.config.batch import NOT_SCORED
+from atelier.engine.config.registry import RowClasses
+from atelier.engine.objective.chunked import TeacherSide
+from atelier.engine.objective.load import RIGHT
+from atelier.engine.objective.terms import State, Term
+
+LOGGED = ("", RIGHT)
+
+
+def terms(spec: RowClasses, state: State, teacher: TeacherSide | None, rows_B: Tensor | None) -> Term:
+    """The loss of the rows that this objective reads, and how many it gets right."""
+    classes_B = state.batch["classes_B"]
+    if rows_B is not None:
+        classes_B = classes_B.masked_fill(~rows_B, NOT_SCORED)
+    if not state.has_first:
+        classes_B = torch.full_like(classes_B, NOT_SCORED)
+    head_CD = state.weight(f"classes.{spec.kind}.weight")
+    total, value, num_right = state_sum(state.hidden_BTD[:, 0], head_CD, classes_B, state.group)
+    return Term(total, {"": value, RIGHT: num_right})
 
 
 def state_sum(
@@ -23,6 +41,6 @@ def state_sum(
         first_BD = first_BD.detach() + (first_BD - first_BD.detach()) / size
     exact = torch.promote_types(first_BD.dtype, torch.float32)
     logits_BC = F.linear(first_BD, head_CD).to(exact)
-    total = F.cross_entropy(logits_BC, classes_B, ignore_index=UNSCORED, reduction="sum")
-    num_right = ((logits_BC.argmax(1) == classes_B) & (classes_B != UNSCORED)).sum()
+    total = F.cross_entropy(logits_BC, classes_B, ignore_index=NOT_SCORED, reduction="sum")
+    num_right = ((logits_BC.argmax(1) == classes_B) & (classes_B != NOT_SCORED)).sum()
     return total, total.detach(), num_right

@@ -6,10 +6,32 @@ B rows, T tokens, D the teacher's width (this rank's slice of it, if matrices ar
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from atelier.engine.config.batch import NOT_SCORED
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.hidden import Hidden
+from atelier.engine.model.auxiliary import PROJECTION, add_projection
+from atelier.engine.objective.chunked import TeacherSide
+from atelier.engine.objective.terms import State, Term
 from atelier.engine.objective.vocab_slice import summed
+
+
+def add_modules(model: nn.Module, spec: Hidden, *, teacher_hidden: int) -> None:
+    """The projection to the teacher's width."""
+    add_projection(model, teacher_hidden)
+
+
+def terms(spec: Hidden, state: State, teacher: TeacherSide | None, rows_B: Tensor | None) -> Term:
+    """The distance of all scored tokens' hidden states to the teacher's."""
+    if teacher is None:
+        raise ConfigError("objective.hidden", "has no teacher", "set teacher=<role>")
+    projection_DC = state.weight(f"{PROJECTION}.weight")
+    is_scored_BT = state.batch["labels_BT"] != NOT_SCORED
+    total, value = state_sum(
+        spec, state.hidden_BTD, projection_DC, teacher.hidden_BTD, is_scored_BT, state.group
+    )
+    return Term(total, {"": value})
 
 
 def state_sum(

@@ -12,15 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from atelier.engine.config.batch import PLACES, batch_tensor
 from atelier.engine.model.contract import Relations
 from atelier.engine.parallel.collective import gather_rows
 from atelier.engine.parallel.grid import Grid
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-PER_TOKEN = (
-    *("tokens_BT", "positions_BT", "documents_BT", "labels_BT"),
-    *("noise_BT", "memory_BT", "prompts_BT"),
-)
 
 
 def places(length: int, grid: Grid) -> Tensor:
@@ -32,14 +29,21 @@ def places(length: int, grid: Grid) -> Tensor:
 
 
 def own_tokens(batch: dict[str, Tensor], grid: Grid) -> dict[str, Tensor]:
-    """This rank's tokens of a batch of whole rows; the documents of the whole rows are kept too."""
+    """This rank's tokens of a batch of whole rows, their places, and what is kept of whole rows."""
     if grid.axes.context == 1:
         return batch
-    here_T = places(batch["tokens_BT"].shape[1], grid).to(batch["tokens_BT"].device)
-    mine = {
-        name: value.index_select(1, here_T) if name in PER_TOKEN else value for name, value in batch.items()
-    }
-    return mine | {"documents_BS": batch["documents_BT"], "places_T": here_T}
+    mine = dict(batch)
+    for name, value in batch.items():
+        entry = batch_tensor(name)
+        if not entry.length:
+            continue
+        dim = entry.dims.index(entry.length)
+        here = places(value.shape[dim], grid).to(value.device)
+        mine[name] = value.index_select(dim, here)
+        mine[PLACES[entry.length]] = here
+        if entry.whole:
+            mine[entry.whole] = value
+    return mine
 
 
 def gather_keys(model: nn.Module, grid: Grid) -> None:

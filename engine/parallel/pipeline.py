@@ -1,8 +1,9 @@
 """Pipeline parallelism: blocks split over the pipeline axis. The schedules are
 torch.distributed.pipelining's: 1F1B, interleaved (2104.04473), zero-bubble (2401.10241).
 
-A stage is called as stage(x, index=, work=): x is the previous stage's output (unused by the first one),
-`index` the number of the micro-batch as a tensor, `work` any object that all stages share.
+A stage is called as stage(*given, index=, work=): the tensors that the previous stage passes on (the first
+one gets one that it does not use), `index` the number of the micro-batch as a tensor, `work` any object that
+all stages share. It returns a tensor or a tuple; the last stage a scalar.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,25 +53,29 @@ class Pipeline:
         *,
         grid: Grid,
         layout: Parallel,
-        dtype: torch.dtype,
     ) -> None:
         self.stages, self.numbers, self.grid, self.layout = list(stages), list(numbers), grid, layout
-        self.dtype = dtype  # of the hidden states between stages
         group = grid.pipeline_group
         assert group is not None  # only created with a pipeline axis
         self.group = group
-        self._plans: dict[tuple[int, tuple[int, ...]], Any] = {}
+        self._plans: dict[tuple[int, tuple[torch.Size, ...]], Any] = {}
         self._after: Callable[[int, Tensor], Tensor] | None = None
 
     def train(
-        self, work: Any, *, num_micro: int, shape: tuple[int, ...], after: Callable[[int, Tensor], Tensor]
+        self,
+        work: Any,
+        *,
+        num_micro: int,
+        between: tuple[Tensor, ...],
+        after: Callable[[int, Tensor], Tensor],
     ) -> None:
-        """Forward and backward of all micro-batches; `shape` of the hidden states between stages. On the last
-        stage `after(index, output)` returns the tensor from which the backward pass starts.
+        """Forward and backward of all micro-batches; `between`: the tensors between stages, on the meta
+        device. On the last stage `after(index, output)` returns the tensor from which the backward pass
+        starts.
         """
-        key = (num_micro, shape)
+        key = (num_micro, tuple(one.shape for one in between))
         if key not in self._plans:
-            self._plans[key] = self._plan(num_micro, shape)
+            self._plans[key] = self._plan(num_micro, between)
         self._after = after
         indices = torch.arange(num_micro, device=self.grid.gang.device)
         given = (indices,) if 0 in self.numbers else ()
@@ -78,7 +83,7 @@ class Pipeline:
             *given, target=indices, losses=[], return_outputs=False, index=indices, work=work
         )
 
-    def _plan(self, num_micro: int, shape: tuple[int, ...]) -> Any:
+    def _plan(self, num_micro: int, between: tuple[Tensor, ...]) -> Any:
         from torch.distributed.pipelining import (  # with torch's compiler: two seconds, for pipelines only
             PipelineStage,
             Schedule1F1B,
@@ -88,16 +93,15 @@ class Pipeline:
 
         last = self.layout.num_stages - 1
         device = self.grid.gang.device
-        carried = torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
-        scalar = torch.empty((), dtype=self.dtype, device="meta", requires_grad=True)
+        scalar = torch.empty((), dtype=between[0].dtype, device="meta", requires_grad=True)
         made = [
             PipelineStage(
                 stage,
                 number,
                 last + 1,
                 device,
-                input_args=torch.empty(1, dtype=torch.long, device="meta") if number == 0 else carried,
-                output_args=scalar if number == last else carried,
+                input_args=(torch.empty(1, dtype=torch.long, device="meta"),) if number == 0 else between,
+                output_args=(scalar,) if number == last else between,
                 group=self.group,
             )
             for stage, number in zip(self.stages, self.numbers, strict=True)
@@ -113,7 +117,12 @@ class Pipeline:
         return self._after(int(index), output)
 
     def infer(
-        self, work: Any, *, num_micro: int, shape: tuple[int, ...], after: Callable[[int, Tensor], Any]
+        self,
+        work: Any,
+        *,
+        num_micro: int,
+        between: tuple[Tensor, ...],
+        after: Callable[[int, Tensor], Any],
     ) -> None:
         """Forward of all micro-batches, stage by stage."""
         device = self.grid.gang.device
@@ -121,16 +130,17 @@ class Pipeline:
         sent: list[Any] = []
         for stage, number in zip(self.stages, self.numbers, strict=True):
             for index in indices:
-                x = torch.zeros(1, device=device)
-                if number > 0:
-                    x = torch.empty(shape, dtype=self.dtype, device=device)
+                given = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in between]
+                for x in given if number > 0 else ():
                     dist.recv(x, group=self.group, group_src=(number - 1) % self.grid.pipeline)
-                output = stage(x, index=index, work=work)
+                output = stage(*given, index=index, work=work)
                 if number == self.layout.num_stages - 1:
                     after(int(index), output)
                     continue
                 to = (number + 1) % self.grid.pipeline
-                sent.append((output, dist.isend(output.contiguous(), group=self.group, group_dst=to)))
+                for x in (output,) if isinstance(output, Tensor) else output:
+                    whole = x.contiguous()
+                    sent.append((whole, dist.isend(whole, group=self.group, group_dst=to)))
         for _, handle in sent:
             handle.wait()
 

@@ -13,17 +13,17 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import (
     ParallelStyle,
     PrepareModuleInput,
-    PrepareModuleInputOutput,
+    PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
 )
 
-from atelier.engine.model import auxiliary
+from atelier.engine.config.batch import TENSORS
+from atelier.engine.model.auxiliary import SPLITS
 from atelier.engine.parallel.grid import Grid
 
 TOKENS = 1  # the dim of [B, T, ...] that sequence parallelism splits
-BETWEEN = ("noise_BT", "memory_BT", "prompts_BT")  # entries of a batch that are read where tokens are split
 
 
 def split_matrices(model: nn.Module, grid: Grid, *, sequence_parallel: bool) -> None:
@@ -33,7 +33,7 @@ def split_matrices(model: nn.Module, grid: Grid, *, sequence_parallel: bool) -> 
     found: dict[str, ParallelStyle] = {}
     fixed = {path for path, weight in model.named_parameters() if not weight.requires_grad}
     offering: Any = model
-    for pattern, kind in (offering.splits() | auxiliary.SPLITS).items():
+    for pattern, kind in (offering.splits() | SPLITS).items():
         for path, module in model.named_modules():
             style = _style(kind, module, sequence_parallel) if fnmatch(path, pattern) else None
             if style is not None:
@@ -49,20 +49,14 @@ def _style(kind: str, module: nn.Module, sequence_parallel: bool) -> ParallelSty
         return RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
     if kind in ("out", "in", "vocabulary"):  # a head's rows are its outputs
         return _Matrix("in" if kind == "in" else "out", between)
-    if kind == "inside":
-        return _Inside(between)
+    if kind in ("inside", "across"):
+        return _Inside(between, 2 if kind == "across" else 1)
     if kind == "whole" and sequence_parallel:
         return _Whole()
     if kind == "tokens" and sequence_parallel:
         return SequenceParallel(use_local_output=True)
     if kind == "mixture" and sequence_parallel:
-        return PrepareModuleInputOutput(
-            input_layouts=(between,),
-            desired_input_layouts=(Replicate(),),
-            use_local_input=True,
-            output_layouts=(Replicate(),),
-            desired_output_layouts=(between,),
-        )
+        return _Mixture(between)
     return None
 
 
@@ -93,14 +87,40 @@ class _Matrix(ParallelStyle):
 
 
 class _Inside(PrepareModuleInput):
-    """Gathers the first argument of a module with split matrices; the others are left as they are."""
+    """Gathers the first arguments of a module with split matrices; the others are left as they are."""
 
-    def __init__(self, between: Any) -> None:
-        super().__init__(input_layouts=(between,), desired_input_layouts=(Replicate(),))
+    def __init__(self, between: Any, number: int, *, is_local: bool = False) -> None:
+        super().__init__(
+            input_layouts=(between,) * number,
+            desired_input_layouts=(Replicate(),) * number,
+            use_local_output=is_local,
+        )
+        self.number = number
 
     def _prepare_input_fn(self, inputs: Any, device_mesh: DeviceMesh) -> Any:
-        (first,) = super()._prepare_input_fn(inputs[:1], device_mesh)
-        return (first, *inputs[1:])
+        gathered_ones = super()._prepare_input_fn(inputs[: self.number], device_mesh)
+        return (*gathered_ones, *inputs[self.number :])
+
+
+class _Mixture(ParallelStyle):
+    """Gathers the argument of a module and splits its result; further results, sums over whole tokens, are
+    left as they are.
+    """
+
+    def __init__(self, between: Any) -> None:
+        self.enter = _Inside(between, 1, is_local=True)
+        self.leave = _FirstOutput(output_layouts=(Replicate(),), desired_output_layouts=(between,))
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        self.enter._apply(module, device_mesh)
+        return self.leave._apply(module, device_mesh)
+
+
+class _FirstOutput(PrepareModuleOutput):
+    def _prepare_out_fn(self, outputs: Any, device_mesh: DeviceMesh) -> Any:
+        if not isinstance(outputs, tuple):
+            return super()._prepare_out_fn(outputs, device_mesh)
+        return (super()._prepare_out_fn(outputs[:1], device_mesh), *outputs[1:])
 
 
 class _Whole(ParallelStyle):
@@ -129,7 +149,8 @@ def own_between(batch: dict[str, Tensor], grid: Grid, *, sequence_parallel: bool
     if grid.axes.tensor == 1 or not sequence_parallel:
         return batch
     size, place = grid.axes.tensor, grid.places["tensor"]
-    return batch | {name: batch[name].chunk(size, dim=TOKENS)[place] for name in BETWEEN if name in batch}
+    cut = [name for name in batch if name in TENSORS and TENSORS[name].between]
+    return batch | {name: batch[name].chunk(size, dim=TOKENS)[place] for name in cut}
 
 
 def gathered(hidden_BTD: Tensor, grid: Grid, *, sequence_parallel: bool) -> Tensor:

@@ -4,14 +4,10 @@ teacher. Torch-free.
 
 import math
 from collections.abc import Mapping
-from math import gcd
 
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.objective.attention import Attention
-from atelier.engine.config.objective.control import Control
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
@@ -56,7 +52,11 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
             raise ConfigError(f"parallel.roles.{name}", "is no student here", f"students: {known}")
     for name, role in roles.items():
         _check_role(layout, name, role, f"{prefix}{name}.model" if prefix else "model")
-        _check_tokens(layout, name, train.sequence)
+        _check_tokens(layout, name, "train.sequence", train.sequence)
+        for key, spec in role.objective.items():
+            _check_tokens(
+                layout, name, f"{prefix}{name}.objective.{key}: encoder length", spec.encoder_length
+            )
         if role.teacher:
             _check_student(layout, name, role.teacher)
             _check_rows(layout, name, roles, train)
@@ -154,7 +154,7 @@ def _check_role(layout: Parallel, name: str, role: Role, model: str) -> None:
             )
 
 
-def _check_tokens(layout: Parallel, name: str, sequence: int) -> None:
+def _check_tokens(layout: Parallel, name: str, what: str, sequence: int) -> None:
     axes = layout.axes_of(name)
     parts = 2 * axes.context if axes.context > 1 else 1
     if layout.sequence_parallel and axes.tensor > 1:
@@ -162,9 +162,8 @@ def _check_tokens(layout: Parallel, name: str, sequence: int) -> None:
     if sequence % parts or (sequence // axes.context) % (axes.tensor if layout.sequence_parallel else 1):
         raise ConfigError(
             f"{_place(layout, name)}.context" if axes.context > 1 else f"{_place(layout, name)}.tensor",
-            f"context {axes.context} and tensor {axes.tensor} need parts of {parts} of the "
-            f"train.sequence {sequence}",
-            f"train.sequence={-(-sequence // parts) * parts} would fit",
+            f"context {axes.context} and tensor {axes.tensor} need parts of {parts} of the {what} {sequence}",
+            f"{what}={-(-sequence // parts) * parts} would fit",
         )
 
 
@@ -225,20 +224,13 @@ def _check_compared(layout: Parallel, name: str, role: Role, teacher: Role, obje
     """Check that the states that a student compares with its teacher's divide over its tensor axis."""
     size, place = layout.axes_of(name).tensor, _place(layout, name)
     for key, spec in role.objective.items():
-        what, number = "", 0
-        if isinstance(spec, Attention) and spec.relation_heads != "auto":
-            what, number = f"{objective}.{key}.relation_heads", spec.relation_heads
-        if type(spec).compares == "hidden":
-            what, number = (
-                f"the width of {role.teacher}, which {objective}.{key} compares,",
-                teacher.model.hidden,
-            )
-        if number % size:
-            raise ConfigError(
-                f"{place}.tensor",
-                f"{size} does not divide {what} {number}",
-                f"tensor={math.gcd(number, size)} would fit",
-            )
+        for what, number in spec.divided_by_tensor((role.teacher, teacher.model)).items():
+            if number % size:
+                raise ConfigError(
+                    f"{place}.tensor",
+                    f"{size} does not divide {what.format(key=f'{objective}.{key}')} {number}",
+                    f"tensor={math.gcd(number, size)} would fit",
+                )
 
 
 def _place(layout: Parallel, name: str) -> str:
@@ -250,53 +242,6 @@ def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None
     `check_layout`.
     """
     for name, role in roles.items():
+        teacher = (role.teacher, roles[role.teacher].model) if role.teacher in roles else None
         for key, objective in role.objective.items():
-            if isinstance(objective, Control):
-                _check_prompts(f"{prefix}{name}.model.prompts", objective, role)
-            if type(objective).compares == "classes":
-                _check_classes(f"{prefix}{name}.model.classes", objective, role)
-            if role.teacher in roles and isinstance(objective, Attention):
-                _check_heads(
-                    f"{prefix}{name}.objective.{key}.relation_heads", objective, role, roles[role.teacher]
-                )
-
-
-def _check_prompts(place: str, objective: Control, role: Role) -> None:
-    number, has = objective.num_prompts, getattr(role.model, "prompts", None)
-    if has != number:
-        way_out = "model=ernie_tiny" if has is None else f"{place}={number}"
-        raise ConfigError(
-            place,
-            f"{has or 'none'}, but genres of {objective.prompt_length} need {number}",
-            way_out,
-        )
-
-
-def _check_classes(place: str, objective: ObjectiveSpec, role: Role) -> None:
-    number = objective.num_classes
-    heads: dict[str, int] = getattr(role.model, "classes", {})
-    if heads.get(objective.kind) != number:
-        known = ", ".join(f"{name}: {size}" for name, size in heads.items()) or "none"
-        way_out = (
-            f"+{place}.{objective.kind}={number}" if hasattr(role.model, "classes") else "model=ernie_tiny"
-        )
-        raise ConfigError(
-            place, f"objective {objective.kind} needs a head of {number} classes; heads: {known}", way_out
-        )
-
-
-def _check_heads(place: str, objective: Attention, role: Role, teacher: Role) -> None:
-    heads = objective.relation_heads
-    if heads == "auto":
-        heads = getattr(role.model, "num_heads", 0)
-    if not heads or not hasattr(teacher.model, "num_heads"):
-        kind = teacher.model.kind if heads else role.model.kind
-        raise ConfigError(
-            place, f"a model of kind {kind} shows no attention", "compare logits or hidden states"
-        )
-    for whose, model in (("the student's", role.model), (f"{role.teacher}'s", teacher.model)):
-        if model.hidden % heads:
-            near = largest_divisor(gcd(role.model.hidden, teacher.model.hidden), heads)
-            raise ConfigError(
-                place, f"{heads} does not divide {whose} width {model.hidden}", f"{near} would fit"
-            )
+            objective.check(f"{prefix}{name}", key, role.model, teacher)

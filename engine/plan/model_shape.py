@@ -13,7 +13,7 @@ class ModelShape:
 
     `matrices` of a block are (number of them, out, in), `width` is that of all MLPs of a token, `inner`
     counts gated ones half more, `flops` those of one token in each block, `after` in what follows them. A
-    model that is not made of transformer blocks has no `matrices`: only its FLOPs are known.
+    model that is not made of equal transformer blocks has no `matrices`: only its FLOPs are known.
     """
 
     sequence: int
@@ -48,10 +48,15 @@ class ModelShape:
 def model_shape_of(model: Any, sequence: int) -> ModelShape:
     """The shape of `model`, a ModelSpec whose vocabulary is known."""
     *flops, after = model.block_flops(sequence)
-    first = {name: shape for name, shape in model.shapes().items() if name.startswith("blocks.0.")}
-    is_known = isinstance(model, Blocks)
-    num_experts = getattr(model, "num_experts", 0)
-    met = model.experts_per_token if num_experts else 1
+    blocks: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in model.shapes().items():
+        if name.startswith("blocks."):
+            _, number, rest = name.split(".", 2)
+            blocks.setdefault(number, {})[rest] = shape
+    first = blocks.get("0", {})
+    is_known = isinstance(model, Blocks) and all(block == first for block in blocks.values())
+    num_experts = getattr(model, "num_experts", 0) if is_known else 0
+    met = getattr(model, "experts_per_token", 1) if num_experts else 1
     matrices = [(prod(shape[:-2]), shape[-2], shape[-1]) for shape in first.values() if len(shape) >= 2]
     width = float(model.inner * met) if is_known else 4.0 * model.hidden
     is_gated = is_known and model.mlp == "swiglu"

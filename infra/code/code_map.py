@@ -88,6 +88,7 @@ def training_map(task: str, roles: Mapping[str, Role], name: str, project: Path 
         kinds |= {f"model/{role.model.kind}", f"optim/{role.optim.kind}"}
         for objective in role.objective.values():
             kinds |= {f"objective/{objective.kind}", f"data/datasets/{type(objective).reads}"}
+            kinds |= {f"objective/{type(objective).term}"} if type(objective).term else set()
         name = role.teacher
     return code_map(ROOTS[task], kinds, project)
 

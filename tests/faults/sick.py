@@ -24,7 +24,7 @@ def stop(member: RoleState) -> None:
 
 def flip(member: RoleState) -> None:
     """Flip one bit of one weight, in the middle of its mantissa: rounding could lose the lowest."""
-    weight = next(local(weight) for weight in member.trainable().values() if local(weight).numel())
+    weight = next(local(weight) for weight in member.weights.trainable().values() if local(weight).numel())
     with torch.no_grad():
         weight.view(torch.int32).view(-1)[0] ^= 1 << 12
 
@@ -32,7 +32,7 @@ def flip(member: RoleState) -> None:
 def lose(member: RoleState) -> None:
     """Replace the weights that this rank holds by NaN."""
     with torch.no_grad():
-        for weight in member.trainable().values():
+        for weight in member.weights.trainable().values():
             local(weight).fill_(float("nan"))
 
 

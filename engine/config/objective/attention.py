@@ -2,17 +2,19 @@
 over heads (MiniLM, 2002.10957, equation 7; ERNIE 3.0 Titan, 2112.12731, section 5).
 """
 
+from math import gcd
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from atelier.engine.config.base import Count
-from atelier.engine.config.registry import Compared, ObjectiveSpec
+from atelier.engine.config.divisors import largest_divisor
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 
 
 class Attention(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = True
-    compares: ClassVar[Compared] = "attention"
 
     kind: Literal["attention"] = "attention"
     weight: float = Field(default=0.5, gt=0, description="share among the role's active objectives; above 0")
@@ -26,3 +28,25 @@ class Attention(ObjectiveSpec):
         description="compare a layer stacked on the student, dropped from the finished model; false = its "
         "last block, whose MLP and output matrix then learn nothing from it",
     )
+
+    def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
+        if teacher is None:
+            return
+        place, (name, taught_by) = f"{place}.objective.{key}.relation_heads", teacher
+        heads = self.relation_heads
+        if heads == "auto":
+            heads = getattr(model, "num_heads", 0)
+        if not heads or not hasattr(taught_by, "num_heads"):
+            kind = taught_by.kind if heads else model.kind
+            raise ConfigError(
+                place, f"a model of kind {kind} shows no attention", "compare logits or hidden states"
+            )
+        for whose, width in (("the student's", model.hidden), (f"{name}'s", taught_by.hidden)):
+            if width % heads:
+                near = largest_divisor(gcd(model.hidden, taught_by.hidden), heads)
+                raise ConfigError(
+                    place, f"{heads} does not divide {whose} width {width}", f"{near} would fit"
+                )
+
+    def divided_by_tensor(self, teacher: tuple[str, ModelSpec]) -> dict[str, int]:
+        return {} if self.relation_heads == "auto" else {"{key}.relation_heads": self.relation_heads}

@@ -6,12 +6,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import GENRES
-from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 
 
 class Control(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = False
+    term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "control"
     source: ClassVar[str] = "attributes"
 
@@ -36,3 +38,13 @@ class Control(ObjectiveSpec):
     def num_prompts(self) -> int:
         """Rows of the model's table of soft prompts."""
         return len(GENRES) * self.prompt_length
+
+    def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
+        has = getattr(model, "prompts", None)
+        if has == self.num_prompts:
+            return
+        raise ConfigError(
+            f"{place}.model.prompts",
+            f"{has or 'none'}, but genres of {self.prompt_length} need {self.num_prompts}",
+            "model=ernie_tiny" if has is None else f"{place}.model.prompts={self.num_prompts}",
+        )

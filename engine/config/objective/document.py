@@ -11,6 +11,7 @@ from atelier.engine.config.registry import ObjectiveSpec
 
 class DocumentLM(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = False
+    term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "document"
 
     kind: Literal["document"] = "document"

@@ -6,12 +6,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from atelier.engine.config.registry import Compared, ObjectiveSpec
+from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 
 
 class Hidden(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = True
-    compares: ClassVar[Compared] = "hidden"
 
     kind: Literal["hidden"] = "hidden"
     weight: float = Field(default=0.5, gt=0, description="share among the role's active objectives; above 0")
+
+    def divided_by_tensor(self, teacher: tuple[str, ModelSpec]) -> dict[str, int]:
+        name, model = teacher
+        return {f"the width of {name}, which {{key}} compares,": model.hidden}

@@ -11,6 +11,7 @@ from atelier.engine.config.registry import ObjectiveSpec
 
 class Knowledge(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = False
+    term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "knowledge"
     source: ClassVar[str] = "triples"
 

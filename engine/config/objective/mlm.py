@@ -11,6 +11,7 @@ from atelier.engine.config.registry import ObjectiveSpec
 
 class MLM(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = False
+    term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "mlm"
 
     kind: Literal["mlm"] = "mlm"

@@ -6,14 +6,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from atelier.engine.config.registry import Compared, ObjectiveSpec
+from atelier.engine.config.registry import RowClasses
 
 
-class Natural(ObjectiveSpec):
+class Natural(RowClasses):
     needs_teacher: ClassVar[bool] = False
     reads: ClassVar[str] = "natural"
     source: ClassVar[str] = "imitations"
-    compares: ClassVar[Compared] = "classes"
 
     kind: Literal["natural"] = "natural"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")

@@ -5,13 +5,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from atelier.engine.config.registry import Compared, ObjectiveSpec
+from atelier.engine.config.registry import RowClasses
 
 
-class Reorder(ObjectiveSpec):
+class Reorder(RowClasses):
     needs_teacher: ClassVar[bool] = False
     reads: ClassVar[str] = "reorder"
-    compares: ClassVar[Compared] = "classes"
 
     kind: Literal["reorder"] = "reorder"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")

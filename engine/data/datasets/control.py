@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import DataError
 from atelier.engine.config.generation import GENRES, GenerationAttributes
 from atelier.engine.config.objective.control import Control
 from atelier.engine.data.attributes import ATTRIBUTES
 from atelier.engine.data.control_prompt import Prefix, prefix_of
 from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered, uniform
-from atelier.engine.data.tokens import NOT_SCORED, PADDING
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.data.counter_rng import Numbers
-from atelier.engine.data.tokens import NOT_SCORED, PADDING, TokenText
+from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.data import CLS, MASK
 from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.data.counter_rng import Chance, Numbers, numbered
 from atelier.engine.data.masking import hide
-from atelier.engine.data.tokens import NOT_SCORED, PADDING, TokenText
+from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Spelling, find_phrases, find_words
 from atelier.engine.io.artifact import ArtifactInput

@@ -18,7 +18,7 @@ from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.objective import chunked
 from atelier.engine.objective.chunked import Mix, TeacherSide, objective_sums
-from atelier.engine.objective.load import terms_of
+from atelier.engine.objective.load import module_of
 from atelier.engine.objective.vocab_slice import LogitCache, TokenDistribution
 
 B, T, D, V = 3, 17, 12, 41
@@ -92,7 +92,7 @@ def test_the_cross_entropy_is_logged_even_where_it_is_not_trained() -> None:
 
 @pytest.mark.parametrize("spec", [LM(), Logits(), WARM], ids=["lm", "logits", "warm"])
 def test_a_closed_form_equals_the_gradient_of_its_definition(spec: Spec) -> None:
-    case, terms = Case(scored=1.0), terms_of(spec.kind)  # type: ignore[attr-defined]
+    case, terms = Case(scored=1.0), module_of(spec)
     logits = (case.hidden @ case.head.t()).detach().flatten(0, 1)
     taught = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     arguments = (spec, TokenDistribution(logits), case.labels.flatten(), TokenDistribution(taught))
@@ -103,7 +103,7 @@ def test_a_closed_form_equals_the_gradient_of_its_definition(spec: Spec) -> None
 
 
 def test_an_objective_without_a_closed_form_is_derived(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(terms_of("logits"), "token_gradient")
+    monkeypatch.delattr(module_of(Logits()), "token_gradient")
     case = Case()
     expected, (total, _) = case.dense(BOTH)[0], case.chunked(BOTH, chunk=7)
     for ours, theirs in zip(case.gradients(total), case.gradients(expected), strict=True):

@@ -10,7 +10,7 @@ import pytest
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import kinds as objective_kinds
 from atelier.engine.config.registry import spec_class
-from atelier.engine.data.blend import FILL, Blend
+from atelier.engine.data.blend import Blend
 from atelier.engine.data.datasets.load import kinds, rows_of
 from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
@@ -132,7 +132,8 @@ def test_a_blend_of_windows_and_rows_says_which_rows_see_both_ways(opened, harbo
         one.part = n
     blend = Blend([(one, 1.0) for one in sets], 5)
     batch = blend.batch(0, 48)
-    assert set(batch) == {*FILL, "parts_B"} - {"memory_BT", "prompts_BT"}
+    text = {"tokens_BT", "positions_BT", "documents_BT", "labels_BT"}
+    assert set(batch) == text | {"bidirectional_B", "classes_B", "parts_B"}
     owners = np.array([owner for owner, _ in blend.samples(0, 48)])
     assert (batch["parts_B"] == owners).all() and set(owners) == {0, 1, 2}
     assert ((batch["bidirectional_B"] == 1) == (owners > 0)).all()

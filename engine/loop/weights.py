@@ -1,0 +1,131 @@
+"""The weights of one role on this rank, with their gradients and optimiser: the only place that walks them,
+so that weights which are not on the device can be put in here.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atelier.engine.config.registry import OptimSpec
+from atelier.engine.loop.stage import RoleModel, StageModule
+from atelier.engine.model.contract import Model, stored
+from atelier.engine.model.placement import fill, is_split, local
+from atelier.engine.optim.load import build as build_optimizer
+from atelier.engine.optim.load import set_lr
+from atelier.engine.parallel.grid import Grid
+
+Values = Callable[[str, torch.Size], Tensor]
+
+
+def fill_stages(stages: Iterable[StageModule], values: Values, device: torch.device) -> None:
+    """Give the stages memory on `device` and this rank's shard of every weight's first value."""
+    for stage in stages:
+        stage.to_empty(device=device)
+        for path, weight in stored(stage):
+            fill(weight, partial(values, path.removeprefix("model."), weight.shape))
+
+
+class RoleWeights:
+    """Weights by their names in the plain model: parameters, of which some are trained, and buffers. `body`
+    is None on ranks that hold no part of the role; `plain`: the model on the meta device.
+    """
+
+    def __init__(self, plain: Model, body: RoleModel | None, grid: Grid, optim: OptimSpec | None) -> None:
+        self.body, self.grid = body, grid
+        self.every_name = [name for name, _ in stored(plain)]  # of all weights, on any rank
+        moving = [name for name, weight in plain.named_parameters() if weight.requires_grad]
+        self._places = {name: place for place, name in enumerate(moving)}  # among the squared norms
+        self.optimizer: torch.optim.Optimizer | None = None
+        if body is not None and optim is not None:
+            self.optimizer = build_optimizer(optim, body.parameters().items())
+            self._prime(self.optimizer)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that this rank holds."""
+        return self.body.parameters() if self.body is not None else {}
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        return {name: weight for name, weight in self.parameters().items() if weight.requires_grad}
+
+    def stored(self) -> dict[str, Tensor]:
+        """Parameters and buffers that this rank holds: what a finished model has."""
+        return self.parameters() | self.buffers()
+
+    def buffers(self) -> dict[str, Tensor]:
+        return self.body.buffers() if self.body is not None else {}
+
+    def _prime(self, optimizer: torch.optim.Optimizer) -> None:
+        """Create the optimiser's states, all zero, so that checkpoints have the same names from the
+        first on.
+        """
+        for weight in self.trainable().values():
+            weight.grad = torch.zeros_like(weight)
+        set_lr(optimizer, 0.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        for state in optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+
+    def squares(self) -> Tensor:
+        """This rank's contribution to each trained weight's squared gradient norm, float64: summed over all
+        ranks they give the norm. Called when all gradients are complete.
+        """
+        total = torch.zeros(len(self._places), dtype=torch.float64, device=self.grid.gang.device)
+        if self.body is None:
+            return total
+        self.body.settle_gradients()
+        places, grads, copies = [], [], []
+        for name, weight in self.trainable().items():
+            if weight.grad is not None and self.body.is_counted(name) and local(weight.grad).numel():
+                places.append(self._places[name])
+                grads.append(local(weight.grad))
+                copies.append(self.grid.copies(weight))
+        if grads:
+            norms = torch.stack([torch.linalg.vector_norm(grad) for grad in grads]).double()
+            total[places] = norms.square() / torch.tensor(copies, device=total.device)
+        return total
+
+    def update(self, rate: float, scale: float, *, is_good: bool) -> None:
+        """Take the optimiser's step with gradients times `scale`, if that is below 1; or drop them if
+        `is_good` is false.
+        """
+        if self.optimizer is None:
+            return
+        if is_good:
+            for weight in self.trainable().values() if scale < 1.0 else ():
+                if weight.grad is not None:
+                    local(weight.grad).mul_(scale)
+            set_lr(self.optimizer, rate)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def after_step(self, sums: Mapping[str, Tensor]) -> None:
+        """Give the model its sums over the step's global batch; it may change its buffers."""
+        if self.body is not None and sums:
+            self.body.after_step(sums)
+
+    def state(self) -> dict[str, Any]:
+        """The trained weights with their optimiser's states, and the buffers; live tensors, by names
+        independent of role and layout.
+        """
+        trainable = self.trainable()
+        states = self.optimizer.state if self.optimizer is not None else {}
+        return {
+            "weights": {name: weight.detach() for name, weight in trainable.items()} | self.buffers(),
+            "optimizer": {name: dict(states.get(weight, {})) for name, weight in trainable.items()},
+        }
+
+    def held_by_all(self, axis: str) -> dict[str, Tensor]:
+        """Weights and optimiser states that all ranks along the axis hold in common, by name."""
+        mine: dict[str, Tensor] = {}
+        for name, weight in self.stored().items():
+            if is_split(weight, axis):
+                continue
+            mine[name] = local(weight.detach())
+            states = self.optimizer.state.get(weight, {}) if self.optimizer is not None else {}
+            mine |= {f"{name} ({key})": local(state) for key, state in states.items()}
+        return mine

@@ -1,0 +1,76 @@
+"""The objectives of one micro-batch: those of tokens together, in chunks; each of the others by its own
+`terms(spec, state, teacher, rows)`.
+
+B rows, T tokens, D hidden, V vocabulary (of this rank's slice, if the vocabulary is split over ranks)
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+from atelier.engine.model.contract import Output, Relations
+from atelier.engine.objective.chunked import Mix, TeacherSide, objective_sums
+from atelier.engine.objective.load import is_of_tokens, module_of
+from atelier.engine.objective.vocab_slice import LogitCache, VocabSlice
+
+
+@dataclass(frozen=True)
+class State:
+    """What objectives are computed from: a model's output on this rank's tokens, and how they lie there."""
+
+    output: Output
+    hidden_BTD: Tensor  # of all of this rank's tokens, as the head needs them
+    head_weight_VD: Tensor
+    batch: Mapping[str, Tensor]
+    weight: Callable[[str], Tensor]  # this rank's shard of a weight, by its name in the model
+    whole_keys: Callable[[Relations], Relations]  # with the keys of whole rows
+    group: dist.ProcessGroup | None = None  # of the ranks that matrices and vocabulary are split over
+    part: VocabSlice | None = None
+    has_first: bool = True  # whether this rank has the rows' first tokens
+    is_compiled: bool = False
+    is_split: bool = False  # the backward pass comes in two
+
+
+class Term(NamedTuple):
+    """An objective's sum over this rank's rows or tokens: `total` is differentiable, this rank's share where
+    the ranks of a group share it; `sums`, detached and complete, by suffix of the objective's name.
+    """
+
+    total: Tensor
+    sums: Mapping[str, Tensor]
+
+
+def mixed_terms(
+    state: State,
+    mix: Mix,
+    teacher: TeacherSide | None,
+    rows: Mapping[str, Tensor],
+    logit_cache: LogitCache | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """sum_k share_k objective_k over this rank's tokens, differentiable; and the plain sums by name, always
+    with "lm". `rows` [B]: the rows that an objective reads, if not all. Raises as `objective_sums`, and
+    ConfigError when an output that an objective needs is missing.
+    """
+    of_tokens = {name: part for name, part in mix.items() if is_of_tokens(part[0])}
+    total, sums = objective_sums(
+        state.hidden_BTD,
+        state.head_weight_VD,
+        state.batch["labels_BT"],
+        of_tokens,
+        teacher,
+        compiled=state.is_compiled,
+        part=state.part,
+        is_split=state.is_split,
+        rows=rows,
+        logit_cache=logit_cache,
+    )
+    for name, (spec, share) in mix.items():
+        if name in of_tokens:
+            continue
+        term: Term = module_of(spec).terms(spec, state, teacher, rows.get(name))
+        total = total + share * term.total
+        sums |= {name + suffix: value for suffix, value in term.sums.items()}
+    return total, sums

@@ -1,0 +1,21 @@
+"""Predict the tokens that follow those which an encoder reads."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from atelier.engine.config.registry import ObjectiveSpec
+
+
+class Rejoin(ObjectiveSpec):
+    term: ClassVar[str] = "lm"
+    reads: ClassVar[str] = "rejoin"
+
+    kind: Literal["rejoin"] = "rejoin"
+    weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
+    rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
+    before: int = Field(default=8, ge=1, description="tokens that the encoder reads")
+
+    @property
+    def encoder_length(self) -> int:
+        return self.before
