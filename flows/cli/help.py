@@ -71,7 +71,7 @@ def of_flow(flow: str, words: tuple[str, ...] = ()) -> str:
         f"{flow}: {about}", "", f"usage:   atelier {flow} [group=option] [key=value] ...",
         f"example: {example}", "", "groups (now)", *_group_lines(shape), "",
         "keys: type, meaning [value]", *_key_lines(shape), "", "options",
-        row("-m, --multirun", "a sweep: every combination of  key=1,2  group=a,b  is a run (docs/sweeps.md)"),
+        row("-m, --multirun", "a sweep: every combination of  key=1,2  group=a,b  is a run (docs/run/sweeps.md)"),
         row("--dry-run", "with -m: say what would run and what it costs"),
         row("--accept-code", "go on with trainings that other code has begun"),
         row("--fresh <task>", "begin the unfinished training of a task again"),
