@@ -104,7 +104,7 @@ def _check_pipeline(layout: Parallel, train: Train) -> None:
     if layout.schedule == "zb" and layout.recompute == "selective":
         raise ConfigError(
             "parallel.recompute",
-            "selective does not work with schedule=zb, whose backward pass comes in two: what torch 2.13 "
+            "selective does not work with schedule=zb, whose backward pass has two parts: what torch 2.13 "
             "keeps serves one of them",
             "recompute=full, or schedule=interleaved",
         )
@@ -292,7 +292,7 @@ def _check_heads(place: str, objective: Attention, role: Role, teacher: Role) ->
     if not heads or not hasattr(teacher.model, "num_heads"):
         kind = teacher.model.kind if heads else role.model.kind
         raise ConfigError(
-            place, f"a model of kind {kind} shows no attention", "compare logits or hidden states"
+            place, f"a model of kind {kind} exposes no attention", "compare logits or hidden states"
         )
     for whose, model in (("the student's", role.model), (f"{role.teacher}'s", teacher.model)):
         if model.hidden % heads:

@@ -179,7 +179,7 @@ class Store:
             raise AtelierError(f"no alias {name}@{alias} in {self.root}; there is {known}")
         record = self.find(found.kind, found.fingerprint)
         if record is None:
-            raise AtelierError(f"{found} is {found.kind} {found.fingerprint[:8]}, which is no more")
+            raise AtelierError(f"{found} is {found.kind} {found.fingerprint[:8]}, which no longer exists")
         return record
 
     def check(self, record: Record) -> list[str]:

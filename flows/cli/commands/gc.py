@@ -11,6 +11,9 @@ from atelier.infra.store.removal import Waste, discard, removing
 
 
 def run(options: Namespace) -> int:
+    """List what is not needed, ask, remove it; the exit code. Raises ConfigError for an unknown or active run
+    to forget.
+    """
     store = open_store()
     collector = Collector(store, options.forget or ())
     for run_id in collector.forget:

@@ -26,6 +26,9 @@ MOST_LAYOUTS, MOST_OUT = 12, 12
 
 
 def run(options: Namespace) -> int:
+    """Print the plan; the exit code is 2 when it is refused. Raises ConfigError for an unknown flow and
+    invalid overrides.
+    """
     flow = options.flow
     if flow not in flow_names():
         near = nearest(flow, flow_names())
