@@ -169,7 +169,7 @@ class Store:
         if not damages:
             return ""
         more = f" and {len(damages) - 1} more" if len(damages) > 1 else ""
-        return f"; damaged, and not looked at: {damages[0]}{more}; {DamageError.way_out}"
+        return f"; damaged, and left out: {damages[0]}{more}; {DamageError.way_out}"
 
     def _aliased(self, name: str, alias: str, kind: str | None) -> Record:
         found = find_alias(self.root, name, alias)

@@ -104,7 +104,7 @@ def test_a_killed_flow_process_leaves_no_orphan_and_a_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_killed_guard_leaves_no_orphan_and_its_lease_is_taken_over(
+def test_a_killed_supervisor_leaves_no_orphan_and_its_lease_is_taken_over(
     command_store: CommandStore, start: Start, expected: Curve
 ) -> None:
     command = start()
