@@ -29,7 +29,7 @@ def run(options: Namespace) -> int:
     gone = _removed(found, options)
     for one in found.waste:
         if one not in gone:
-            print(printable(f"left alone: {one.what} was taken up meanwhile", 0), file=sys.stderr)
+            print(printable(f"kept: {one.what}, which is in use again", 0), file=sys.stderr)
     print(f"removed {len(gone)} things, {amount(sum(one.bytes for one in gone))}B")
     return 0
 
@@ -63,7 +63,7 @@ def _show(found: Finding, root: str) -> None:
         rows = [(f"{amount(one.bytes)}B", one.what, one.why) for one in found.waste]
         print_table(("size", "what", "why"), rows, right=("size",), flexible="why")
     for text in found.left:
-        print(printable(f"left alone: {text}", 0))
+        print(printable(f"kept: {text}", 0))
     total = sum(one.bytes for one in found.waste)
     print(
         f"{len(found.waste)} things, {amount(total)}B in {root}"
