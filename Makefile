@@ -37,7 +37,7 @@ verify: setup  ## what make test leaves out: root, services, a browser, patience
 up: setup  ## Prefect, MLflow, workers and a form for every flow, on this machine
 	$(BIN)/atelier up
 
-secrets:  ## .env with random secrets, for docker-compose (docs/cluster.md)
+secrets:  ## .env with random secrets, for docker-compose (docs/operate/cluster.md)
 	infra/docker/secrets
 
 mutants: setup  ## break a promise on purpose, one at a time: each must turn its test red

@@ -11,6 +11,7 @@ from atelier.tasks.score import score as score_models
 
 
 def score(models: list[str], score: Score) -> None:
+    """Raises ConfigError without models, and for models that were trained on different tokens."""
     if not models:
         raise ConfigError(
             "models", "is empty", "name one or more finished models; `atelier models` lists them"

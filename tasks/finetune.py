@@ -159,6 +159,9 @@ def mend(node: Node, context: RunContext) -> None:
 
 
 def run(node: Node, context: RunContext) -> None:
+    """Fine-tune the unfinished models in one gang. Raises ConfigError for what may not be resumed,
+    StoppedError and the errors of the gang.
+    """
     roles, settings, segments = unpack(node)
     maps = maps_of(node)
     if node.name in context.resume.fresh:

@@ -50,6 +50,8 @@ class StoredTensor(Spec):
 
 
 class Manifest(Spec):
+    """Content of manifest.json."""
+
     schema_: int = Field(SCHEMA, alias="schema")
     step: int = Field(ge=0)
     trajectory: str

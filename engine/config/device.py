@@ -62,7 +62,7 @@ DEVICES = {
     # one core and its share of the memory bandwidth; memory and bandwidth between processes are the host's
     CPU: Device(
         peak_tflops=0.2, memory_gb=16, memory_gbps=25, node_gbps=5, network_gbps=1, per_node=1 << 20,
-        mtbf_hours=24,  # somebody closes the laptop
+        mtbf_hours=24,  # a laptop is closed or restarted
         matmul=0.45, launch_us=20, latency_us=200, stack="cpu",
     ),
 }  # fmt: skip

@@ -37,8 +37,8 @@ class Target(Spec):
     shots: int | None = Field(
         default=None,
         ge=0,
-        description="asked as text goes on, behind so many solved examples (GPT-3, 2005.14165); "
-        "none = as a fine-tuned model is: behind the answer stands the end token",
+        description="prompted as plain text, behind so many solved examples (GPT-3, 2005.14165); "
+        "none = as a fine-tuned model: the end token follows the answer",
     )
 
 

@@ -28,7 +28,7 @@ class GenerationAttributes(Spec):
     sentiment: Literal["", "positive", "negative", "neutral"] = Field(
         default="", description="positive, negative or neutral"
     )
-    length: int = Field(default=0, ge=0, description="tokens, about; 0 = not asked for")
+    length: int = Field(default=0, ge=0, description="approximate number of tokens; 0 = not asked for")
 
     @property
     def is_empty(self) -> bool:
@@ -56,8 +56,8 @@ class Sampling(Spec):
         default=1,
         ge=1,
         le=1000,
-        description="continuations that are drawn, of which the one is taken that the model itself holds for "
-        "natural; 1 to 1000",
+        description="continuations that are drawn; the one that the model's own head finds most natural is "
+        "taken; 1 to 1000",
     )
 
 
@@ -72,8 +72,9 @@ class Imitate(Spec):
     temperatures: tuple[Annotated[float, Field(gt=0, le=100)], ...] = Field(
         default=(0.5,),
         min_length=1,
-        description="each paragraph is continued at one of these, which divides the logits; above 0; take "
-        "one, that candidates will be drawn at: a head that knows several ranks none of them",
+        description="each paragraph is continued at one of these temperatures, above 0; give only the one at "
+        "which candidates will be drawn: a head trained on several ranks the candidates of none"
+        " of them",
     )
     top_p: float = Field(default=1.0, gt=0, le=1, description="share of the nucleus; above 0, at most 1")
     seed: int = Field(default=1, ge=0, lt=2**63, description="of the choice of paragraphs and of the draws")

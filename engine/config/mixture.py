@@ -22,7 +22,7 @@ class Stream(Spec):
     input: str = Field(description="key in `inputs`")
     weight: float = Field(default=1.0, gt=0)
     kind: str = "windows"
-    rows: Objective | None = Field(default=None, description="the objective whose numbers make the rows")
+    rows: Objective | None = Field(default=None, description="the objective whose fields define the rows")
     num_examples: int = Field(default=0, description="examples: how many are drawn; 0 = all")
     draw: int = Field(default=0, description="examples: which draw")
 
@@ -60,7 +60,7 @@ def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, Ob
             if kind not in first:
                 raise ConfigError(
                     f"{prefix}{name}.objective",
-                    f"reads {kind}, but {roots[0]}, who says what the samples are, reads {', '.join(first)}",
+                    f"reads {kind}, but {roots[0]}, which defines the samples, reads {', '.join(first)}",
                     f"give {roots[0]} an objective of kind {kind}, or take it from {name}",
                 )
     return first

@@ -54,7 +54,7 @@ class Parallel(Spec):
         "1 = weights and gradients whole from the first micro-batch to the last",
     )
     sequence_parallel: bool = Field(
-        default=True, description="with tensor > 1: what lies between the matrices is split by tokens"
+        default=True, description="with tensor > 1: activations between the matrices are split by tokens"
     )
     schedule: Literal["1f1b", "interleaved", "zb"] = Field(
         default="1f1b",
@@ -63,7 +63,7 @@ class Parallel(Spec):
     )
     interleave: int = Field(default=2, ge=2, description="stages a rank, for schedule=interleaved and zb")
     stages: tuple[Count, ...] = Field(
-        default=(), description="blocks of each stage, first to last; empty = balanced by what they cost"
+        default=(), description="blocks of each stage, first to last; empty = balanced by cost"
     )
     speeds: tuple[float, ...] = Field(
         default=(), description="relative speed of each pipeline rank's device; empty = all alike"
@@ -85,7 +85,7 @@ class Parallel(Spec):
     )
     roles: dict[str, Axes] = Field(
         default={},
-        description="students that lie otherwise on the ranks that hold their teacher's outputs (last stage)",
+        description="axes of students with a layout of their own, on the ranks of their teacher's last stage",
     )
 
     def resolved(self, slots: int, cores: int) -> "Parallel":

@@ -36,8 +36,8 @@ class Pool(Spec):
     )
     launcher: Literal["here", "slurm", "kubernetes"] = Field(
         default="here",
-        description="who starts gangs: the worker, on its own machine, or Slurm or Kubernetes, on nodes that"
-        " they give",
+        description="what starts gangs: here = the worker, on its own machine; slurm, kubernetes = the batch"
+        " system, on its nodes",
     )
     grace_s: float = Field(
         default=10.0, gt=0, description="seconds that a gang has for its checkpoint when it is asked to stop"
@@ -50,7 +50,7 @@ class Pool(Spec):
     )
     gpu: str = Field(
         default="cpu",
-        description="device type; what is left auto is what engine/config/device.py says of it",
+        description="device type; facts left at auto are those of engine/config/device.py",
     )
     gpus: int = Field(default=0, ge=0, description="devices in all")
     gpus_per_node: int = Field(default=0, ge=0, description="devices of one node")
@@ -61,7 +61,7 @@ class Pool(Spec):
     half: bool | Literal["auto"] = Field(
         default="auto",
         description="whether it has 16-bit arithmetic; without, bf16 is computed in float32 (auto: a GPU has"
-        " it, a CPU is asked)",
+        " it, a CPU is checked)",
     )
     matmul: Share = Field(default="auto", description="share of the peak that large matrix products reach")
     memory_gbps: Fact = Field(
@@ -73,13 +73,13 @@ class Pool(Spec):
     network_gbps: Fact = Field(
         default="auto", description="bandwidth from one node to another, of the whole node, GB/s each way"
     )
-    launch_us: Fact = Field(default="auto", description="from one kernel to the next, microseconds")
-    latency_us: Fact = Field(default="auto", description="until a collective has begun, microseconds")
+    launch_us: Fact = Field(default="auto", description="time from one kernel to the next, microseconds")
+    latency_us: Fact = Field(default="auto", description="time until a collective has begun, microseconds")
     crowded: Share = Field(
-        default="auto", description="cpu: what a core keeps of its pace beside others that compute"
+        default="auto", description="cpu: share of its speed that a core keeps while other cores compute"
     )
     threaded: Share = Field(
-        default="auto", description="cpu: what is left of that when the cores are threads of one rank"
+        default="auto", description="cpu: share of that speed left when the cores are threads of one rank"
     )
     mtbf_hours: Fact = Field(
         default="auto", description="time between failures of one device (cpu: of the host), h"
@@ -87,7 +87,7 @@ class Pool(Spec):
     stack: Literal["auto", "atelier", "ptdp"] = Field(
         default="auto",
         description="whose software plans are made for: ours, or that of the papers whose figures plans are "
-        "held against (attention with its scores in memory)",
+        "compared with (attention with its scores in memory)",
     )
     slots: Annotated[int, Field(ge=1, le=MOST_SLOTS)] | Literal["auto"] = Field(
         default="auto", description="ranks that may run at once; auto = cores (cpu) or gpus"

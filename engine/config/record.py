@@ -94,7 +94,7 @@ def _problem(record: Record) -> str:
                 return f"{part}.{word} is no {types[-1].__name__}"
     times = [record.provenance.get(word) or 0 for word in ("started", "ended")]
     if not all(0 <= time <= LATEST for time in times):
-        return "provenance has a time that no calendar has"
+        return "provenance has a time out of range"
     made_of = identify(record.kind, record.version, record.identity, record.parents)
     if made_of != record.fingerprint:  # else records could be each other's parents
         return "its fingerprint does not follow from identity and parents"

@@ -17,7 +17,7 @@ class Trainable(Spec):
     parts: tuple[str, ...] = Field(
         default=("nlg",),
         min_length=1,
-        description="parts: names of the model's parts that move, of ernie nlu, nlg",
+        description="parts: names of the model's parts that are trained, of ernie nlu, nlg",
     )
     rank: int = Field(default=8, ge=1, description="lora: inner width r")
     alpha: float = Field(default=16.0, gt=0, description="lora: the addition is scaled by alpha / rank")
@@ -50,13 +50,13 @@ class Role(Spec):
     end: int | float = Field(
         default=0,
         ge=0,
-        description="the step after which it leaves: a step, or a fraction of all steps below 1 (resolved at "
-        "compose); 0 = with the training",
+        description="last step of its training: a step, or a fraction of all steps below 1 (resolved at"
+        " compose); 0 = the training's last",
     )
     period: int = Field(
         default=1,
         ge=1,
-        description="steps from one lesson to the next; between them it learns from text alone",
+        description="it learns from its teacher every so many steps, on the others from text alone",
     )
     gate: float | Literal["open"] = Field(
         default="open",
@@ -113,5 +113,7 @@ class Role(Spec):
         if self.gate != "open" and not self.teacher:
             raise ValueError("a gate needs a teacher")
         if self.period > 1 and len(needing) == len(self.objective):
-            raise ValueError(f"period {self.period} leaves nothing to optimise between lessons; add lm")
+            raise ValueError(
+                f"period {self.period} leaves nothing to optimise on the steps without the teacher; add lm"
+            )
         return self

@@ -11,7 +11,9 @@ class Slurm(Spec):
     """Options of sbatch for a site's gangs."""
 
     partition: str = Field(default="", pattern=WORD, description="where jobs run; empty = Slurm's default")
-    account: str = Field(default="", pattern=WORD, description="who pays; empty = the user's default")
+    account: str = Field(
+        default="", pattern=WORD, description="account that is charged; empty = the user's default"
+    )
     qos: str = Field(default="", pattern=WORD, description="quality of service; empty = the default")
     constraint: str = Field(default="", pattern=WORD, description="features that nodes must have")
     reservation: str = Field(default="", pattern=WORD, description="a reservation to run in")
@@ -49,12 +51,12 @@ class Kubernetes(Spec):
         description="PersistentVolumeClaim with the store; empty = it is not a folder",
     )
     mount: str = Field(default="/store", description="where the claim is mounted")
-    gpu: str = Field(default="nvidia.com/gpu", description="resource that a GPU is asked for by")
+    gpu: str = Field(default="nvidia.com/gpu", description="name of the resource by which GPUs are requested")
     cpu: str = Field(default="1", description="cores of each thread of a rank, a quantity")
     memory: str = Field(default="8Gi", description="memory of each rank, a quantity")
     shared_memory: str = Field(default="1Gi", description="/dev/shm of a pod, a quantity; part of its memory")
     nodes: dict[str, str] = Field(default_factory=dict, description="labels that nodes must have")
-    tolerate: tuple[str, ...] = Field(default=(), description="taints that are put up with, by key")
+    tolerate: tuple[str, ...] = Field(default=(), description="keys of the taints that are tolerated")
     priority: str = Field(default="", pattern=NAME, description="PriorityClass; empty = the default")
     user: int = Field(default=10001, ge=1, description="user and group that processes run as; not root")
 

@@ -34,13 +34,13 @@ class Health(Spec):
     )
     spike_nats: float = Field(default=0.5, ge=0, description="spike: a loss so many nats above its average")
     spike_norm: float = Field(
-        default=0.0, ge=0, description="spike: a gradient norm so many times its average; 0 = not looked at"
+        default=0.0, ge=0, description="spike: a gradient norm so many times its average; 0 = not checked"
     )
-    spike_after: int = Field(default=20, ge=1, description="spike: steps that are seen before one is judged")
+    spike_after: int = Field(default=20, ge=1, description="spike: steps averaged before the first is judged")
     pass_over: int = Field(
         default=10,
         ge=1,
-        description="rollback: so many steps, the bad one the last, are passed over the next time",
+        description="rollback: steps, up to and including the bad one, that are skipped the second time",
     )
     rollbacks: int = Field(
         default=3,
@@ -57,8 +57,8 @@ class Health(Spec):
     hang_s: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
         description=(
-            "seconds without a sign of any rank until the gang is ended and begun again; auto = 20 times the"
-            " longest step, 600 at least; 0 = never"
+            "seconds without a heartbeat of any rank after which the gang is ended and started again; auto ="
+            " 20 times the longest step, 600 at least; 0 = never"
         ),
         json_schema_extra=HEALTH_LAYOUT,
     )
@@ -71,7 +71,7 @@ class Health(Spec):
     straggler: float = Field(
         default=2.0,
         ge=0,
-        description="a rank that computes so many times as long as the median one is named; 0 = none is",
+        description="a rank that computes this many times as long as the median rank is named; 0 = never",
         json_schema_extra=HEALTH_LAYOUT,
     )
 
@@ -91,17 +91,19 @@ EIGHTHS = 8  # a batch grows by eighths of the whole one
 
 class Progressive(Spec):
     steps: int = Field(
-        default=0, ge=0, description="steps until all is as large as it gets; 0 = from the first"
+        default=0, ge=0, description="steps until everything has its full size; 0 = from the first"
     )
-    stages: int = Field(default=4, ge=1, le=64, description="sizes on the way, each for as many steps")
+    stages: int = Field(
+        default=4, ge=1, le=64, description="number of smaller sizes, each for equally many steps"
+    )
     sequence: float = Field(
-        default=0.25, gt=0, le=1, description="tokens of the first sequences, a share of the last"
+        default=0.25, gt=0, le=1, description="length of the first sequences, as a share of the full length"
     )
     batch: float = Field(
-        default=0.25, gt=0, le=1, description="sequences of the first steps, a share of the last"
+        default=0.25, gt=0, le=1, description="sequences of the first steps, as a share of the full batch"
     )
     dropout: float = Field(
-        default=0.0, ge=0, le=1, description="dropout of the first steps, a share of the last"
+        default=0.0, ge=0, le=1, description="dropout of the first steps, as a share of the full dropout"
     )
 
     def stage(self, step: int) -> int:
@@ -158,7 +160,9 @@ class Ahead(Spec):
     @model_validator(mode="after")
     def _both(self) -> "Ahead":
         if self.role and not self.steps:
-            raise ValueError(f"{self.role} is to be trained ahead for no step; give steps, or ahead=none")
+            raise ValueError(
+                f"{self.role} is to be trained ahead for 0 steps; give ahead.steps, or ahead=none"
+            )
         return self
 
 
@@ -188,8 +192,8 @@ class Train(Spec):
     seed: int = Field(default=1, ge=0, description="of data order and initial weights")
     checkpoint_every: Count | Literal["auto"] = Field(
         default=100,
-        description="steps between checkpoints; auto = by how often the pool's devices fail (engine/plan/"
-        "goodput.py)",
+        description="steps between checkpoints; auto = from the failure rate of the pool's devices"
+        " (engine/plan/goodput.py)",
         json_schema_extra=LAYOUT,
     )
     keep: int = Field(
@@ -217,10 +221,11 @@ class Train(Spec):
         json_schema_extra=LAYOUT,
     )
     eval_sequences: int = Field(
-        default=32, ge=1, description="held-out sequences a look", json_schema_extra=LAYOUT
+        default=32, ge=1, description="held-out sequences an evaluation", json_schema_extra=LAYOUT
     )
     progressive: Progressive = Field(
-        default=Progressive(), description="how sequences, batches, learning rates and dropout grow at first"
+        default=Progressive(),
+        description="growth of sequences, batches, learning rates and dropout in the first steps",
     )
     health: Health = Field(default=Health(), description="what happens when a step or a rank goes wrong")
 
@@ -243,7 +248,7 @@ class Train(Spec):
             raise ValueError(
                 f"keep_best={self.keep_best} needs the held-out loss of every checkpoint, but "
                 f"eval_every={self.eval_every} does not divide checkpoint_every={self.checkpoint_every}; "
-                "eval_every=0 looks at checkpoints"
+                "eval_every=0 evaluates at checkpoints"
             )
         return self
 

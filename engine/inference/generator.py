@@ -121,8 +121,8 @@ class Generator:
         if not num_prompts:
             raise ConfigError(
                 "generate",
-                "the model was not trained to be told what to write",
-                "objective kind control does that",
+                "the model was not trained on control prompts (genre, topic ...)",
+                "train one with objective kind control",
             )
         length = num_prompts // len(GENRES)
         return (GENRES.index(wishes.genre) * length, length - 1) if wishes.genre else (0, 0)
@@ -165,8 +165,8 @@ def check_judge(model: Any, vocabulary: Vocabulary) -> None:
     if HEAD not in getattr(model, "classes", {}):
         raise ConfigError(
             "best-of",
-            "the model has no head that tells natural text",
-            "train one with objective kind natural, or leave --best-of away",
+            "the model has no head that recognises natural text",
+            "train one with objective kind natural, or leave --best-of out",
         )
     vocabulary.special(CLS)
 

@@ -141,7 +141,7 @@ class Connection:
             try:
                 socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
             except OSError as error:
-                raise Refused(f"the fork server cannot be asked ({error})") from None
+                raise Refused(f"the fork server takes no request ({error})") from None
             answer, pidfds = self._answer(is_stopped)
             if "refused" in answer:
                 raise Refused(str(answer["refused"]))
@@ -294,7 +294,7 @@ class ForkingProcess:
 
     def _fork(self, request: dict[str, Any], descriptors: list[int], connection: socket.socket) -> str:
         if len(descriptors) != 3 + len(request["inherited"]):
-            return f"of its descriptors {len(descriptors)} came"
+            return f"only {len(descriptors)} of its descriptors arrived"
         pid = os.fork()
         if not pid:
             self._child(request, descriptors)

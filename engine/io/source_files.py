@@ -19,7 +19,9 @@ from atelier.engine.io import remote
 TEXT, LINES = (".txt", ".txt.gz"), (".jsonl", ".jsonl.gz")
 TOPICS = "pydoc_data/topics.py"
 BLOCK = 1 << 20
-WAY_OUT = "see that the address is right, that it answers from here, and that its keys are in the environment"
+WAY_OUT = (
+    "check that the address is right, that it answers from here, and that its keys are in the environment"
+)
 REVISIONS = ("github", "git")  # kinds of address in which an @ leads to a revision: org:repo@branch
 MOST_FILES = 1_000_000  # of one source
 MOST_NAMES = 10_000  # of a folder that are compared with a mistyped one
@@ -167,7 +169,7 @@ def _digest(file: Any, path: str = "") -> str:
 def _unmarked(path: str) -> ConfigError:
     return ConfigError(
         path,
-        "its server tells neither an etag nor a time of change, and it is too long to be read for that"
+        "its server reports neither an etag nor a time of change, and it is too large to be hashed"
         f" (more than {MOST_UNMARKED >> 20} MiB)",
         "copy it to a folder or an object store",
     )

@@ -49,7 +49,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         raise
     except Exception as error:  # some kinds open their underlying file at once, with errors of their own
         raise ConfigError(
-            url, f"cannot be opened ({type(error).__name__}: {error})", "see that the address is right"
+            url, f"cannot be opened ({type(error).__name__}: {error})", "check that the address is right"
         ) from None
 
 
@@ -81,7 +81,7 @@ def reach(url: str) -> None:
         raise ConfigError(
             url,
             f"the store cannot be written to ({type(error).__name__}: {error})",
-            "see that it is up, that the address is right and that you may write there",
+            "check that it is up, that the address is right and that you may write there",
         ) from None
 
 

@@ -104,7 +104,7 @@ def _check_pipeline(layout: Parallel, train: Train) -> None:
     if layout.schedule == "zb" and layout.recompute == "selective":
         raise ConfigError(
             "parallel.recompute",
-            "selective does not work with schedule=zb, whose backward pass comes in two: what torch 2.13 "
+            "selective does not work with schedule=zb, whose backward pass has two parts: what torch 2.13 "
             "keeps serves one of them",
             "recompute=full, or schedule=interleaved",
         )
@@ -130,7 +130,7 @@ def _check_role(layout: Parallel, name: str, role: Role, model: str) -> None:
             raise ConfigError(
                 f"{place}.{axis}",
                 f"{size}, but {model} of kind {role.model.kind} offers no such split",
-                f"{axis}=1, or docs/parallel.md says what the model has to offer",
+                f"{axis}=1, or docs/extend/adding-a-model.md says what the model has to offer",
             )
         if limit.axis == "stage" and size > limit.number:
             raise ConfigError(

@@ -23,6 +23,7 @@ def version() -> str:
 
 
 def overview() -> str:
+    """Text of `atelier --help`."""
     flows = [row(name, catalog.flow_text(name)[0]) for name in catalog.flow_names()]
     commands = [row(command.name, command.about) for command in COMMANDS.values()]
     return "\n".join([
@@ -44,6 +45,7 @@ def overview() -> str:
 
 
 def of_command(command: Command) -> str:
+    """Text of `atelier <command> --help`."""
     words = [row(word.name, word.about) for word in command.words]
     options = [row(f"{option.flag} {option.value}".strip(), option.about) for option in command.options]
     return "\n".join(
@@ -71,7 +73,7 @@ def of_flow(flow: str, words: tuple[str, ...] = ()) -> str:
         f"{flow}: {about}", "", f"usage:   atelier {flow} [group=option] [key=value] ...",
         f"example: {example}", "", "groups (now)", *_group_lines(shape), "",
         "keys: type, meaning [value]", *_key_lines(shape), "", "options",
-        row("-m, --multirun", "a sweep: every combination of  key=1,2  group=a,b  is a run (docs/sweeps.md)"),
+        row("-m, --multirun", "a sweep: a run for every combination of  key=1,2  (docs/run/sweeps.md)"),
         row("--dry-run", "with -m: say what would run and what it costs"),
         row("--accept-code", "go on with trainings that other code has begun"),
         row("--fresh <task>", "begin the unfinished training of a task again"),

@@ -30,6 +30,8 @@ class Word:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
+    """A command: its name, help and example, its positional words and its options."""
+
     name: str
     about: str
     example: str
@@ -100,11 +102,13 @@ TABLE = (
             Option("--top-p", "keeps the fewest tokens that together reach this share [1.0]", "P"),
             Option("--seed", "of the draws; the same seed gives the same text [0]", "N"),
             Option("--genre", "soft prompts of: code, test, documentation, line or prose", "NAME"),
-            Option("--topic", "what it is about, for models that learned to be told", "TEXT"),
+            Option("--topic", "what it is about, for models trained with objective control", "TEXT"),
             Option("--keywords", "words that should occur, with commas between", "WORDS"),
             Option("--sentiment", "positive, negative or neutral", "NAME"),
-            Option("--length", "tokens, about", "N"),
-            Option("--best-of", "draws so many and prints the one its own judge finds most natural [1]", "N"),
+            Option("--length", "approximate number of tokens", "N"),
+            Option(
+                "--best-of", "draws so many, prints the one that the model itself finds most natural [1]", "N"
+            ),
         ),
     ),
     Command(
@@ -150,7 +154,7 @@ TABLE = (
         words=(Word("pool", "a pool of conf/pool, or light", "pool", required=True),),
         options=(
             Option("--name", "the worker's name [host-pool]", "NAME"),
-            Option("--show", "what its batch system would be asked for, for a gang of two nodes"),
+            Option("--show", "print the job that its batch system would get, for a gang of two nodes"),
         ),
     ),
     Command(
@@ -160,8 +164,10 @@ TABLE = (
         options=(
             Option("--dry-run", "only say what would go, and why"),
             Option("--yes", "do not ask"),
-            Option("--damaged", "read every file; what differs from its digest goes too and is made again"),
-            Option("--forget", "as if this run had never been: what only it needs goes", "RUN", many=True),
+            Option(
+                "--damaged", "read every file; what differs from its digest goes, too, and can be made again"
+            ),
+            Option("--forget", "as if this run did not exist: what only it needs goes", "RUN", many=True),
         ),
     ),
 )

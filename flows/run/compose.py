@@ -179,7 +179,9 @@ def explained(error: Exception) -> ConfigError:
     if unreadable and "Ambiguous value" not in text:
         reason = text.split(" See https")[0]
         return ConfigError(
-            unreadable.lstrip("+"), f"cannot be read ({reason})", "quote special letters twice: 'key=\"a,b\"'"
+            unreadable.lstrip("+"),
+            f"cannot be read ({reason})",
+            "quote special characters twice: 'key=\"a,b\"'",
         )
     sweep = re.search(r"Ambiguous value for argument '([^']+)'", text)
     if sweep:

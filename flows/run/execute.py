@@ -354,5 +354,5 @@ def _wait_for(scheduler: PrefectScheduler, outcome: RunOutcome) -> None:
         return
     for name, state in outcome.states.items():
         if state not in ("done", "reused"):
-            outcome.failed, outcome.failure = name, AtelierError(f"ended as {state}, without a word")
+            outcome.failed, outcome.failure = name, AtelierError(f"ended as {state}, without a reason")
             return

@@ -146,7 +146,7 @@ def _check_readable(text: str, place: str) -> None:
     except HydraException:
         value = text.partition("=")[2] or text
         raise ConfigError(
-            place, f"cannot be read (given: {shown(value)})", "quote special letters twice: 'key=\"a,b\"'"
+            place, f"cannot be read (given: {shown(value)})", "quote special characters twice: 'key=\"a,b\"'"
         ) from None
     if override.is_sweep_override():
         raise ConfigError(

@@ -68,6 +68,8 @@ class NodeCollector:
 
 @dataclass(frozen=True)
 class Plan:
+    """Plan of a flow: its nodes, a row per artifact (state, reasons, cost), refusals, warnings."""
+
     flow: str
     nodes: list[Node]
     rows: list[dict[str, Any]]

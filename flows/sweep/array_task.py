@@ -47,6 +47,7 @@ def run(ledger: Ledger, entry: PointEntry, on_message: Any, stop: threading.Even
 
 
 def main() -> int:
+    """Run the point and write its ending to the ledger; the exit code, nonzero unless the point is done."""
     root, sweep, code = sys.argv[1:]
     try:
         go_on_frozen(root, code, "atelier.flows.sweep.array_task", root, sweep, code)

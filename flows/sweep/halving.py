@@ -61,7 +61,9 @@ def rungs(point: SweepPoint, keep: float, number: int) -> list[int]:
     train: Train | None = getattr(point.frozen.arguments, "train", None)
     every = train.eval_every if train is not None else 0
     if train is None or not every:
-        raise ConfigError("train.eval_every", "halving compares held-out losses on the way", "give e.g. 20")
+        raise ConfigError(
+            "train.eval_every", "halving compares held-out losses during training", "give e.g. 20"
+        )
     end = train.num_steps
     found = [math.ceil(end * keep**k / every) * every for k in range(number - 1, 0, -1)]
     if len({*found, end}) < number or found[-1] >= end:

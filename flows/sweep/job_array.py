@@ -19,7 +19,7 @@ from atelier.infra.launch.slots import num_slots
 from atelier.infra.launch.slurm import SlurmBatch
 from atelier.infra.store.store import Store
 
-FORGOTTEN = JobStatus("over", "Slurm knows it no more")
+FORGOTTEN = JobStatus("over", "Slurm no longer knows it")
 
 
 def check_fits(frozen: Frozen, store: Store) -> None:

@@ -25,7 +25,7 @@ class Channel:
     def get(self, name: str) -> Any:
         """The document, or None when there is none yet."""
         try:
-            return read_json(join(self.folder, f"{name}.json"), "a letter")
+            return read_json(join(self.folder, f"{name}.json"), "a message of a gang")
         except FileNotFoundError:
             return None
 

@@ -154,7 +154,7 @@ def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: b
         if text:
             lines += [f"--- {path.name}", *text.splitlines()[-TAIL:]]
     if code < 0:
-        reason = f"its guard was ended by {signal.Signals(-code).name}; the gang stops at a checkpoint"
+        reason = f"its supervisor was ended by {signal.Signals(-code).name}; the gang stops at a checkpoint"
     elif code > 128:
         reason = f"the gang was ended by {signal.Signals(code - 128).name}"
     else:

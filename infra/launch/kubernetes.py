@@ -33,6 +33,7 @@ class KubernetesBatch:
         self.site, self.gpus = site, gpus
 
     def check(self, root: str) -> None:
+        """Raises ConfigError with Kubernetes' message when it would refuse a Job of one rank."""
         gang = BatchJob(id="check", name="check", root=root, nodes=1, ranks=1, threads=1)
         try:
             answer = self._ask("create", "--dry-run=server", "-f", "-", given=self._text(gang))
@@ -46,6 +47,9 @@ class KubernetesBatch:
         return yaml.safe_dump_all(self.manifests(gang), sort_keys=False)
 
     def submit(self, gang: BatchJob) -> str:
+        """Create Service and Job; returns the Job's name. Raises ConfigError with Kubernetes' message on
+        refusal.
+        """
         answer = self._ask("create", "-f", "-", given=self._text(gang))
         if answer.returncode:
             raise ConfigError("site.kubernetes", answer.stderr.strip(), "kubectl describes what there is")
@@ -56,7 +60,7 @@ class KubernetesBatch:
         if answer.returncode:
             raise OSError(answer.stderr.strip())
         if not answer.stdout.strip():
-            return JobStatus("over", f"Kubernetes knows Job {job} no more", is_cancelled=True)
+            return JobStatus("over", f"Kubernetes no longer knows Job {job}", is_cancelled=True)
         status = json.loads(answer.stdout).get("status", {})
         ended = [one for one in status.get("conditions", []) if one.get("status") == "True"]
         for condition in ended:

@@ -90,7 +90,7 @@ class Rendezvous:
                 say(text)
             if time.monotonic() > deadline:
                 pools = dict.fromkeys(self.place.pools[i] for i in missing if self.place.pools[i])
-                text = f"{self._named(missing)} did not come within {self.place.patience_s:.0f} s"
+                text = f"{self._named(missing)} did not arrive within {self.place.patience_s:.0f} s"
                 self.end(text)
                 way_out = "; start a worker: " + ", ".join(f"atelier worker {p}" for p in pools)
                 raise AtelierError(text + (way_out if pools else ""))
@@ -154,7 +154,7 @@ class Rendezvous:
 
     def _get(self, name: str) -> dict[str, Any] | None:
         try:
-            return read_object(join(self._folder, f"{name}.json"), "a letter")
+            return read_object(join(self._folder, f"{name}.json"), "a message of a gang")
         except FileNotFoundError:
             return None
 

@@ -43,6 +43,8 @@ class Claim:
 
 
 class Slots:
+    """Slots as lock files in a folder: one exclusive lock each, taken in the order of arrival."""
+
     def __init__(
         self,
         total: int,
@@ -221,7 +223,7 @@ LONGEST = 80  # characters of a command line
 def who(pids: Sequence[int], store: Store) -> str:
     """Text naming the processes that hold what is waited for, with their runs where the store has them."""
     if not pids:
-        return "who has them cannot be seen from here"
+        return "the processes that have them are not visible from here"
     runs = {m["holder"]["pid"]: m["id"] for m in manifests(store) if m.get("holder") and is_alive(m)}
     return f"{', '.join(_one(pid, runs.get(pid, '')) for pid in pids)} " + (
         "has them" if len(pids) == 1 else "have them"

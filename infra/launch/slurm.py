@@ -46,6 +46,7 @@ class SlurmBatch:
         return f"sbatch {shlex.join(self.options(gang))}\n\n{self.script(gang)}"
 
     def submit(self, gang: BatchJob) -> str:
+        """Submit the gang; returns the job's id. Raises ConfigError with Slurm's message on refusal."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         answer = self._ask("sbatch", *self.options(gang), given=self.script(gang), root=gang.root)
         if answer.returncode:
@@ -96,12 +97,12 @@ class SlurmBatch:
     def status(self, job: str) -> JobStatus:
         answer = self._ask("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T|%r")
         if answer.returncode and "Invalid job id" in answer.stderr:
-            return JobStatus("over", f"Slurm knows job {job} no more")
+            return JobStatus("over", f"Slurm no longer knows job {job}")
         if answer.returncode:
             raise OSError(answer.stderr.strip())
         lines = answer.stdout.strip().splitlines()
         if not lines:
-            return JobStatus("over", f"Slurm knows job {job} no more")
+            return JobStatus("over", f"Slurm no longer knows job {job}")
         state, _, reason = lines[0].partition("|")
         return _standing(job, state, reason)
 

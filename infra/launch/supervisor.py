@@ -99,6 +99,9 @@ class Supervisor:
         self.hang = ""  # which ranks were stuck when the gang was killed for it
 
     def run(self) -> int:
+        """Run the gang and publish; returns its exit code. Raises LeaseLost when another process has
+        published or taken over.
+        """
         signal.signal(signal.SIGTERM, lambda *_: self.stop_asked.set())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the parent, which decides
         threading.Thread(target=self._watch_parent, daemon=True).start()

@@ -318,7 +318,7 @@ def check(
         strange = [address for address in lease_addresses(found, store) if address not in leased]
         if strange:
             raise AtelierError(
-                f"{node}: what is there of {strange[0]} has changed while this run waited for its lease;"
+                f"{node}: the stored state of {strange[0]} has changed while this run waited for its lease;"
                 " run the same command again"
             )
     return found

@@ -72,6 +72,8 @@ class Credentials:
 
 @dataclass(frozen=True, kw_only=True)
 class Addresses:
+    """URLs of the Prefect server and the MLflow server."""
+
     prefect: str  # http://127.0.0.1:4200
     mlflow: str
 

@@ -95,7 +95,7 @@ def _honours(url: str) -> bool:
 
 
 class Register:
-    """Database table of created files with their content."""
+    """Database table of created files with their content. Raises ConfigError for an unusable address."""
 
     def __init__(self, address: str) -> None:
         import sqlalchemy as sql  # 0.3 s to import; local stores do not need it
@@ -161,7 +161,9 @@ class Register:
         except errors.SQLAlchemyError as error:
             reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
             raise ConfigError(
-                LEASES, f"the database of leases refuses ({reason})", "see that it is up, and who may write"
+                LEASES,
+                f"the database of leases refuses ({reason})",
+                "check that it is up and that its user may write",
             ) from None
 
     def _once(self, act: Any) -> Any:

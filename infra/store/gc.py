@@ -270,7 +270,7 @@ class Collector:
                 yield self._waste(
                     url,
                     f"{what}, step {step}",
-                    "its model is finished; the newest, branch points and what was asked for stay",
+                    "its model is finished; the newest, branch points and those marked to be kept stay",
                     address,
                 )
 
@@ -295,7 +295,7 @@ class Collector:
         for gang in names(join(self.store.root, "gangs")):
             url = join(self.store.root, "gangs", gang)
             if self._age(url) > JOB_FOLDER_TTL_S:
-                yield self._waste(url, f"letters of gang {gang}", "nothing came or went for a month")
+                yield self._waste(url, f"messages of gang {gang}", "nothing was written for a month")
 
     def _forgotten(self) -> Iterator[Waste]:
         for run in sorted(self.forget & {*self.manifests, *self.unread} - self.living):
@@ -350,7 +350,7 @@ class Collector:
         log = LeaseLog(address)
         last = log.last()
         if last is not None and last.damage:
-            why = f"DAMAGED: {last.damage}; it goes when nobody was heard of there for a minute"
+            why = f"DAMAGED: {last.damage}; it goes once no holder has renewed it for a minute"
             place = log.place(last.number)
             yield self._waste(place, f"lease of {what}", why, address, is_damage=True, is_log=True)
 

@@ -148,7 +148,7 @@ class LeaseEntry:
 
     @property
     def whose(self) -> str:
-        return str(self.holder) if self.holder else f"somebody whose entry cannot be read ({self.damage})"
+        return str(self.holder) if self.holder else f"a process whose entry cannot be read ({self.damage})"
 
 
 class LeaseLog:

@@ -169,7 +169,7 @@ class Store:
         if not damages:
             return ""
         more = f" and {len(damages) - 1} more" if len(damages) > 1 else ""
-        return f"; damaged, and not looked at: {damages[0]}{more}; {DamageError.way_out}"
+        return f"; damaged, and left out: {damages[0]}{more}; {DamageError.way_out}"
 
     def _aliased(self, name: str, alias: str, kind: str | None) -> Record:
         found = find_alias(self.root, name, alias)
@@ -179,7 +179,7 @@ class Store:
             raise AtelierError(f"no alias {name}@{alias} in {self.root}; there is {known}")
         record = self.find(found.kind, found.fingerprint)
         if record is None:
-            raise AtelierError(f"{found} is {found.kind} {found.fingerprint[:8]}, which is no more")
+            raise AtelierError(f"{found} is {found.kind} {found.fingerprint[:8]}, which no longer exists")
         return record
 
     def check(self, record: Record) -> list[str]:

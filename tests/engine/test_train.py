@@ -85,7 +85,7 @@ def test_a_bad_run_file_ends_with_one_line_and_exit_code_2(training_setup: Train
     assert said["error"].startswith("config.training: no such key; did you mean trainings?")
 
 
-@pytest.mark.parametrize("way", ["SIGTERM", "SIGINT", "stop file", "death of the guard"])
+@pytest.mark.parametrize("way", ["SIGTERM", "SIGINT", "stop file", "death of the supervisor"])
 def test_asked_to_stop_it_leaves_a_checkpoint_exits_75_and_goes_on_when_run_again(
     training_setup: TrainingSetup, way: str
 ) -> None:
@@ -107,7 +107,7 @@ def test_asked_to_stop_it_leaves_a_checkpoint_exits_75_and_goes_on_when_run_agai
     else:
         os.close(ours)
     said = finish(process)
-    if way != "death of the guard":
+    if way != "death of the supervisor":
         os.close(ours)
     assert process.returncode == 75
     step = said[-1]["stopped"]

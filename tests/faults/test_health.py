@@ -22,7 +22,7 @@ STEPS, EVERY = 12, 4
 
 
 class Ward(TrainingSetup):
-    """A house whose gang runs under a guard, over a store; `said` is what both told."""
+    """A run context whose gang runs under a supervisor, over a store; `said` is what both told."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

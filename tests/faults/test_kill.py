@@ -92,7 +92,7 @@ def begin(command_store: TrainingSetup, world: int) -> Gang:
 
 
 def ended(ranks: Gang) -> list[int]:
-    """The exit codes. As the guard does, ends what is left two seconds after a rank has failed."""
+    """The exit codes. As the supervisor does, ends what is left two seconds after a rank has failed."""
     deadline = time.monotonic() + 120
     while not any(rank.poll() for rank in ranks) and any(rank.poll() is None for rank in ranks):
         assert time.monotonic() < deadline, "the gang hangs"

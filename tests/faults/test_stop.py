@@ -104,14 +104,14 @@ def test_a_killed_flow_process_leaves_no_orphan_and_a_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_killed_guard_leaves_no_orphan_and_its_lease_is_taken_over(
+def test_a_killed_supervisor_leaves_no_orphan_and_its_lease_is_taken_over(
     command_store: CommandStore, start: Start, expected: Curve
 ) -> None:
     command = start()
     command.until_training()
     command.kill("atelier.infra.launch.supervisor")
     assert command.wait(30.0) == 1
-    assert "its guard was ended by SIGKILL" in command.text and "Traceback" not in command.text
+    assert "its supervisor was ended by SIGKILL" in command.text and "Traceback" not in command.text
     again = start()  # at once: it waits for the ranks that are left, no longer
     assert again.wait() == 0, again.text
     assert "goes on from step" in again.text

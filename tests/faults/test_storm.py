@@ -36,7 +36,7 @@ from tests.service.training import (
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 KILLS, MINUTES = map(int, os.environ.get("ATELIER_STORM", "6/3").split("/"))
 AT_ONCE = 2
-KINDS = ("rank", "guard", "child flow", "parent flow", "worker")
+KINDS = ("rank", "supervisor", "child flow", "parent flow", "worker")
 TRAINING_S = 60.0  # of one seed, when nothing happens
 
 
@@ -146,7 +146,7 @@ class Storm:
         gangs = self.stack.ranks()
         return {
             "rank": [pid for pid in gangs if "atelier.infra.launch.supervisor" not in there.get(pid, ())],
-            "guard": [pid for pid in gangs if "atelier.infra.launch.supervisor" in there.get(pid, ())],
+            "supervisor": [pid for pid in gangs if "atelier.infra.launch.supervisor" in there.get(pid, ())],
             "child flow": [pid for pid in flows if is_child(pid, workers.get("local"))],
             "parent flow": [pid for pid in flows if is_child(pid, workers.get("light"))],
             "worker": sorted(workers.values()),

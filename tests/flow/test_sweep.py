@@ -128,7 +128,7 @@ def test_what_differs_only_in_its_student_trains_in_one_gang(atelier: Atelier) -
 def test_a_failing_point_does_not_keep_the_others_from_running(atelier: Atelier, root: Path) -> None:
     (root / "broken.jsonl").write_text("{no json\n")
     (root / "texts").mkdir()
-    for path in (TOP / "docs").glob("*.md"):
+    for path in (TOP / "docs").rglob("*.md"):
         (root / "texts" / f"{path.stem}.txt").write_text(path.read_text())
     sources = f"data.source={root}/broken.jsonl,{root}/texts/*.txt"
     said = atelier("pretrain", *SHORT, "-m", sources)

@@ -74,7 +74,7 @@ def test_a_cancelled_run_leaves_no_process_and_a_checkpoint_that_the_same_comman
     gang, cancelled = stack.ranks(), training.parent if who == "parent" else child["id"]
     asked = {"type": "CANCELLING", "name": "Cancelling"}
     stack.api("POST", f"/flow_runs/{cancelled}/set_state", {"state": asked, "force": False})
-    quiet_s = seconds_until(lambda: are_gone(gang), ORPHAN_S, "the end of guard and ranks")
+    quiet_s = seconds_until(lambda: are_gone(gang), ORPHAN_S, "the end of supervisor and ranks")
     assert training.wait(60)["type"] == "CANCELLED"
     assert stack.wait_final(child["id"], 60)["type"] == "CANCELLED"
     assert not stack.ranks() and not (stack.root / "model").exists()
@@ -96,15 +96,15 @@ def test_a_run_whose_worker_has_died_is_cancelled_all_the_same(stack: Served) ->
     kill(stack.pid("worker-light"))
     asked = {"type": "CANCELLING", "name": "Cancelling"}
     stack.api("POST", f"/flow_runs/{training.parent}/set_state", {"state": asked, "force": False})
-    quiet_s = seconds_until(lambda: are_gone(gang), 45, "the end of guard and ranks")
+    quiet_s = seconds_until(lambda: are_gone(gang), 45, "the end of supervisor and ranks")
     assert training.wait(60)["type"] == stack.wait_final(child["id"], 60)["type"] == "CANCELLED"
     print(f"cancel of a parent without worker: no process after {quiet_s} s")
 
 
 @pytest.mark.parametrize(
     "victims",
-    [("guard",), ("flow",), ("worker",), ("worker", "flow", "guard")],
-    ids=["guard", "flow", "worker", "all"],
+    [("supervisor",), ("flow",), ("worker",), ("worker", "flow", "supervisor")],
+    ids=["supervisor", "flow", "worker", "all"],
 )
 def test_whoever_is_killed_in_training_nothing_is_orphaned_and_the_parent_starts_it_again(
     stack: Served, calm: Path, victims: tuple[str, ...]
@@ -112,11 +112,13 @@ def test_whoever_is_killed_in_training_nothing_is_orphaned_and_the_parent_starts
     training = Training(stack).until_step(2 * EVERY)
     [child] = training.runs()
     [supervisor], flow = training.supervisors(), training.flow()
-    pids = {"guard": supervisor, "flow": flow, "worker": stack.pid("worker-local")}
+    pids = {"supervisor": supervisor, "flow": flow, "worker": stack.pid("worker-local")}
     gang = stack.ranks()
     for victim in victims:
         kill(pids[victim])
-    quiet_s = seconds_until(lambda: are_gone([*gang, flow]), ORPHAN_S, "the end of guard, ranks and flow")
+    quiet_s = seconds_until(
+        lambda: are_gone([*gang, flow]), ORPHAN_S, "the end of supervisor, ranks and flow"
+    )
     began = time.monotonic()
     stack.up()  # at once, as a user would: it starts the worker, if that was hit, and nothing else
     wait_for(lambda: stack.state(child["id"])["type"] in ENDS, SLOT_S, "a free slot")

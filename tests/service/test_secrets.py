@@ -116,7 +116,7 @@ def test_ranks_see_an_allow_list_of_the_environment(trained: Trained) -> None:
             assert not strange, (role, strange)
 
 
-def test_ranks_and_their_guards_see_no_credential(trained: Trained, secrets: list[bytes]) -> None:
+def test_ranks_and_their_supervisors_see_no_credential(trained: Trained, secrets: list[bytes]) -> None:
     assert trained.of("atelier.infra.launch.supervisor")
     for pid, role in trained.roles.items():
         content = json.dumps(trained.environments[pid]).encode()

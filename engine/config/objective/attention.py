@@ -39,7 +39,7 @@ class Attention(ObjectiveSpec):
         if not heads or not hasattr(taught_by, "num_heads"):
             kind = taught_by.kind if heads else model.kind
             raise ConfigError(
-                place, f"a model of kind {kind} shows no attention", "compare logits or hidden states"
+                place, f"a model of kind {kind} exposes no attention", "compare logits or hidden states"
             )
         for whose, width in (("the student's", model.hidden), (f"{name}'s", taught_by.hidden)):
             if width % heads:

@@ -11,6 +11,9 @@ from atelier.infra.store.removal import Waste, discard, removing
 
 
 def run(options: Namespace) -> int:
+    """List what is not needed, ask, remove it; the exit code. Raises ConfigError for an unknown or active run
+    to forget.
+    """
     store = open_store()
     collector = Collector(store, options.forget or ())
     for run_id in collector.forget:
@@ -26,7 +29,7 @@ def run(options: Namespace) -> int:
     gone = _removed(found, options)
     for one in found.waste:
         if one not in gone:
-            print(printable(f"left alone: {one.what} was taken up meanwhile", 0), file=sys.stderr)
+            print(printable(f"kept: {one.what}, which is in use again", 0), file=sys.stderr)
     print(f"removed {len(gone)} things, {amount(sum(one.bytes for one in gone))}B")
     return 0
 
@@ -60,7 +63,7 @@ def _show(found: Finding, root: str) -> None:
         rows = [(f"{amount(one.bytes)}B", one.what, one.why) for one in found.waste]
         print_table(("size", "what", "why"), rows, right=("size",), flexible="why")
     for text in found.left:
-        print(printable(f"left alone: {text}", 0))
+        print(printable(f"kept: {text}", 0))
     total = sum(one.bytes for one in found.waste)
     print(
         f"{len(found.waste)} things, {amount(total)}B in {root}"

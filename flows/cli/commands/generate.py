@@ -23,6 +23,9 @@ INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
 def run(options: Namespace) -> int:
+    """Print the continuations of the prompts; the exit code. Raises ConfigError for an unknown model and for
+    invalid settings.
+    """
     store = open_store()
     given = {key: getattr(options, key) for key in ("max_tokens", "temperature", "top_p", "seed", "best_of")}
     wishes = {key: getattr(options, key) for key in ("genre", "topic", "sentiment", "length")}

@@ -10,6 +10,9 @@ from atelier.infra.report.lineage_text import dumps, to_html, to_text
 
 
 def run(options: Namespace) -> int:
+    """Print the lineage, or write it as a page; the exit code. Raises ConfigError when the page cannot be
+    written.
+    """
     graph = lineage(open_store(), options.what)
     if options.html:
         page = Path(options.html)

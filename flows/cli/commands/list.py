@@ -9,6 +9,7 @@ from atelier.flows.run.table import print_table
 
 
 def run(options: Namespace) -> int:
+    """Print groups, the options of one, or the flows; the exit code. Raises ConfigError for another word."""
     group = options.group
     if group is None:
         found = {name: catalog.options(name) for name in catalog.groups()}

@@ -11,6 +11,7 @@ from atelier.flows.run.table import amount, print_table
 
 
 def run(options: Namespace) -> int:
+    """Print the models, the oldest first; the exit code."""
     store = open_store()
     found = sorted((described(record) for record in store.records("model")), key=lambda one: one["made"] or 0)
     if options.json:

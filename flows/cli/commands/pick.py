@@ -16,6 +16,9 @@ SHOWN = 20
 
 
 def run(options: Namespace) -> int:
+    """Print the candidates and the best one, which gets the alias; the exit code. Raises ConfigError for
+    conflicting options and candidates that cannot be compared.
+    """
     store = open_store()
     if options.highest and options.lowest:
         raise ConfigError("pick", "--highest and --lowest", "give one of them")

@@ -26,6 +26,9 @@ MOST_LAYOUTS, MOST_OUT = 12, 12
 
 
 def run(options: Namespace) -> int:
+    """Print the plan; the exit code is 2 when it is refused. Raises ConfigError for an unknown flow and
+    invalid overrides.
+    """
     flow = options.flow
     if flow not in flow_names():
         near = nearest(flow, flow_names())
@@ -59,7 +62,7 @@ def _calibrate(frozen: Frozen, store: Store) -> None:
         raise ConfigError(
             "--calibrate",
             f"measures the CPUs of this machine, and the pool's devices are {frozen.pool.gpu}",
-            "plans learn from trainings on it",
+            "plans are corrected by the trainings that ran there",
         )
     from atelier.infra.calibration.calibrate import calibrate  # numpy: plans do without
 
@@ -67,7 +70,7 @@ def _calibrate(frozen: Frozen, store: Store) -> None:
         pool = calibrate(store.root, frozen.pool, num_cores(), Path(scratch), say)
     say(
         f"a core: {float(pool.device.peak_tflops):.3f} TFLOP/s, {float(pool.device.memory_gbps):.1f} GB/s, "
-        f"{pool.device.launch_us:.0f} us a kernel, {pool.device.crowded:.0%} of its pace beside others; "
+        f"{pool.device.launch_us:.0f} us a kernel, {pool.device.crowded:.0%} of its speed beside others; "
         f"between processes {pool.device.node_gbps:.2f} GB/s after {pool.device.latency_us:.0f} us"
     )
 
@@ -124,7 +127,7 @@ def _goodput(plan: Plan) -> list[str]:
         ranks = Parallel.model_validate(node.layout).ranks
         found.append(
             f"{node.name}: {100 * slowest['effective_time']:.1f} % of the time is training when its {ranks}"
-            f" devices fail as often as others' do; the best is a checkpoint every"
+            f" devices fail at the pool's rate (mtbf_hours); best is a checkpoint every"
             f" {slowest['best_checkpoint_every']} steps"
         )
     return found

@@ -16,6 +16,7 @@ SHOWN = 4
 
 
 def run(options: Namespace) -> int:
+    """Print the runs, the oldest first, and the damage of unreadable manifests; the exit code."""
     store = open_store()
     there, damaged = read_manifests(store)
     for damage in damaged.values():

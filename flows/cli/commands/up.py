@@ -14,7 +14,9 @@ POOL = "local"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start what does not run yet, deploy, print the addresses. Run again, it only starts what is missing."""
+    """Start what does not run yet, deploy, print the addresses; the exit code. Raises ConfigError for ports
+    that cannot be used.
+    """
     check_root(will_write=True)
     check_binding(options.host or "127.0.0.1")
     started = time.monotonic()

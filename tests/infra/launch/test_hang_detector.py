@@ -1,4 +1,4 @@
-"""A guard's look at its ranks: who holds the others up, and when that is a hang."""
+"""The hang detector names the rank that holds the others up, once that is a hang."""
 
 import json
 import os
@@ -106,7 +106,7 @@ def test_ranks_that_have_not_all_come_are_not_judged(ranks: Ranks) -> None:
     assert ranks.pass_(100.0) == ""
 
 
-def test_a_guard_that_was_held_up_itself_accuses_nobody(ranks: Ranks) -> None:
+def test_a_supervisor_that_was_held_up_itself_accuses_nobody(ranks: Ranks) -> None:
     for rank in range(3):
         ranks.stand(rank, 7, 4, "forward")
     assert ranks.pass_(1.0) == ""

@@ -96,9 +96,9 @@ def test_one_that_does_not_come_is_named_and_the_others_are_sent_home(
     first.arrive()
     with pytest.raises(AtelierError) as caught:
         first.gather(RUN, lambda _: None)
-    text = "node 2 of 3 (pool c) did not come within 0 s"
+    text = "node 2 of 3 (pool c) did not arrive within 0 s"
     assert str(caught.value) == f"{text}; start a worker: atelier worker c"
-    with pytest.raises(StoppedError, match=r"the gang has ended: node 2 of 3 \(pool c\) did not come"):
+    with pytest.raises(StoppedError, match=r"the gang has ended: node 2 of 3 \(pool c\) did not arrive"):
         second.follow()
 
 
@@ -233,5 +233,5 @@ def test_one_that_falls_silent_while_it_waits_for_its_slots_is_given_up(
     with saying_what_it_waits_for(second):
         while not list(tmp_path.rglob("waiting-1.json")):
             time.sleep(0.01)
-    with pytest.raises(AtelierError, match=r"node 1 of 2 \(pool b\) did not come"):
+    with pytest.raises(AtelierError, match=r"node 1 of 2 \(pool b\) did not arrive"):
         first.gather(RUN, lambda _: None)

@@ -1,4 +1,4 @@
-"""A guard outlives its ranks' deaths, and its own death leaves nobody writing beside the next."""
+"""A supervisor outlives its ranks, and its own death leaves no process writing beside the next one."""
 
 import multiprocessing
 import os

@@ -246,7 +246,7 @@ def test_letters_of_a_gang_on_other_machines_go_when_nothing_came_or_went_for_a_
     Channel(store.root, "away-1").put("orders", {})
     assert Collector(store, now=time.time() + 0.9 * JOB_FOLDER_TTL_S).find().waste == []
     [waste] = Collector(store, now=time.time() + 1.1 * JOB_FOLDER_TTL_S).find().waste
-    assert waste.what == "letters of gang away-1" and discard(waste)
+    assert waste.what == "messages of gang away-1" and discard(waste)
     assert Channel(store.root, "away-1").get("orders") is None
 
 
