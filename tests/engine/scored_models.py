@@ -14,8 +14,8 @@ from atelier.engine.data.learn_tokenizer import learn_tokenizer
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
 from atelier.engine.io.process import Progress
-from atelier.engine.model.load import build, initialise, model_files
-from tests.engine.trainings import artifact
+from atelier.engine.model.load import build, initialise
+from tests.engine.trainings import artifact, model_files
 
 TEXTS = [
     f"Poem {n}: the sea is {n * 7} fathoms deep — naïve, {'wave ' * (n % 9)}fünf Boote 世界 🐟.\n"

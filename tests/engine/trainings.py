@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from atelier.engine.config.metric import FOLDER, merge
 from atelier.engine.config.mixture import Stream, row_specs, streams
@@ -20,11 +21,14 @@ from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import FileEntry, Record, identify
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
-from atelier.engine.config.run_file import Member, RunFile, SegmentAddress, Training
+from atelier.engine.config.run_file import FILE_BYTES, Member, RunFile, SegmentAddress, Training
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
 from atelier.engine.loop.stop import StopRequest
+from atelier.engine.model.load import write_model
+from atelier.engine.model.weights import in_memory
 from atelier.engine.parallel.gang import start_gang
 from atelier.engine.train import train as train_run
 from tests.checkout import TOP
@@ -51,6 +55,13 @@ def artifact(folder: Path, kind: str, files: dict[str, bytes], **summary: Any) -
     ).sealed()  # fmt: skip
     (folder / "record.json").write_text(record.text())
     return str(folder)
+
+
+def model_files(state: Mapping[str, Tensor], spec: ModelSpec, most: int = FILE_BYTES) -> dict[str, bytes]:
+    """The files of a model of these weights, in memory."""
+    files: dict[str, bytes] = {}
+    write_model(in_memory(state), spec, lambda name, parts: files.update({name: b"".join(parts)}), most=most)
+    return files
 
 
 def tokens(folder: Path, *, num_tokens: int = 20_000, seed: int = 0, vocab: int = VOCAB) -> str:
