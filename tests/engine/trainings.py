@@ -147,7 +147,9 @@ class TrainingSetup:
             )
         return Training(members=members, streams=samples, train=how)
 
-    def run_file(self, *trainings: Training, layout: Parallel = ONE, **more: Any) -> RunFile:
+    def run_file(
+        self, *trainings: Training, layout: Parallel = ONE, file_bytes: int = FILE_BYTES, **more: Any
+    ) -> RunFile:
         self._num_runs += 1
         outputs = {
             member.output: str(self.output(member.output))
@@ -155,16 +157,21 @@ class TrainingSetup:
             for member in training.members.values()
             if member.output
         }
-        config = {"trainings": [each.model_dump(mode="json") for each in trainings]}
+        config = {
+            "trainings": [each.model_dump(mode="json") for each in trainings],
+            "file_bytes": file_bytes,
+        }
         scratch = str(self.folder / f"scratch-{self._num_runs}")
         return RunFile(
             schema=1, task="train", version=1, config=config, inputs=self.inputs, outputs=outputs,
             scratch=scratch, layout=layout, **more,
         )  # fmt: skip
 
-    def train(self, *trainings: Training, stop: StopRequest | None = None, layout: Parallel = ONE) -> None:
+    def train(
+        self, *trainings: Training, stop: StopRequest | None = None, layout: Parallel = ONE, **more: Any
+    ) -> None:
         """Train in this process."""
-        run = self.run_file(*trainings, layout=layout)
+        run = self.run_file(*trainings, layout=layout, **more)
         train_run(run, start_gang(layout), stop or StopRequest(Path(run.scratch)))
 
     def output(self, name: str) -> Path:
