@@ -14,7 +14,9 @@ from torch import Tensor
 
 from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.record import FileEntry
 from atelier.engine.io.artifact import open_input
+from atelier.engine.io.storage import hashed
 from atelier.engine.io.tensorfile import ELEMENT_BYTES
 from atelier.engine.io.weight_files import INDEX, WEIGHTS, plan_files, weights_digest
 from atelier.engine.model.load import build, initialise, read_model, read_weights
@@ -90,15 +92,13 @@ def test_what_is_written_is_gathered_one_weight_at_a_time() -> None:
         return whole
 
     weights = {f"w{n}": Weight((64,), torch.float32, gather) for n in range(9)}
-    taken = []
-
-    def sink(name: str, parts: Any) -> None:
-        for part in parts:
-            taken.append(len(part))
-            del part
-
-    write_files(plan_files(entries_of(weights), 3 * 256), weights, sink)
-    assert len(alive) == 9 and taken.count(256) == 9
+    written: list[FileEntry] = []
+    write_files(
+        plan_files(entries_of(weights), 3 * 256),
+        weights,
+        lambda name, parts: written.append(hashed(name, parts)),
+    )
+    assert len(alive) == 9 and len(written) == 3
 
 
 def test_shards_hold_at_most_so_much_and_the_index_names_the_shard_of_every_tensor() -> None:
