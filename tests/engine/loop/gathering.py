@@ -123,12 +123,28 @@ def largest(gang: Gang, square: DeviceMesh) -> dict[str, int]:
     return {f"rank {rank}": each for rank, each in enumerate(found)}
 
 
+def messages(gang: Gang, square: DeviceMesh) -> int:
+    """What the first rank receives of a weight whose other half two replicas hold."""
+    held: dict[str, Tensor] = {"w": distribute_tensor(numbered(4, 4), square, LAYOUTS["hybrid"])}
+    received: list[int] = []
+    recv = dist.recv
+
+    def counting(tensor: Tensor, **more: Any) -> Any:
+        received.append(more["src"])
+        return recv(tensor, **more)
+
+    dist.recv = counting
+    gathered(gang, held)
+    dist.recv = recv
+    return len(received)
+
+
 def main(meeting: str, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
     gang = Gang(rank=rank, world=WORLD, group=dist.group.WORLD)
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    scenes = (placements, nested, stages, last_only, largest)
+    scenes = (placements, nested, stages, last_only, messages, largest)
     found = {scene.__name__: scene(gang, square) for scene in scenes}
     if rank == 0:
         print(json.dumps(found), flush=True)

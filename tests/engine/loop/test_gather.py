@@ -50,3 +50,7 @@ def test_a_role_that_the_first_rank_has_nothing_of_arrives_there(seen: dict[str,
 def test_only_the_first_rank_makes_room_for_a_whole_weight(seen: dict[str, Any]) -> None:
     first, *others = seen["largest"].values()
     assert first == 64 * 16 and max(others) < 64 * 16 // 4
+
+
+def test_of_replicas_one_sends(seen: dict[str, Any]) -> None:
+    assert seen["messages"] == 2, "a box and its elements"
