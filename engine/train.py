@@ -42,6 +42,7 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
         stop=stop,
         peak_flops=config.peak_tflops * 1e12,
         began=began(),
+        file_bytes=config.file_bytes,
     )
     done = []
     for training in config.trainings:

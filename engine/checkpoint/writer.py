@@ -24,9 +24,10 @@ from atelier.engine.checkpoint.commit import Commit
 from atelier.engine.checkpoint.folder import step_of
 from atelier.engine.checkpoint.manifest import Chunk, Manifest, StoredTensor, key
 from atelier.engine.checkpoint.state import Value, merged, tensors_of, values_of
-from atelier.engine.checkpoint.tensorfile import check_dtype, write_tensors
+from atelier.engine.checkpoint.tensorfile import write_tensors
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.record import FileEntry
+from atelier.engine.model.weights import entry_of
 
 # A file is verified and parsed in memory, so this bounds what a load needs beside the state.
 FILE_BYTES = 256 << 20
@@ -132,7 +133,7 @@ class _Save:
             tensors = tensors_of(state)
             self.values = values_of(state, self.gang.rank)
             for name, tensor in tensors.items():
-                check_dtype(name, tensor)
+                entry_of(name, tensor.shape, tensor.dtype)  # refuses a type that cannot be written
             planner = _planner()
             planner.set_up_planner(cast(Any, tensors), is_coordinator=self.gang.rank == 0)
             self.plan = planner.create_local_plan()

@@ -12,6 +12,8 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
+FILE_BYTES = 5_000_000_000  # of weights in one file of a model, as transformers writes them; above: shards
+
 
 class RunFile(Spec):
     schema_: int = Field(default=1, alias="schema")
@@ -69,7 +71,7 @@ class Member(Spec):
     code: str = Field(default="", description="digest of its code map: its checkpoints carry it")
     accept_code: bool = Field(default=False, description="go on from checkpoints of other code or arithmetic")
     digest: str = Field(
-        default="", description="replay: the sha256 that the finished model file must have again"
+        default="", description="replay: the digest that the finished weights must have again"
     )
 
 
@@ -115,4 +117,9 @@ class Trainings(Spec):
         default=0.0,
         ge=0,
         description="dense peak of one rank, TFLOP/s, for the utilisation (mfu); 0 = not known",
+    )
+    file_bytes: int = Field(
+        default=FILE_BYTES,
+        ge=1,
+        description="of weights in one file of a model that is published; above: shards",
     )

@@ -5,6 +5,7 @@ publishes them, with a record. Torch-free.
 import hashlib
 import json
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from atelier.engine.io.storage import (
     join,
     local_path,
     put_file,
+    put_parts,
     read_bytes,
     read_json,
     verify,
@@ -93,6 +95,11 @@ class ArtifactOutput:
         with writing(join(self.url, name)) as file:
             file.write(data)
         self._entries.append(FileEntry(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
+
+    def add_parts(self, name: str, parts: Iterable[Any]) -> None:
+        """A file of these parts (bytes-like), written and hashed one after another."""
+        entry = put_parts(join(self.url, name), parts)
+        self._entries.append(entry.model_copy(update={"path": name}))
 
     def add_json(self, name: str, document: Any) -> None:
         self.add_bytes(

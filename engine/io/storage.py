@@ -10,7 +10,7 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -308,13 +308,37 @@ def digest_of(url: str) -> FileEntry:
 
 def put_file(local: Path, url: str) -> FileEntry:
     """Copy a local file to `url` and return its entry."""
+    with open(local, "rb") as source:
+        return put_parts(url, iter(lambda: source.read(BLOCK), b""))
+
+
+def put_parts(url: str, parts: Iterable[Any]) -> FileEntry:
+    """Write the parts (bytes-like) to `url` one after another and return the file's entry. Of a part nothing
+    is kept when the next is taken.
+    """
+    with writing(url) as target:
+        return hashed(url, parts, target.write)
+
+
+def hashed(url: str, parts: Iterable[Any], write: Callable[[memoryview], Any] = len) -> FileEntry:
+    """The entry that a file of these parts has; each block of it goes to `write`."""
     digest, total = hashlib.sha256(), 0
-    with open(local, "rb") as source, writing(url) as target:
-        while block := source.read(BLOCK):
-            digest.update(block)
-            total += len(block)
-            target.write(block)
+
+    def take(block: memoryview) -> None:
+        digest.update(block)
+        write(block)
+
+    for part in parts:
+        total += _in_blocks(part, take)
+        del part  # it may be a tensor's memory, and the next one is on its way
     return FileEntry(path=url.rsplit("/", 1)[-1], bytes=total, sha256=digest.hexdigest())
+
+
+def _in_blocks(part: Any, take: Callable[[memoryview], None]) -> int:
+    view = memoryview(part)
+    for start in range(0, len(view), BLOCK):
+        take(view[start : start + BLOCK])
+    return len(view)
 
 
 def verify(url: str, entry: FileEntry, name: str = "") -> None:

@@ -1,70 +1,49 @@
-"""A finished role as a model artifact: whole weights gathered from all ranks, files written by rank 0."""
+"""A finished role as a model artifact: its weights gathered and written one at a time, by rank 0."""
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
 from atelier.engine.config.error import AtelierError
+from atelier.engine.config.record import FileEntry
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
+from atelier.engine.io.storage import hashed
+from atelier.engine.io.weight_files import weights_digest
+from atelier.engine.loop.gather import live_weights
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.model.auxiliary import is_auxiliary
-from atelier.engine.model.load import WEIGHTS, model_files
-from atelier.engine.model.lora import adapter_files, merged_state
-from atelier.engine.model.placement import whole
+from atelier.engine.model.load import write_model
+from atelier.engine.model.lora import merged, write_adapter
+from atelier.engine.model.weights import Sink
 
 TOKENIZER = "tokenizer.json"
 
 
-def finished_files(member: RoleState) -> dict[str, bytes]:
-    """The files of the model as it is now, on rank 0, {} elsewhere; the same bytes for the same weights. A
-    collective.
+def write_files(member: RoleState, sink: Sink | None, *, most: int) -> None:
+    """Give the files of the model as it is now to `sink` on rank 0, a weight at a time; the same bytes for
+    the same weights. `most`: bytes of weights in one file. A collective.
     """
-    state = _whole_state(member)
-    if not member.gang.is_first:
-        return {}
-    own = {name: weight for name, weight in state.items() if not is_auxiliary(name)}
-    return model_files(merged_state(own, member.role.trainable), member.role.model) | _adapter(member, own)
+    live = live_weights(member)
+    own = {name: weight for name, weight in live.items() if not is_auxiliary(name)}
+    trainable = member.role.trainable
+    write_model(merged(own, trainable), member.role.model, sink, most=most)
+    if trainable.kind == "lora":
+        write_adapter(own, trainable, sink, base=member.role.init)
 
 
-def _whole_state(member: RoleState) -> dict[str, Tensor]:
-    """All weights, unsharded, on rank 0's CPU: every stage gathers its own and its first rank sends them."""
-    grid, gang = member.grid, member.gang
-    mine = {name: whole(weight.detach()) for name, weight in member.weights.stored().items()}
-    mine = {name: weight.cpu() for name, weight in mine.items() if gang.rank % grid.axes.ranks == 0}
-    for place in range(1, grid.pipeline):
-        leader = place * grid.axes.ranks
-        about: list[Any] = [[(name, list(w.shape), w.dtype) for name, w in mine.items()]]
-        dist.broadcast_object_list(about, src=leader, group=gang.aside.group)
-        for name, shape, dtype in about[0]:
-            if gang.rank == leader:
-                dist.send(mine[name].contiguous(), dst=0, group=gang.aside.group)
-            elif gang.is_first:
-                received = torch.empty(shape, dtype=dtype)
-                dist.recv(received, src=leader, group=gang.aside.group)
-                mine.setdefault(name, received)
-    return mine if gang.is_first else {}
-
-
-def _adapter(member: RoleState, state: dict[str, Tensor]) -> dict[str, bytes]:
-    """The LoRA weights alone, if the role was trained with LoRA."""
-    if member.role.trainable.kind != "lora":
-        return {}
-    return adapter_files(state, member.role.trainable, base=member.role.init)
-
-
-def check_digest(member: RoleState) -> None:
+def check_digest(member: RoleState, *, most: int) -> None:
     """Check that a replayed teacher ended with the weights of the model it replays: its students'
-    fingerprints name that model.
+    fingerprints name that model. Nothing is written.
 
     Raises AtelierError when it did not. A collective.
     """
-    data = finished_files(member).get(WEIGHTS, b"")
-    found = member.gang.from_first(hashlib.sha256(data).hexdigest())
+    entries: list[FileEntry] = []
+    write_files(
+        member,
+        (lambda name, parts: entries.append(hashed(name, parts))) if member.gang.is_first else None,
+        most=most,
+    )
+    found = member.gang.from_first(weights_digest(entries, member.name) if entries else "")
     if found != member.spec.digest:
         raise AtelierError(
             f"roles.{member.name}: the replayed teacher ended as {found[:16]}, the finished model is "
@@ -73,14 +52,14 @@ def check_digest(member: RoleState) -> None:
         )
 
 
-def publish(member: RoleState, url: str, *, inputs: Mapping[str, ArtifactInput], scratch: Path) -> None:
+def publish(
+    member: RoleState, url: str, *, inputs: Mapping[str, ArtifactInput], scratch: Path, most: int
+) -> None:
     """Write the model's files and body.json to `url`. A collective."""
-    files = finished_files(member)
+    output = ArtifactOutput(url)
+    write_files(member, output.add_parts if member.gang.is_first else None, most=most)
     if not member.gang.is_first:
         return
-    output = ArtifactOutput(url)
-    for name, data in files.items():
-        output.add_bytes(name, data)
     if "tokenizer" in inputs:
         output.add(TOKENIZER, inputs["tokenizer"].file(TOKENIZER, scratch))
     output.close(summary(member))

@@ -13,7 +13,7 @@ import torch
 
 from atelier.engine.config.error import AtelierError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
-from atelier.engine.config.run_file import Training
+from atelier.engine.config.run_file import FILE_BYTES, Training
 from atelier.engine.loop.build import BuildContext, auto_micro_batch, build_member
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.evaluation import HeldOut
@@ -44,6 +44,7 @@ class TrainingServices:
     stop: StopRequest
     peak_flops: float  # of one rank, a second; 0 = unknown
     began: float  # time.monotonic() from which the startup of this training is counted
+    file_bytes: int = FILE_BYTES  # of weights in one file of a model that is published
 
 
 def run_training(training: Training, services: TrainingServices) -> list[RoleState]:
@@ -263,7 +264,7 @@ class Loop:
                 )
                 self.curves[name].add(line)
             if member.spec.mode == "replay" and step == member.end and member.spec.digest:
-                check_digest(member)
+                check_digest(member, most=self.services.file_bytes)
         self._act(outcomes)
         every = self.train.health.digest_every
         if every and step % every == 0:
@@ -359,5 +360,6 @@ class Loop:
                     url,
                     inputs=self.services.build_context.inputs,
                     scratch=self.services.build_context.scratch,
+                    most=self.services.file_bytes,
                 )
         self.gang.barrier()

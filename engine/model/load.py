@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -20,7 +18,17 @@ from atelier.engine.config.error import DataError
 from atelier.engine.config.registry import ModelSpec, spec_class
 from atelier.engine.config.seed import seed_of
 from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.model.contract import Model
+from atelier.engine.io.weight_files import INDEX, WEIGHTS, index_of, plan_files
+from atelier.engine.model.contract import Model, stored
+from atelier.engine.model.weights import (
+    COMPILED,
+    Sink,
+    StoredWeights,
+    Weight,
+    entries_of,
+    open_weights,
+    write_files,
+)
 
 
 class _Unfilled(TorchFunctionMode):
@@ -43,8 +51,7 @@ def blank() -> Iterator[None]:
         yield
 
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-COMPILED = "_orig_mod."  # prefix that torch.compile(module) adds to the names below it
+CONFIG = "config.json"
 
 
 def build(spec: ModelSpec) -> Model:
@@ -54,7 +61,7 @@ def build(spec: ModelSpec) -> Model:
 
 def initialise(model: nn.Module, *, seed: int, name: str) -> None:
     """Set every weight of an unsharded model to its initial values."""
-    for weight_name, weight in model.named_parameters():
+    for weight_name, weight in stored(model):
         plain_name = weight_name.replace(COMPILED, "")
         with torch.no_grad():
             weight.copy_(first_values(model, plain_name, weight.shape, seed, name))
@@ -83,29 +90,6 @@ def draw(shape: torch.Size, rule: str, std: float, seed: int) -> Tensor:
     )
 
 
-class StoredWeights(Mapping[str, Tensor]):
-    """The weights of a verified file by name, each read on access."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._file = safetensors.safe_open(path, framework="pt")
-        except safetensors.SafetensorError as error:  # its digest is right: it was written like this
-            raise DataError(f"{path}: not a file of weights ({error})") from None
-        self._names = list(self._file.keys())
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._file.get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(self._file.get_slice(name).get_shape()) for name in self._names}
-
-
 def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, Any]:
     """The weights of a model artifact, not yet in memory, and its spec.
 
@@ -118,8 +102,8 @@ def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, A
     except ValueError as error:
         raise DataError(f"{source.url}/{CONFIG}: {error}") from None
     spec = parse(kind, config, f"{source.url}/{CONFIG}")
-    stored = StoredWeights(source.file(WEIGHTS, scratch))
-    _check_names(stored.shapes(), spec, f"{source.url}/{WEIGHTS}")
+    stored = open_weights(source, scratch)
+    check_shapes(stored.shapes(), spec, f"{source.url}/{WEIGHTS if WEIGHTS in source.names() else INDEX}")
     return stored, spec
 
 
@@ -135,26 +119,25 @@ def read_model(
     return model, spec
 
 
-def model_files(state: Mapping[str, Tensor], spec: Spec) -> dict[str, bytes]:
-    """The files of a model artifact, the same bytes for the same weights and spec. `state`: unsharded tensors
-    by name.
+def write_model(weights: Mapping[str, Weight], spec: Spec, sink: Sink | None, *, most: int) -> None:
+    """Give the files of a model artifact to `sink`, a tensor at a time, the same bytes for the same weights
+    and spec: one file of weights, or shards of at most `most` bytes. A collective; the first rank has the
+    sink.
 
     Raises DataError when the weights do not fit the spec.
     """
-    plain = {
-        name.replace(COMPILED, ""): weight.detach().to("cpu", copy=False).contiguous()
-        for name, weight in state.items()
-    }
-    _check_names({name: tuple(weight.shape) for name, weight in plain.items()}, spec, "model")
+    check_shapes({name: weight.shape for name, weight in weights.items()}, spec, "model")
+    files = plan_files(entries_of(weights), most)
+    write_files(files, weights, sink)
+    if sink is None:
+        return
+    if WEIGHTS not in files:
+        sink(INDEX, [index_of(files)])
     config = json.loads(canonical(cast(Any, spec).arguments()))
-    return {
-        # one metadata key at most: safetensors writes several in random order
-        WEIGHTS: safetensors.torch.save(plain, {"format": "pt"}),
-        CONFIG: (json.dumps(config, indent=1, sort_keys=True) + "\n").encode(),
-    }
+    sink(CONFIG, [(json.dumps(config, indent=1, sort_keys=True) + "\n").encode()])
 
 
-def _check_names(found: Mapping[str, tuple[int, ...]], spec: Spec, place: str) -> None:
+def check_shapes(found: Mapping[str, tuple[int, ...]], spec: Spec, place: str) -> None:
     """Raise DataError, listing the first differences, unless names and shapes are those of the spec."""
     wanted = cast(Any, spec).shapes()
     if found == wanted:

@@ -7,10 +7,10 @@ and `x.lora_B.weight` [out, rank] beside it are trained.
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +20,9 @@ from atelier.engine.config.error import ConfigError, DataError, nearest
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.seed import seed_of
 from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.io.tensorfile import in_file_order
 from atelier.engine.model.load import blank, draw
+from atelier.engine.model.weights import Sink, StoredWeights, Weight, entries_of, write_files
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."  # peft's name for the model that it wraps
@@ -120,36 +122,54 @@ def merge(model: nn.Module) -> None:
     model.requires_grad_(True)
 
 
-def merged_state(state: Mapping[str, Tensor], trainable: Trainable) -> dict[str, Tensor]:
-    """The plain model's weights from those of a model with additions; unchanged for kind=full."""
+def merged(weights: Mapping[str, Weight], trainable: Trainable) -> dict[str, Weight]:
+    """The plain model's weights from those of a model with additions, each merged when it is gathered; the
+    weights themselves for kind=full.
+    """
     scale = trainable.alpha / trainable.rank
-    result = {name: weight for name, weight in state.items() if not name.endswith((INNER, OUTER))}
-    for name in state:
+    result = {name: weight for name, weight in weights.items() if not is_addition(name)}
+    for name in weights:
         if name.endswith(INNER):
             path = name.removesuffix(INNER)
-            weight = result[f"{path}.weight"]
-            whole = weight.detach() + _addition(state[name].detach(), state[path + OUTER].detach(), scale)
-            result[f"{path}.weight"] = whole.to(weight.dtype)
+            plain = result[f"{path}.weight"]
+            result[f"{path}.weight"] = plain._replace(
+                gather=partial(_gather_merged, plain, weights[name], weights[path + OUTER], scale)
+            )
     return result
+
+
+def _gather_merged(plain: Weight, inner: Weight, outer: Weight, scale: float) -> Tensor | None:
+    inner_RI, outer_OR = inner.gather(), outer.gather()
+    # before the weight is gathered: what is held is the addition and the weight
+    addition = None if inner_RI is None or outer_OR is None else _addition(inner_RI, outer_OR, scale)
+    weight = plain.gather()
+    if addition is None or weight is None:
+        return None
+    if torch.promote_types(weight.dtype, addition.dtype) != addition.dtype:
+        addition = addition.to(weight.dtype)
+    return addition.add_(weight).to(weight.dtype)
 
 
 def _addition(inner: Tensor, outer: Tensor, scale: float) -> Tensor:
     """alpha / rank B A, in fp32 at least."""
     exact = torch.promote_types(inner.dtype, torch.float32)
-    return (outer.to(exact) @ inner.to(exact)) * scale
+    return (outer.to(exact) @ inner.to(exact)).mul_(scale)
 
 
-def adapter_files(state: Mapping[str, Tensor], trainable: Trainable, *, base: str) -> dict[str, bytes]:
-    """The additions alone as peft's two files; the same bytes for the same weights. `base` names the base
-    model.
+def write_adapter(
+    weights: Mapping[str, Weight], trainable: Trainable, sink: Sink | None, *, base: str
+) -> None:
+    """Give the additions alone to `sink` as peft's two files; the same bytes for the same weights. `base`
+    names the base model. A collective.
 
     Raises DataError when there are none.
     """
-    chosen = {
-        PREFIX + n: w.detach().cpu().contiguous() for n, w in state.items() if n.endswith((INNER, OUTER))
-    }
+    chosen = {PREFIX + name: weight for name, weight in weights.items() if is_addition(name)}
     if not chosen:
         raise DataError("adapter: the model has no low-rank additions; train it with trainable=lora")
+    write_files({WEIGHTS: in_file_order(entries_of(chosen))}, chosen, sink)
+    if sink is None:
+        return
     found = {name.rsplit(".", 3)[-3] for name in chosen}
     config = {
         "base_model_name_or_path": base,
@@ -164,10 +184,7 @@ def adapter_files(state: Mapping[str, Tensor], trainable: Trainable, *, base: st
         "target_modules": [target for target in trainable.targets if target in found],
         "task_type": None,
     }
-    return {
-        WEIGHTS: safetensors.torch.save(chosen, {"format": "pt"}),
-        CONFIG: (json.dumps(config, indent=1, sort_keys=True) + "\n").encode(),
-    }
+    sink(CONFIG, [(json.dumps(config, indent=1, sort_keys=True) + "\n").encode()])
 
 
 def read_adapter(source: ArtifactInput, scratch: Path) -> tuple[dict[str, Tensor], Trainable]:
@@ -193,7 +210,7 @@ def read_adapter(source: ArtifactInput, scratch: Path) -> tuple[dict[str, Tensor
         "targets": config.get("target_modules"),
     }
     trainable = parse(Trainable, chosen, place)
-    state = safetensors.torch.load_file(source.file(WEIGHTS, scratch))
+    state = StoredWeights(source.file(WEIGHTS, scratch))
     return {name.removeprefix(PREFIX): weight for name, weight in state.items()}, trainable
 
 

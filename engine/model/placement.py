@@ -2,7 +2,7 @@
 16 bits.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -40,9 +40,16 @@ def fill(weight: Tensor, full: Callable[[], Tensor]) -> None:
 
 def part_like(full: Tensor, weight: Tensor) -> Tensor:
     """This rank's shard of `full` in the placement of `weight`."""
-    if not isinstance(weight, DTensor):
-        return full
-    shape, offset = compute_local_shape_and_global_offset(full.shape, weight.device_mesh, weight.placements)
+    return region(full, *box(weight)) if isinstance(weight, DTensor) else full
+
+
+def box(weight: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of this rank's shard, and where it begins in the full tensor."""
+    return compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
+
+
+def region(full: Tensor, shape: Sequence[int], offset: Sequence[int]) -> Tensor:
+    """The part of `full` in a box; an empty one may begin behind its end."""
     for dim, (begin, length) in enumerate(zip(offset, shape, strict=True)):
         full = full.narrow(dim, min(begin, full.shape[dim]), length)
     return full

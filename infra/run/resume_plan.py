@@ -13,6 +13,7 @@ from atelier.engine.config.record import Record
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member
 from atelier.engine.config.trajectory import Segment, in_teaching_order
+from atelier.engine.io.weight_files import weights_digest
 from atelier.infra.code.code_map import Map, changed, digest_of, files_of
 from atelier.infra.code.provenance import engine_digest
 from atelier.infra.dag import Product
@@ -285,7 +286,7 @@ def members(
         finished = store.find(products[name].kind, products[name].fingerprint)
         digest = ""
         if situation.mode == "replay" and finished is not None:
-            digest = next(f.sha256 for f in finished.files if f.path.endswith("/model.safetensors"))
+            digest = weights_digest(finished.files, store.address(finished.kind, finished.fingerprint))
         is_init = "init" in situation.segments[0].parents
         _, code, changes = _code_of(
             situation.segments, maps[name], store

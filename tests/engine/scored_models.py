@@ -8,14 +8,14 @@ from typing import Any
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.run_file import RunFile
+from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.data.encode import encode
 from atelier.engine.data.learn_tokenizer import learn_tokenizer
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
 from atelier.engine.io.process import Progress
-from atelier.engine.model.load import build, initialise, model_files
-from tests.engine.trainings import artifact
+from atelier.engine.model.load import build, initialise
+from tests.engine.trainings import artifact, model_files
 
 TEXTS = [
     f"Poem {n}: the sea is {n * 7} fathoms deep — naïve, {'wave ' * (n % 9)}fünf Boote 世界 🐟.\n"
@@ -86,15 +86,22 @@ class Study:
         )
 
     def model(
-        self, name: str = "model", *, tokenizer: ArtifactInput | None = None, **more: Any
+        self,
+        name: str = "model",
+        *,
+        tokenizer: ArtifactInput | None = None,
+        most: int = FILE_BYTES,
+        **more: Any,
     ) -> ArtifactInput:
-        """Weights from a wide normal, so that predictions differ from token to token."""
+        """Weights from a wide normal, so that predictions differ from token to token. `most`: bytes of
+        weights in a file.
+        """
         settings: dict[str, Any] = {"num_layers": 2, "hidden": 32, "num_heads": 2, "init_std": 0.3}
         settings |= {"vocab": self.vocabulary.size} | more
         spec = GPT(**settings)
         network = build(spec)
         initialise(network, seed=1, name=name)
-        files = model_files(dict(network.named_parameters()), spec)
+        files = model_files(dict(network.named_parameters()), spec, most)
         files["tokenizer.json"] = self.file(tokenizer or self.tokenizer, "tokenizer.json").read_bytes()
         return open_input(artifact(self.folder / name, "model", files))
 

@@ -204,6 +204,13 @@ def test_two_runs_write_the_same_bytes(study):
     assert found[0] == found[1]
 
 
+def test_a_model_in_shards_scores_as_in_one_file(study):
+    names = study.model("pieces", most=9000).names()
+    assert sum(name.startswith("model-") for name in names) > 3
+    pieces, whole = (scored(study, asked(study), study.model(most=most))["one"] for most in (9000, 1 << 40))
+    assert pieces == whole
+
+
 def test_the_summary_is_the_scores_without_the_list(study):
     run = study.run_file("score", asked(study), inputs_of(study, study.model()), "one")
     evaluate(run, io.StringIO())

@@ -145,6 +145,13 @@ def test_streamed_pieces_join_to_the_text_that_serving_gives(study):
     assert streamed[-1]["done"]["tokens_per_s"] > 0
 
 
+def test_a_model_in_shards_says_what_it_says_in_one_file(study, speaker):
+    pieces = read_generator(study.model("pieces", most=9000), study.scratch, CPU)
+    whole = read_generator(study.model("pieces"), study.scratch, CPU)
+    asked = Sampling(max_tokens=40, temperature=1.0, seed=3)
+    assert pieces.text("def ", asked) == whole.text("def ", asked) != ""
+
+
 def test_text_stops_before_the_end_token(study, speaker):
     how = sampling(temperature=0.0, max_tokens=30)
     tokens = []

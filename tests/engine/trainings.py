@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from atelier.engine.config.metric import FOLDER, merge
 from atelier.engine.config.mixture import Stream, row_specs, streams
@@ -20,11 +21,14 @@ from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import FileEntry, Record, identify
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
-from atelier.engine.config.run_file import Member, RunFile, SegmentAddress, Training
+from atelier.engine.config.run_file import FILE_BYTES, Member, RunFile, SegmentAddress, Training
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
 from atelier.engine.loop.stop import StopRequest
+from atelier.engine.model.load import write_model
+from atelier.engine.model.weights import in_memory
 from atelier.engine.parallel.gang import start_gang
 from atelier.engine.train import train as train_run
 from tests.checkout import TOP
@@ -51,6 +55,13 @@ def artifact(folder: Path, kind: str, files: dict[str, bytes], **summary: Any) -
     ).sealed()  # fmt: skip
     (folder / "record.json").write_text(record.text())
     return str(folder)
+
+
+def model_files(state: Mapping[str, Tensor], spec: ModelSpec, most: int = FILE_BYTES) -> dict[str, bytes]:
+    """The files of a model of these weights, in memory."""
+    files: dict[str, bytes] = {}
+    write_model(in_memory(state), spec, lambda name, parts: files.update({name: b"".join(parts)}), most=most)
+    return files
 
 
 def tokens(folder: Path, *, num_tokens: int = 20_000, seed: int = 0, vocab: int = VOCAB) -> str:
@@ -136,7 +147,9 @@ class TrainingSetup:
             )
         return Training(members=members, streams=samples, train=how)
 
-    def run_file(self, *trainings: Training, layout: Parallel = ONE, **more: Any) -> RunFile:
+    def run_file(
+        self, *trainings: Training, layout: Parallel = ONE, file_bytes: int = FILE_BYTES, **more: Any
+    ) -> RunFile:
         self._num_runs += 1
         outputs = {
             member.output: str(self.output(member.output))
@@ -144,16 +157,21 @@ class TrainingSetup:
             for member in training.members.values()
             if member.output
         }
-        config = {"trainings": [each.model_dump(mode="json") for each in trainings]}
+        config = {
+            "trainings": [each.model_dump(mode="json") for each in trainings],
+            "file_bytes": file_bytes,
+        }
         scratch = str(self.folder / f"scratch-{self._num_runs}")
         return RunFile(
             schema=1, task="train", version=1, config=config, inputs=self.inputs, outputs=outputs,
             scratch=scratch, layout=layout, **more,
         )  # fmt: skip
 
-    def train(self, *trainings: Training, stop: StopRequest | None = None, layout: Parallel = ONE) -> None:
+    def train(
+        self, *trainings: Training, stop: StopRequest | None = None, layout: Parallel = ONE, **more: Any
+    ) -> None:
         """Train in this process."""
-        run = self.run_file(*trainings, layout=layout)
+        run = self.run_file(*trainings, layout=layout, **more)
         train_run(run, start_gang(layout), stop or StopRequest(Path(run.scratch)))
 
     def output(self, name: str) -> Path:

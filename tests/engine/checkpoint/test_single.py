@@ -15,7 +15,7 @@ import pytest
 import safetensors
 import torch
 
-from atelier.engine.checkpoint import commit, tensorfile, writer
+from atelier.engine.checkpoint import commit, writer
 from atelier.engine.checkpoint.collective_call import SingleRank
 from atelier.engine.checkpoint.folder import address, newest_good, retain, steps, verify
 from atelier.engine.checkpoint.manifest import MANIFEST, read_manifest
@@ -178,7 +178,7 @@ def break_write(monkeypatch: Any) -> int:
     def writing(url: str) -> Any:
         yield FullDisk()
 
-    monkeypatch.setattr(tensorfile, "writing", writing)
+    monkeypatch.setattr(storage, "writing", writing)
     return errno.ENOSPC
 
 

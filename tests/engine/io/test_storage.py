@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import pytest
 
-from atelier.engine.checkpoint import commit, tensorfile
+from atelier.engine.checkpoint import commit
 from atelier.engine.checkpoint.folder import steps
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.role import Role
@@ -166,7 +166,7 @@ class Room:
 
 def break_disk(patch: pytest.MonkeyPatch, where: str, code: int, *hit: int) -> None:
     """The disk refuses in the middle of the saves of steps `hit`."""
-    writing, write, fsync, rename = tensorfile.writing, commit.write_bytes, os.fsync, Path.rename
+    writing, write, fsync, rename = storage.writing, commit.write_bytes, os.fsync, Path.rename
 
     def refuse(place: object) -> None:
         if any(f"step-{step:08d}" in str(place) for step in hit):
@@ -179,7 +179,7 @@ def break_disk(patch: pytest.MonkeyPatch, where: str, code: int, *hit: int) -> N
             yield Room(file, 4096, code) if is_hit else file
 
     if where == "half a file":
-        patch.setattr(tensorfile, "writing", half)
+        patch.setattr(storage, "writing", half)
     if where == "manifest":
         patch.setattr(commit, "write_bytes", lambda url, data: refuse(url) or write(url, data))
     if where == "fsync":
@@ -215,7 +215,7 @@ class RefusedError(Exception):
 def test_an_error_of_the_stores_own_kind_is_told_and_training_goes_on(
     training_setup: TrainingSetup, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writing = tensorfile.writing
+    writing = storage.writing
 
     @contextmanager
     def refusing(place: str) -> Iterator[Any]:
@@ -224,7 +224,7 @@ def test_an_error_of_the_stores_own_kind_is_told_and_training_goes_on(
         with writing(place) as file:
             yield file
 
-    monkeypatch.setattr(tensorfile, "writing", refusing)
+    monkeypatch.setattr(storage, "writing", refusing)
     training_setup.train(training_setup.training({"model": role()}, train(12, keep=9)))
     assert said(capsys, "warning") == ["checkpoint model step 8 failed: 550 quota"]
     assert training_setup.steps("model") == [4, 12]

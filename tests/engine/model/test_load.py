@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from atelier.engine.config.error import ConfigError, DamageError, DataError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.io.artifact import open_input
-from atelier.engine.model.load import build, initialise, model_files, read_model
+from atelier.engine.model.load import build, initialise, read_model
 from tests.checkout import TOP
-from tests.engine.trainings import artifact
+from tests.engine.trainings import artifact, model_files
 
 SPEC = GPT(num_layers=2, hidden=32, num_heads=4, num_kv_heads=2, vocab=50, norm="layer", tied=False)
 

@@ -1,6 +1,7 @@
 """Low-rank additions to a plain model, merged, written and read."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from atelier.engine.config.role import Trainable
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model import lora
 from atelier.engine.model.load import build, initialise
+from atelier.engine.model.weights import in_memory
 from tests.engine.trainings import artifact
 
 TARGETS = ("query", "value", "down")
@@ -41,6 +43,15 @@ def adapted(trainable: Trainable = LORA, *, trained: bool = True) -> nn.Module:
         if trained and "lora_B" in name:
             nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(len(name)))
     return model
+
+
+def adapter_files(state: Mapping[str, Tensor], trainable: Trainable, *, base: str) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    weights = in_memory(state)
+    lora.write_adapter(
+        weights, trainable, lambda name, parts: files.update({name: b"".join(parts)}), base=base
+    )
+    return files
 
 
 def hidden_of(model: nn.Module) -> Tensor:
@@ -87,7 +98,8 @@ def test_merging_gives_a_plain_model_with_the_same_output() -> None:
     model = adapted()
     expected = hidden_of(model)
     from_state = model_of()
-    from_state.load_state_dict(lora.merged_state(model.state_dict(), LORA))
+    merged = lora.merged(in_memory(model.state_dict()), LORA)
+    from_state.load_state_dict({name: weight.gather() for name, weight in merged.items()})
     lora.merge(model)
     assert [name for name, _ in model.named_parameters()] == [
         name for name, _ in model_of().named_parameters()
@@ -98,10 +110,8 @@ def test_merging_gives_a_plain_model_with_the_same_output() -> None:
 
 def test_an_adapter_reads_back_bit_for_bit(tmp_path: Path) -> None:
     model = adapted()
-    files = lora.adapter_files(model.state_dict(), LORA, base="models:/plain@best")
-    assert files == lora.adapter_files(
-        dict(reversed(model.state_dict().items())), LORA, base="models:/plain@best"
-    )
+    files = adapter_files(model.state_dict(), LORA, base="models:/plain@best")
+    assert files == adapter_files(dict(reversed(model.state_dict().items())), LORA, base="models:/plain@best")
     weights, trainable = lora.read_adapter(
         open_input(artifact(tmp_path, "adapter", files)), tmp_path / "scratch"
     )
@@ -112,7 +122,7 @@ def test_an_adapter_reads_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_adapter_files_are_in_pefts_format() -> None:
-    files = lora.adapter_files(adapted().state_dict(), LORA, base="plain")
+    files = adapter_files(adapted().state_dict(), LORA, base="plain")
     state = safetensors.torch.load(files["adapter_model.safetensors"])
     name = "base_model.model.blocks.1.mlp.down.lora_A.weight"
     assert state[name].shape == (4, 96)
@@ -124,7 +134,7 @@ def test_adapter_files_are_in_pefts_format() -> None:
 
 
 def test_an_adapter_of_another_method_is_refused(tmp_path: Path) -> None:
-    files = lora.adapter_files(adapted().state_dict(), LORA, base="plain")
+    files = adapter_files(adapted().state_dict(), LORA, base="plain")
     config = json.loads(files["adapter_config.json"]) | {"use_dora": True}
     files["adapter_config.json"] = json.dumps(config).encode()
     with pytest.raises(DataError, match="use_dora is set; only plain LoRA is read"):

@@ -1,5 +1,6 @@
 """What a gang is refused before it starts: a student that comes after its start, by plan and run."""
 
+import hashlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,15 +9,18 @@ from typing import Any, cast
 import pytest
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.record import FileEntry, Record
 from atelier.engine.config.trajectory import Segment
 from atelier.engine.io.storage import join, write_bytes
+from atelier.engine.io.weight_files import WEIGHTS, shard_name
 from atelier.flows.cli.main import run
 from atelier.flows.run.compose import compose
 from atelier.flows.run.plan import collect_nodes
 from atelier.infra.code import moved_code
-from atelier.infra.code.code_map import Map, digest_of, files_of
+from atelier.infra.code.code_map import Map, digest_of, files_of, maps_of
 from atelier.infra.dag import Node
-from atelier.infra.run.resume_plan import Resume, _code_of, other_code
+from atelier.infra.run.resume_plan import Resume, _code_of, members, other_code
+from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import code_place
 from atelier.tasks import train
@@ -60,6 +64,31 @@ def test_a_student_that_comes_too_late_is_refused_by_the_survey_the_plan_and_the
 def test_who_says_how_to_attach_is_not_refused(store: Store) -> None:
     node = late(store, "roles.student_a.attach=replay")
     assert train.plan_resume(node, store, ACCEPTED).refusals == ()
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_teacher_is_replayed_to_the_digest_of_its_weights_in_one_file_or_in_shards(
+    store: Store, num_shards: int
+) -> None:
+    node = late(store, "roles.student_a.attach=replay")
+    roles = train.unpack(node)[0]
+    product = node.products["teacher"]
+    names = [shard_name(n + 1, num_shards) for n in range(num_shards)] if num_shards > 1 else [WEIGHTS]
+    files = tuple(
+        FileEntry(path=f"payload-1/{name}", bytes=1, sha256=f"{n:064d}") for n, name in enumerate(names)
+    )
+    record = Record(
+        kind=product.kind, name=product.name, fingerprint=product.fingerprint, version=product.version,
+        identity=product.identity, parents=product.parents, files=files,
+    )  # fmt: skip
+    store.publish(record, Holder.me())
+    maps = maps_of(node)
+    found = train.plan_resume(node, store, ACCEPTED)
+    teacher = members(found, roles, node.products, store, {}, 300, maps, ACCEPTED)["teacher"]
+    assert teacher.mode == "replay"
+    lines = "".join(f"{name} {n:064d}\n" for n, name in enumerate(names))
+    over_shards = hashlib.sha256(lines.encode()).hexdigest()
+    assert teacher.digest == ("0" * 64 if num_shards == 1 else over_shards)
 
 
 OLD = {"engine/spec/a.py": {"": "before"}}

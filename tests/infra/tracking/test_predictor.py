@@ -15,14 +15,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from atelier import IMPORT_ROOT
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.io.weight_files import INDEX, WEIGHTS, shard_name
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.predictor import Child, requests_of
 from atelier.infra.tracking.tracker import Tracker
 from tests.infra.records import Shelf
 
 
-def tiny_files() -> dict[str, bytes]:
-    """A byte-level model of a few thousand random weights, written without torch."""
+def tiny_files(num_shards: int) -> dict[str, bytes]:
+    """A byte-level model of a few thousand random weights, in one file or in shards, written without
+    torch.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -31,8 +34,17 @@ def tiny_files() -> dict[str, bytes]:
     spec = GPT(kind="gpt", num_layers=1, hidden=16, num_heads=2, vocab=257)
     draw = np.random.default_rng(1)
     weights = {name: draw.normal(0, 0.3, shape).astype(np.float32) for name, shape in spec.shapes().items()}
-    return {
-        "model.safetensors": save(weights, {"format": "pt"}),
+    names = sorted(weights)
+    shards = {shard_name(n + 1, num_shards): names[n::num_shards] for n in range(num_shards)}
+    if num_shards == 1:
+        shards = {WEIGHTS: names}
+    files = {
+        file: save({name: weights[name] for name in held}, {"format": "pt"}) for file, held in shards.items()
+    }
+    if num_shards > 1:
+        owners = {name: file for file, held in shards.items() for name in held}
+        files[INDEX] = json.dumps({"metadata": {}, "weight_map": owners}).encode()
+    return files | {
         "config.json": json.dumps(spec.model_dump()).encode(),
         "tokenizer.json": tokenizer.to_str().encode(),
     }
@@ -53,8 +65,9 @@ def test_any_form_of_input_becomes_one_request_a_row() -> None:
         requests_of([{"promt": "a"}], {})
 
 
+@pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_registered_model_answers_when_its_store_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_shards: int
 ) -> None:
     shelf = Shelf(Store(str(tmp_path / "store")))
     segment = shelf.trajectory("tiny", {})
@@ -62,7 +75,7 @@ def test_a_registered_model_answers_when_its_store_is_gone(
         "model",
         "tiny",
         {"trajectory": segment.fingerprint},
-        files=tiny_files(),
+        files=tiny_files(num_shards),
         summary={"step": 1, "role": "tiny"},
         step=1,
     )

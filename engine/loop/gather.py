@@ -1,0 +1,118 @@
+"""The weights of a role, whole, one at a time on rank 0, from the pieces that the ranks of its gang hold.
+
+A rank that is not the first of its stage only sends its piece; the first puts a weight together and, for
+another stage than the first, sends it on. So no rank holds more than its own share and one weight.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from atelier.engine.loop.role_state import RoleState
+from atelier.engine.model.placement import box, region
+from atelier.engine.model.weights import Weight
+from atelier.engine.parallel.gang import Gang
+
+About = tuple[str, tuple[int, ...], torch.dtype]
+
+
+def live_weights(member: RoleState) -> dict[str, Weight]:
+    """The role's weights by their names in the plain model; of one that several stages hold, the first
+    stage's. A collective, and so is each weight's `gather`: all ranks call the same in the same order.
+
+    Over the gang's own group, with tensors on the CPU: the second group may be writing a checkpoint.
+    """
+    grid, gang = member.grid, member.gang
+    held = {name: weight.detach() for name, weight in member.weights.stored().items()}
+    found: dict[str, Weight] = {}
+    for leader in range(0, grid.pipeline * grid.axes.ranks, grid.axes.ranks):
+        is_mine = leader <= gang.rank < leader + grid.axes.ranks
+        for name, shape, dtype in _known_to_all(held, leader, gang):
+            piece = held[name] if is_mine else None
+            found.setdefault(
+                name, Weight(shape, dtype, partial(_gather, piece, shape, dtype, leader=leader, gang=gang))
+            )
+    return found
+
+
+def _known_to_all(held: Mapping[str, Tensor], leader: int, gang: Gang) -> list[About]:
+    """What rank `leader` holds, on every rank."""
+    about = [(name, tuple(weight.shape), weight.dtype) for name, weight in held.items()]
+    if gang.world == 1:
+        return about
+    message: list[Any] = [about]
+    dist.broadcast_object_list(message, src=leader, group=gang.group)
+    return message[0]
+
+
+def _gather(
+    piece: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, *, leader: int, gang: Gang
+) -> Tensor | None:
+    gang.heartbeat.at("gather")
+    whole = None if piece is None else _assembled(piece, leader, gang)
+    if gang.rank == leader != 0 and whole is not None:
+        dist.send(whole.contiguous(), dst=0, group=gang.group)
+    if not gang.is_first:
+        return None
+    if leader != 0:
+        whole = torch.empty(shape, dtype=dtype)
+        dist.recv(whole, src=leader, group=gang.group)
+    return whole
+
+
+def _assembled(piece: Tensor, leader: int, gang: Gang) -> Tensor | None:
+    """The whole weight on the CPU of rank `leader`, None on the others of its stage."""
+    senders = list(_owners(piece, leader)) if isinstance(piece, DTensor) else [leader]
+    if gang.rank not in senders:
+        return None
+    if not isinstance(piece, DTensor):
+        return piece.cpu()
+    mine = piece.to_local().cpu()
+    if senders == [leader]:
+        return mine
+    shape, offset = box(piece)
+    if gang.rank != leader:
+        dist.send(torch.tensor([*shape, *offset]), dst=leader, group=gang.group)
+        if mine.numel():
+            dist.send(mine.contiguous(), dst=leader, group=gang.group)
+        return None
+    whole = torch.empty(piece.shape, dtype=piece.dtype)
+    region(whole, shape, offset).copy_(mine)
+    for rank in senders:
+        if rank != leader:
+            _receive(whole, rank, gang)
+    return whole
+
+
+def _owners(weight: DTensor, leader: int) -> Iterator[int]:
+    """The ranks whose pieces make up the weight that `leader` has a piece of, one of each set of replicas;
+    none on a rank that shares the weight with others.
+    """
+    ranks = weight.device_mesh.mesh
+    at = (ranks == leader).nonzero()
+    if len(at):
+        which = [
+            slice(int(place), int(place) + 1) if placement.is_replicate() else slice(None)
+            for place, placement in zip(at[0], weight.placements, strict=True)
+        ]
+        yield from ranks[tuple(which)].flatten().tolist()
+
+
+def _receive(whole: Tensor, rank: int, gang: Gang) -> None:
+    """Put the piece of `rank` into the whole weight; straight to its place where that is contiguous."""
+    about = torch.empty(2 * whole.dim(), dtype=torch.long)
+    dist.recv(about, src=rank, group=gang.group)
+    numbers = about.tolist()
+    shape, offset = numbers[: whole.dim()], numbers[whole.dim() :]
+    place = region(whole, shape, offset)
+    if not place.numel():
+        return
+    part = place if place.is_contiguous() else torch.empty(shape, dtype=whole.dtype)
+    dist.recv(part, src=rank, group=gang.group)
+    if part is not place:
+        place.copy_(part)

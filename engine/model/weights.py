@@ -1,0 +1,183 @@
+"""Weights by name without holding them all: read from the files of a model one by one, gathered from a gang
+and written one by one.
+"""
+
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import safetensors
+import torch
+from torch import Tensor
+
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.io.storage import open_regular, read_object
+from atelier.engine.io.tensorfile import TensorEntry, TensorPlace, head, places
+from atelier.engine.io.weight_files import INDEX, WEIGHTS, check_shard, read_index
+
+COMPILED = "_orig_mod."  # prefix that torch.compile(module) adds to the names below it
+METADATA = {"format": "pt"}
+_TYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+_WORDS = {dtype: word for word, dtype in _TYPES.items()}
+
+Sink = Callable[[str, Iterable[Any]], Any]  # takes a file's name and its parts, which come one by one
+
+
+class Weight(NamedTuple):
+    """A weight that may lie in pieces on many ranks. `gather`, a collective, returns it whole on the CPU of
+    rank 0 and None elsewhere.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    gather: Callable[[], Tensor | None]
+
+
+def in_memory(state: Mapping[str, Tensor]) -> dict[str, Weight]:
+    """Unsharded tensors as weights; none is copied before it is asked for."""
+
+    def weight(name: str, tensor: Tensor) -> Weight:
+        return Weight(tuple(tensor.shape), tensor.dtype, lambda: state[name].detach().cpu())
+
+    return {name.replace(COMPILED, ""): weight(name, tensor) for name, tensor in state.items()}
+
+
+def entry_of(name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorEntry:
+    """The tensor's entry in a file. Raises ConfigError for a type that safetensors does not have."""
+    if dtype not in _WORDS:
+        raise ConfigError(
+            name, f"{dtype} has no safetensors type", "save it as another dtype, e.g. view_as_real"
+        )
+    return TensorEntry(name, _WORDS[dtype], tuple(shape))
+
+
+def entries_of(weights: Mapping[str, Weight]) -> list[TensorEntry]:
+    return [entry_of(name, weight.shape, weight.dtype) for name, weight in weights.items()]
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a CPU tensor: its own memory where it is contiguous."""
+    flat = tensor.contiguous().reshape(-1)
+    return memoryview(cast(Any, flat.view(torch.uint8).numpy())) if flat.numel() else memoryview(b"")
+
+
+def write_files(
+    files: Mapping[str, Sequence[TensorEntry]], weights: Mapping[str, Weight], sink: Sink | None
+) -> None:
+    """Give every file's bytes to `sink`, a tensor at a time. A collective: other ranks than the first have no
+    sink and only send.
+    """
+    for name, entries in files.items():
+        if sink is not None:
+            sink(name, _parts(entries, weights))
+        else:
+            for entry in entries:
+                weights[entry.name].gather()
+
+
+def _parts(entries: Sequence[TensorEntry], weights: Mapping[str, Weight]) -> Iterator[Any]:
+    yield head(entries, METADATA)
+    for entry in entries:
+        whole = weights[entry.name].gather()
+        assert whole is not None  # only rank 0 has a sink
+        part = bytes_of(whole)
+        del whole
+        yield part
+        del part  # before the next is gathered
+
+
+class StoredWeights(Mapping[str, Tensor]):
+    """The weights of verified files by name. Each is mapped on access, and what was read of it is no longer
+    this process's memory once the tensor is gone.
+    """
+
+    def __init__(self, *paths: Path) -> None:
+        self._files = {path: _placed(path) for path in paths}
+        self._places = {
+            name: (path, place) for path, held in self._files.items() for name, place in held.items()
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _mapped(*self._places[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def names_in(self, path: Path) -> list[str]:
+        return list(self._files[path])
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: place.entry.shape for name, (_, place) in self._places.items()}
+
+    def weights(self) -> dict[str, Weight]:
+        """To write them again, as they are."""
+
+        def weight(name: str, entry: TensorEntry) -> Weight:
+            return Weight(entry.shape, _TYPES[entry.dtype], lambda: self[name])
+
+        return {name: weight(name, place.entry) for name, (_, place) in self._places.items()}
+
+
+def _placed(path: Path) -> dict[str, TensorPlace]:
+    try:
+        with safetensors.safe_open(path, framework="pt"):  # the library judges the header
+            found = places(path)
+    except safetensors.SafetensorError as error:  # its digest is right: it was written like this
+        raise DataError(f"{path}: not a file of weights ({error})") from None
+    for place in found:
+        if place.entry.dtype not in _TYPES:
+            raise DataError(f"{path}: {place.entry.name} is of type {place.entry.dtype}, which no model has")
+    return {place.entry.name: place for place in found}
+
+
+def _mapped(path: Path, place: TensorPlace) -> Tensor:
+    entry, dtype = place.entry, _TYPES[place.entry.dtype]
+    if not entry.num_bytes:
+        return torch.empty(entry.shape, dtype=dtype)
+    before = place.begin % mmap.ALLOCATIONGRANULARITY
+    with open_regular(path) as file:  # a private mapping: whoever changes the tensor changes no file
+        pages = mmap.mmap(
+            file.fileno(), before + entry.num_bytes, access=mmap.ACCESS_COPY, offset=place.begin - before
+        )
+    count = entry.num_bytes // dtype.itemsize
+    return torch.frombuffer(pages, dtype=dtype, count=count, offset=before).view(entry.shape)
+
+
+def open_weights(source: ArtifactInput, scratch: Path) -> StoredWeights:
+    """The weights of a model artifact, of one file or of shards, each verified before it is parsed.
+
+    Raises DamageError when bytes do not match their digests, DataError when the index is none or not that of
+    the shards.
+    """
+    names = source.names()
+    if WEIGHTS in names or INDEX not in names:
+        return StoredWeights(source.file(WEIGHTS, scratch))
+    place = f"{source.url}/{INDEX}"
+    index = read_object(str(source.file(INDEX, scratch)), "the index of a model's shards")
+    shards = read_index(index, names, place)
+    paths = {shard: source.file(shard, scratch) for shard in shards}
+    stored = StoredWeights(*paths.values())
+    for shard, path in paths.items():
+        check_shard(stored.names_in(path), shards[shard], shard, place)
+    return stored
