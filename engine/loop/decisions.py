@@ -3,7 +3,7 @@ and whether a step went wrong.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from atelier.engine.config.error import AtelierError
@@ -64,12 +64,14 @@ class HealthDetector:
         self.rolled_back: list[int] = []  # the bad steps that a rollback of its root passes over, ascending
         self.words = ""  # what was wrong with the last bad step
 
-    def judge(self, loss: float, norm: float, others: Sequence[float] = ()) -> Bad:
-        """Classify a step by its loss, gradient norm and other losses: "nan", "spike", or "" for a good step.
-        Bad steps do not change the averages.
+    def judge(self, loss: float, norm: float, others: Mapping[str, float] | None = None) -> Bad:
+        """Classify a step by its loss, gradient norm and the means of its objectives, by name: "nan",
+        "spike", or "" for a good step. Bad steps do not change the averages.
         """
-        if not all(math.isfinite(number) for number in (loss, norm, *others)):
-            self.words = f"loss {loss:.4g} or gradient norm {norm:.4g} is not finite"
+        wrong = [name for name, value in (others or {}).items() if not math.isfinite(value)]
+        if wrong or not (math.isfinite(loss) and math.isfinite(norm)):
+            which = f" ({', '.join(wrong)})" if wrong else ""
+            self.words = f"loss {loss:.4g} or gradient norm {norm:.4g} is not finite{which}"
             return "nan"
         if self.spec.spike == "off":
             return ""

@@ -244,7 +244,9 @@ def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> Ste
     objectives = {key: value for (role, key), value in numbers.items() if role == name and key}
     result = StepOutcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.is_distilling())
     result.has_text = (name, "lm") in numbers
-    result.bad = member.health.judge(loss, norm, list(objectives.values()))
+    result.bad = member.health.judge(
+        loss, norm, {metric_name(key): value for key, value in objectives.items()}
+    )
     result.skipped = bool(result.bad)
     if member.gate is not None and result.has_text:
         gap = loss - numbers[(member.role.teacher, "lm")]
