@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from atelier.engine.config.blocks import Blocks
+from atelier.engine.config.registry import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +45,13 @@ class ModelShape:
         return 12.0 * self.sequence * self.num_heads * self.head_dim * self.num_layers
 
 
-def model_shape_of(model: Any, sequence: int) -> ModelShape:
+def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
     """The shape of `model`, a ModelSpec whose vocabulary is known."""
     *flops, after = model.block_flops(sequence)
     first = {name: shape for name, shape in model.shapes().items() if name.startswith("blocks.0.")}
     is_known = isinstance(model, Blocks)
     num_experts = getattr(model, "num_experts", 0)
-    met = model.experts_per_token if num_experts else 1
+    met: int = getattr(model, "experts_per_token", 1) if num_experts else 1
     matrices = [(prod(shape[:-2]), shape[-2], shape[-1]) for shape in first.values() if len(shape) >= 2]
     width = float(model.inner * met) if is_known else 4.0 * model.hidden
     is_gated = is_known and model.mlp == "swiglu"

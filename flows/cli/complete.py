@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
 from atelier.flows.cli.syntax import COMMANDS, Command
 from atelier.flows.run import catalog
@@ -121,7 +122,7 @@ def _override_words(flow: str, before: tuple[str, ...], current: str) -> Iterato
             yield from (f"{key}={option}" for option in catalog.options(choice.group))
         elif not equals:
             yield f"{choice.key}="
-    roles = list(shape.document.get("roles", {}))
+    roles = list(section_of(shape.document.get("roles")))
     if roles and not equals:
         yield "+role@roles."
     if key.startswith("+role@roles.") and equals:
