@@ -2,11 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
 from atelier.flows.cli.syntax import COMMANDS, Command
 from atelier.flows.run import catalog
@@ -122,7 +121,8 @@ def _override_words(flow: str, before: tuple[str, ...], current: str) -> Iterato
             yield from (f"{key}={option}" for option in catalog.options(choice.group))
         elif not equals:
             yield f"{choice.key}="
-    roles = list(section_of(shape.document.get("roles")))
+    given = shape.document.get("roles")
+    roles = list(given) if isinstance(given, Mapping) else []
     if roles and not equals:
         yield "+role@roles."
     if key.startswith("+role@roles.") and equals:

@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
 from atelier import PROJECT
-from atelier.engine.config.base import Json
+
+if TYPE_CHECKING:
+    from atelier.engine.config.base import Json  # pydantic: 0.1 s that help does without
 
 CONF = PROJECT / "conf"
 # libyaml where PyYAML has it: reading a flow's 84 files took half of the time of --help
@@ -77,7 +79,7 @@ class FlowShape:
     flow: str
     words: tuple[str, ...] = ()
     choices: dict[str, GroupChoice] = field(default_factory=dict)
-    document: dict[str, Json] = field(default_factory=dict)
+    document: "dict[str, Json]" = field(default_factory=dict)
     _given: dict[str, str] = field(default_factory=dict)
     _overridden: dict[str, str] = field(default_factory=dict)
 
@@ -148,11 +150,11 @@ def _group_choice_of(word: str) -> GroupChoice | None:
     return GroupChoice(match["group"], package, match["option"])
 
 
-def merge(document: dict[str, Json], package: str, content: dict[str, Json]) -> None:
+def merge(document: "dict[str, Json]", package: str, content: "dict[str, Json]") -> None:
     """Put `content` into `document` below the dotted `package`, section by section."""
     target = document
     for part in filter(None, package.split(".")):
-        target = cast(dict[str, Json], target.setdefault(part, {}))  # a section
+        target = cast("dict[str, Json]", target.setdefault(part, {}))  # a section
     for key, value in content.items():
         if isinstance(value, dict) and isinstance(target.get(key), dict):
             merge(target, key, value)
