@@ -25,8 +25,8 @@ from atelier.flows.run.work import work
 from atelier.infra.dag import Node, Product, Reference, declare, scheduling, stop_scheduling
 from atelier.infra.launch.slots import Slots
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.run_tracker import NoTracker
 from atelier.infra.store.store import Store
-from atelier.infra.tracking.factory import NoTracker
 
 
 def noop_task() -> types.ModuleType:

@@ -22,8 +22,9 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from statistics import mean, median
@@ -43,6 +44,7 @@ NAMES = {  # in the old tree (engine.x), in the new one (atelier.engine.x): a mo
     "poll": ("infra/tracking/:Following._poll", "infra/tracking/:Following._poll"),
     "flow module": ("infra.stack.flow_process", "atelier.infra.stack.flow_process"),
 }
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 PACKAGE, LIBRARY, ORDER, PATIENCE_S = "atelier.", "site-packages/", "STRUCTURE_TRACE", 300
 WRITTEN, ASKED = "posix/:replace", f"{LIBRARY}prefect/client/:create_flow_run_from_deployment"
 SENT = f"{LIBRARY}mlflow/:MlflowClient.log_batch metrics"  # a call that has some
@@ -76,6 +78,8 @@ def figures(top: Path) -> dict[str, Any]:
         "class names of several files": {n: found for n, found in sorted(classes.items()) if len(found) > 1},
         "cycles of folders": cycles(folders),
         "imports upwards": list(upward(imports, top)),
+        "untyped annotations": len(found := list(untyped(trees))),
+        **{f"untyped annotations in {folder}": n for folder, n in sorted(Counter(found).items())},
     }
 
 
@@ -122,6 +126,43 @@ def upward(imports: list[tuple[str, set[str]]], top: Path) -> Iterator[str]:
             here, *others = (found[0] if found else None for found in each)
             if here and any(there and here != there and here[0] >= there[0] for there in others):
                 yield f"{path} -> {', '.join(sorted(targets))}"
+
+
+def untyped(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """The folder of each annotation of a parameter, result, field or variable that says Any or object, itself
+    or by a name that some module gives to such a type."""
+    names = {path: {"Any", "object"} for path in trees}
+    files = {PACKAGE + around(path)[0]: path for path in trees}
+    count = 0
+    while count != (count := sum(map(len, names.values()))):  # until no name of one brings another
+        for path, node in ((path, node) for path, tree in trees.items() for node in ast.walk(tree)):
+            if isinstance(node, ast.ImportFrom) and (source := files.get(node.module or "")):
+                names[path] |= {a.asname or a.name for a in node.names if a.name in names[source]}
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and node in trees[path].body:
+                kinds, value = (ast.Name | ast.Subscript | ast.BinOp), node.value
+                is_type = isinstance(value, kinds) and not names[path].isdisjoint(words(value))
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names[path] |= {t.id for t in targets if isinstance(t, ast.Name) and is_type}
+    for path, node in ((path, node) for path, tree in trees.items() for node in ast.walk(tree)):
+        told = getattr(node, "returns" if isinstance(node, Function) else "annotation", None)
+        if told and not names[path].isdisjoint(words(told)):
+            yield os.path.dirname(path)
+
+
+def words(annotation: ast.expr) -> Iterator[str]:
+    """The names of types in it, in quotes too; texts of Literal and the notes of Annotated are none."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        with suppress(SyntaxError):  # a key of a table
+            yield from words(ast.parse(annotation.value, mode="eval").body)
+    elif isinstance(annotation, ast.Name | ast.Attribute):
+        yield annotation.id if isinstance(annotation, ast.Name) else annotation.attr
+    elif isinstance(annotation, ast.Subscript) and (name := [*words(annotation.value)]) != ["Literal"]:
+        yield from name
+        yield from words(annotation.slice.elts[0] if name == ["Annotated"] else annotation.slice)
+    elif isinstance(annotation, ast.Tuple | ast.List) or (
+        isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr)
+    ):
+        yield from (word for child in ast.iter_child_nodes(annotation) for word in words(child))
 
 
 class Tracer:

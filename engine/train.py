@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from atelier.engine.config.base import parse
-from atelier.engine.config.error import AtelierError, StoppedError, of_system, to_line
+from atelier.engine.config.error import AtelierError, StoppedError, of_system
+from atelier.engine.config.message import to_line
 from atelier.engine.config.run_file import RunFile, Trainings
 from atelier.engine.io import source_check
 from atelier.engine.io.artifact import open_input

@@ -5,14 +5,24 @@ When planning, the scheduler only records the node; in a run it also submits it.
 the same nodes.
 """
 
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from atelier.engine.config.base import Spec
+from pydantic import Field
+
+from atelier.engine.config.base import JsonObject, Spec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import identify
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
+
+
+class Future(Protocol):
+    """What a scheduler returns for a node that it runs."""
+
+    def wait(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,7 @@ class Reference:
     fingerprint: str
     name: str
     node: str
-    future: Any = field(default=None, compare=False, repr=False)
+    future: "Future | None" = field(default=None, compare=False, repr=False)
 
 
 class Product(Spec):
@@ -34,9 +44,9 @@ class Product(Spec):
     kind: str
     name: str
     version: int
-    identity: dict[str, Any]
+    identity: JsonObject
     parents: dict[str, str]
-    detail: dict[str, Any] = {}  # compared by a plan beside the identity (a model's trajectory)
+    detail: JsonObject = {}  # compared by a plan beside the identity (a model's trajectory)
     detail_parents: dict[str, str] = {}
     trajectories: tuple[str, ...] = ()  # that it is trained in, the trunk first
     origin: dict[str, str] = {}  # first component of an identity key -> the configuration key it comes from
@@ -44,6 +54,16 @@ class Product(Spec):
     @property
     def fingerprint(self) -> str:
         return identify(self.kind, self.version, self.identity, self.parents)
+
+
+class NodeTraining(Spec):
+    """The config of a node of the tasks train and finetune."""
+
+    roles: dict[str, Role]
+    train: Train
+    weights: dict[str, float] = Field(default={}, description="train: of the sources of text")
+    name: str = Field(default="", description="finetune: of the model")
+    num_labels: int = Field(default=0, description="finetune: training examples of a draw")
 
 
 class Node(Spec):
@@ -55,29 +75,40 @@ class Node(Spec):
     inputs: dict[
         str, tuple[str, str]
     ] = {}  # role -> (kind, fingerprint) of an artifact that must be finished before
-    config: dict[str, Any] = {}
-    layout: dict[str, Any] = {}
+    config: JsonObject = {}
+    layout: JsonObject = {}
     ranks: int = 1  # 0 = no gang: it runs in the flow's process
     waits: tuple[str, ...] = ()  # names of the nodes before this one
+
+    @property
+    def training(self) -> NodeTraining:
+        """The config of a node that trains."""
+        return NodeTraining.model_validate(self.config)
+
+    @property
+    def threads(self) -> int:
+        """Of each rank."""
+        threads = self.layout.get("threads", 1)
+        return threads if isinstance(threads, int) else 1
 
     def short(self) -> str:
         return next(iter(self.products.values())).fingerprint[:8] if self.products else ""
 
 
 class Scheduler(Protocol):
-    def declare(self, node: Node, after: list[Reference]) -> Any:
+    def declare(self, node: Node, after: list[Reference]) -> Future | None:
         """Record `node` and perhaps submit it; the return value becomes the `future` of its references."""
 
 
 _scheduler: ContextVar[Scheduler] = ContextVar("scheduler")
 
 
-def scheduling(scheduler: Scheduler) -> Any:
+def scheduling(scheduler: Scheduler) -> Token[Scheduler]:
     """Set the scheduler that receives declared nodes; returns the token for `stop_scheduling`."""
     return _scheduler.set(scheduler)
 
 
-def stop_scheduling(token: Any) -> None:
+def stop_scheduling(token: Token[Scheduler]) -> None:
     _scheduler.reset(token)
 
 

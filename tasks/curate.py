@@ -1,12 +1,12 @@
 """curate: documents from a source, cleaned of exact duplicates, a share held out by hash."""
 
 import sys
-from typing import Any
 
 from atelier.engine.config.data import Data, Source
 from atelier.engine.io.source_files import files_of, is_stdlib
 from atelier.infra.dag import Node, Product, Reference, declare
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.source_contents import contents_of, identity_of
 
 VERSION = 1
@@ -15,7 +15,7 @@ VERSION = 1
 def curate(name: str, source: Source, data: Data) -> Reference:
     """One corpus of one source; its identity is the content of the files it is read from."""
     files = contents_of(files_of(source))
-    content: dict[str, Any] = identity_of(files)
+    content = identity_of(files)
     if is_stdlib(source.source):
         content["python"] = sys.version
     identity = {
@@ -52,5 +52,10 @@ def curate(name: str, source: Source, data: Data) -> Reference:
 
 def run(node: Node, context: RunContext) -> None:
     context.gang(
-        node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=context.missing(node)
+        GangRequest(
+            node=node,
+            module="atelier.engine.prepare",
+            config=lambda fences: node.config,
+            outputs=context.missing(node),
+        )
     )

@@ -4,6 +4,7 @@ own.
 
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
 
 VERSION = 1
 
@@ -27,5 +28,10 @@ def encode(name: str, corpus: Reference, tokenizer: Reference) -> Reference:
 
 def run(node: Node, context: RunContext) -> None:
     context.gang(
-        node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=context.missing(node)
+        GangRequest(
+            node=node,
+            module="atelier.engine.prepare",
+            config=lambda fences: node.config,
+            outputs=context.missing(node),
+        )
     )

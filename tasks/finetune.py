@@ -3,8 +3,8 @@ weights on the same draws.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.data import Finetune
 from atelier.engine.config.mixture import EXAMPLES, Stream, identity_of
 from atelier.engine.config.objective.lm import LM
@@ -17,6 +17,7 @@ from atelier.engine.config.trajectory import Feed, Segment, segments_of
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume, ResumePlan, check, lease_addresses, members, resume_plan
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import register_trajectory, repair_trajectory
@@ -54,7 +55,7 @@ def finetune(
         }
     )
     settings.optim.schedule.check_floor(0, tuning.num_steps, "finetune.optim.schedule")
-    config = {
+    config: dict[str, Json] = {
         "train": tuning.model_dump(mode="json"),
         "name": model.name,
         "num_labels": settings.num_labels,
@@ -69,7 +70,7 @@ def finetune(
         config=config,
         layout=one.model_dump(mode="json"),
     )
-    feeds = {key: feed_of(node, key) for key in config["roles"]}
+    feeds = {key: feed_of(node, key) for key in _keys(settings)}
     products = {
         key: _product(f"{model.name}/{key}", segments, feeds[key])
         for key, segments in unpack(node)[2].items()
@@ -98,20 +99,22 @@ def feed_of(node: Node, key: str) -> Feed:
     parents = {role: fp for role, (_, fp) in node.inputs.items() if role != "init"}
     return Feed(
         parents=parents,
-        identity={"num_labels": node.config["num_labels"], "draw": int(key.rsplit("-", 1)[1])}
+        identity={"num_labels": node.config["num_labels"], "draw": _draw(key)}
         | identity_of([EXAMPLES], {"labels": 1.0}),
     )
 
 
+def _draw(key: str) -> int:
+    return int(key.rsplit("-", 1)[1])
+
+
 def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]]:
     """Roles, settings and segments by product key."""
-    roles = {key: Role.model_validate(value) for key, value in node.config["roles"].items()}
-    settings = Train.model_validate(node.config["train"])
-    segments = {}
-    for key, role in roles.items():
+    config, segments = node.training, {}
+    for key, role in config.roles.items():
         inits = {ROLE: node.inputs["init"][1]} if role.init else {}
-        segments[key] = segments_of({ROLE: role}, settings, feed_of(node, key), inits)[ROLE]
-    return roles, settings, segments
+        segments[key] = segments_of({ROLE: role}, config.train, feed_of(node, key), inits)[ROLE]
+    return config.roles, config.train, segments
 
 
 def _product(name: str, segments: list[Segment], feed: Feed) -> Product:
@@ -180,7 +183,7 @@ def run(node: Node, context: RunContext) -> None:
 
     register_all(found)
 
-    def config(fences: Mapping[str, int]) -> dict[str, Any]:
+    def config(fences: Mapping[str, int]) -> dict[str, Json]:
         trainings = []
         still = plan_resume(node, context.store, resume)
         register_all(still)  # again: another run may have begun it again
@@ -200,8 +203,8 @@ def run(node: Node, context: RunContext) -> None:
             stream = Stream(
                 input="labels",
                 kind=EXAMPLES,
-                num_examples=node.config["num_labels"],
-                draw=feed_of(node, key).identity["draw"],
+                num_examples=node.training.num_labels,
+                draw=_draw(key),
             )
             trainings.append(
                 Training(members={ROLE: member}, streams=(stream,), train=settings).model_dump(mode="json")
@@ -209,14 +212,14 @@ def run(node: Node, context: RunContext) -> None:
         return {"trainings": trainings, "peak_tflops": context.peak_tflops(node)}
 
     addresses = [address for one in found.values() for address in lease_addresses(one, context.store)]
-    context.gang(
-        node,
-        "atelier.engine.train",
+    asked = GangRequest(
+        node=node,
+        module="atelier.engine.train",
         config=config,
         outputs={key: node.products[key] for key in found},
         addresses=addresses,
-        ranks=1,
-        threads=int(node.layout["threads"]),
+        threads=node.threads,
         layout=node.layout,
         seed=settings.seed,
     )
+    context.gang(asked)

@@ -7,6 +7,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.launch.machine import num_cores
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
 
 VERSION = 1
 
@@ -39,10 +40,12 @@ def imitate(
 
 def run(node: Node, context: RunContext) -> None:
     context.gang(
-        node,
-        "atelier.engine.imitate",
-        config=lambda fences: node.config,
-        outputs=context.missing(node),
-        threads=int(node.layout["threads"]),
-        layout=node.layout,
+        GangRequest(
+            node=node,
+            module="atelier.engine.imitate",
+            config=lambda fences: node.config,
+            outputs=context.missing(node),
+            threads=node.threads,
+            layout=node.layout,
+        )
     )

@@ -1,12 +1,13 @@
 """label: labelled examples (prompt, completion, options), split by the file they come from."""
 
 import sys
-from typing import Any
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels
 from atelier.engine.io.source_files import files_of, is_stdlib
 from atelier.infra.dag import Node, Product, Reference, declare
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.source_contents import contents_of, identity_of
 
 VERSION = 1
@@ -14,7 +15,7 @@ VERSION = 1
 
 def label(labels: Labels) -> Reference:
     files = contents_of(files_of(labels))
-    identity: dict[str, Any] = {k: v for k, v in labels.as_identity().items() if k != "source"}
+    identity: dict[str, Json] = {k: v for k, v in labels.as_identity().items() if k != "source"}
     identity |= identity_of(files)
     if is_stdlib(labels.source):
         identity["python"] = sys.version
@@ -38,5 +39,10 @@ def label(labels: Labels) -> Reference:
 
 def run(node: Node, context: RunContext) -> None:
     context.gang(
-        node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=context.missing(node)
+        GangRequest(
+            node=node,
+            module="atelier.engine.prepare",
+            config=lambda fences: node.config,
+            outputs=context.missing(node),
+        )
     )

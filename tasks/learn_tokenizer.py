@@ -2,12 +2,12 @@
 tokenizer.json.
 """
 
-from typing import Any
-
+from atelier.engine.config.base import Json
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.io.source_files import check_no_password
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.source_contents import contents_of
 
 VERSION = 1
@@ -19,9 +19,10 @@ def learn_tokenizer(corpora: dict[str, Reference], tokenizer: Tokenizer) -> Refe
     if tokenizer.load:
         check_no_password(tokenizer.load, "tokenizer.load")
         [(_, digest)] = contents_of([tokenizer.load], place="tokenizer.load", most=MOST_BYTES)
-        identity, parents, inputs = {"sha256": digest}, {}, {}
+        identity: dict[str, Json] = {"sha256": digest}
+        parents, inputs = {}, {}
     else:
-        identity: dict[str, Any] = {"vocab": tokenizer.vocab}
+        identity = {"vocab": tokenizer.vocab}
         if tokenizer.specials:
             identity["specials"] = list(tokenizer.specials)
         parents = {f"corpus.{name}": corpus.fingerprint for name, corpus in corpora.items()}
@@ -46,5 +47,10 @@ def learn_tokenizer(corpora: dict[str, Reference], tokenizer: Tokenizer) -> Refe
 
 def run(node: Node, context: RunContext) -> None:
     context.gang(
-        node, "atelier.engine.prepare", config=lambda fences: node.config, outputs=context.missing(node)
+        GangRequest(
+            node=node,
+            module="atelier.engine.prepare",
+            config=lambda fences: node.config,
+            outputs=context.missing(node),
+        )
     )

@@ -37,6 +37,10 @@ def register(models: Mapping[str, Reference], scores: Mapping[str, Reference]) -
     return declare(node, [*models.values(), *scores.values()])["registration"]
 
 
+def _names(node: Node) -> list[str]:
+    return [role.removeprefix("model.") for role in node.inputs if role.startswith("model.")]
+
+
 def is_owed(node: Node, store: Store) -> bool:
     """Whether a finished registration was made without a tracker: its versions have no address."""
     product = node.products["registration"]
@@ -52,7 +56,7 @@ def reuse(node: Node, context: RunContext) -> None:
     """Register the models again: a finished registration may have been made without a tracker, or with
     another.
     """
-    for key in node.config["names"]:
+    for key in _names(node):
         record = context.record(*node.inputs[f"model.{key}"])
         context.tracker.register_later(key, record, list(ALIASES))
 
@@ -62,7 +66,7 @@ def run(node: Node, context: RunContext) -> None:
         output = ArtifactOutput(payload)
         versions = {
             key: context.register(key, *node.inputs[f"model.{key}"], aliases=list(ALIASES))
-            for key in node.config["names"]
+            for key in _names(node)
         }
         output.add_json(VERSIONS, versions)
         output.close({"models": len(versions)})

@@ -4,12 +4,14 @@ beside them.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.data import Score
-from atelier.engine.config.evaluation import Target
+from atelier.engine.config.document import section_of
+from atelier.engine.config.evaluation import Scoring, Target
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
 
 VERSION = 1
 
@@ -52,7 +54,7 @@ def score(
         "score": settings.model_dump(mode="json"),
         "threads": threads,
         "targets": {key: target.model_dump(mode="json") for key, target in targets.items()},
-    }
+    }  # as a Scoring
     node = Node(name=name, task="score", products=products, inputs=inputs, config=config)
     return declare(node, [*models.values(), tokens, *([labels] if labels else [])])
 
@@ -65,7 +67,7 @@ def _product(
     tokens: Reference,
     labels: Reference | None,
 ) -> Product:
-    identity: dict[str, Any] = {}
+    identity: dict[str, Json] = {}
     parents = {"model": model.fingerprint}
     if target.text:
         identity |= {
@@ -91,20 +93,17 @@ def _product(
 
 
 def run(node: Node, context: RunContext) -> None:
-    missing = context.missing(node)
-
-    def config(fences: Mapping[str, int]) -> dict[str, Any]:
-        return node.config | {
-            "targets": {key: target for key, target in node.config["targets"].items() if key in missing}
-        }
-
+    missing, asked = context.missing(node), Scoring.model_validate(node.config)
+    left = {key: target for key, target in section_of(node.config["targets"]).items() if key in missing}
     wanted = {f"model.{key}" for key in missing} | {"tokens", "tokenizer", "labels"}
     inputs = {role: url for role, url in context.urls(node).items() if role in wanted}
     context.gang(
-        node,
-        "atelier.engine.evaluate",
-        config=config,
-        outputs=missing,
-        inputs=inputs,
-        threads=node.config["threads"],
+        GangRequest(
+            node=node,
+            module="atelier.engine.evaluate",
+            config=lambda fences: {**node.config, "targets": left},
+            outputs=missing,
+            inputs=lambda: inputs,
+            threads=asked.threads,
+        )
     )

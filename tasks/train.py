@@ -3,8 +3,8 @@ pass.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import identity_of, row_specs, sources, streams
 from atelier.engine.config.parallel import Parallel
@@ -16,6 +16,7 @@ from atelier.engine.plan.checks import check_layout, check_teaching
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume, ResumePlan, check, lease_addresses, members, resume_plan
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import register_trajectory, repair_trajectory
@@ -90,17 +91,20 @@ def train(
 def feed_of(node: Node, roles: Mapping[str, Role]) -> Feed:
     """Identity of what the node's training reads: tokens, tokenizer, and how samples are drawn from them."""
     parents = {role: fp for role, (_, fp) in node.inputs.items() if not role.startswith("init.")}
-    return Feed(parents=parents, identity=identity_of(row_specs(roles), node.config["weights"]))
+    return Feed(parents=parents, identity=identity_of(row_specs(roles), node.training.weights))
 
 
 def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]]:
     """Roles, settings and segments of the node's configuration."""
-    roles = {key: Role.model_validate(value) for key, value in node.config["roles"].items()}
-    settings = Train.model_validate(node.config["train"])
+    config = node.training
     inits = {
         role.removeprefix("init."): fp for role, (_, fp) in node.inputs.items() if role.startswith("init.")
     }
-    return roles, settings, segments_of(roles, settings, feed_of(node, roles), inits)
+    return (
+        config.roles,
+        config.train,
+        segments_of(config.roles, config.train, feed_of(node, config.roles), inits),
+    )
 
 
 def _from_init(name: str, member: Member, node: Node) -> Member:
@@ -166,7 +170,7 @@ def run(node: Node, context: RunContext) -> None:
 
     now = found
 
-    def config(fences: Mapping[str, int]) -> dict[str, Any]:
+    def config(fences: Mapping[str, int]) -> dict[str, Json]:
         # again: another run may have trained on, or finished a role, during the wait for the lease
         nonlocal now
         now = check(node.name, plan_resume(node, context.store, resume), leased=fences, store=context.store)
@@ -178,7 +182,7 @@ def run(node: Node, context: RunContext) -> None:
         every = members(now, roles, node.products, context.store, fences, context.vocab(node), maps, resume)
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
-            streams=streams(row_specs(roles), node.config["weights"]),
+            streams=streams(row_specs(roles), node.training.weights),
             train=settings,
         )
         return {"trainings": [training.model_dump(mode="json")], "peak_tflops": context.peak_tflops(node)}
@@ -192,15 +196,16 @@ def run(node: Node, context: RunContext) -> None:
 
     missing = {role: node.products[role] for role, s in found.situations.items() if not s.is_finished}
     with context.following(node, {role: segments[role] for role in missing}):
-        context.gang(
-            node,
-            "atelier.engine.train",
+        asked = GangRequest(
+            node=node,
+            module="atelier.engine.train",
             config=config,
             outputs=missing,
             addresses=lease_addresses(found, context.store),
             inputs=inputs,
             ranks=node.ranks,
-            threads=int(node.layout["threads"]),
+            threads=node.threads,
             layout=node.layout,
             seed=settings.seed,
         )
+        context.gang(asked)

@@ -2,9 +2,9 @@
 one outcome.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -12,6 +12,7 @@ from atelier.engine.config.error import ConfigError, DamageError
 
 Work = TypeVar("Work")
 Answer = TypeVar("Answer")
+Item = TypeVar("Item")
 
 
 class RankGroup(Protocol):
@@ -22,7 +23,7 @@ class RankGroup(Protocol):
     @property
     def world(self) -> int: ...
     @property
-    def group(self) -> Any:
+    def group(self) -> dist.ProcessGroup | None:
         """A gloo process group that carries nothing else while a save is under way; None when world is 1."""
 
 
@@ -40,7 +41,7 @@ class _Failure:
     """An error as plain values: exceptions of other libraries' classes may not survive pickling."""
 
     kind: str
-    arguments: tuple[Any, ...]
+    arguments: tuple[str | int | None, ...]
 
     def error(self) -> Exception:
         return _KINDS[self.kind](*self.arguments)
@@ -80,22 +81,22 @@ def all_or_none(
     except Exception as error:  # raised again below, on every rank
         own, mine = error, _failure(error, gang.rank)
     found = _gather(gang, mine)
-    answers: list[Any] | None = None
+    answers: list[Answer | _Failure] | None = None
     if found is not None:
         failures = [item for item in found if isinstance(item, _Failure)]
         try:
-            answers = failures[:1] * gang.world or decide(cast(list[Work], found))
+            answers = [*(failures[:1] * gang.world or decide(cast(list[Work], found)))]
         except Exception as error:
-            own, answers = error, [_failure(error, gang.rank)] * gang.world
+            own, answers = error, [*[_failure(error, gang.rank)] * gang.world]
     answer = _scatter(gang, answers)
     if own is not None:
         raise own
     if isinstance(answer, _Failure):
         raise answer.error()
-    return cast(Answer, answer)
+    return answer
 
 
-def nothing(found: list[Any]) -> list[None]:
+def nothing(found: Sized) -> list[None]:
     """A `decide` that only checks that all ranks succeeded."""
     return [None] * len(found)
 
@@ -108,17 +109,17 @@ def check_gang(gang: RankGroup) -> None:
         )
 
 
-def _gather(gang: RankGroup, item: Any) -> list[Any] | None:
+def _gather(gang: RankGroup, item: Item) -> list[Item] | None:
     if gang.world == 1:
         return [item]
     found = [None] * gang.world if gang.rank == 0 else None
     dist.gather_object(item, found, group=gang.group, group_dst=0)
-    return found
+    return cast(list[Item] | None, found)  # the call has filled it in
 
 
-def _scatter(gang: RankGroup, answers: list[Any] | None) -> Any:
+def _scatter(gang: RankGroup, answers: list[Item] | None) -> Item:
     if gang.world == 1:
-        return cast(list[Any], answers)[0]
-    mine: list[Any] = [None]
+        return cast(list[Item], answers)[0]
+    mine: list[Item | None] = [None]
     dist.scatter_object_list(mine, answers, group=gang.group, group_src=0)
-    return mine[0]
+    return cast(Item, mine[0])

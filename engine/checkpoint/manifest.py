@@ -6,18 +6,19 @@ parsed.
 """
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, GetPydanticSchema
 from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
     ChunkStorageMetadata,
     Metadata,
     TensorProperties,
     TensorStorageMetadata,
 )
 
-from atelier.engine.config.base import Spec, canonical
+from atelier.engine.config.base import Json, Spec, canonical
 from atelier.engine.config.document import parse_as, with_digest, without_digest
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.record import FileEntry
@@ -25,6 +26,9 @@ from atelier.engine.io.storage import join, read_bytes
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
+
+
+Stored = Annotated[Json, GetPydanticSchema(lambda _, handler: handler(Any))]  # as state.py encodes it
 
 
 class Chunk(Spec):
@@ -42,7 +46,7 @@ class StoredTensor(Spec):
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
 
-    def model_post_init(self, context: Any) -> None:
+    def model_post_init(self, context: None) -> None:
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"no such dtype: {self.dtype}")
         if sum(math.prod(chunk.shape) for chunk in self.chunks) != math.prod(self.shape):
@@ -63,18 +67,18 @@ class Manifest(Spec):
     held_out: str = Field("", description="what its eval/loss was measured on; '' = not known")
     files: tuple[FileEntry, ...]
     tensors: dict[str, StoredTensor]
-    values: list[tuple[tuple[str | int, ...], Any]]
+    values: list[tuple[tuple[str | int, ...], Stored]]
 
-    def model_post_init(self, context: Any) -> None:
+    def model_post_init(self, context: None) -> None:
         if self.schema_ != SCHEMA:
             raise ValueError(f"schema {self.schema_} is not {SCHEMA}, the one this version reads")
         if any(chunk.file >= len(self.files) for stored in self.tensors.values() for chunk in stored.chunks):
             raise ValueError("a tensor lies in a file that is not listed")
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Json]:
         """What is saved, without file names: equal for two saves of one state in one layout."""
         body = self.model_dump(mode="json", by_alias=True)
-        return body | {"files": [entry.sha256 for entry in self.files]}
+        return {**body, "files": [entry.sha256 for entry in self.files]}
 
     def sealed(self) -> bytes:
         """The bytes of manifest.json."""
@@ -83,7 +87,7 @@ class Manifest(Spec):
 
     def metadata(self) -> Metadata:
         """The tensors as torch.distributed.checkpoint describes them, for its planning."""
-        described: dict[str, Any] = {}
+        described: dict[str, STORAGE_TYPES] = {}
         for name, stored in self.tensors.items():
             described[name] = TensorStorageMetadata(
                 properties=TensorProperties(dtype=getattr(torch, stored.dtype)),

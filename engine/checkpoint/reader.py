@@ -13,14 +13,14 @@ from torch.distributed.checkpoint.planner import ReadItem
 from atelier.engine.checkpoint.collective_call import RankGroup, all_or_none, check_gang, nothing
 from atelier.engine.checkpoint.folder import step_of
 from atelier.engine.checkpoint.manifest import MANIFEST, Chunk, Manifest, key, read_manifest
-from atelier.engine.checkpoint.state import nested, tensors_of
+from atelier.engine.checkpoint.state import Nested, State, nested, tensors_of
 from atelier.engine.checkpoint.tensorfile import read_tensors
 from atelier.engine.checkpoint.writer import drain
 from atelier.engine.config.error import ConfigError, DamageError, nearest
 from atelier.engine.io.storage import join
 
 
-def load(url: str, state: dict[str, Any], *, step: int, trajectory: str, gang: RankGroup) -> dict[Any, Any]:
+def load(url: str, state: State, *, step: int, trajectory: str, gang: RankGroup) -> Nested:
     """Fill the tensors of `state` from the checkpoint at `url`; return its Python values, nested.
 
     Every rank calls it; the layout may differ from the one that saved. The state's own Python values are
@@ -58,7 +58,7 @@ class _Reading:
 
     manifest: Manifest
 
-    def __init__(self, url: str, state: dict[str, Any], step: int, trajectory: str) -> None:
+    def __init__(self, url: str, state: State, step: int, trajectory: str) -> None:
         self.url, self.state, self.step, self.trajectory = url, state, step, trajectory
         self.planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.items: list[ReadItem] = []

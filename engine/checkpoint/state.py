@@ -7,14 +7,21 @@ contains `rank.<r>.` with the rank that owns it; everything else is equal on all
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import torch
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 
 Keys = tuple[str | int, ...]
-Value = tuple[Keys, Any]
+Plain: TypeAlias = (
+    bool | int | float | str | list["Plain"] | tuple["Plain", ...] | dict["Plain", "Plain"] | None
+)
+Tree: TypeAlias = torch.Tensor | Plain | Mapping[str | int, "Tree"]
+State = Mapping[str, Tree]
+Nested = dict[Any, Any]  # Tree without tensors: who reads it knows what was saved
+Value = tuple[Keys, Json]  # encoded
 
 _OWNER = re.compile(r"(?:^|\.)rank\.(\d+)(?:\.|$)")
 _TUPLE, _FLOAT, _DICT = "!tuple", "!float", "!dict"
@@ -30,7 +37,7 @@ def owner(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def tensors_of(state: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
+def tensors_of(state: State) -> dict[str, torch.Tensor]:
     """Every tensor of a nested dict by its dotted name; the tensors are those of `state`, not copies.
 
     Raises ConfigError when two tensors have the same dotted name.
@@ -48,7 +55,7 @@ def tensors_of(state: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
     return result
 
 
-def values_of(state: Mapping[Any, Any], rank: int) -> list[Value]:
+def values_of(state: State, rank: int) -> list[Value]:
     """Every Python value of a nested dict with its path, as JSON data.
 
     Raises ConfigError for duplicate names, another rank's values, and values that JSON would change.
@@ -73,7 +80,7 @@ def values_of(state: Mapping[Any, Any], rank: int) -> list[Value]:
 
 def merged(parts: list[list[Value]]) -> list[Value]:
     """The values of all ranks as one list. Raises ConfigError for one that differs without a rank's name."""
-    result: dict[Keys, Any] = {}
+    result: dict[Keys, Json] = {}
     first: dict[Keys, int] = {}
     for rank, values in enumerate(parts):
         for path, value in values:
@@ -87,9 +94,9 @@ def merged(parts: list[list[Value]]) -> list[Value]:
     return list(result.items())
 
 
-def nested(values: Iterable[Value]) -> dict[Any, Any]:
+def nested(values: Iterable[Value]) -> Nested:
     """The nested dict of which `values` is the flat form, without its tensors."""
-    result: dict[Any, Any] = {}
+    result: Nested = {}
     for path, value in values:
         branch = result
         for part in path[:-1]:
@@ -98,7 +105,9 @@ def nested(values: Iterable[Value]) -> dict[Any, Any]:
     return result
 
 
-def _leaves(state: Mapping[Any, Any], prefix: Keys = ()) -> Iterable[Value]:
+def _leaves(
+    state: Mapping[str, Tree] | Mapping[str | int, Tree], prefix: Keys = ()
+) -> Iterable[tuple[Keys, Tree]]:
     for key, value in state.items():
         if type(key) not in (str, int):
             raise ConfigError(
@@ -106,30 +115,30 @@ def _leaves(state: Mapping[Any, Any], prefix: Keys = ()) -> Iterable[Value]:
             )
         path = (*prefix, key)
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, path)
+            yield from _leaves(cast(Mapping[str | int, Tree], value), path)
         else:
             yield path, value
 
 
-def encode(value: Any, name: str) -> Any:
+def encode(value: Tree, name: str) -> Json:
     """`value` as JSON data that `decode` turns back into an equal value of the same type.
 
     Raises ConfigError, naming `name`, for a value that cannot be saved exactly.
     """
     kind = type(value)
-    if value is None or kind in (bool, int):
+    if value is None or type(value) is bool or type(value) is int:
         return value
-    if kind is str:
+    if type(value) is str:
         if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
             raise ConfigError(name, f"{value!r} is not valid Unicode", "save bytes as a uint8 tensor")
         return value
-    if kind is float:
+    if type(value) is float:
         return _float(value, name)
-    if kind is list:
+    if type(value) is list:
         return [encode(item, name) for item in value]
-    if kind is tuple:
+    if type(value) is tuple:
         return {_TUPLE: [encode(item, name) for item in value]}
-    if kind is dict:
+    if type(value) is dict:
         return {_DICT: [[encode(key, name), encode(item, name)] for key, item in value.items()]}
     if isinstance(value, torch.Tensor):
         raise ConfigError(
@@ -144,19 +153,20 @@ def encode(value: Any, name: str) -> Any:
     )
 
 
-def _float(value: float, name: str) -> Any:
+def _float(value: float, name: str) -> Json:
     if math.isnan(value):
         raise ConfigError(name, "is NaN", "a checkpoint refuses NaN among its values")
     return value if math.isfinite(value) else {_FLOAT: repr(value)}
 
 
-def decode(value: Any) -> Any:
+def decode(value: Json) -> Plain:
+    """The value that `encode` was given."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
-        return value
+        return cast(Plain, value)
     if _TUPLE in value:
-        return tuple(decode(item) for item in value[_TUPLE])
+        return tuple(decode(item) for item in cast(list[Json], value[_TUPLE]))
     if _FLOAT in value:
-        return float(value[_FLOAT])
-    return {decode(key): decode(item) for key, item in value[_DICT]}
+        return float(str(value[_FLOAT]))
+    return {decode(key): decode(item) for key, item in cast(list[tuple[Json, Json]], value[_DICT])}

@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import STORAGE_TYPES, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from atelier.engine.checkpoint.collective_call import RankGroup, all_or_none, check_gang
 from atelier.engine.checkpoint.commit import Commit
 from atelier.engine.checkpoint.folder import step_of
 from atelier.engine.checkpoint.manifest import Chunk, Manifest, StoredTensor, key
-from atelier.engine.checkpoint.state import Value, merged, tensors_of, values_of
+from atelier.engine.checkpoint.state import State, Value, merged, tensors_of, values_of
 from atelier.engine.checkpoint.tensorfile import write_tensors
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.record import FileEntry
@@ -38,6 +38,14 @@ _ALIGN = 64  # bytes
 _writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
 
 Box = tuple[str, tuple[int, ...]]
+
+
+class About(TypedDict, total=False):
+    """Fields of the manifest that the caller knows."""
+
+    codes: tuple[str, ...]
+    computed: str
+    held_out: str
 
 
 class Pending:
@@ -61,7 +69,7 @@ class Pending:
 
 
 def save_async(
-    url: str, state: dict[str, Any], *, step: int, trajectory: str, gang: RankGroup, **about: Any
+    url: str, state: State, *, step: int, trajectory: str, gang: RankGroup, **about: Unpack[About]
 ) -> Pending:
     """Save `state` at `url` (.../step-00000100) in the background; every rank calls it, in the same order.
     `about` are other fields of the manifest.
@@ -118,7 +126,7 @@ def _pinned(size: int) -> torch.Tensor:
 class _Save:
     """One save: `copy` in the caller's thread, `run` in the writer's."""
 
-    def __init__(self, url: str, step: int, trajectory: str, gang: RankGroup, about: dict[str, Any]) -> None:
+    def __init__(self, url: str, step: int, trajectory: str, gang: RankGroup, about: About) -> None:
         self.url, self.step, self.trajectory, self.gang, self.about = url, step, trajectory, gang, about
         self.plan = SavePlan([])
         self.values: list[Value] = []
@@ -127,7 +135,7 @@ class _Save:
         self.commit: Commit | None = None  # this and what follows: rank 0 only
         self.described = Metadata({})
 
-    def copy(self, state: dict[str, Any]) -> None:
+    def copy(self, state: State) -> None:
         """Copy this rank's part of `state`; an error is kept until `run`, where all ranks receive it."""
         try:
             tensors = tensors_of(state)
@@ -196,7 +204,7 @@ class _Save:
         return [None] * self.gang.world
 
 
-def _stored(name: str, meta: Any, file_of: dict[Box, int]) -> StoredTensor:
+def _stored(name: str, meta: STORAGE_TYPES, file_of: dict[Box, int]) -> StoredTensor:
     tensor = cast(TensorStorageMetadata, meta)
     return StoredTensor(
         dtype=str(tensor.properties.dtype).removeprefix("torch."),

@@ -4,14 +4,23 @@ Torch-free.
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, ValidationError
+from typing_extensions import TypeAliasType
 
 from atelier.engine.config.error import ConfigError, nearest
 
 SpecType = TypeVar("SpecType", bound="Spec")
+if TYPE_CHECKING:
+    Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
+else:  # for pydantic, which would look for the name in each module with such a field
+    Json = TypeAliasType("Json", bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None)
+# of a field: its content is kept as it is, whatever that holds; document.py bounds what is read
+AS_IT_IS = GetPydanticSchema(lambda _, handler: handler(dict[str, Any]))
+JsonObject = Annotated[Mapping[str, Json], AS_IT_IS]
+Given: TypeAlias = "Spec | Json | Sequence[Given] | Mapping[str, Given]"
 Count = Annotated[int, Field(ge=1)]  # a whole number above 0; a field may also allow a word such as auto
 
 
@@ -22,14 +31,14 @@ class Spec(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )  # built when first used: half of the time of --help was building unused specs
 
-    def as_identity(self) -> dict[str, Any]:
+    def as_identity(self) -> dict[str, Json]:
         """The fields that change the result: no layout fields, and no value equal to what the field's absence
         has always meant.
         """
         from atelier.engine.config.identity_defaults import ABSENT
 
         absent = ABSENT.get(type(self).__name__, {})
-        result: dict[str, Any] = {}
+        result: dict[str, Json] = {}
         for name, field in type(self).model_fields.items():
             extra = field.json_schema_extra
             if isinstance(extra, Mapping) and extra.get("layout"):
@@ -56,12 +65,12 @@ class Kind(Spec):
         """The version of what these values mean."""
         return self.VERSION
 
-    def as_identity(self) -> dict[str, Any]:
+    def as_identity(self) -> dict[str, Json]:
         versioned = {} if self.version == 1 else {"version": self.version}
         return super().as_identity() | versioned
 
 
-def identity_of(value: Any) -> Any:
+def identity_of(value: Given) -> Json:
     """`value` as plain JSON data, every spec in it reduced to its identity."""
     if isinstance(value, Spec):
         return value.as_identity()
@@ -69,34 +78,34 @@ def identity_of(value: Any) -> Any:
         return {str(k): identity_of(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [identity_of(v) for v in value]
-    return value
+    return cast(Json, value)
 
 
-def canonical(document: Any) -> bytes:
+def canonical(document: Json) -> bytes:
     """JSON with one spelling: sorted keys, no spaces, UTF-8; refuses NaN."""
     return json.dumps(
         document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
 
 
-def fingerprint(document: Any) -> str:
+def fingerprint(document: Json) -> str:
     """64 hex digits: sha256 of the canonical JSON."""
     return hashlib.sha256(canonical(document)).hexdigest()
 
 
-def flatten(document: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(document: Json, prefix: str = "") -> dict[str, Json]:
     """Nested mappings as dotted keys: {"a": {"b": 1}} -> {"a.b": 1}. Lists stay values."""
     if not isinstance(document, Mapping):
         return {prefix: document}
     if not document:
         return {prefix: {}} if prefix else {}
-    result: dict[str, Any] = {}
+    result: dict[str, Json] = {}
     for key, value in document.items():
         result.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
     return result
 
 
-def parse(kind: type[SpecType], document: Any, place: str) -> SpecType:
+def parse(kind: type[SpecType], document: Given, place: str) -> SpecType:
     """Validate `document` as `kind`; the first fault becomes a ConfigError with place, value, what is allowed
     and the nearest name.
     """
@@ -106,7 +115,7 @@ def parse(kind: type[SpecType], document: Any, place: str) -> SpecType:
         raise explain(error, kind, place, document) from None
 
 
-def explain(error: ValidationError, kind: type[BaseModel], place: str, document: Any = None) -> ConfigError:
+def explain(error: ValidationError, kind: type[Spec], place: str, document: Given = None) -> ConfigError:
     """Convert a pydantic error into a ConfigError of one line; unknown keys first, because they often cause
     the others.
 
@@ -146,6 +155,6 @@ def _sentence(message: str) -> str:
     return f"{message[:1].lower()}{message[1:]}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:  # what a user gave, of whatever type
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -4,11 +4,11 @@ D hidden, H query heads, K key/value heads, E head_dim, F ffn, V vocab, L num_la
 """
 
 from math import prod
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Count
+from atelier.engine.config.base import Count, Json
 from atelier.engine.config.divisors import divisors
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
@@ -98,7 +98,7 @@ class Blocks(ModelSpec):
             )
         return self.model_copy(update={"vocab": vocab})
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Json]:
         """Plain JSON for a model's config.json."""
         return self.model_dump(mode="json")
 

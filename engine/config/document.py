@@ -9,11 +9,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
-from atelier.engine.config.base import Spec, fingerprint
+from atelier.engine.config.base import Json, Spec, fingerprint
 from atelier.engine.config.error import DamageError
 
 MOST_BYTES = 64 << 20  # of one document; a checkpoint's manifest of 10,000 tensors in 100 chunks is smaller
@@ -27,7 +27,7 @@ _OPENING, _CLOSING = b'{"digest":"', b'",'
 SpecType = TypeVar("SpecType", bound=Spec)
 
 
-def parse_json(data: bytes | str, place: str, what: str = "JSON") -> Any:
+def parse_json(data: bytes | str, place: str, what: str = "JSON") -> Json:
     """Parse the document in `data`. Raises DamageError, saying why `place` is not `what`."""
     try:
         return _parsed(data)
@@ -40,7 +40,7 @@ def parse_json(data: bytes | str, place: str, what: str = "JSON") -> Any:
     raise DamageError(f"{place}: not {what} ({problem})")
 
 
-def parse_object(data: bytes | str, place: str, what: str = "a JSON object") -> dict[str, Any]:
+def parse_object(data: bytes | str, place: str, what: str = "a JSON object") -> dict[str, Json]:
     """As `parse_json`, for a document that has to be an object; else raises DamageError."""
     document = parse_json(data, place, what)
     if not isinstance(document, dict):
@@ -48,7 +48,7 @@ def parse_object(data: bytes | str, place: str, what: str = "a JSON object") -> 
     return document
 
 
-def parse_lines(data: bytes | str, place: str) -> list[dict[str, Any]]:
+def parse_lines(data: bytes | str, place: str) -> list[dict[str, Json]]:
     """The objects of a file with one object per line. Raises DamageError naming the line."""
     raw = (
         data.encode() if isinstance(data, str) else data
@@ -62,7 +62,7 @@ def parse_as(kind: type[SpecType], data: bytes | str, place: str, what: str) -> 
     return check_as(kind, parse_object(data, place, what), place, what)
 
 
-def check_as(kind: type[SpecType], document: Mapping[str, Any], place: str, what: str) -> SpecType:
+def check_as(kind: type[SpecType], document: Mapping[str, Json], place: str, what: str) -> SpecType:
     """As `parse_as`, for a parsed document. Raises DamageError when it does not fit the spec."""
     try:
         return kind.model_validate(document)
@@ -75,14 +75,29 @@ def check_as(kind: type[SpecType], document: Mapping[str, Any], place: str, what
         raise DamageError(f"{place}: not {what} ({str(error)[:200]})") from None
 
 
-def sealed(document: Mapping[str, Any]) -> bytes:
+def number_of(value: Json, default: float = 0.0) -> float:
+    """The value if it is a number, else the default."""
+    return value if isinstance(value, int | float) else default
+
+
+def whole_of(value: Json) -> int:
+    """The value if it is a whole number, else 0."""
+    return value if isinstance(value, int) else 0
+
+
+def section_of(value: Json) -> Mapping[str, Json]:
+    """The value if it is a JSON object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def sealed(document: Mapping[str, Json]) -> bytes:
     """The document with its own digest in it: `opened` detects any changed byte."""
     body = {key: value for key, value in document.items() if key != DIGEST}
     plain = json.loads(json.dumps(body))  # tuples are lists once they are stored
     return json.dumps({**body, DIGEST: fingerprint(plain)}, sort_keys=True).encode()
 
 
-def opened(data: bytes | str, place: str, what: str, unsealed: frozenset[str]) -> dict[str, Any]:
+def opened(data: bytes | str, place: str, what: str, unsealed: frozenset[str]) -> dict[str, Json]:
     """The document that `sealed` wrote, without its digest; `unsealed` are the keys of older documents, which
     have none.
 
@@ -110,7 +125,7 @@ def without_digest(data: bytes, place: str) -> bytes:
     return text
 
 
-def _parsed(data: bytes | str) -> Any:
+def _parsed(data: bytes | str) -> Json:
     if len(data) > MOST_BYTES:
         raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
     text = data if isinstance(data, str) else data.decode("utf-8")
@@ -123,7 +138,7 @@ def _parsed(data: bytes | str) -> Any:
     return document
 
 
-def _check_depth(document: Any) -> None:
+def _check_depth(document: Json) -> None:
     level, depth = [document], 0
     while level := [
         child
@@ -154,6 +169,6 @@ def _finite(digits: str) -> float:
     return number
 
 
-def _kind(document: Any) -> str:
+def _kind(document: Json) -> str:
     names = {list: "list", str: "text", bool: "truth value", int: "number", float: "number"}
     return names.get(type(document), "null")

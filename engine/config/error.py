@@ -3,7 +3,6 @@
 import difflib
 import re
 from collections.abc import Iterable
-from typing import Any
 
 UNSEEN = re.compile(  # control characters, bidirectional controls, lone surrogates
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
@@ -84,16 +83,6 @@ class StoppedError(AtelierError):
 def of_system(error: OSError) -> AtelierError:
     """An OSError as a user-facing error that names the file."""
     return AtelierError(f"{error.filename or 'input or output'}: {error.strerror or error}")
-
-
-def to_line(error: AtelierError) -> dict[str, Any]:
-    """The JSON line by which a process reports the error that ended it; `from_line` is the inverse."""
-    return {"error": str(error), "exit_code": error.exit_code, "is_damage": isinstance(error, DamageError)}
-
-
-def from_line(line: dict[str, Any]) -> AtelierError:
-    kind = DataError if line.get("exit_code") == 2 else DamageError if line.get("is_damage") else AtelierError
-    return kind(line["error"])
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -5,9 +5,9 @@ A field with its value from this table is left out of identity, so a new field i
 later change of a default changes no existing fingerprint: the table keeps the old meaning.
 """
 
-from typing import Any
+from atelier.engine.config.base import Json
 
-ABSENT: dict[str, dict[str, Any]] = {
+ABSENT: dict[str, dict[str, Json]] = {
     "GPT": {
         "num_kv_heads": "auto",
         "ffn": "auto",

@@ -6,7 +6,7 @@ A later attempt starts from a checkpoint: lines of earlier attempts at or after 
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
 from pydantic import ConfigDict
 
@@ -25,6 +25,16 @@ class MetricLine(Spec):
     tokens: int
     values: dict[str, float]
     timing: dict[str, float] = {}
+
+
+class CurveLine(TypedDict):
+    """A stored line, as its file has it."""
+
+    step: int
+    role: NotRequired[str]
+    tokens: NotRequired[int]
+    values: NotRequired[dict[str, float | None]]
+    timing: NotRequired[dict[str, float]]
 
 
 class StoredLine(Spec):
@@ -74,13 +84,13 @@ def effective(spent: Iterable[tuple[float, float]]) -> float | None:
     return min(1.0, kept / total) if total > 0 else None
 
 
-def merge(segments: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+def merge(segments: Iterable[tuple[str, str]]) -> list[CurveLine]:
     """Lines of all segments (name, text) of one trajectory as one curve: each step once, from the latest
     attempt.
 
     Raises DamageError when a line is no metric line.
     """
-    by_step: dict[int, dict[str, Any]] = {}
+    by_step: dict[int, CurveLine] = {}
     attempt_of = ""
     for name, text in sorted(segments):
         lines = _lines(name, text)
@@ -93,7 +103,7 @@ def merge(segments: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _lines(name: str, text: str) -> list[dict[str, Any]]:
+def _lines(name: str, text: str) -> list[CurveLine]:
     """The lines of a segment. Raises DamageError when one is no metric line."""
     try:
         lines = parse_lines(text, name)
@@ -101,4 +111,4 @@ def _lines(name: str, text: str) -> list[dict[str, Any]]:
             check_as(StoredLine, line, f"{name}, line {number}", "a metric line")
     except DamageError as damage:
         raise DamageError(str(damage), WAY_OUT) from None
-    return lines
+    return cast(list[CurveLine], lines)

@@ -4,11 +4,10 @@ ordered input streams. Torch-free.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from pydantic import Field
 
-from atelier.engine.config.base import Spec
+from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import Objective, ObjectiveSpec
 from atelier.engine.config.role import Role
@@ -89,12 +88,12 @@ def streams(specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float]) ->
     )
 
 
-def identity_of(kinds: Iterable[str], weights: Mapping[str, float]) -> dict[str, Any]:
+def identity_of(kinds: Iterable[str], weights: Mapping[str, float]) -> dict[str, Json]:
     """The part of the samples' identity that is not in the objectives and parents: the shares of the sources,
     and the versions of the mixture and of the kinds of rows. Empty when one stream of the first version is
     read.
     """
-    kinds, found = sorted(set(kinds)), dict[str, Any]()
+    kinds, found = sorted(set(kinds)), dict[str, Json]()
     if len(weights) > 1:
         total = math.fsum(weights.values())
         found["weights"] = {source: weight / total for source, weight in weights.items()}

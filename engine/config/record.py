@@ -4,11 +4,12 @@ itself. Torch-free.
 
 import json
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, TypedDict, cast
 
 from pydantic import Field
 
-from atelier.engine.config.base import Spec, fingerprint
+from atelier.engine.config.base import AS_IT_IS, Json, JsonObject, Spec, fingerprint
 from atelier.engine.config.document import check_as, parse_object
 from atelier.engine.config.error import DamageError
 
@@ -34,12 +35,48 @@ PROVENANCE_WORDS: dict[str, tuple[type, ...]] = {
 }
 
 
+class Summary(TypedDict):
+    """Keys of summaries that are read. A record has those of its kind, and may have others beside them."""
+
+    step: int
+    tokens: int
+    params: int
+    vocab: int
+    documents: int
+    started_at: int
+    test: int
+    loss: float
+    eval_loss: float
+    bits_per_byte: float
+    accuracy: float
+    role: str
+    teacher: str
+    computed: str
+    held_out: str
+    teacher_steps: list[int]
+
+
+class Provenance(TypedDict, total=False):
+    """Keys of a provenance that are read; others may stand beside them."""
+
+    started: float  # seconds since 1970
+    ended: float
+    device_seconds: float
+    run: str
+    command: str
+    commit: str
+    engine: str
+    flow: str
+    task: str
+    code: dict[str, str]  # file -> digest
+
+
 class FileEntry(Spec):
     path: str = Field(description="relative to the artifact, never outside it")
     bytes: int = Field(ge=0)
     sha256: str
 
-    def model_post_init(self, context: Any) -> None:
+    def model_post_init(self, context: None) -> None:
         parts = self.path.split("/")
         if self.path.startswith("/") or {"..", ".", ""} & {*parts} or UNFIT.search(self.path):
             raise ValueError(f"path {self.path!r} leaves its artifact")
@@ -51,14 +88,14 @@ class Record(Spec):
     name: str = Field(description="what people call it; not identity")
     fingerprint: str
     version: int
-    identity: dict[str, Any]
+    identity: JsonObject
     parents: dict[str, str] = Field(description="role of the parent -> its fingerprint")
     files: tuple[FileEntry, ...] = ()
-    summary: dict[str, Any] = {}
-    provenance: dict[str, Any] = {}
+    summary: Annotated[Summary, AS_IT_IS] = cast(Summary, {})
+    provenance: Annotated[Provenance, AS_IT_IS] = {}
     digest: str = ""
 
-    def dump(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Json]:
         return self.model_dump(mode="json", by_alias=True)
 
     def sealed(self) -> "Record":
@@ -92,7 +129,7 @@ def _problem(record: Record) -> str:
             value = found.get(word)
             if value is not None and (isinstance(value, bool) or not isinstance(value, types)):
                 return f"{part}.{word} is no {types[-1].__name__}"
-    times = [record.provenance.get(word) or 0 for word in ("started", "ended")]
+    times = (record.provenance.get("started") or 0, record.provenance.get("ended") or 0)
     if not all(0 <= time <= LATEST for time in times):
         return "provenance has a time out of range"
     made_of = identify(record.kind, record.version, record.identity, record.parents)
@@ -106,10 +143,10 @@ def _problem(record: Record) -> str:
     return ""
 
 
-def _whole(*values: Any) -> bool:
+def _whole(*values: Json) -> bool:
     return all(isinstance(value, int) and not isinstance(value, bool) for value in values)
 
 
-def identify(kind: str, version: int, identity: dict[str, Any], parents: dict[str, str]) -> str:
+def identify(kind: str, version: int, identity: Mapping[str, Json], parents: dict[str, str]) -> str:
     """The fingerprint of an artifact: hash of kind, task version, identity and the parents' fingerprints."""
     return fingerprint({"kind": kind, "version": version, "identity": identity, "parents": parents})

@@ -12,14 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, Union, cast, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
-from atelier.engine.config.base import Kind, Spec
+from atelier.engine.config.base import Given, Json, Kind, Spec
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.schedule import Schedule
+
+Form = type | None  # what an annotation says: Literal, unions and Annotated too, as pydantic declares it
 
 
 class Limit(NamedTuple):
@@ -105,7 +107,7 @@ class ObjectiveSpec(Kind):
         """
         return {}
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, Json]:
         """All fields but the weight: they define its rows."""
         return self.model_dump(mode="json", exclude={"weight"})
 
@@ -148,7 +150,7 @@ def kinds(group: str) -> tuple[str, ...]:
 
 
 @cache
-def spec_class(group: str, kind: str) -> type[Any]:
+def spec_class(group: str, kind: str) -> type[Kind]:
     """The Spec class that engine/config/<group>/<kind>.py defines. Raises ValueError for an unknown kind."""
     if kind not in kinds(group):
         near = nearest(kind, kinds(group))
@@ -158,7 +160,7 @@ def spec_class(group: str, kind: str) -> type[Any]:
     found = [
         v
         for v in vars(module).values()
-        if isinstance(v, type) and issubclass(v, Spec) and v.__module__ == module.__name__
+        if isinstance(v, type) and issubclass(v, Kind) and v.__module__ == module.__name__
     ]
     return next(v for v in found if "kind" in v.model_fields)
 
@@ -169,13 +171,13 @@ class _KindChooser:
 
     group: str
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value: Spec | Json) -> Spec | Json:
         if isinstance(value, Spec) or not isinstance(value, dict):
             return value
         return spec_class(self.group, str(value.get("kind", ""))).model_validate(value)
 
 
-def group_of(metadata: Iterable[Any]) -> str:
+def group_of(metadata: Iterable[object]) -> str:  # pydantic's: of any type
     """The group whose kinds a field of type Model, Objective or Optim chooses from, by the field's metadata;
     '' for others.
     """
@@ -193,9 +195,9 @@ class FieldPlace:
     """One value of a document: its dotted name, its type, and the field that holds it."""
 
     name: str
-    annotation: Any
-    value: Any = None
-    metadata: tuple[Any, ...] = ()
+    annotation: Form
+    value: Given = None
+    metadata: tuple[object, ...] = ()  # pydantic's: of any type
     field: FieldInfo | None = None
 
     @property
@@ -208,7 +210,7 @@ class FieldPlace:
         containers.
         """
         found = [arm for arm in _arms(self.annotation) if isinstance(arm, type) and issubclass(arm, Spec)]
-        own = self.annotation.__metadata__ if get_origin(self.annotation) is Annotated else ()
+        own = get_args(self.annotation)[1:] if get_origin(self.annotation) is Annotated else ()
         group = group_of((*self.metadata, *own))
         if not found or not group:
             return found[0] if found else None
@@ -222,7 +224,9 @@ class FieldPlace:
         spec = self.spec
         if spec is not None:
             field = spec.model_fields.get(part)
-            return FieldPlace(name, field.annotation, value, tuple(field.metadata), field) if field else None
+            if field is None:
+                return None
+            return FieldPlace(name, cast(Form, field.annotation), value, tuple(field.metadata), field)
         for arm in _arms(self.annotation):
             if get_origin(arm) is dict:
                 return _item(name, get_args(arm)[1], value)
@@ -252,21 +256,22 @@ class FieldPlace:
         return " or ".join(dict.fromkeys(_type_text(arm) for arm in _arms(self.annotation)))
 
 
-def _item(name: str, annotation: Any, value: Any) -> FieldPlace:
+def _item(name: str, annotation: Form, value: Given) -> FieldPlace:
     if get_origin(annotation) is Annotated:
-        return FieldPlace(name, annotation.__origin__, value, tuple(annotation.__metadata__))
+        kind, *metadata = get_args(annotation)
+        return FieldPlace(name, kind, value, tuple(metadata))
     return FieldPlace(name, annotation, value)
 
 
-def _arms(annotation: Any) -> tuple[Any, ...]:
+def _arms(annotation: Form) -> tuple[Form, ...]:
     arms = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    return tuple(arm.__origin__ if get_origin(arm) is Annotated else arm for arm in arms)
+    return tuple(get_args(arm)[0] if get_origin(arm) is Annotated else arm for arm in arms)
 
 
-def _type_text(annotation: Any) -> str:
+def _type_text(annotation: Form) -> str:
     if get_origin(annotation) is Literal:
         return "|".join(str(word) for word in get_args(annotation))
     plain = {int: "int", float: "number", str: "text", bool: "true|false"}
-    if annotation in plain:
+    if isinstance(annotation, type) and annotation in plain:
         return plain[annotation]
     return "list" if get_origin(annotation) in (list, tuple) else "section"

@@ -2,24 +2,28 @@
 Torch-free.
 """
 
-from typing import Any, Literal
+import json
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from atelier.engine.config.base import Spec
+from atelier.engine.config.base import Json, JsonObject, Spec
 from atelier.engine.config.mixture import Stream, in_order
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
 FILE_BYTES = 5_000_000_000  # of weights in one file of a model, as transformers writes them; above: shards
+SCHEMA = 1
 
 
 class RunFile(Spec):
-    schema_: int = Field(default=1, alias="schema")
+    schema_: int = Field(default=SCHEMA, alias="schema")
     task: str
     version: int
-    config: dict[str, Any]
+    config: JsonObject = Field(
+        description="what the task asks of its ranks: each engine module has a spec of it"
+    )
     inputs: dict[str, str] = Field(
         default={},
         description="role of the input -> URL of the artifact (its record.json is read and verified)",
@@ -36,6 +40,23 @@ class RunFile(Spec):
         description="file of the code -> sha256 of what it must hold, 16 digits; what a supervisor"
         " starts is refused when it holds anything else",
     )
+
+    @field_validator("schema_")
+    @classmethod
+    def _is_known(cls, schema: int) -> int:
+        if schema != SCHEMA:
+            raise ValueError(
+                f"schema {schema} is not {SCHEMA}, which this version reads; run the code that wrote it"
+            )
+        return schema
+
+    def document(self) -> dict[str, Json]:
+        """As it is stored: without what nobody has set."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+    def text(self) -> str:
+        """The content of run.json."""
+        return json.dumps(self.document(), indent=1)
 
 
 class SegmentAddress(Spec):

@@ -3,11 +3,11 @@ end. Torch-free.
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Kind
+from atelier.engine.config.base import Json, Kind
 from atelier.engine.config.error import ConfigError
 
 
@@ -83,6 +83,6 @@ class Schedule(Kind):
         if self.floor:
             self.check(start, end, place)
 
-    def trunk(self) -> dict[str, Any]:
+    def trunk(self) -> dict[str, Json]:
         """Identity of the part that does not depend on the end, equal for `constant` and a trunk of `wsd`."""
         return {"kind": "constant", **({"warmup": self.warmup} if self.warmup else {})}

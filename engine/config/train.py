@@ -2,7 +2,8 @@
 steps (progressive learning, ERNIE 3.0, 2107.02137, section 3.3.2); and the handling of bad steps. Torch-free.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from pydantic.config import JsonDict
@@ -145,7 +146,7 @@ class Progressive(Spec):
         """Tokens of all steps before this one."""
         return self._total(step, lambda at: self.batch_at(at, batch) * self.sequence_at(at, sequence))
 
-    def _total(self, step: int, size_at: Any) -> int:
+    def _total(self, step: int, size_at: Callable[[int], int]) -> int:
         firsts = [first for first in self.first_steps() if first < step]
         ends = [*firsts[1:], step] if firsts else []
         return sum((end - first) * size_at(first) for first, end in zip(firsts, ends, strict=True))

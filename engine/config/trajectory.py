@@ -8,8 +8,8 @@ earlier ones.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.record import identify
 from atelier.engine.config.role import Role
@@ -24,7 +24,7 @@ class Segment:
 
     start: int
     end: int
-    identity: dict[str, Any]
+    identity: dict[str, Json]
     parents: dict[str, str]
 
     @property
@@ -39,7 +39,7 @@ class Feed:
     """
 
     parents: dict[str, str]
-    identity: dict[str, Any]
+    identity: dict[str, Json]
 
 
 def in_teaching_order(roles: Mapping[str, Role], place: str = "roles") -> list[str]:
@@ -159,7 +159,7 @@ def _covering(teaching: list[Segment], step: int) -> Segment:
     return next(segment for segment in teaching if segment.start <= step < segment.end)
 
 
-def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[str, Any]:
+def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[str, Json]:
     identity = role.as_identity()
     identity.pop("init", None)
     identity.pop("teacher", None)
@@ -168,7 +168,7 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
         identity.pop("attach")
     identity["seed_name"] = role.seed_name or name
     if not knows_end:
-        identity["optim"] = identity["optim"] | {"schedule": role.optim.schedule.trunk()}
+        identity["optim"] = role.optim.as_identity() | {"schedule": role.optim.schedule.trunk()}
     else:
         identity["horizon"] = [int(role.start), role.last(train.num_steps)]
     if role.optim.schedule.kind == "constant" and (role.teacher or not train.health.rolls_back):

@@ -5,11 +5,12 @@ publishes them, with a record. Torch-free.
 import hashlib
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.document import MOST_BYTES, parse_lines
 from atelier.engine.config.record import FileEntry, Record
 from atelier.engine.io.storage import (
@@ -20,7 +21,7 @@ from atelier.engine.io.storage import (
     put_file,
     put_parts,
     read_bytes,
-    read_json,
+    read_object,
     verify,
     writing,
 )
@@ -63,10 +64,10 @@ class ArtifactInput:
             fresh.replace(target)
         return target
 
-    def json(self, name: str, scratch: Path) -> Any:
-        return read_json(str(self.file(name, scratch)))
+    def json(self, name: str, scratch: Path) -> dict[str, Json]:
+        return read_object(str(self.file(name, scratch)))
 
-    def lines(self, name: str, scratch: Path) -> list[dict[str, Any]]:
+    def lines(self, name: str, scratch: Path) -> list[dict[str, Any]]:  # each kind of rows has its fields
         """The objects of a file with one object per line."""
         path = str(self.file(name, scratch))
         return parse_lines(read_bytes(path), path)
@@ -101,12 +102,12 @@ class ArtifactOutput:
         entry = put_parts(join(self.url, name), parts)
         self._entries.append(entry.model_copy(update={"path": name}))
 
-    def add_json(self, name: str, document: Any) -> None:
+    def add_json(self, name: str, document: Json) -> None:
         self.add_bytes(
             name, (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
         )
 
-    def close(self, summary: dict[str, Any]) -> None:
+    def close(self, summary: Mapping[str, Json]) -> None:
         body = {"files": [entry.model_dump() for entry in self._entries], "summary": summary}
         with writing(join(self.url, BODY)) as file:
             file.write(json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False).encode())

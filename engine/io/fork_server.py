@@ -6,12 +6,10 @@ or process group when it forks. The owner of the other end of its standard input
 connection can start processes and receives their exit codes. A started process gets the environment,
 descriptors, session and visible arguments that an executed one would have. The server ends when its standard
 input and all connections are closed and the processes have ended. Linux only (pidfd); torch-free at first.
-Not multiprocessing's: that one passes pickles and reports exit codes only to its own parent process.
+Not multiprocessing's: that one passes pickles and reports exit codes only to its own parent process. The
+server's side is engine/io/forking.py.
 """
 
-import ctypes
-import gc
-import importlib
 import json
 import os
 import selectors
@@ -20,23 +18,16 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Protocol
 
-from atelier.engine.io import source_check
+from atelier.engine.io.forking import MESSAGE, Answer, ForkingProcess, Request
 
-MOST_DESCRIPTORS = 64  # passed to one process
 TITLE = 512  # characters reserved in its argument memory for those of the processes that it forks
-MESSAGE = 1 << 17  # bytes: the largest request, an environment
 PATIENCE_S = 5.0  # for the exit of forked processes
 ANSWER_S = 300.0  # for the imports and a fork, on a machine however busy
-# read when the interpreter or a library is loaded: a fork cannot get other values than its server has
-SET_LATER = ("OMP_NUM_THREADS",)  # set by torch.set_num_threads for every compute thread
-LOADED = ("OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "PYTHON", "MALLOC_", "GLIBC_", "TORCH_")
 
 
 class Process(Protocol):  # of a rank, executed or forked
@@ -135,8 +126,13 @@ class Connection:
         # a process whose start was not received must not run: it waits for a byte
         wait_end, go_end = os.pipe()
         try:
-            request = {"module": module, "arguments": list(arguments), "env": dict(env), "cwd": cwd}
-            request["inherited"] = list(inherited)
+            request: Request = {
+                "module": module,
+                "arguments": list(arguments),
+                "env": dict(env),
+                "cwd": cwd,
+                "inherited": list(inherited),
+            }
             descriptors = [out, err, wait_end, *inherited.values()]
             try:
                 socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
@@ -144,14 +140,14 @@ class Connection:
                 raise Refused(f"the fork server takes no request ({error})") from None
             answer, pidfds = self._answer(is_stopped)
             if "refused" in answer:
-                raise Refused(str(answer["refused"]))
+                raise Refused(answer["refused"])
             os.write(go_end, b"!")
         finally:
             os.close(go_end)
             os.close(wait_end)
-        return Forked(pid=int(answer["pid"]), pidfd=pidfds[0], connection=self)
+        return Forked(pid=answer.get("pid", 0), pidfd=pidfds[0], connection=self)
 
-    def _answer(self, is_stopped: Callable[[], bool]) -> tuple[dict[str, Any], list[int]]:
+    def _answer(self, is_stopped: Callable[[], bool]) -> tuple[Answer, list[int]]:
         deadline = time.monotonic() + ANSWER_S
         self._channel.settimeout(0.2)
         while True:
@@ -168,10 +164,10 @@ class Connection:
             if not data:
                 self.is_open = False
                 raise Refused(f"the fork server gave no answer ({reason})")
-            message = json.loads(data)
+            message: Answer = json.loads(data)
             if "code" not in message:
                 return message, descriptors
-            self._codes[message["pid"]] = message["code"]
+            self._codes[message.get("pid", 0)] = message["code"]
 
     def close(self) -> None:
         self.is_open = False
@@ -190,8 +186,8 @@ class Connection:
             if not data:
                 self.is_open = False
                 break
-            message = json.loads(data)
-            self._codes[message["pid"]] = message["code"]
+            message: Answer = json.loads(data)
+            self._codes[message.get("pid", 0)] = message.get("code", 0)
         return self._codes.pop(pid, None)  # a later process may get the same number
 
 
@@ -241,152 +237,6 @@ def _has_ended(pidfd: int, timeout: float) -> bool:
     with selectors.PollSelector() as selector:
         selector.register(pidfd, selectors.EVENT_READ)
         return bool(selector.select(timeout))
-
-
-class ForkingProcess:
-    """The server side: one thread, one event loop."""
-
-    def __init__(self, control: socket.socket, modules: Iterable[str]) -> None:
-        self.modules = {name: importlib.import_module(name) for name in modules}
-        source_check.remember_sources()
-        gc.collect()
-        gc.freeze()  # pages of what is imported stay shared: no collection of a child's writes to them
-        self.selector = selectors.DefaultSelector()
-        self.control = control
-        self.connections: set[socket.socket] = set()
-        self.children: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> pid, connection that started it
-        self.selector.register(control, selectors.EVENT_READ, self._connect)
-
-    def run(self) -> None:
-        while self.selector.get_map():
-            for key, _ in self.selector.select():
-                key.data(key.fileobj)
-
-    def _connect(self, control: socket.socket) -> None:
-        data, descriptors, _, _ = socket.recv_fds(control, MESSAGE, 1)
-        if not data:
-            self.selector.unregister(control)
-            return
-        connection = socket.socket(fileno=descriptors[0])
-        self.connections.add(connection)
-        self.selector.register(connection, selectors.EVENT_READ, self._start)
-
-    def _start(self, connection: socket.socket) -> None:
-        descriptors: list[int] = []
-        try:
-            data, descriptors, _, _ = socket.recv_fds(connection, MESSAGE, MOST_DESCRIPTORS)
-        except OSError:
-            data = b""
-        if not data:
-            self.selector.unregister(connection)
-            self.connections.discard(connection)
-            connection.close()
-            return
-        try:
-            request = json.loads(data)
-            reason = self._against(request) or self._fork(request, descriptors, connection)
-        except (OSError, ValueError) as error:  # out of processes or descriptors: only this start fails
-            reason = str(error)
-        if reason:
-            _tell(connection, {"refused": reason})
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-    def _fork(self, request: dict[str, Any], descriptors: list[int], connection: socket.socket) -> str:
-        if len(descriptors) != 3 + len(request["inherited"]):
-            return f"only {len(descriptors)} of its descriptors arrived"
-        pid = os.fork()
-        if not pid:
-            self._child(request, descriptors)
-        pidfd = os.pidfd_open(pid)
-        self.children[pidfd] = (pid, connection)
-        self.selector.register(pidfd, selectors.EVENT_READ, self._reap)
-        _tell(connection, {"pid": pid}, pidfd)
-        return ""
-
-    def _against(self, request: dict[str, Any]) -> str:
-        """Why a fork would differ from an executed process; '' when it would not."""
-        if request["module"] not in self.modules:
-            return f"{request['module']} is not loaded"
-        ours, theirs = (_loaded(env) for env in (os.environ, request["env"]))
-        if ours != theirs:
-            names = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
-            return f"it was started with another {', '.join(names)}"
-        return _initialised()
-
-    def _reap(self, pidfd: int) -> None:
-        pid, connection = self.children.pop(pidfd)
-        self.selector.unregister(pidfd)
-        _, status = os.waitpid(pid, 0)
-        os.close(pidfd)
-        if connection in self.connections:
-            _tell(connection, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
-
-    def _child(self, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
-        """In the forked process: set it up as requested, keep nothing of the server open, run the module."""
-        code = 1
-        try:
-            os.setsid()
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            out, err, wait_end, *inherited = descriptors
-            for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
-                os.dup2(source, target)
-            _close_others({0, 1, 2, wait_end, *inherited})
-            if not os.read(wait_end, 1):
-                os._exit(0)
-            os.close(wait_end)
-            os.environ.clear()
-            os.environ.update(request["env"])
-            os.environ.update({name: str(n) for name, n in zip(request["inherited"], inherited, strict=True)})
-            os.chdir(request["cwd"])
-            _show_as([sys.executable, "-m", request["module"], *request["arguments"]])
-            module = self.modules[request["module"]]
-            sys.argv = [str(module.__file__), *request["arguments"]]
-            code = module.main(list(request["arguments"]))
-        except SystemExit as leaving:
-            code = leaving.code if isinstance(leaving.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError):
-                    stream.flush()
-            os._exit(code)
-
-
-def _loaded(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(LOADED) and name not in SET_LATER}
-
-
-def _initialised() -> str:
-    """State of this process that a fork must not inherit; '' when there is none."""
-    threads = len(os.listdir("/proc/self/task"))
-    if threads > 1:
-        return f"it has {threads} threads"
-    cuda = sys.modules.get("torch.cuda")
-    return "CUDA is initialised" if cuda is not None and cuda.is_initialized() else ""
-
-
-def _close_others(kept: set[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            with suppress(OSError):
-                os.close(int(name))
-
-
-def _show_as(words: list[str]) -> None:
-    """Make process lists show these words, by overwriting this process's argument memory."""
-    with suppress(OSError, ValueError, IndexError):
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        begin, end = int(fields[45]), int(fields[46])
-        text = "\0".join(words).encode()[: end - begin - 1]
-        if 0 < begin < end:
-            ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
-
-
-def _tell(connection: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
-    with suppress(OSError):  # the client is gone: the started process exits
-        socket.send_fds(connection, [json.dumps(message).encode()], descriptors)
 
 
 def main() -> None:

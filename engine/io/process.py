@@ -11,20 +11,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 from pydantic import ValidationError
 
 from atelier.engine.config.base import explain
-from atelier.engine.config.error import AtelierError, ConfigError, of_system, to_line
+from atelier.engine.config.error import AtelierError, ConfigError, of_system
+from atelier.engine.config.message import Continuation, Message, to_line
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.io import source_check
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
 
 
-def say(stream: TextIO, document: dict[str, Any]) -> None:
+def say(stream: TextIO, message: Message | Continuation) -> None:
     """Write one JSON line and flush."""
-    print(json.dumps(document, ensure_ascii=False), file=stream, flush=True)
+    print(json.dumps(message, ensure_ascii=False), file=stream, flush=True)
 
 
 class Progress:

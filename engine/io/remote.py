@@ -13,13 +13,36 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Protocol, TypeVar, cast
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.config import conf
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+
+from atelier.engine.config.base import Json
+
+
+class FileSystem(Protocol):
+    """What is used of fsspec's filesystems besides `ask`; these declare no types."""
+
+    protocol: str | tuple[str, ...]
+
+    def open(self, path: str, mode: str = ...) -> IO[bytes]: ...
+
+    def isfile(self, path: str) -> bool: ...
+
+    def walk(self, path: str) -> Iterator[tuple[str, list[str], list[str]]]: ...
+
+    def unstrip_protocol(self, name: str) -> str: ...
+
+    def invalidate_cache(self, path: str | None = None) -> None: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int | None: ...
+
 
 S3 = ("s3", "s3a")
 ANSWER_S = 30.0  # for a small request, including retries
@@ -40,29 +63,33 @@ _renewed: dict[int, float] = {}
 _lock = threading.Lock()
 
 
-def options(url: str) -> dict[str, Any]:
+def options(url: str) -> dict[str, Json]:
     """Options to open the filesystem of `url`. Client options in the environment (FSSPEC_S3) override
     ours.
     """
     if not url.startswith(tuple(f"{name}://" for name in S3)):
         return {}
     given = conf.get("s3", {})
-    ours = {"use_listings_cache": False, "config_kwargs": CLIENT}
+    ours: dict[str, Json] = {"use_listings_cache": False, "config_kwargs": CLIENT}
     return {key: value for key, value in ours.items() if key not in given}
 
 
-def is_s3(system: Any) -> bool:
+def is_s3(system: FileSystem) -> bool:
     return "s3" in system.protocol
 
 
-def ask(system: Any, name: str, *given: Any, num_bytes: int = 0, **named: Any) -> Any:
+Argument = str | bytes | float
+
+
+# the answers are Any: fsspec declares no types of what its methods return
+def ask(system: FileSystem, name: str, *given: Argument, num_bytes: int = 0, **named: Argument) -> Any:
     """Call a method of a filesystem within a time limit, which grows with `num_bytes`."""
     if isinstance(system, AsyncFileSystem):
         named["timeout"] = ANSWER_S + num_bytes / SLOWEST
     return _polite(system, lambda: getattr(system, name)(*given, **named))
 
 
-def ask_in_time(system: Any, name: str, *given: Any, **named: Any) -> Any:
+def ask_in_time(system: FileSystem, name: str, *given: Argument, **named: Argument) -> Any:
     """As `ask`, for any kind of filesystem: one without limits of its own is called in a thread, which is
     abandoned when it does not answer. Listings have a longer limit.
 
@@ -73,15 +100,21 @@ def ask_in_time(system: Any, name: str, *given: Any, **named: Any) -> Any:
         return _polite(system, lambda: getattr(system, name)(*given, **named, timeout=seconds))
     if isinstance(system, LocalFileSystem | MemoryFileSystem):
         return getattr(system, name)(*given, **named)
-    answer: Future[Any] = Future()
+    return _in_thread(
+        f"asking {name}", lambda: _polite(system, lambda: getattr(system, name)(*given, **named)), seconds
+    )
+
+
+def _in_thread(name: str, ask_it: Callable[[], Result], seconds: float) -> Result:
+    answer: Future[Result] = Future()
 
     def act() -> None:
         try:
-            answer.set_result(_polite(system, lambda: getattr(system, name)(*given, **named)))
+            answer.set_result(ask_it())
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=act, name=f"asking {name}", daemon=True).start()
+    threading.Thread(target=act, name=name, daemon=True).start()
     try:
         return answer.result(seconds)
     except TimeoutError:
@@ -90,7 +123,7 @@ def ask_in_time(system: Any, name: str, *given: Any, **named: Any) -> Any:
         raise TimeoutError(f"no answer within {seconds:.0f} s") from None
 
 
-def _polite(system: Any, act: Callable[[], Result]) -> Result:
+def _polite(system: FileSystem, act: Callable[[], Result]) -> Result:
     with _errors():
         try:
             return act()
@@ -100,7 +133,7 @@ def _polite(system: Any, act: Callable[[], Result]) -> Result:
             return act()
 
 
-def _renew(system: Any) -> bool:
+def _renew(system: FileSystem) -> bool:
     """Have the client read its credentials again, since they may have been revoked and renewed; at most once
     in AGAIN_S seconds.
     """
@@ -110,7 +143,7 @@ def _renew(system: Any) -> bool:
         if time.monotonic() - _renewed.get(id(system), -AGAIN_S) < AGAIN_S:
             return True  # another thread has just done it
         _renewed[id(system)] = time.monotonic()
-    system.connect(refresh=True)
+    cast(Any, system).connect(refresh=True)  # S3's own
     return True
 
 
@@ -128,7 +161,7 @@ def _errors() -> Iterator[None]:
 
 
 @contextmanager
-def writing(system: Any, path: str) -> Iterator[IO[bytes]]:
+def writing(system: FileSystem, path: str) -> Iterator[IO[bytes]]:
     """A binary file that is uploaded to `path` when the block ends without an error. It is buffered here
     first: a store commits what was sent when its file is closed, even by an error.
     """
@@ -146,7 +179,7 @@ def writing(system: Any, path: str) -> Iterator[IO[bytes]]:
             ask(system, "put_file", whole.name, path, num_bytes=size)
 
 
-def make_parent(system: Any, path: str) -> None:
+def make_parent(system: FileSystem, path: str) -> None:
     """Create the folder of `path` in stores that have folders; not in S3, which would create a bucket for a
     mistyped name.
     """
@@ -165,13 +198,13 @@ def make_parent(system: Any, path: str) -> None:
                 raise
 
 
-def fetch(system: Any, path: str, target: Path) -> None:
+def fetch(system: FileSystem, path: str, target: Path) -> None:
     """Copy a file to a local path."""
     size = ask(system, "size", path) or 0
     ask(system, "get_file", path, str(target), num_bytes=size)
 
 
-def read(system: Any, path: str) -> bytes:
+def read(system: FileSystem, path: str) -> bytes:
     """The whole of a file. Raises FileNotFoundError when there is none."""
     try:
         return ask(system, "cat_file", path, num_bytes=IN_MEMORY)
@@ -182,7 +215,7 @@ def read(system: Any, path: str) -> bytes:
         return ask(system, "cat_file", path, num_bytes=size)
 
 
-def remove(system: Any, path: str) -> None:
+def remove(system: FileSystem, path: str) -> None:
     """Remove a file or everything below a folder, one by one: some servers refuse S3's bulk removal."""
     if not is_s3(system):
         ask(system, "rm", path, recursive=True)
@@ -193,6 +226,7 @@ def remove(system: Any, path: str) -> None:
             ask(system, "rm_file", one)
 
 
-def open_system(url: str) -> tuple[Any, str]:
+def open_system(url: str) -> tuple[FileSystem, str]:
     """fsspec's filesystem of `url` and the path in it."""
-    return fsspec.core.url_to_fs(url, **options(url))
+    system, path = fsspec.core.url_to_fs(url, **options(url))
+    return cast(FileSystem, system), path

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO
 
 from fsspec.implementations.local import LocalFileSystem
 
@@ -73,7 +73,9 @@ def files_of(source: Source | Labels) -> list[str]:
         return _text_files(system, path, source.source, place, endings)
 
 
-def _text_files(system: Any, path: str, given: str, place: str, endings: tuple[str, ...]) -> list[str]:
+def _text_files(
+    system: remote.FileSystem, path: str, given: str, place: str, endings: tuple[str, ...]
+) -> list[str]:
     shown, known = printable(given), f"known: {', '.join(endings)}"
     if remote.ask_in_time(system, "isfile", path):
         if not path.endswith(endings):
@@ -154,7 +156,7 @@ def content_id(path: str, place: str = "") -> str:
         return _digest(system.open(name, "rb"), path)
 
 
-def _digest(file: Any, path: str = "") -> str:
+def _digest(file: IO[bytes], path: str = "") -> str:
     """sha256 of an open file; of `path`, a remote one, up to `MOST_UNMARKED` bytes."""
     digest, total = hashlib.sha256(), 0
     with file:
@@ -216,7 +218,7 @@ def short_names(paths: Iterable[str]) -> dict[str, str]:
     return {path: "/".join(folders[shared:]) for path, folders in parts.items()}
 
 
-def _filesystem(url: str, place: str) -> tuple[Any, str]:
+def _filesystem(url: str, place: str) -> tuple[remote.FileSystem, str]:
     try:
         return remote.open_system(url)
     except (ValueError, ImportError) as error:
@@ -229,11 +231,11 @@ def _filesystem(url: str, place: str) -> tuple[Any, str]:
         raise ConfigError(place, f"{printable(url)} cannot be opened ({_reason(error)})", WAY_OUT) from error
 
 
-def _address(system: Any, path: str) -> str:
+def _address(system: remote.FileSystem, path: str) -> str:
     return str(path) if isinstance(system, LocalFileSystem) else str(system.unstrip_protocol(path))
 
 
-def _listed(system: Any, path: str, given: str, place: str) -> list[str]:
+def _listed(system: remote.FileSystem, path: str, given: str, place: str) -> list[str]:
     """All files of a folder or glob, at most `MOST_FILES` + 1. Raises ConfigError when it does not exist."""
     if remote.ask_in_time(system, "isdir", path):
         return _below(system, path)
@@ -249,14 +251,14 @@ def _listed(system: Any, path: str, given: str, place: str) -> list[str]:
     return found
 
 
-def _below(system: Any, path: str) -> list[str]:
+def _below(system: remote.FileSystem, path: str) -> list[str]:
     if not isinstance(system, LocalFileSystem):
         return [str(name) for name in remote.ask_in_time(system, "find", path)]
     walked = (f"{folder}/{name}" for folder, _, names in system.walk(path) for name in names)
     return list(islice(walked, MOST_FILES + 1))
 
 
-def _nearest_in(system: Any, path: str) -> str:
+def _nearest_in(system: remote.FileSystem, path: str) -> str:
     """Advice: the name most like the missing one in its deepest existing folder. Discloses no other names."""
     parts = path.split("/")
     for depth in range(len(parts) - 1, 0, -1):

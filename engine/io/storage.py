@@ -18,7 +18,8 @@ from typing import IO, Any
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from atelier.engine.config.document import MOST_BYTES, parse_json, parse_object
+from atelier.engine.config.base import Json, SpecType
+from atelier.engine.config.document import MOST_BYTES, parse_as, parse_json, parse_object
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.config.record import FileEntry
 from atelier.engine.io import remote
@@ -35,7 +36,7 @@ def join(url: str, *parts: str) -> str:
     return "/".join([url.rstrip("/"), *(part.strip("/") for part in parts)])
 
 
-def filesystem(url: str) -> tuple[Any, str]:
+def filesystem(url: str) -> tuple[remote.FileSystem, str]:
     """The fsspec filesystem of `url` and the path in it. Raises ConfigError for an unknown kind of storage or
     an invalid URL.
     """
@@ -137,16 +138,21 @@ def open_regular(path: str | Path) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
-def read_json(url: str, what: str = "JSON") -> Any:
+def read_json(url: str, what: str = "JSON") -> Json:
     """The untrusted document at `url`. Raises DamageError when it exceeds limits of size, depth or
     numbers.
     """
     return parse_json(read_bytes(url, MOST_BYTES), url, what)
 
 
-def read_object(url: str, what: str = "a JSON object") -> dict[str, Any]:
+def read_object(url: str, what: str = "a JSON object") -> dict[str, Json]:
     """As `read_json`, for a document that has to be an object."""
     return parse_object(read_bytes(url, MOST_BYTES), url, what)
+
+
+def read_as(kind: type[SpecType], url: str, what: str) -> SpecType:
+    """As `read_object`, as a spec. Raises DamageError when it is not one."""
+    return parse_as(kind, read_bytes(url, MOST_BYTES), url, what)
 
 
 def read_text(url: str) -> str:

@@ -5,7 +5,7 @@ Memory is modelled in engine/plan/memory.py, time in engine/plan/step_time.py; F
 """
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TypedDict
 
 from atelier.engine.config.device import Device
 from atelier.engine.config.parallel import Parallel
@@ -21,6 +21,19 @@ from atelier.engine.plan.roofline import Machine
 from atelier.engine.plan.step_time import Seconds, step_time
 
 WIDTHS = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
+
+
+class EstimateRow(TypedDict):
+    """An estimate as plain JSON: numbers in the units of their names, FLOPs of all steps."""
+
+    params: int
+    flops: float
+    memory_gb: float
+    step_s: float
+    tokens_per_s: float
+    mfu: float
+    hfu: float
+    device_hours: float
 
 
 @dataclass(frozen=True)
@@ -54,12 +67,17 @@ class Estimate:
             seconds=Seconds(**parts),
         )
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> EstimateRow:
         """Plain JSON, without the parts."""
         return {
-            key: round(value, 6) if isinstance(value, float) else value
-            for key, value in vars(self).items()
-            if key not in ("seconds", "memory", "faults")
+            "params": self.params,
+            "flops": round(self.flops, 6),
+            "memory_gb": round(self.memory_gb, 6),
+            "step_s": round(self.step_s, 6),
+            "tokens_per_s": round(self.tokens_per_s, 6),
+            "mfu": round(self.mfu, 6),
+            "hfu": round(self.hfu, 6),
+            "device_hours": round(self.device_hours, 6),
         }
 
     def parts(self) -> dict[str, dict[str, float]]:
@@ -98,7 +116,7 @@ class Setting:
 
     @staticmethod
     def of(role: Role, train: Train, pool: Pool, vocab: int) -> "Setting":
-        model: Any = role.model
+        model = role.model
         if model.vocab == "auto":
             model = model.resolved(vocab)
         return Setting(role, model_shape_of(model, train.sequence), pool, pool.device)

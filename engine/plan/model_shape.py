@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from atelier.engine.config.blocks import Blocks
+from atelier.engine.config.registry import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class ModelShape:
         return 12.0 * self.sequence * self.num_heads * self.head_dim * self.num_layers
 
 
-def model_shape_of(model: Any, sequence: int) -> ModelShape:
+def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
     """The shape of `model`, a ModelSpec whose vocabulary is known."""
     *flops, after = model.block_flops(sequence)
     blocks: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -54,12 +54,13 @@ def model_shape_of(model: Any, sequence: int) -> ModelShape:
             _, number, rest = name.split(".", 2)
             blocks.setdefault(number, {})[rest] = shape
     first = blocks.get("0", {})
-    is_known = isinstance(model, Blocks) and all(block == first for block in blocks.values())
-    num_experts = getattr(model, "num_experts", 0) if is_known else 0
-    met = getattr(model, "experts_per_token", 1) if num_experts else 1
+    is_alike = all(block == first for block in blocks.values())
+    known = model if isinstance(model, Blocks) and is_alike else None
+    num_experts = getattr(model, "num_experts", 0) if known else 0
+    met: int = getattr(model, "experts_per_token", 1) if num_experts else 1
     matrices = [(prod(shape[:-2]), shape[-2], shape[-1]) for shape in first.values() if len(shape) >= 2]
-    width = float(model.inner * met) if is_known else 4.0 * model.hidden
-    is_gated = is_known and model.mlp == "swiglu"
+    width = float(known.inner * met) if known else 4.0 * model.hidden
+    is_gated = known is not None and known.mlp == "swiglu"
     return ModelShape(
         sequence=sequence,
         params=model.num_params(),
@@ -67,14 +68,14 @@ def model_shape_of(model: Any, sequence: int) -> ModelShape:
         hidden=model.hidden,
         vocab=model.tokens,
         block_params=sum(prod(shape) for shape in first.values()),
-        matrices=tuple(matrices) if is_known else (),
-        num_heads=model.num_heads if is_known else 0,
-        kv_heads=model.kv_heads if is_known else 0,
-        head_dim=model.head_dim if is_known else 0,
+        matrices=tuple(matrices) if known else (),
+        num_heads=known.num_heads if known else 0,
+        kv_heads=known.kv_heads if known else 0,
+        head_dim=known.head_dim if known else 0,
         inner=width * (1.5 if is_gated else 1.0),
         width=width,
         is_gated=is_gated,
-        has_rms_norm=is_known and model.norm == "rms",
+        has_rms_norm=known is not None and known.norm == "rms",
         num_experts=num_experts,
         met=met,
         flops=tuple(flops),

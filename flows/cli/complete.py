@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,7 +121,8 @@ def _override_words(flow: str, before: tuple[str, ...], current: str) -> Iterato
             yield from (f"{key}={option}" for option in catalog.options(choice.group))
         elif not equals:
             yield f"{choice.key}="
-    roles = list(shape.document.get("roles", {}))
+    given = shape.document.get("roles")
+    roles = list(given) if isinstance(given, Mapping) else []
     if roles and not equals:
         yield "+role@roles."
     if key.startswith("+role@roles.") and equals:

@@ -2,7 +2,7 @@
 with type, meaning and present value.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atelier.flows.cli.syntax import COMMANDS, Command
 from atelier.flows.run import catalog
@@ -120,14 +120,14 @@ def _places(place: "FieldPlace", name: str) -> list[str]:
 
 
 def _line(place: "FieldPlace", name: str) -> str:
-    value: Any = place.value
+    value: object = place.value  # or the field's default, of whatever type
     if value is None and place.field is not None and not place.field.is_required():
         value = place.field.default
     now = "" if value in (None, "", {}, ()) else f" [{'required' if value == '???' else _written(value)}]"
     return row(name, f"{place.type_text():<14} {place.about}{now}", 42)
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:  # as above
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

@@ -2,7 +2,7 @@
 
 import argparse
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from atelier.engine.config.error import ConfigError, nearest
 
@@ -184,10 +184,11 @@ def parse_words(command: Command, words: list[str]) -> argparse.Namespace:
     """The command's words and options. Raises ConfigError, with the nearest option, for an unknown one."""
     parser = _Parser(prog=f"atelier {command.name}", add_help=False, allow_abbrev=False)
     for option in command.options:
-        how: dict[str, Any] = {"action": "store_true"}
         if option.value:
-            how = {"action": "append" if option.many else "store", "metavar": option.value}
-        parser.add_argument(option.flag, **how)
+            action = "append" if option.many else "store"
+            parser.add_argument(option.flag, action=action, metavar=option.value)
+        else:
+            parser.add_argument(option.flag, action="store_true")
     for word in command.words:
         parser.add_argument(word.name, nargs=NARGS[word.required, word.many])
     found, strange = parser.parse_known_intermixed_args(words)

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
@@ -90,7 +89,7 @@ def regularly(seconds: float, check: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def end_of(run: FlowRun | None, silent_since: dict[str, float]) -> State[Any] | None:
+def end_of(run: FlowRun | None, silent_since: dict[str, float]) -> State | None:
     """The state that the run has ended in. A run that ended for missing heartbeats alone counts only after
     RECLAIM_S, because its process may reclaim it.
     """

@@ -5,8 +5,9 @@
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
+from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.pool import Pool
 from atelier.flows.deployments.forms import form
@@ -63,14 +64,14 @@ def deploy() -> Done:
         for flow in flow_names():
             about, example = flow_text(flow)
             text = f"{about}.\n\nThe same on the command line: `{example} pool=local`"
-            deployed = Deployed(flow=flow, about=text, pool=LIGHT, form=form(flow))
+            deployed = Deployed(flow=flow, about=text, pool=LIGHT, form=cast(JsonObject, form(flow)))
             done.flows[flow] = put_deployment(client, deployed)
         put_zombie_automation(client)
     return done
 
 
 WORK_ABOUT = "One task of a flow. Flows start it; there is nothing to fill in by hand."
-WORK_FORM: dict[str, Any] = {
+WORK_FORM: dict[str, Json] = {
     "title": "Parameters",
     "type": "object",
     "properties": {

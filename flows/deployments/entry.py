@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import prefect
+from prefect.client.schemas.objects import State
 from prefect.states import Failed
 
 WORK_PARAMETERS = ("node", "run", "code", "gang")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> prefect.Flow:
     if name.startswith("_"):
         raise AttributeError(name)
     return _made(name)
 
 
 @cache
-def _made(name: str) -> Any:
+def _made(name: str) -> prefect.Flow:
     """The Prefect flow called `name`: the form's fields are its parameters, all of them optional."""
     if name == "work":
         return _flow("work", WORK_PARAMETERS, "atelier.flows.deployments.task_run")
@@ -34,15 +35,15 @@ def _made(name: str) -> Any:
     return _flow(name, tuple(form(name)["properties"]), "atelier.flows.deployments.flow_run")
 
 
-def _flow(name: str, parameters: tuple[str, ...], module: str) -> Any:
-    def run(**given: Any) -> Any:
+def _flow(name: str, parameters: tuple[str, ...], module: str) -> prefect.Flow:
+    def run(**given: object) -> State:  # what a form gave: the module checks it
         refused = use_code(str(given.get("code") or ""))
         if refused:
             return Failed(message=refused)
         filled = {key: value for key, value in given.items() if value is not None}
         return importlib.import_module(module).run(name, filled)
 
-    named: Any = run
+    named: Any = run  # a function has no declared signature to set
     named.__signature__ = Signature(
         [Parameter(key, Parameter.KEYWORD_ONLY, default=None) for key in parameters]
     )

@@ -3,10 +3,9 @@ light pool plans, runs the nodes on pools and shows their progress.
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -15,6 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
+from atelier.engine.config.base import JsonObject
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.role import Role
 from atelier.flows.deployments.cancellation import present
@@ -27,13 +27,14 @@ from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.sweep_ledger import Ledger, PointEntry
 from atelier.flows.run.sweep_point import with_companions
 from atelier.infra.code.frozen import freeze
+from atelier.infra.run.context import RunContext
 from atelier.infra.stack.prefect_api import page
 from atelier.infra.store.store import Store, default_root
 
 LONGEST = 2000  # characters of an error: it may repeat what the user wrote
 
 
-def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
+def run(flow: str, parameters: JsonObject) -> State:
     """Run `flow` with a filled form; the state that its Prefect run ends in."""
     log = get_run_logger()
     try:
@@ -59,7 +60,7 @@ def run(flow: str, parameters: Mapping[str, Any]) -> State[Any]:
     return _state(outcome)
 
 
-def frozen_of(flow: str, parameters: Mapping[str, Any]) -> Frozen:
+def frozen_of(flow: str, parameters: JsonObject) -> Frozen:
     """The configuration that a filled form stands for: what the same words give on a command line."""
     words = to_overrides(flow, parameters)
     frozen = compose(flow, words, from_form=True)
@@ -84,7 +85,9 @@ def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str, swee
     with ProgressPage(store.root, run_id, [node.name for node in plan.nodes]) as progress_page:
         submitter = TaskSubmitter(frozen, command, code or freeze(store.root), progress_page)
 
-        def host(frozen: Frozen, context: Any, outcome: RunOutcome, inside: Any) -> None:
+        def host(
+            frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: Callable[[], None]
+        ) -> None:
             context.links["prefect.url"] = page(str(flow_run.id))
             progress_page.follow(outcome, context)
             with present(context.stop):
@@ -103,7 +106,7 @@ def run_id_of() -> str:
     return f"{moment:%Y%m%d-%H%M%S}-{str(flow_run.id)[:6]}"
 
 
-def _state(outcome: RunOutcome) -> State[Any]:
+def _state(outcome: RunOutcome) -> State:
     if outcome.failure is None:
         made = len(outcome.nodes) - len(outcome.reused)
         return Completed(message=f"{made} tasks run, {len(outcome.reused)} reused")

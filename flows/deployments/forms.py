@@ -10,18 +10,46 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Required, TypedDict, cast
 
 from pydantic import create_model
 
+from atelier.engine.config.base import Json, JsonObject
+from atelier.engine.config.document import section_of
 from atelier.engine.config.error import UNSEEN, ConfigError, nearest
 from atelier.engine.config.pool import Pool
-from atelier.engine.config.registry import FieldPlace, spec_class
+from atelier.engine.config.registry import FieldPlace, ObjectiveSpec, spec_class
 from atelier.flows.run.catalog import FlowShape, GroupChoice, flow_names, option_text, options, used_choices
 from atelier.flows.run.overrides import MOST_LETTERS, SHOWN, check_overrides, shown
 from atelier.flows.run.pools import pool_of
 from atelier.flows.run.registry import is_idle
 from atelier.flows.run.registry import parameters as parameters_of
+
+
+class FieldSchema(TypedDict, total=False):
+    """JSON schema of a box."""
+
+    title: str
+    position: int
+    type: Required[str]
+    description: Required[str]
+    enum: list[str]
+    items: dict[str, str]
+    pattern: str
+    minimum: float
+    maximum: float
+    exclusiveMinimum: float
+    exclusiveMaximum: float
+
+
+class FormSchema(TypedDict):
+    """JSON schema of a form, as Prefect takes it."""
+
+    title: str
+    type: str
+    properties: dict[str, FieldSchema]
+    required: list[str]
+
 
 POOL_WHEN_BLANK = "local"
 ALWAYS = ("experiment", "pool")
@@ -71,7 +99,7 @@ KINDS = {
 }
 LARGEST = 2**63
 PLAIN = re.compile(r"(?!(true|false|null|nan|inf)$)[a-z][a-z0-9_./-]*", re.IGNORECASE | re.ASCII)
-OVERRIDES = {
+OVERRIDES: FieldSchema = {
     "type": "array",
     "items": {"type": "string"},
     "description": (
@@ -79,13 +107,13 @@ OVERRIDES = {
         " they win over the fields above"
     ),
 }
-CODE = {
+CODE: FieldSchema = {
     "type": "string",
     "pattern": "^[0-9a-f]{32}$",
     "description": "digest of the frozen code to run, 32 hex digits; blank = as it is now",
 }
 
-SWEEP = {
+SWEEP: FieldSchema = {
     "type": "string",
     "pattern": "^[0-9a-f]{12}/[0-9]{1,6}$",
     "description": "a sweep and the number of its point; filled in by `atelier <flow> -m`",
@@ -97,7 +125,7 @@ class Field:
     """One box of the form. `key` is what the command line writes; '' when the box is no word of it."""
 
     title: str
-    schema: dict[str, Any]
+    schema: FieldSchema
     key: str = ""
 
     @property
@@ -107,20 +135,20 @@ class Field:
         return re.sub(r"\W", "_", place)
 
 
-def form(flow: str) -> dict[str, Any]:
+def form(flow: str) -> FormSchema:
     """The parameter schema of `flow` for Prefect: every field optional, in the order of the page.
 
     Raises ConfigError when there is no such flow.
     """
     fields = _fields(flow)
-    properties = {
+    properties: dict[str, FieldSchema] = {
         name: {"title": field.title, **copy.deepcopy(field.schema), "position": number}
         for number, (name, field) in enumerate(fields.items())
     }
     return {"title": "Parameters", "type": "object", "properties": properties, "required": []}
 
 
-def to_overrides(flow: str, parameters: Mapping[str, Any]) -> list[str]:
+def to_overrides(flow: str, parameters: JsonObject) -> list[str]:
     """The words of the command line that a filled form stands for, in the form's order; None and '' are
     blank.
 
@@ -145,7 +173,7 @@ def to_overrides(flow: str, parameters: Mapping[str, Any]) -> list[str]:
             )
         if field.key:
             words.append(_word(field, given[name]))
-    own = [text for text in given.get("overrides", ()) if not _is_blank(text)]
+    own = [str(text) for text in _texts(given.get("overrides", ())) if not _is_blank(text)]
     check_overrides([*words, *own], from_form=True)
     return [*words, *own]
 
@@ -181,7 +209,7 @@ def _selects(shape: FlowShape) -> Iterator[Field]:
         if choice.group in ALWAYS or len(offered) > 1:
             about = "; ".join(filter(None, (_about(choice.group, option) for option in offered)))
             now = POOL_WHEN_BLANK if choice.group == "pool" else choice.option
-            schema = {"type": "string", "enum": offered, "description": _help(about, now)}
+            schema: FieldSchema = {"type": "string", "enum": offered, "description": _help(about, now)}
             yield Field(choice.key, schema, choice.key)
 
 
@@ -200,14 +228,15 @@ def _offered(shape: FlowShape, choice: GroupChoice) -> list[str]:
     for option in found:
         document = FlowShape(shape.flow, (f"{choice.key}={option}",)).document
         parts = _section(_section(document, beside), last).values()
-        if any(spec_class("objective", part["kind"]).needs_teacher for part in parts) == has_teacher:
+        kinds = [spec_class("objective", str(section_of(part)["kind"])) for part in parts]
+        if any(issubclass(kind, ObjectiveSpec) and kind.needs_teacher for kind in kinds) == has_teacher:
             offered.append(option)
     return offered
 
 
-def _section(document: Mapping[str, Any], package: str) -> Mapping[str, Any]:
+def _section(document: JsonObject, package: str) -> JsonObject:
     for part in filter(None, package.split(".")):
-        document = document[part]
+        document = section_of(document[part])
     return document
 
 
@@ -243,9 +272,9 @@ def _places(place: FieldPlace | None, rest: Sequence[str]) -> Iterator[FieldPlac
         yield from _places(one, rest[1:])
 
 
-def _schema(place: FieldPlace) -> dict[str, Any]:
+def _schema(place: FieldPlace) -> FieldSchema:
     """The field's type and bounds as pydantic reports them; of several types the one that is a number."""
-    model = create_model("Box", value=(place.annotation, place.field))
+    model = create_model("Box", value=(cast(type, place.annotation), place.field))
     known = model.model_json_schema()["properties"]["value"]
     arms = [arm for arm in known.get("anyOf", ()) if "const" not in arm]
     arm = next((arm for arm in arms if arm["type"] == "number"), arms[0] if arms else {})
@@ -255,10 +284,10 @@ def _schema(place: FieldPlace) -> dict[str, Any]:
     now = place.value
     if now is None and place.field is not None and not place.field.is_required():
         now = place.field.default
-    return plain | {"description": _help(place.about, now)}
+    return cast(FieldSchema, plain | {"description": _help(place.about, now)})
 
 
-def _help(about: str, now: Any) -> str:
+def _help(about: str, now: object) -> str:  # a default, of whatever type
     """The help with what a blank box means."""
     if now == "???":
         return f"{about}. Needed".lstrip(". ")
@@ -266,40 +295,45 @@ def _help(about: str, now: Any) -> str:
     return f"{about}. Blank: {blank}, or the experiment's".lstrip(". ") if blank else about
 
 
-def _unknown(name: Any, fields: Mapping[str, Field]) -> ConfigError:
+def _unknown(name: str, fields: Mapping[str, Field]) -> ConfigError:
     word = str(name)[:SHOWN]
     near = nearest(word, fields) or nearest(word, [field.title for field in fields.values()])
     advice = f"did you mean {near}? " if near else ""
     return ConfigError(shown(name), "the form has no such field", f"{advice}it has: {', '.join(fields)}")
 
 
-def _is_blank(value: Any) -> bool:
+def _texts(value: Json) -> Sequence[Json]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+
+def _is_blank(value: Json) -> bool:
     if isinstance(value, list | tuple):
         return all(one is None or one == "" for one in value)
     return value is None or value == ""
 
 
-def _fault(value: Any, schema: Mapping[str, Any]) -> str:
+def _fault(value: Json, schema: FieldSchema) -> str:
     """What is wrong with a value that is not blank; '' when nothing is."""
     if not _is_kind(value, schema["type"]):
         return f"must be {KINDS[schema['type']]}"
     if "enum" in schema and value not in schema["enum"]:
         return "is not one of the options"
-    if schema["type"] in ("integer", "number"):
+    if isinstance(value, int | float):
         return _number_fault(value, schema)
-    for text in [value] if schema["type"] == "string" else filter(None, value):
-        fault = _text_fault(text, schema.get("pattern", ""))
+    for text in [value] if schema["type"] == "string" else filter(None, _texts(value)):
+        fault = _text_fault(str(text), schema.get("pattern", ""))
         if fault:
             return fault
     return ""
 
 
-def _number_fault(value: float, schema: Mapping[str, Any]) -> str:
+def _number_fault(value: float, schema: FieldSchema) -> str:
     if not abs(value) < LARGEST:
         return "must be a number that a machine can hold"
+    bounds = {key: bound for key, bound in schema.items() if isinstance(bound, int | float)}
     for key, (_, words, holds) in BOUNDS.items():
-        if key in schema and not holds(value, schema[key]):
-            return f"must be {words} {schema[key]:g}"
+        if key in bounds and not holds(value, bounds[key]):
+            return f"must be {words} {bounds[key]:g}"
     return ""
 
 
@@ -311,7 +345,7 @@ def _text_fault(text: str, pattern: str) -> str:
     return "" if re.search(pattern, text) else f"must match {pattern}"
 
 
-def _is_kind(value: Any, kind: str) -> bool:
+def _is_kind(value: Json, kind: str) -> bool:
     if kind == "array":
         return isinstance(value, list | tuple) and all(one is None or isinstance(one, str) for one in value)
     if kind == "string":
@@ -319,16 +353,16 @@ def _is_kind(value: Any, kind: str) -> bool:
     return isinstance(value, int if kind == "integer" else int | float) and not isinstance(value, bool)
 
 
-def _way_out(value: Any, schema: Mapping[str, Any]) -> str:
+def _way_out(value: Json, schema: FieldSchema) -> str:
     if "enum" not in schema:
-        return str(schema["description"])
+        return schema["description"]
     near = nearest(value[:SHOWN], schema["enum"]) if isinstance(value, str) else ""
     return (f"did you mean {near}? " if near else "") + f"there are: {', '.join(map(str, schema['enum']))}"
 
 
-def _word(field: Field, value: Any) -> str:
+def _word(field: Field, value: Json) -> str:
     if isinstance(value, list | tuple):
-        texts = [_text(field, text) for text in value if not _is_blank(text)]
+        texts = [_text(field, str(text)) for text in value if not _is_blank(text)]
         return f"{field.key}=[{','.join(texts)}]"
     return f"{field.key}={_text(field, value) if isinstance(value, str) else repr(value)}"
 

@@ -5,12 +5,14 @@ every two seconds at most; removed with the run.
 import json
 import time
 from contextlib import suppress
-from typing import Any
+from typing import cast
 
 from atelier.engine.config.error import DamageError
+from atelier.engine.config.message import LiveState, Message
 from atelier.engine.io.storage import join, names, read_object, remove, write_bytes
 
 EVERY_S = 2.0
+SHOWN = ("state", "progress", "total", "unit", "rate", "loss", "warning")  # keys that are kept of messages
 
 
 def folder_of(root: str, run_id: str) -> str:
@@ -22,16 +24,15 @@ class LiveProgress:
 
     def __init__(self, root: str, run_id: str, node: str) -> None:
         self.place = join(folder_of(root, run_id), f"{node.replace('/', '-')}.json")
-        self.now: dict[str, Any] = {"node": node, "state": "waiting for a slot", "began": time.time()}
+        self.now: LiveState = {"node": node, "state": "waiting for a slot", "began": time.time()}
         self._written = 0.0
 
-    def on_message(self, message: dict[str, Any]) -> None:
+    def on_message(self, message: Message) -> None:
         """Note a message of the node's gang or of the context about it."""
         if "waiting" in message:
             self.now["state"] = message["waiting"]
-        for key in ("state", "progress", "total", "unit", "rate", "loss", "warning"):
-            if key in message:
-                self.now[key] = message[key]
+        kept = {key: value for key, value in message.items() if key in SHOWN}
+        self.now = cast(LiveState, {**self.now, **kept})
         is_news = "state" in message or "warning" in message or "waiting" in message
         if is_news or time.monotonic() - self._written >= EVERY_S:
             self._written = time.monotonic()
@@ -39,14 +40,14 @@ class LiveProgress:
                 write_bytes(self.place, json.dumps(self.now).encode())
 
 
-def read_live(root: str, run_id: str) -> dict[str, dict[str, Any]]:
+def read_live(root: str, run_id: str) -> dict[str, LiveState]:
     """Node -> the content of its file; a file that is just being written is left out."""
     found = {}
     with suppress(OSError):
         for name in names(folder_of(root, run_id)):
             with suppress(OSError, DamageError, KeyError):
                 document = read_object(join(folder_of(root, run_id), name))
-                found[str(document["node"])] = document
+                found[str(document["node"])] = cast(LiveState, document)
     return found
 
 
@@ -55,7 +56,7 @@ def forget_live(root: str, run_id: str) -> None:
         remove(folder_of(root, run_id))
 
 
-def left_s(now: dict[str, Any]) -> float | None:
+def left_s(now: LiveState) -> float | None:
     """Seconds that the node still needs at its present rate; None when unknown."""
     rate = now.get("rate") or 0
     return (now["total"] - now["progress"]) / rate if rate and "total" in now and "progress" in now else None

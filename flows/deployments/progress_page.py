@@ -3,10 +3,10 @@ written by a thread: an unavailable server delays nothing.
 """
 
 import json
+import logging
 import threading
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -15,6 +15,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.context import hydrated_context, serialize_context
 
+from atelier.engine.config.message import LiveState, Message
 from atelier.flows.deployments.live import forget_live, left_s, read_live
 from atelier.flows.run.execute import RunOutcome
 from atelier.infra.run.context import RunContext
@@ -32,7 +33,7 @@ class ProgressPage:
         self._pages: dict[str, str] = {}
         self._ended = threading.Event()
         self._artifact, self._is_linked = "", False
-        self._shown: list[dict[str, Any]] = []
+        self._shown: list[dict[str, str]] = []
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "ProgressPage":
@@ -67,24 +68,22 @@ class ProgressPage:
         self._pages[node] = page
         self._log.info("%s: run %s", node, run_id)
 
-    def on_message(self, node: str, message: dict[str, Any]) -> None:
+    def on_message(self, node: str, message: Message) -> None:
         """Log a message about a node, from this process or from its run on a pool."""
         log_message(self._log, node, message)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, str]]:
         """The table as it is now."""
         live = read_live(self._root, self._run_id)
         rows = []
         for name in self._names:
-            now, state = live.get(name, {}), self._states.get(name, "")
+            now, state = live.get(name, LiveState()), self._states.get(name, "")
             is_running = state == "running"
             rows.append(
                 {
                     "task": name,
                     "state": str(now.get("state", state)) if is_running else state or "to come",
-                    "done": f"{now['progress']}/{now['total']} {now.get('unit', '')}"
-                    if "total" in now
-                    else "",
+                    "done": amount_text(now) if "total" in now else "",
                     "left": time_text(left_s(now)) if is_running else "",
                     "loss": losses(now),
                     "run": f"[page]({self._pages[name]})" if name in self._pages else "",
@@ -113,8 +112,7 @@ class ProgressPage:
         about = f"{ended} of {len(rows)} tasks ended"
         try:
             if not self._artifact:
-                made: Any = create_table_artifact(table=rows, key="progress", description=about)
-                self._artifact = str(made)
+                self._artifact = str(create_table_artifact(table=rows, key="progress", description=about))
             else:
                 replace_artifact(self._artifact, json.dumps(rows), about)
             self._shown = rows
@@ -128,14 +126,17 @@ def replace_artifact(artifact: str, data: str, about: str) -> None:
         client.update_artifact(UUID(artifact), ArtifactUpdate(data=data, description=about))
 
 
-def log_message(log: Any, node: str, message: dict[str, Any]) -> None:
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+
+def log_message(log: Log, node: str, message: Message) -> None:
     """Write a node's message to the log of a Prefect run, unless it is only progress."""
     if "warning" in message:
         log.warning("%s: %s", node, message["warning"])
     elif "error" in message:
         log.error("%s: %s", node, message["error"])
-    elif message.get("resumed"):
-        log.info("%s: goes on from step %s", node, message["resumed"])
+    elif step := message.get("resumed"):
+        log.info("%s: goes on from step %s", node, step)
         for damage in message.get("damages", []):
             log.warning("%s: damaged and passed over: %s", node, damage)
     else:
@@ -144,7 +145,12 @@ def log_message(log: Any, node: str, message: dict[str, Any]) -> None:
             log.info("%s: %s %s", node, text, message.get("detail", ""))
 
 
-def losses(now: dict[str, Any]) -> str:
+def amount_text(now: LiveState) -> str:
+    """'120/400 steps'."""
+    return f"{now.get('progress', 0)}/{now.get('total', 0)} {now.get('unit', '')}"
+
+
+def losses(now: Message) -> str:
     found = now.get("loss")
     return "  ".join(f"{k} {v:.3f}" for k, v in found.items()) if isinstance(found, dict) else ""
 

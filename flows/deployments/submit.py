@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import FlowRun
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.flows.deployments.cancellation import end_of
 from atelier.flows.deployments.live import left_s, read_live
-from atelier.flows.deployments.progress_page import time_text
+from atelier.flows.deployments.progress_page import amount_text, time_text
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.overrides import check_overrides
 from atelier.infra.code.frozen import freeze
@@ -90,4 +90,4 @@ def _say_live(store: Store, run: FlowRun, say: Callable[[str], None]) -> None:
     for node, now in sorted(read_live(store.root, str(run.name)).items()):  # the parent names its run so
         if "total" in now and now.get("state") == "running":
             left = time_text(left_s(now))
-            say(f"  {node}: {now['progress']}/{now['total']} {now.get('unit', '')}, {left} left")
+            say(f"  {node}: {amount_text(now)}, {left} left")

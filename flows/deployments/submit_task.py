@@ -3,20 +3,21 @@
 import hashlib
 import threading
 import time
-from typing import Any
+from typing import cast
 
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.deployments import run_deployment
 from prefect.runtime import flow_run
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.flows.deployments.cancellation import end_of
 from atelier.flows.deployments.progress_page import ProgressPage
+from atelier.flows.deployments.task_request import ParentRun, TaskRequest
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.execute import RunOutcome
 from atelier.flows.run.work import work
 from atelier.infra.dag import Node
-from atelier.infra.launch.rendezvous import NodePlace, document_of
+from atelier.infra.launch.rendezvous import NodePlace
 from atelier.infra.run.context import RunContext
 from atelier.infra.stack import prefect_api
 from atelier.infra.stack.deployments import WORK
@@ -34,7 +35,7 @@ class TaskSubmitter:
     def __init__(self, frozen: Frozen, command: str, code: str, progress_page: ProgressPage) -> None:
         self.frozen, self.code, self.progress_page, self.command = frozen, code, progress_page, command
 
-    def make(self, node: Node, context: RunContext, outcome: RunOutcome) -> dict[str, Any]:
+    def make(self, node: Node, context: RunContext, outcome: RunOutcome) -> dict[str, str]:
         """Run the node on its pool; reused nodes, and those without a gang, in this process."""
         if node.ranks == 0 or not context.missing(node):
             return work(node, context, outcome.states, outcome.errors)
@@ -82,61 +83,52 @@ class TaskSubmitter:
         """Start a run of `work` on each of the node's pools; their ids, the first node's first."""
         pools, key = self.pools(node), f"{flow_run.id}-{flow_run.run_count}-{node.name}-{attempt}"
         gang = hashlib.sha256(key.encode()).hexdigest()[:16]
-        about = {
-            "id": context.run_id,
-            "flow": context.flow,
-            "command": context.command,
-            "pool": self.frozen.pool.model_dump(mode="json"),
-            "tracker": self.frozen.tracker.model_dump(mode="json"),
-            "links": context.links,
-            # begun again by the first attempt only: the others resume
-            "resume": {
-                "accept_code": context.resume.accept_code,
-                "fresh": [] if attempt or flow_run.run_count > 1 else context.resume.fresh,
-            },
-        }
+        resume = context.resume
+        if attempt or flow_run.run_count > 1:  # begun again by the first attempt only: the others resume
+            resume = resume.model_copy(update={"fresh": ()})
+        about = ParentRun(
+            id=context.run_id,
+            flow=context.flow,
+            command=context.command,
+            pool=self.frozen.pool,
+            tracker=self.frozen.tracker,
+            links=context.links,
+            resume=resume,
+        )
         runs = []
         for index, pool in enumerate(pools):
-            parameters = {
-                "node": node.model_dump(mode="json"),
-                "run": about,
-                "code": self.code,
-            }
-            if len(pools) > 1:
-                parameters["gang"] = document_of(NodePlace(id=gang, index=index, pools=pools))
-            runs.append(
-                self._submit(
-                    f"{WORK}/{pool}",
-                    context.stop,
-                    parameters=parameters,
-                    flow_run_name=node.name if index == 0 else f"{node.name} node {index}",
-                    idempotency_key=f"{key}-{index}",
-                )
-            )
+            place = NodePlace(id=gang, index=index, pools=pools) if len(pools) > 1 else None
+            request = TaskRequest(node=node, run=about, code=self.code, gang=place)
+            name = node.name if index == 0 else f"{node.name} node {index}"
+            runs.append(self._submit(f"{WORK}/{pool}", context.stop, request, name, f"{key}-{index}"))
         self.progress_page.began(node.name, runs[0], prefect_api.page(runs[0]))
         return runs
 
-    def _submit(self, deployment: str, stop: threading.Event, **about: Any) -> str:
-        """Start a run, waiting while the server is unavailable; its id. Retries start no second run. Raises
-        StoppedError when stopped meanwhile.
+    def _submit(
+        self, deployment: str, stop: threading.Event, request: TaskRequest, name: str, key: str
+    ) -> str:
+        """Start a run, waiting while the server is unavailable; its id. Retries start no second run, by their
+        `key`. Raises StoppedError when stopped meanwhile.
         """
         while True:
             try:
-                run: Any = run_deployment(
+                run = run_deployment(
                     deployment,
                     timeout=0,
                     tags=[f"parent:{flow_run.id}"],
                     work_queue_name=self.frozen.pool.queue,
-                    **about,
+                    parameters=request.parameters(),
+                    flow_run_name=name,
+                    idempotency_key=key,
                 )
-                return str(run.id)
+                return str(cast(FlowRun, run).id)  # the call is not awaited here
             except Exception as error:
                 if not prefect_api.is_away(error):
                     raise
                 if stop.wait(POLL_S):
                     raise StoppedError("stopped; Prefect's server was away") from None
 
-    def _watch(self, runs: list[str], node: Node, context: RunContext) -> list[State[Any]]:
+    def _watch(self, runs: list[str], node: Node, context: RunContext) -> list[State]:
         """Wait for the end of all runs, through outages of the server; a stop of the parent run, and the
         failure of one run, cancel the others.
         """
@@ -179,7 +171,7 @@ class TaskSubmitter:
         context.say(node, waiting=f"waits: {'; '.join(reasons)}")
 
 
-def worst(states: list[State[Any]]) -> State[Any]:
+def worst(states: list[State]) -> State:
     """The state of the whole gang: a crash first, because the others' failures follow from it."""
     order = (StateType.CRASHED, StateType.FAILED, StateType.CANCELLED, StateType.CANCELLING)
     return min(states, key=lambda state: order.index(state.type) if state.type in order else len(order))

@@ -9,15 +9,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import cast
+from uuid import UUID
 from xml.sax.saxutils import escape
 
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.context import hydrated_context, serialize_context
 
+from atelier.engine.config.message import Message
 from atelier.flows.deployments.live import LiveProgress, left_s
-from atelier.flows.deployments.progress_page import EVERY_S, log_message, losses, replace_artifact, time_text
+from atelier.flows.deployments.progress_page import (
+    EVERY_S,
+    amount_text,
+    log_message,
+    losses,
+    replace_artifact,
+    time_text,
+)
 from atelier.infra.dag import Node
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 300, 56, 36, 16
@@ -99,7 +108,7 @@ class TaskPage:
         self._curves: dict[str, list[tuple[float, float]]] = {}
         self._changed, self._ended = threading.Event(), threading.Event()
         self._context = serialize_context()
-        self._progress: Any = None
+        self._progress: UUID | None = None
         self._picture, self._drawn = "", 0.0
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -113,12 +122,12 @@ class TaskPage:
         self._ended.set()
         self._thread.join(5.0)
 
-    def on_message(self, node: str, message: dict[str, Any]) -> None:
+    def on_message(self, node: str, message: Message) -> None:
         self._live.on_message(message)
         log_message(self._log, node, message)
         if "progress" in message:
             for role, loss in _losses_of(message).items():
-                self._curves.setdefault(role, []).append((message["progress"], loss))
+                self._curves.setdefault(role, []).append((float(message["progress"]), loss))
             self._changed.set()
 
     def _run(self) -> None:
@@ -139,25 +148,26 @@ class TaskPage:
 
     def _show_progress(self) -> None:
         now = self._live.now
-        share = 100.0 * now["progress"] / max(now["total"], 1)
+        share = 100.0 * now.get("progress", 0) / max(now.get("total", 0), 1)
         left = time_text(left_s(now))
-        about = f"{now['progress']}/{now['total']} {now.get('unit', '')}, {left} left  {losses(now)}"
+        about = f"{amount_text(now)}, {left} left  {losses(now)}"
         if self._progress is None:
-            self._progress = create_progress_artifact(progress=share, key="progress", description=about)
+            made = create_progress_artifact(progress=share, key="progress", description=about)
+            self._progress = cast(UUID, made)  # the call is not awaited here
         else:
             update_progress_artifact(artifact_id=self._progress, progress=share, description=about)
 
     def _show_loss(self) -> None:
         now = self._live.now
-        about = f"after {now['progress']} of {now['total']} {now.get('unit', '')}: {losses(now)}"
+        done, total = now.get("progress", 0), now.get("total", 0)
+        about = f"after {done} of {total} {now.get('unit', '')}: {losses(now)}"
         text = as_markdown(loss_svg(self._curves), "loss")
         if self._picture:
             replace_artifact(self._picture, text, about)
         else:
-            made: Any = create_markdown_artifact(markdown=text, key="loss", description=about)
-            self._picture = str(made)
+            self._picture = str(create_markdown_artifact(markdown=text, key="loss", description=about))
 
 
-def _losses_of(message: dict[str, Any]) -> dict[str, float]:
+def _losses_of(message: Message) -> dict[str, float]:
     found = message.get("loss")
     return {str(k): float(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -1,69 +1,65 @@
 """`work`, the one generic flow on every pool: run one node here for its parent run."""
 
 import threading
-from collections.abc import Mapping
-from typing import Any
 
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
+from atelier.engine.config.base import JsonObject
 from atelier.engine.config.error import AtelierError, StoppedError
-from atelier.engine.config.pool import Pool
 from atelier.flows.deployments.cancellation import present, watching_worker
 from atelier.flows.deployments.task_page import TaskPage
+from atelier.flows.deployments.task_request import TaskRequest
 from atelier.flows.run.execute import stopping
 from atelier.flows.run.pools import site_of
 from atelier.flows.run.work import work
-from atelier.infra.dag import Node
 from atelier.infra.launch.gang import DiedError
-from atelier.infra.launch.rendezvous import place_of
 from atelier.infra.launch.slots import core_slots
 from atelier.infra.run.context import RunContext
-from atelier.infra.run.resume_plan import Resume
 from atelier.infra.store.local_folders import scratch_of
 from atelier.infra.store.store import Store, default_root
-from atelier.infra.tracking.factory import TrackerSpec, open_tracker
+from atelier.infra.tracking.factory import open_tracker
 
 
-def run(_: str, parameters: Mapping[str, Any]) -> State[Any]:
+def run(_: str, parameters: JsonObject) -> State:
     """Run the node of `parameters`; the state that this run ends in."""
-    node, about = Node.model_validate(parameters["node"]), parameters["run"]
-    place = place_of(parameters.get("gang"))
-    store, pool = Store(default_root()), Pool.model_validate(about["pool"])
+    request = TaskRequest.model_validate(parameters)
+    node, about, pool = request.node, request.run, request.run.pool
+    store = Store(default_root())
     tracker = open_tracker(
-        TrackerSpec.model_validate(about["tracker"]),
+        about.tracker,
         store,
-        flow=about["flow"],
-        command=about["command"],
-        run_id=about["id"],
+        flow=about.flow,
+        command=about.command,
+        run_id=about.id,
         config={},
         is_part=True,
     )
-    tracker.link(**about["links"])
-    with TaskPage(store.root, about["id"], node) as task_page:
+    tracker.link(**about.links)
+    with TaskPage(store.root, about.id, node) as task_page:
         context = RunContext(
             store=store,
-            slots=core_slots(pool, store, place),
+            slots=core_slots(pool, store, request.gang),
             # of this run alone: nodes of one gang may share a disk
-            scratch=scratch_of(store, about["id"]) / str(flow_run.id)[:13],
+            scratch=scratch_of(store, about.id) / str(flow_run.id)[:13],
             pool=pool,
             site=site_of(pool),
-            run_id=about["id"],
-            flow=about["flow"],
-            command=about["command"],
+            run_id=about.id,
+            flow=about.flow,
+            command=about.command,
             listener=task_page.on_message,
             tracker=tracker,
-            links=dict(about["links"]),
-            resume=Resume.model_validate(about.get("resume", {})),
-            place=place,
+            links=dict(about.links),
+            resume=about.resume,
+            place=request.gang,
         )
         orphaned = threading.Event()
         status = "failed"
         try:
             with stopping(context.stop), present(context.stop), watching_worker(context.stop, orphaned):
                 if context.place is not None and not context.place.is_first:
-                    context.follow(node, "atelier.engine.train", node.ranks, int(node.layout["threads"]))
+                    context.follow(node, "atelier.engine.train", node.ranks, node.threads)
                     return Completed(message=f"node {context.place.index} of {context.place.size} is done")
                 work(node, context, {}, {})
             status = "finished"

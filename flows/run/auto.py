@@ -4,10 +4,10 @@ checkpoint interval; checks warm-ups against the steps of their schedules.
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
 
 from pydantic import ValidationError
 
+from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Finetune
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
@@ -26,7 +26,7 @@ from atelier.infra.dag import Node
 AXES = ("replicate", "expert", "context", "tensor", "pipeline")
 
 
-def trained(arguments: Any) -> dict[str, Role]:
+def trained(arguments: Spec) -> dict[str, Role]:
     """The roles that a flow's arguments describe; one without a name where there is one model, none when they
     are not valid (the plan then says why).
     """
@@ -37,16 +37,16 @@ def trained(arguments: Any) -> dict[str, Role]:
     return roles
 
 
-def vocab_of(arguments: Any) -> int:
+def vocab_of(arguments: Spec) -> int:
     return int(getattr(getattr(arguments, "tokenizer", None), "vocab", 0) or 0)
 
 
-def fastest_layout(arguments: Any, pool: Pool, slots: int, cores: int) -> LayoutOption | None:
+def fastest_layout(arguments: Spec, pool: Pool, slots: int, cores: int) -> LayoutOption | None:
     """The layout with the shortest planned step of the largest role on at most `slots` ranks (on GPUs: on all
     of them), in which all roles fit. None when axes were given, or too little is known to search: then
     `shard` takes all slots.
     """
-    parallel: Parallel = arguments.parallel
+    parallel: Parallel = getattr(arguments, "parallel", Parallel())
     train: Train | None = getattr(arguments, "train", None)
     roles, vocab = trained(arguments), vocab_of(arguments)
     is_free = parallel.shard == "auto" and all(getattr(parallel, axis) == 1 for axis in AXES)
@@ -83,11 +83,10 @@ LOOKS = 16  # held-out losses of a run, when neither eval_every nor checkpoint_e
 WITHOUT_MODEL = 100  # checkpoint interval in steps, when the model is not known yet
 
 
-def with_interval(arguments: Any, pool: Pool) -> Train:
+def with_interval(arguments: Spec, train: Train, pool: Pool) -> Train:
     """The training's settings with checkpoint_every filled in from the planned step and the failure rate of
     the pool's devices. eval_every, which would follow it, gets a value that does not depend on the machine.
     """
-    train: Train = arguments.train
     looks = train.eval_every or max(1, train.num_steps // LOOKS)
     every = _planned(arguments, train, pool)
     if train.keep_every:
@@ -97,11 +96,11 @@ def with_interval(arguments: Any, pool: Pool) -> Train:
     return train.model_copy(update={"checkpoint_every": every, "eval_every": looks})
 
 
-def _planned(arguments: Any, train: Train, pool: Pool) -> int:
+def _planned(arguments: Spec, train: Train, pool: Pool) -> int:
     vocab, roles = vocab_of(arguments), trained(arguments)
     if not vocab or not roles:
         return WITHOUT_MODEL
-    parallel: Parallel = arguments.parallel
+    parallel: Parallel = getattr(arguments, "parallel", Parallel())
     try:
         check_layout(parallel, roles, train, prefix="")  # an estimate covers every rank of a pipeline
         found = [
@@ -114,7 +113,7 @@ def _planned(arguments: Any, train: Train, pool: Pool) -> int:
     return steps_between(slowest.faults, sum(one.step_s for one in found), train.num_steps)
 
 
-def check_warmups(arguments: Any, overrides: Iterable[str]) -> None:
+def check_warmups(arguments: Spec, overrides: Iterable[str]) -> None:
     """Raises ConfigError for a warm-up in one of the overrides that does not fit its schedule."""
     given = list(overrides)
     for place, schedule, start, end in _schedules(arguments):
@@ -122,7 +121,7 @@ def check_warmups(arguments: Any, overrides: Iterable[str]) -> None:
             schedule.check(start, end, place)
 
 
-def _schedules(arguments: Any) -> Iterator[tuple[str, Schedule, int, int]]:
+def _schedules(arguments: Spec) -> Iterator[tuple[str, Schedule, int, int]]:
     """Every schedule of a flow with its place, its first step and its end."""
     train: Train | None = getattr(arguments, "train", None)
     for name, role in trained(arguments).items():
@@ -146,10 +145,9 @@ def short_of(nodes: Iterable[Node]) -> list[str]:
     for node in nodes:
         if node.task not in TRAINED:
             continue
-        settings = Train.model_validate(node.config["train"])
-        for name, document in node.config["roles"].items():
-            role = Role.model_validate(document)
-            problem, _ = role.optim.schedule.misfit(int(role.start), role.last(settings.num_steps))
+        config = node.training
+        for name, role in config.roles.items():
+            problem, _ = role.optim.schedule.misfit(int(role.start), role.last(config.train.num_steps))
             if problem:
                 found.append(f"{node.name}.{name} ({problem})")
     return found

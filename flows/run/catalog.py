@@ -6,17 +6,20 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
 from atelier import PROJECT
 
+if TYPE_CHECKING:
+    from atelier.engine.config.base import Json  # pydantic: 0.1 s that help does without
+
 CONF = PROJECT / "conf"
 # libyaml where PyYAML has it: reading a flow's 84 files took half of the time of --help
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SETTINGS = {"pool": ("atelier.engine.config.pool", "Pool")}
-BUILTIN = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict, "list": list}
+BUILTIN: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict, "list": list}
 GROUP_WORD = re.compile(r"^\+{0,2}(?P<group>[\w/]+)(@(?P<package>[\w.]+))?=(?P<option>[^=]+)$")
 ENTRY = re.compile(r"^(?P<override>override )?(optional )?/?(?P<group>[\w/]+)(@(?P<package>[\w.]+))?$")
 
@@ -76,7 +79,7 @@ class FlowShape:
     flow: str
     words: tuple[str, ...] = ()
     choices: dict[str, GroupChoice] = field(default_factory=dict)
-    document: dict[str, Any] = field(default_factory=dict)
+    document: "dict[str, Json]" = field(default_factory=dict)
     _given: dict[str, str] = field(default_factory=dict)
     _overridden: dict[str, str] = field(default_factory=dict)
 
@@ -106,7 +109,7 @@ class FlowShape:
         merge(self.document, package, content)
         self._defaults(defaults[before + 1 :], package, folder)
 
-    def _defaults(self, entries: list[Any], package: str, folder: str) -> None:
+    def _defaults(self, entries: list[str | dict[str, str | None]], package: str, folder: str) -> None:
         """`folder` is the file's own, where the files lie that it names without a group. What a file
         overrides is known before what it includes: the outermost override counts.
         """
@@ -147,11 +150,11 @@ def _group_choice_of(word: str) -> GroupChoice | None:
     return GroupChoice(match["group"], package, match["option"])
 
 
-def merge(document: dict[str, Any], package: str, content: dict[str, Any]) -> None:
+def merge(document: "dict[str, Json]", package: str, content: "dict[str, Json]") -> None:
     """Put `content` into `document` below the dotted `package`, section by section."""
     target = document
     for part in filter(None, package.split(".")):
-        target = target.setdefault(part, {})
+        target = cast("dict[str, Json]", target.setdefault(part, {}))  # a section
     for key, value in content.items():
         if isinstance(value, dict) and isinstance(target.get(key), dict):
             merge(target, key, value)
@@ -160,10 +163,10 @@ def merge(document: dict[str, Any], package: str, content: dict[str, Any]) -> No
 
 
 @cache
-def parameters(flow: str) -> dict[str, Any]:
+def parameters(flow: str) -> dict[str, type]:
     """The flow's parameters and settings with their types; only the specs that it names are imported."""
     tree = ast.parse((PROJECT / "flows" / f"{flow}.py").read_text())
-    known: dict[str, Any] = dict(BUILTIN)
+    known: dict[str, type] = dict(BUILTIN)
     for node in tree.body:
         if (
             isinstance(node, ast.ImportFrom)
@@ -186,10 +189,11 @@ def parameters(flow: str) -> dict[str, Any]:
     }
 
 
-def _type_of(node: ast.expr | None, known: dict[str, Any]) -> Any:
+def _type_of(node: ast.expr | None, known: dict[str, type]) -> type:
     if isinstance(node, ast.Subscript):
         arguments = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        return _type_of(node.value, known)[tuple(_type_of(argument, known) for argument in arguments)]
+        generic = cast(Any, _type_of(node.value, known))  # dict, list and the like
+        return generic[tuple(_type_of(argument, known) for argument in arguments)]
     return known.get(node.id, str) if isinstance(node, ast.Name) else str
 
 

@@ -5,10 +5,11 @@ validates.
 import re
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
-from atelier.engine.config.base import Spec, parse
+from atelier.engine.config.base import Given, Json, JsonObject, Spec, parse
 from atelier.engine.config.data import Score
+from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
@@ -37,17 +38,24 @@ class Frozen:
 
     flow: str
     overrides: tuple[str, ...]
-    document: dict[str, Any]
+    document: JsonObject
     arguments: Spec
     pool: Pool
     tracker: TrackerSpec
     resume: Resume = field(default_factory=Resume)
-    companions: dict[str, Any] = field(default_factory=dict)
+    companions: dict[str, Role] = field(default_factory=dict)
 
-    def call(self) -> dict[str, Any]:
+    def call(self) -> dict[str, Given]:
         """Keyword arguments of the flow's body."""
-        arguments = {key: getattr(self.arguments, key) for key in type(self.arguments).model_fields}
-        return arguments | ({"companions": self.companions} if self.companions else {})
+        arguments: dict[str, Given] = {
+            key: getattr(self.arguments, key) for key in type(self.arguments).model_fields
+        }
+        return {**arguments, **({"companions": self.companions} if self.companions else {})}
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """The roles of a flow that has any."""
+        return getattr(self.arguments, "roles", None) or {}
 
 
 def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Frozen:
@@ -88,7 +96,7 @@ def _check_idle(flow: str, overrides: list[str]) -> None:
             raise ConfigError(match["key"], f"does nothing in the flow {flow}", "leave it out")
 
 
-def _hydra(flow: str, overrides: list[str]) -> dict[str, Any]:
+def _hydra(flow: str, overrides: list[str]) -> dict[str, Json]:
     from hydra import compose as hydra_compose  # 0.15 s: help and completion do without
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -101,8 +109,8 @@ def _hydra(flow: str, overrides: list[str]) -> dict[str, Any]:
         try:
             with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
                 composed = hydra_compose(flow, overrides)
-                document: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-                return document
+                document = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+                return cast(dict[str, Json], document)
         except (HydraException, OmegaConfBaseException) as error:
             raise explained(error) from None
 
@@ -191,8 +199,8 @@ def explained(error: Exception) -> ConfigError:
     return ConfigError("configuration", text, "`atelier list` shows what can be chosen")
 
 
-def _check_roles(document: dict[str, Any]) -> None:
-    roles = document.get("roles") or {}
+def _check_roles(document: dict[str, Json]) -> None:
+    roles = section_of(document.get("roles"))
     for name, role in roles.items():
         if not isinstance(role, dict) or "model" not in role or "optim" not in role:
             others = [other for other in roles if other != name]
@@ -209,7 +217,7 @@ def resolved(arguments: Spec, pool: Pool) -> Spec:
     """Fill in fractions and the `auto` values of layout and checkpoints, so that nothing is left to decide.
     Raises ConfigError for fp8 on CPUs.
     """
-    updates: dict[str, Any] = {}
+    updates: dict[str, Spec | dict[str, Role]] = {}
     parallel = getattr(arguments, "parallel", None)
     train: Train | None = getattr(arguments, "train", None)
     if isinstance(parallel, Parallel):
@@ -232,5 +240,5 @@ def resolved(arguments: Spec, pool: Pool) -> Spec:
     if isinstance(score, Score) and score.sequence == "auto" and train is not None:
         updates["score"] = score.model_copy(update={"sequence": train.sequence})
     if train is not None and train.checkpoint_every == "auto":
-        updates["train"] = with_interval(arguments.model_copy(update=updates), pool)
+        updates["train"] = with_interval(arguments.model_copy(update=updates), train, pool)
     return arguments.model_copy(update=updates)

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any
 
 from atelier.engine.config.error import AtelierError, StoppedError, of_system, printable
@@ -23,7 +24,7 @@ from atelier.flows.run.pools import site_of
 from atelier.flows.run.prefect_page import show_plan, show_report
 from atelier.flows.run.registry import body
 from atelier.flows.run.work import mend, work
-from atelier.infra.dag import Node, Reference, scheduling, stop_scheduling
+from atelier.infra.dag import Future, Node, Reference, scheduling, stop_scheduling
 from atelier.infra.launch.gang import fork_server
 from atelier.infra.launch.slots import core_slots
 from atelier.infra.run.context import Listener, RunContext
@@ -31,7 +32,7 @@ from atelier.infra.store.existing_model import looking_in
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.local_folders import scratch_of
 from atelier.infra.store.removal import wait_for_removals
-from atelier.infra.store.run_manifest import described, write_manifest
+from atelier.infra.store.run_manifest import RunManifest, described, write_manifest
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.factory import TrackerSpec, open_tracker
 
@@ -70,12 +71,12 @@ class RunOutcome:
 class PrefectScheduler:
     """A scheduler that hands every node to Prefect, the futures of the nodes before it as its inputs."""
 
-    def __init__(self, submit: Callable[[Node, list[Any]], Any]) -> None:
+    def __init__(self, submit: Callable[[Node, list[Future]], Future]) -> None:
         self._submit = submit
-        self.futures: list[Any] = []
+        self.futures: list[Future] = []
         self.nodes: list[Node] = []
 
-    def declare(self, node: Node, after: list[Reference]) -> Any:
+    def declare(self, node: Node, after: list[Reference]) -> Future:
         waits = list({id(r.future): r.future for r in after if r.future is not None}.values())
         future = self._submit(node, waits)
         self.futures.append(future)
@@ -83,11 +84,11 @@ class PrefectScheduler:
         return future
 
 
-Make = Callable[[Node, RunContext, RunOutcome], dict[str, Any]]
+Make = Callable[[Node, RunContext, RunOutcome], dict[str, str]]
 Host = Callable[[Frozen, RunContext, RunOutcome, Callable[[], None]], None]
 
 
-def make_here(node: Node, context: RunContext, outcome: RunOutcome) -> dict[str, Any]:
+def make_here(node: Node, context: RunContext, outcome: RunOutcome) -> dict[str, str]:
     """Run the node in this process."""
     return work(node, context, outcome.states, outcome.errors)
 
@@ -132,10 +133,10 @@ def run_flow(
             outcome.failure = outcome.failure or error
         except Exception as error:
             outcome.failure = outcome.failure or error
-            write_manifest(store, manifest | _ending(outcome, context))
+            write_manifest(store, _ended(manifest, outcome, context))
             raise
     try:
-        write_manifest(store, manifest | _ending(outcome, context))
+        write_manifest(store, _ended(manifest, outcome, context))
     except OSError as error:
         outcome.failure = outcome.failure or of_system(error)
     made = [name for name, state in outcome.states.items() if state == "done"]
@@ -160,26 +161,25 @@ def reuse_all(frozen: Frozen, plan: Plan, store: Store, command: str) -> RunOutc
     with stopping(context.stop):
         _rely_on(plan, context)
     mend(plan.nodes, context)
-    ending = {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": {}}
-    write_manifest(store, beginning | ending)
+    write_manifest(store, _ended(beginning, outcome, context))
     outcome.total_s = time.monotonic() - started
     return outcome
 
 
-def _beginning(frozen: Frozen, plan: Plan, command: str, run_id: str, sweep: str) -> dict[str, Any]:
+def _beginning(frozen: Frozen, plan: Plan, command: str, run_id: str, sweep: str) -> RunManifest:
     """The manifest of a run in progress."""
-    return {
-        "id": run_id,
-        "flow": frozen.flow,
-        "command": command,
-        "overrides": list(frozen.overrides),
-        "sweep": sweep,
-        "config": frozen.document,
-        "started": time.time(),
-        "status": "running",
-        "holder": vars(Holder.me(command)),
-        "tasks": [row for node in plan.nodes for row in described(node)],
-    }
+    return RunManifest(
+        id=run_id,
+        flow=frozen.flow,
+        command=command,
+        overrides=frozen.overrides,
+        sweep=sweep,
+        config=frozen.document,
+        started=time.time(),
+        status="running",
+        holder=vars(Holder.me(command)),
+        tasks=tuple(row for node in plan.nodes for row in described(node)),
+    )
 
 
 def _forks(plan: Plan, context: RunContext) -> bool:
@@ -248,8 +248,14 @@ def open_context(
     )
 
 
-def _ending(outcome: RunOutcome, context: RunContext) -> dict[str, Any]:
-    return {"ended": time.time(), "status": outcome.status, "states": outcome.states, "links": context.links}
+def _ended(manifest: RunManifest, outcome: RunOutcome, context: RunContext) -> RunManifest:
+    ending = {
+        "ended": time.time(),
+        "status": outcome.status,
+        "states": outcome.states,
+        "links": context.links,
+    }
+    return manifest.model_copy(update=ending)
 
 
 @contextmanager
@@ -258,7 +264,7 @@ def stopping(stop: threading.Event) -> Iterator[None]:
     end their ranks). May be nested: Prefect takes SIGTERM for itself while a flow runs.
     """
 
-    def on_signal(number: int, frame: object) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
             os._exit(1)
         stop.set()
@@ -278,12 +284,12 @@ def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: 
     import prefect  # 1.5 s: plans, help and errors do without
     from prefect.task_runners import ThreadPoolTaskRunner
 
-    runner: Any = ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE)
+    runner: Any = ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE)  # Prefect's types ask for another's futures
 
     @prefect.flow(
         name=frozen.flow, flow_run_name=outcome.run_id, task_runner=runner, validate_parameters=False
     )
-    def dag(config: dict[str, Any]) -> None:
+    def dag(config: dict[str, Any]) -> None:  # Prefect makes a schema of it
         inside()
         if outcome.failure is not None:
             raise outcome.failure
@@ -292,7 +298,7 @@ def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: 
         server.keep(_say)
         server.wait()
     try:
-        dag(frozen.document)
+        dag(dict(frozen.document))
     except AtelierError:
         raise
     except Exception as error:  # Prefect's, when its server has gone: `states` have how the run ended
@@ -315,10 +321,10 @@ def _inside(
     from prefect.runtime import flow_run  # known only inside a run
 
     @prefect.task(name="work", persist_result=False)
-    def node_task(node: dict[str, Any], after: list[Any]) -> dict[str, Any]:
+    def node_task(node: dict[str, Any], after: list[Any]) -> dict[str, str]:  # as above
         return make(Node.model_validate(node), context, outcome)
 
-    def submit(node: Node, waits: list[Any]) -> Any:
+    def submit(node: Node, waits: list[Future]) -> Future:
         named = node_task.with_options(name=node.task, task_run_name=node.name)
         return named.submit(node.model_dump(mode="json"), waits)
 

@@ -3,27 +3,42 @@ plans.
 """
 
 import time
-from typing import Any
 
-from atelier.flows.run.plan import Plan
-from atelier.infra.calibration.history import Measurement, measure, record_measurement
+from atelier.flows.run.plan import Plan, PlanRow
+from atelier.infra.calibration.history import (
+    MeasuredSteps,
+    Measurement,
+    StepsRow,
+    measure,
+    record_measurement,
+)
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 from atelier.tasks.train import unpack
 
 
-def measured(plan: Plan, store: Store) -> list[dict[str, Any]]:
+class MeasuredRow(StepsRow):
+    """Planned beside measured cost of a finished training."""
+
+    task: str
+    planned_step_s: float
+    planned_memory_gb: float
+
+
+def measured(plan: Plan, store: Store) -> list[MeasuredRow]:
     """Planned and measured step time and memory of every finished training. A gang's roles share its step."""
     found = []
     for node in plan.nodes:
         seen = _seen(node, store)
         if seen is None or any(row["state"] != "reuse" for row in rows_of(plan, node)):
             continue
-        planned = {
+        row: MeasuredRow = {
+            "task": node.name,
             "planned_step_s": sum(row["step_s"] for row in rows_of(plan, node)),
             "planned_memory_gb": sum(row["memory_gb"] for row in rows_of(plan, node)),
+            **seen.row(),
         }
-        found.append({"task": node.name} | planned | seen.row())
+        found.append(row)
     return found
 
 
@@ -38,13 +53,13 @@ def record_measurements(plan: Plan, made: list[str], store: Store, pool: str) ->
             record_measurement(store, pool, first.parents["trajectory"], measurement)
 
 
-def rows_of(plan: Plan, node: Node) -> list[dict[str, Any]]:
+def rows_of(plan: Plan, node: Node) -> list[PlanRow]:
     """The plan's rows of a node's products."""
     mine = {product.fingerprint for product in node.products.values()}
     return [row for row in plan.rows if row["task"] == node.task and row["fingerprint"] in mine]
 
 
-def _seen(node: Node, store: Store) -> Any:
+def _seen(node: Node, store: Store) -> MeasuredSteps | None:
     """The gang's measured steps, from its first role's metrics."""
     if node.task != "train":
         return None

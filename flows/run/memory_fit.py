@@ -1,22 +1,23 @@
 """Whether a training fits the memory of the pool's devices, and which layouts it could have."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
-from atelier.engine.config.role import Role
-from atelier.engine.config.train import Train
 from atelier.engine.plan.search import LayoutOption, RejectedLayout, mesh, search
 from atelier.infra.dag import Node
 from atelier.infra.launch.machine import memory_gb
 from atelier.infra.launch.slots import num_slots
 
+if TYPE_CHECKING:
+    from atelier.flows.run.plan import PlanRow  # which imports this file
+
 TRAINED = ("train", "finetune")
 MOST_DEVICES = 8192  # up to which a layout that would fit is looked for
 
 
-def too_much(node: Node, rows: Sequence[Mapping[str, Any]], pool: Pool, vocab: int) -> str | None:
+def too_much(node: Node, rows: "Sequence[PlanRow]", pool: Pool, vocab: int) -> str | None:
     """Why a node does not fit, with the numbers and the nearest layout that does; None when it fits. The
     roles of a gang share its devices.
     """
@@ -70,11 +71,10 @@ def layouts(node: Node, pool: Pool, vocab: int) -> tuple[list[LayoutOption], lis
 def _searched(
     node: Node, pool: Pool, devices: int, layout: Parallel, vocab: int
 ) -> tuple[list[LayoutOption], list[RejectedLayout]]:
-    train = Train.model_validate(node.config["train"])
-    roles = [Role.model_validate(role) for role in node.config["roles"].values()]
-    roles = [role.model_copy(update={"model": role.model.resolved(vocab)}) for role in roles]
-    largest = max(roles, key=lambda role: role.model.flops_per_token(train.sequence))
-    return search(largest, train, pool, devices, vocab=vocab, like=layout)
+    config = node.training
+    roles = [role.model_copy(update={"model": role.model.resolved(vocab)}) for role in config.roles.values()]
+    largest = max(roles, key=lambda role: role.model.flops_per_token(config.train.sequence))
+    return search(largest, config.train, pool, devices, vocab=vocab, like=layout)
 
 
 def words(option: LayoutOption) -> str:

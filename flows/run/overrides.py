@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable
 from reprlib import Repr
-from typing import Any
 
 from atelier.engine.config.error import UNSEEN, ConfigError, nearest
 from atelier.flows.run.catalog import CONF, options
@@ -54,7 +53,7 @@ def calls_resolver(text: str) -> bool:
     return False
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:  # what a form gave, of whatever type
     """`value` as an error may show it: at most 80 characters, none that a terminal or a page acts upon."""
     short = Repr()
     short.maxstring = short.maxother = short.maxlong = SHOWN

@@ -4,19 +4,19 @@ each artifact: reuse or run, why, at which cost, and in which arithmetic.
 
 import contextvars
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
-from atelier.engine.config.base import canonical
+from atelier.engine.config.base import Json, canonical
+from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import Record
-from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.plan.checks import check_layout
-from atelier.engine.plan.estimate import estimate
+from atelier.engine.plan.estimate import EstimateRow, estimate
 from atelier.engine.plan.goodput import steps_between
-from atelier.flows.run.auto import short_of
+from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.memory_fit import too_much
 from atelier.flows.run.registry import body
@@ -25,7 +25,7 @@ from atelier.infra.code.code_map import TRAINED, maps_of
 from atelier.infra.dag import Node, Product, Reference, scheduling
 from atelier.infra.run.resume_plan import Resume, made_by_other
 from atelier.infra.store.existing_model import looking_in
-from atelier.infra.store.run_manifest import comparable, nearest_run, parents_of, row_name
+from atelier.infra.store.run_manifest import Row, comparable, nearest_run, parents_of, row_name
 from atelier.infra.store.store import Store
 from atelier.tasks import finetune as finetune_task
 from atelier.tasks import train as train_task
@@ -42,7 +42,7 @@ def computed(node: Node, product: Product, record: Record | None, pool: Pool) ->
 
 def here(node: Node, pool: Pool) -> str:
     """The precision of a training on the pool: float32 where 16 bits would only be emulated."""
-    precision = Train.model_validate(node.config["train"]).precision
+    precision = node.training.train.precision
     return "fp32" if precision == "bf16" and not pool.half else precision
 
 
@@ -53,7 +53,55 @@ def other_than_here(node: Node, product: Product, record: Record, pool: Pool) ->
     return f"computed in {was}, where this pool computes {now}" if was != now else ""
 
 
-MISSING = object()
+class Reason(TypedDict, total=False):
+    """Why an artifact is made: a key or parent that differs from the nearest finished run, `new` = true when
+    that had no such task, or lost files.
+    """
+
+    key: str
+    old: Json
+    new: Json
+    parent: str
+    lost: bool
+
+
+class PlanRow(EstimateRow):
+    """One artifact of a plan, as `atelier plan --json` prints it; its costs are those of what is left."""
+
+    name: str
+    task: str
+    kind: str
+    fingerprint: str
+    state: str  # reuse, run or refused
+    reasons: list[Reason]
+    from_step: int
+    effective_time: float
+    best_checkpoint_every: int
+    layout: Json
+    computed: str
+
+
+class PlanTotals(TypedDict):
+    """Sums over the artifacts that are made; memory is the largest."""
+
+    tasks: int
+    artifacts: int
+    reuse: int
+    run: int
+    flops: float
+    device_hours: float
+    memory_gb: float
+
+
+class PlanDocument(TypedDict):
+    """A plan as `atelier plan --json` prints it."""
+
+    flow: str
+    tasks: list[PlanRow]
+    totals: PlanTotals
+    refused: list[str]
+    notes: list[str]
+    pace: float
 
 
 class NodeCollector:
@@ -72,14 +120,14 @@ class Plan:
 
     flow: str
     nodes: list[Node]
-    rows: list[dict[str, Any]]
+    rows: list[PlanRow]
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     pace: float = 1.0  # measured / planned step time on this pool, median
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> PlanDocument:
         running = [row for row in self.rows if row["state"] != "reuse"]
-        totals = {
+        totals: PlanTotals = {
             "tasks": len(self.nodes),
             "artifacts": len(self.rows),
             "reuse": len(self.rows) - len(running),
@@ -116,7 +164,7 @@ class PlanInputs:
     """What all rows of a plan need: the nearest finished run's products by name, and the pool's pace."""
 
     frozen: Frozen
-    known: dict[str, Any]
+    known: dict[str, Row]
     vocab: int
     pace: float
 
@@ -127,17 +175,18 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
     """
     nodes = collect_nodes(frozen, store)
     before = nearest_run(store, frozen.flow, frozen.document)
-    known = {row["name"]: row for row in before["tasks"]} if before else {}
-    rows: list[dict[str, Any]] = []
+    known = {row.name: row for row in before.tasks} if before else {}
+    rows: list[PlanRow] = []
     refusals: list[str] = []
     outdated: dict[str, list[str]] = {}
     _check_fresh(frozen, nodes)
-    plan_inputs = PlanInputs(frozen, known, vocab_of(frozen), factor(store, frozen.pool.name))
+    vocab = vocab_of(frozen.arguments)
+    plan_inputs = PlanInputs(frozen, known, vocab, factor(store, frozen.pool.name))
     for node in nodes:
         _check_vocabulary(node, frozen)
         standing = _standing(node, store, frozen.resume)
-        refusals += standing["refusals"]
-        mine: list[dict[str, Any]] = []
+        refusals += standing.refusals
+        mine: list[PlanRow] = []
         maps = maps_of(node)
         for key, product in node.products.items():
             record = store.find(product.kind, product.fingerprint)
@@ -145,8 +194,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
                 outdated.setdefault(other, []).append(row_name(node, key))
             if record is not None and (other := other_than_here(node, product, record, frozen.pool)):
                 outdated.setdefault(other, []).append(row_name(node, key))
-            mine.append(_row(node, key, product, record is not None, standing, plan_inputs))
-            mine[-1]["computed"] = computed(node, product, record, frozen.pool)
+            mine.append(_row(node, key, product, record, standing, plan_inputs))
         rows += mine
         refusal = too_much(node, mine, frozen.pool, plan_inputs.vocab)
         if refusal is not None:
@@ -184,17 +232,12 @@ def _some(names: list[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def vocab_of(frozen: Frozen) -> int:
-    """The size of the vocabulary that the flow's tokenizer is asked for; 0 where it has none."""
-    return int(frozen.document.get("tokenizer", {}).get("vocab", 0) or 0)
-
-
 def _check_vocabulary(node: Node, frozen: Frozen) -> None:
     """Raises ConfigError when the layout splits the vocabulary unevenly. Checked here because the size is a
     setting of the tokenizer task, which the training task does not know yet.
     """
-    vocab = vocab_of(frozen)
-    if node.task != "train" or not vocab or frozen.document["tokenizer"]["load"]:
+    vocab, tokenizer = vocab_of(frozen.arguments), getattr(frozen.arguments, "tokenizer", None)
+    if node.task != "train" or not vocab or (isinstance(tokenizer, Tokenizer) and tokenizer.load):
         return
     roles, settings, _ = train_task.unpack(node)
     sized = {
@@ -204,34 +247,44 @@ def _check_vocabulary(node: Node, frozen: Frozen) -> None:
     check_layout(Parallel.model_validate(node.layout), sized, settings, prefix=prefix)
 
 
-def _standing(node: Node, store: Store, resume: Resume) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Standing:
+    """From which step a node's training goes on, and what refuses it, of which products."""
+
+    from_step: int = 0
+    refusals: tuple[str, ...] = ()
+    refused: frozenset[str] = frozenset()
+
+
+def _standing(node: Node, store: Store, resume: Resume) -> Standing:
     if node.task == "finetune":
         each = finetune_task.plan_resume(node, store, resume)
-        told = [str(r) for one in each.values() for r in one.refusals]
-        return {"from": 0, "refusals": told, "refused": {key for key, one in each.items() if one.refusals}}
+        told = tuple(str(r) for one in each.values() for r in one.refusals)
+        return Standing(0, told, frozenset(key for key, one in each.items() if one.refusals))
     if node.task != "train":
-        return {"from": 0, "refusals": [], "refused": set()}
+        return Standing()
     found = train_task.plan_resume(node, store, resume)
-    return {"from": found.from_step, "refusals": [str(r) for r in found.refusals], "refused": found.refused}
+    return Standing(found.from_step, tuple(str(r) for r in found.refusals), frozenset(found.refused))
 
 
 def _row(
     node: Node,
     key: str,
     product: Product,
-    is_done: bool,
-    standing: dict[str, Any],
+    record: Record | None,
+    standing: Standing,
     plan_inputs: PlanInputs,
-) -> dict[str, Any]:
-    state = "reuse" if is_done else "refused" if key in standing["refused"] else "run"
-    row: dict[str, Any] = {
+) -> PlanRow:
+    is_done, pool = record is not None, plan_inputs.frozen.pool
+    state = "reuse" if is_done else "refused" if key in standing.refused else "run"
+    row: PlanRow = {
         "name": row_name(node, key),
         "task": node.task,
         "kind": product.kind,
         "fingerprint": product.fingerprint,
         "state": state,
         "reasons": [] if is_done else _reasons(row_name(node, key), product, plan_inputs.known),
-        "from_step": 0 if is_done else standing["from"],
+        "from_step": 0 if is_done else standing.from_step,
         "params": 0,
         "flops": 0.0,
         "memory_gb": 0.0,
@@ -243,48 +296,44 @@ def _row(
         "effective_time": 0.0,
         "best_checkpoint_every": 0,
         "layout": node.layout,
+        "computed": computed(node, product, record, pool),
     }
-    if node.task in TRAINED and plan_inputs.vocab:
-        role, settings = (
-            Role.model_validate(node.config["roles"][key]),
-            Train.model_validate(node.config["train"]),
-        )
-        steps = max(0, role.last(settings.num_steps) - max(int(role.start), row["from_step"]))
-        whole = Parallel.model_validate(node.layout)
-        layout = whole.of_role(key, is_student=bool(role.teacher))
-        pool = plan_inputs.frozen.pool
-        found = estimate(role, settings, layout, pool, plan_inputs.vocab, 0 if is_done else steps)
-        found = found.times(plan_inputs.pace)
-        row |= found.row()
-        if settings.checkpoint_every != "auto":
-            row["effective_time"] = round(found.faults.effective(settings.checkpoint_every * found.step_s), 4)
-            row["best_checkpoint_every"] = steps_between(found.faults, found.step_s, settings.num_steps)
-    return row
+    if node.task not in TRAINED or not plan_inputs.vocab:
+        return row
+    config = node.training
+    role, settings = config.roles[key], config.train
+    steps = max(0, role.last(settings.num_steps) - max(int(role.start), row["from_step"]))
+    layout = Parallel.model_validate(node.layout).of_role(key, is_student=bool(role.teacher))
+    found = estimate(role, settings, layout, pool, plan_inputs.vocab, 0 if is_done else steps)
+    found = found.times(plan_inputs.pace)
+    if settings.checkpoint_every != "auto":
+        row["effective_time"] = round(found.faults.effective(settings.checkpoint_every * found.step_s), 4)
+        row["best_checkpoint_every"] = steps_between(found.faults, found.step_s, settings.num_steps)
+    return {**row, **found.row()}
 
 
-def _reasons(name: str, product: Product, known: dict[str, Any]) -> list[dict[str, Any]]:
+def _reasons(name: str, product: Product, known: dict[str, Row]) -> list[Reason]:
     """Which keys and which parents differ from the nearest finished run; {"new": true} when it had no such
     task.
     """
     before = known.get(name)
     if before is None:
         return [{"new": True}]
-    ours, theirs = comparable(product), before["identity"]
+    ours, theirs = comparable(product), before.identity
     changed = [
         key for key in sorted({*ours, *theirs}) if canonical(ours.get(key)) != canonical(theirs.get(key))
     ]
-    reasons: list[dict[str, Any]] = [
-        {"key": key, "old": theirs.get(key), "new": ours.get(key)} for key in changed
-    ]
-    parents, old = parents_of(product), before["parents"]
-    reasons += [{"parent": role} for role in sorted({*parents, *old}) if parents.get(role) != old.get(role)]
+    reasons: list[Reason] = [{"key": key, "old": theirs.get(key), "new": ours.get(key)} for key in changed]
+    parents, old = parents_of(product), before.parents
+    other = [role for role in sorted({*parents, *old}) if parents.get(role) != old.get(role)]
+    reasons += [Reason(parent=role) for role in other]
     return reasons or [{"lost": True}]
 
 
-def text_of(reason: dict[str, Any]) -> str:
+def text_of(reason: Reason) -> str:
     """A reason as text."""
     if "key" in reason:
-        return f"{reason['key']}: {reason['old']} -> {reason['new']}"
+        return f"{reason['key']}: {reason.get('old')} -> {reason.get('new')}"
     if "parent" in reason:
         return f"its {reason['parent']} changes"
     return "not made yet" if "new" in reason else "its files are gone"

@@ -3,8 +3,8 @@
 import base64
 import sys
 from collections.abc import Callable
-from typing import Any
 
+from atelier.engine.config.record import Record
 from atelier.engine.io.storage import join, read_bytes
 from atelier.flows.run.plan import Plan, text_of
 from atelier.infra.dag import Node
@@ -29,7 +29,7 @@ def show_plan(plan: Plan) -> None:
     ]
     totals = plan.document()["totals"]
     about = f"{totals['reuse']} artifacts to reuse, {totals['run']} to make"
-    _put(create_table_artifact, table=rows, key="plan", description=about)
+    _put("plan", lambda: create_table_artifact(table=rows, key="plan", description=about))
 
 
 def show_report(nodes: list[Node], context: RunContext) -> None:
@@ -49,22 +49,22 @@ def show_report(nodes: list[Node], context: RunContext) -> None:
         drawing = base64.b64encode(read_bytes(join(folder, paths["lineage.svg"]))).decode()
         text = text.replace("(lineage.svg)", f"(data:image/svg+xml;base64,{drawing})")
     about = f"{record.name}: results, curves, samples"
-    _put(create_markdown_artifact, markdown=text, key="report", description=about)
+    _put("report", lambda: create_markdown_artifact(markdown=text, key="report", description=about))
 
 
-def _put(create: Callable[..., Any], **artifact: Any) -> None:
+def _put(name: str, create: Callable[[], object]) -> None:  # the id that it returns is of no use
     """Put an artifact on the run's page. An unavailable server does not stop the run."""
     from atelier.infra.stack.prefect_api import is_away  # with Prefect, as above
 
     try:
-        create(**artifact)
+        create()
     except Exception as error:
         if not is_away(error):
             raise
-        print(f"Prefect's page is without the {artifact['key']}: its server is away", file=sys.stderr)
+        print(f"Prefect's page is without the {name}: its server is away", file=sys.stderr)
 
 
-def report_files(nodes: list[Node], store: Store) -> tuple[Any, str, dict[str, str]] | None:
+def report_files(nodes: list[Node], store: Store) -> tuple[Record, str, dict[str, str]] | None:
     """The run's report: its record, its address and its files by name; None when the flow makes none."""
     node = next((node for node in nodes if node.task == "report"), None)
     if node is None:

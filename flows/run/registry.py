@@ -32,7 +32,7 @@ def is_idle(flow: str, key: str) -> bool:
 
 
 @cache
-def body(name: str) -> Callable[..., Any]:
+def body(name: str) -> Callable[..., None]:
     """The plain function that is the DAG of flow `name`."""
     return getattr(importlib.import_module(f"atelier.flows.{name}"), name)
 
@@ -42,7 +42,7 @@ def parameters(name: str) -> type[Spec]:
     """The flow's parameters as one spec, from the signature of its body; it refuses unknown keys and wrong
     types.
     """
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {}  # types and defaults, as pydantic takes them
     for key, parameter in inspect.signature(body(name)).parameters.items():
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         fields[key] = (parameter.annotation, default)

@@ -3,13 +3,14 @@
 import sys
 import threading
 import time
-from typing import Any
+from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from atelier.engine.config.error import printable
+from atelier.engine.config.message import Message
 
 EVERY_S = 5.0
 
@@ -39,7 +40,9 @@ class Screen:
             self._progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.is_live:
             self._progress.stop()
 
@@ -51,7 +54,7 @@ class Screen:
         with self._lock:
             self.console.print(text, soft_wrap=True)
 
-    def on_message(self, node: str, message: dict[str, Any]) -> None:
+    def on_message(self, node: str, message: Message) -> None:
         """A message of the node's gang, or of the context about the node."""
         if "state" in message:
             self._state(node, message)
@@ -63,14 +66,14 @@ class Screen:
             if message["resumed"]:
                 self.line(f"  {node}: goes on from step {message['resumed']}")
             for damage in message.get("damages", []):
-                self._marked(f"  [yellow]{_said(node, 'damaged and passed over: ' + str(damage))}[/]")
+                self._marked(f"  [yellow]{_said(node, f'damaged and passed over: {damage}')}[/]")
         elif "log" in message:
             self.line(f"  {node}: {message['log']}")
         elif "progress" in message:
             self._step(node, message)
 
-    def _state(self, node: str, message: dict[str, Any]) -> None:
-        state = message["state"]
+    def _state(self, node: str, message: Message) -> None:
+        state = message.get("state", "")
         if state == "running":
             self._began[node] = time.monotonic()
             if not self.is_live:
@@ -88,31 +91,26 @@ class Screen:
         detail = message.get("detail", "")
         self._marked(f"{mark} {escape(printable(f'{node:<28} {state:<8} {took:>9}  {detail}', 0))}".rstrip())
 
-    def _step(self, node: str, message: dict[str, Any]) -> None:
-        detail = _detail(message)
+    def _step(self, node: str, message: Message) -> None:
+        detail, done, total = _detail(message), message.get("progress", 0), message.get("total", 0)
         if self.is_live:
             if node not in self._bars:
-                self._bars[node] = self._progress.add_task(node, total=message["total"], detail="")
-            self._progress.update(
-                self._bars[node], completed=message["progress"], total=message["total"], detail=detail
-            )
+                self._bars[node] = self._progress.add_task(node, total=total, detail="")
+            self._progress.update(self._bars[node], completed=done, total=total, detail=detail)
             return
         now = time.monotonic()
         if now - self._spoke.get(node, 0.0) >= EVERY_S:
             self._spoke[node] = now
             rate = message.get("rate") or 0
-            left = f", {(message['total'] - message['progress']) / rate:.0f} s left" if rate else ""
-            self.line(
-                f"  {node}: {message['progress']}/{message['total']} {message.get('unit', '')}{left} "
-                f" {detail}".rstrip()
-            )
+            left = f", {(total - done) / rate:.0f} s left" if rate else ""
+            self.line(f"  {node}: {done}/{total} {message.get('unit', '')}{left}  {detail}".rstrip())
 
 
-def _said(node: str, text: object) -> str:
+def _said(node: str, text: str) -> str:
     return escape(printable(f"{node}: {text}", 0))
 
 
-def _detail(message: dict[str, Any]) -> str:
+def _detail(message: Message) -> str:
     losses = message.get("loss")
     if isinstance(losses, dict):
         return "  ".join(f"{role} {loss:.3f}" for role, loss in losses.items())

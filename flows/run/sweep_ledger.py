@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypedDict, cast
 
-from atelier.engine.config.base import fingerprint
+from atelier.engine.config.base import Json, fingerprint
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.io.storage import join, names, read_object, write_bytes
 from atelier.infra.store.conditional_create import create_exclusive
 from atelier.infra.store.lease import Holder, Renewal, take
+from atelier.infra.store.run_manifest import Row
 from atelier.infra.store.store import Store
 
 FOLDER = "sweeps"
@@ -34,7 +35,7 @@ class PointEntry:
     value: float | None = None
     error: str = ""
     runs: list[str] = field(default_factory=list)
-    companions: dict[str, Any] = field(default_factory=dict)
+    companions: dict[str, Json] = field(default_factory=dict)  # roles as they are configured
     made: list[dict[str, str]] = field(default_factory=list)  # as in a run's manifest, once it is done
     facts: dict[str, float] = field(default_factory=dict)  # of the model that is compared: params, tokens
     metric: str = ""  # what `value` is
@@ -43,6 +44,11 @@ class PointEntry:
     ended: float = 0.0
     run: str = ""  # id of the point's run in an array of jobs, and the job of the batch system that holds it
     job: str = ""
+
+    @property
+    def rows(self) -> list[Row]:
+        """What the point made."""
+        return [Row.model_validate(one) for one in self.made]
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,24 @@ class SweepInfo:
     @property
     def id(self) -> str:
         return fingerprint({k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()})[:12]
+
+
+class SweepFile(TypedDict):
+    """sweep.json: a SweepInfo, and when the sweep began."""
+
+    flow: str
+    fixed: list[str]
+    keys: list[str]
+    sweeper: str
+    began: float
+
+
+class PointEnd(TypedDict, total=False):
+    """How a run of a point ended on another machine."""
+
+    state: str
+    error: str
+    has_moved: bool  # it made progress
 
 
 class Ledger:
@@ -84,7 +108,7 @@ class Ledger:
         """
         try:
             place = join(self.folder, "sweep.json")
-            document = read_object(place, "a sweep")
+            document = cast(SweepFile, read_object(place, "a sweep"))
         except FileNotFoundError:
             raise ConfigError(
                 "sweep",
@@ -92,7 +116,7 @@ class Ledger:
                 f"there are: {_known(self.store)}",
             ) from None
         try:
-            fixed, keys = tuple(map(str, document["fixed"])), tuple(map(str, document["keys"]))
+            fixed, keys = (tuple(str(one) for one in document[name]) for name in ("fixed", "keys"))
             found = SweepInfo(str(document["flow"]), fixed, keys, str(document["sweeper"]))
         except (KeyError, TypeError):
             found = None
@@ -132,7 +156,7 @@ class Ledger:
         place = join(self.folder, "points", name)
         try:
             document = read_object(place, "a point of a sweep")
-            entry = PointEntry(**document)
+            entry = PointEntry(**cast(dict[str, Any], document))  # their types are checked below
             for one in dataclasses.fields(PointEntry):
                 default = getattr(PointEntry(0, "", []), one.name)
                 types = (float, int, type(None)) if one.name == "value" else _types_of(default)
@@ -175,22 +199,22 @@ class Ledger:
 
     # endings, as runs on other machines report them
 
-    def tell_end(self, run: str, how: dict[str, Any]) -> None:
-        write_bytes(join(self.folder, "ends", f"{run}.json"), _text(how))
+    def tell_end(self, run: str, how: PointEnd) -> None:
+        write_bytes(join(self.folder, "ends", f"{run}.json"), _text(cast(Json, how)))
 
-    def end_of(self, run: str) -> dict[str, Any] | None:
+    def end_of(self, run: str) -> PointEnd | None:
         """How the run ended; None while it has not, or when it could not write its ending."""
         try:
-            return read_object(join(self.folder, "ends", f"{run}.json"), "the end of a run")
+            return cast(PointEnd, read_object(join(self.folder, "ends", f"{run}.json"), "the end of a run"))
         except FileNotFoundError:
             return None
 
 
-def _types_of(default: Any) -> tuple[type, ...]:
+def _types_of(default: Json) -> tuple[type, ...]:
     return (float, int) if isinstance(default, float) else (type(default),)
 
 
-def _text(document: dict[str, Any]) -> bytes:
+def _text(document: Json) -> bytes:
     return json.dumps(document, sort_keys=True, indent=1).encode()
 
 

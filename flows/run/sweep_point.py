@@ -6,15 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-from atelier.engine.config.base import canonical, fingerprint
+from atelier.engine.config.base import Json, canonical, fingerprint
+from atelier.engine.config.document import section_of
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.engine.config.evaluation import held_out_name
 from atelier.engine.config.role import Role
 from atelier.flows.run.compose import Frozen, compose
 from atelier.infra.dag import Node
-from atelier.infra.store.run_manifest import described, measured
+from atelier.infra.store.run_manifest import Row, described, measured
 from atelier.infra.store.store import Store
 
 SEPARATOR = "~"
@@ -38,7 +38,7 @@ class SweepPoint:
         return all(self.store.find(p.kind, p.fingerprint) is not None for p in made)
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """What the point makes, as rows of a run's manifest."""
         return [row for node in self.nodes for row in described(node)]
 
@@ -54,10 +54,10 @@ class SweepPoint:
         """The held-out windows that its trainings are measured on, as text; '' when it trains nothing."""
         for node in self.nodes:
             if node.task == "train":
-                train = node.config["train"]
+                train = node.training.train
                 tokens = {fp: 1 for role, (_, fp) in node.inputs.items() if role.startswith("tokens")}
-                of = held_out_name(tokens, train["sequence"]).rpartition(" windows ")[2]
-                return f"{train['eval_sequences']} windows {of}"
+                of = held_out_name(tokens, train.sequence).rpartition(" windows ")[2]
+                return f"{train.eval_sequences} windows {of}"
         return ""
 
 
@@ -91,7 +91,7 @@ def companions_of(frozen: Frozen, others: Sequence[Frozen]) -> dict[str, Role]:
     """The students of `others` that can learn in the gang of `frozen`: those of configurations that differ
     from it only below their students.
     """
-    roles: Mapping[str, Role] | None = frozen.call().get("roles")
+    roles = frozen.roles
     if not roles:
         return {}
     known = {canonical(_named(name, role)) for name, role in roles.items()}
@@ -99,7 +99,7 @@ def companions_of(frozen: Frozen, others: Sequence[Frozen]) -> dict[str, Role]:
     for other in others:
         if _frame(other) != _frame(frozen):
             continue
-        for name, role in other.call()["roles"].items():
+        for name, role in other.roles.items():
             teaches = roles.get(role.teacher)
             mark = canonical(_named(name, role))
             if teaches is None or teaches.teacher or mark in known:
@@ -114,11 +114,12 @@ def with_companions(frozen: Frozen, companions: Mapping[str, Role]) -> Frozen:
     return replace(frozen, companions=dict(companions))
 
 
-def _named(name: str, role: Role) -> dict[str, Any]:
+def _named(name: str, role: Role) -> dict[str, Json]:
     return role.model_dump(mode="json") | {"seed_name": role.seed_name or name}
 
 
 def _frame(point: Frozen) -> bytes:
     """Everything of a configuration but its students."""
-    roles = {name: role for name, role in point.document.get("roles", {}).items() if not role["teacher"]}
-    return canonical(point.document | {"roles": roles, "companions": {}})
+    sections = section_of(point.document.get("roles"))
+    roles = {name: role for name, role in sections.items() if not section_of(role)["teacher"]}
+    return canonical({**point.document, "roles": roles, "companions": {}})

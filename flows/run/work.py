@@ -5,7 +5,6 @@ ended.
 import importlib
 import traceback
 from contextlib import suppress
-from typing import Any
 
 from atelier.engine.config.error import AtelierError, StoppedError, of_system
 from atelier.infra.dag import Node
@@ -14,7 +13,7 @@ from atelier.infra.run.context import RunContext
 
 def work(
     node: Node, context: RunContext, states: dict[str, str], errors: dict[str, Exception]
-) -> dict[str, Any]:
+) -> dict[str, str]:
     """Make the node's missing products; its state and error are recorded under its name.
 
     Returns the fingerprints (plain JSON: nothing else passes through Prefect). Raises AtelierError when the

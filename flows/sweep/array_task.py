@@ -12,25 +12,26 @@ import sys
 import tempfile
 import threading
 from dataclasses import replace
-from typing import Any
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError, of_system
+from atelier.engine.config.message import Message
 from atelier.engine.config.role import Role
 from atelier.flows.run.compose import compose
 from atelier.flows.run.execute import RunOutcome, run_flow
 from atelier.flows.run.plan import make_plan
 from atelier.flows.run.screen import Screen
-from atelier.flows.run.sweep_ledger import DONE, FAILED, STOPPED, Ledger, PointEntry
+from atelier.flows.run.sweep_ledger import DONE, FAILED, STOPPED, Ledger, PointEnd, PointEntry
 from atelier.flows.run.sweep_point import with_companions
 from atelier.infra.code.frozen import go_on_frozen
 from atelier.infra.launch.slurm import requeue_this_job
+from atelier.infra.run.context import Listener
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.factory import TrackerSpec
 
 NUMBER = "SLURM_ARRAY_TASK_ID"
 
 
-def run(ledger: Ledger, entry: PointEntry, on_message: Any, stop: threading.Event) -> RunOutcome:
+def run(ledger: Ledger, entry: PointEntry, on_message: Listener, stop: threading.Event) -> RunOutcome:
     """Run the point on all of this node, without a tracker. Raises ConfigError when its plan is refused."""
     frozen = compose(ledger.about().flow, entry.words)
     here = frozen.pool.model_copy(update={"launcher": "here", "name": ""})
@@ -59,11 +60,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())  # until the run has a handler of its own
     ledger = Ledger(Store(root), sweep)
     entry = ledger.entry(int(os.environ[NUMBER]))
-    how: dict[str, Any] = {"state": DONE}
+    how: PointEnd = {"state": DONE}
     with tempfile.TemporaryDirectory(prefix="atelier-element-") as home, Screen() as screen:
         os.environ["PREFECT_HOME"] = home  # a Prefect server of this node alone
 
-        def on_message(node: str, message: dict[str, Any]) -> None:
+        def on_message(node: str, message: Message) -> None:
             if "progress" in message:
                 moved.set()
             screen.on_message(node, message)
@@ -77,10 +78,10 @@ def main() -> int:
     elif failure is not None:
         how = {"state": FAILED, "error": str(failure)}
         print(failure, file=sys.stderr)
-    ledger.tell_end(entry.run, how | {"has_moved": moved.is_set()})
-    if how["state"] == STOPPED:
+    ledger.tell_end(entry.run, {**how, "has_moved": moved.is_set()})
+    if isinstance(failure, StoppedError):
         requeue_this_job()
-    return 0 if how["state"] == DONE else 1
+    return 0 if failure is None else 1
 
 
 if __name__ == "__main__":

@@ -11,12 +11,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
+from atelier.flows.run.execute import RunOutcome
 from atelier.flows.run.sweep_ledger import DONE, FAILED, PRUNED, STOPPED, Ledger, PointEntry
 from atelier.flows.run.sweep_point import SweepPoint
 from atelier.flows.sweep.pruning import Look, LossWatch, LossWatchThread
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State  # 1.5 s: no sweep here waits for Prefect
+
 
 RESTARTS = 3
 POLL_S = 1.0
@@ -33,7 +38,7 @@ class Ending:
 
 Ask = Callable[[], SweepPoint | None]
 Tell = Callable[[SweepPoint, Ending], None]
-RunHere = Callable[[SweepPoint, str, threading.Event], Any]
+RunHere = Callable[[SweepPoint, str, threading.Event], RunOutcome]
 
 
 @dataclass
@@ -214,7 +219,7 @@ def patiently(submit: Callable[[], str]) -> str:
             time.sleep(POLL_S)
 
 
-def _ending(one: Running, state: Any) -> Ending:
+def _ending(one: Running, state: "State") -> Ending:
     if state.is_completed():
         return Ending(DONE)
     if one.looking.is_hopeless:

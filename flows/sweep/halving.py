@@ -8,11 +8,12 @@ measured (train.eval_every), and points are compared by that loss.
 
 import math
 from collections import deque
-from typing import Any
+from typing import TypedDict, cast
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 
+from atelier.engine.config.base import JsonObject
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.train import Train
 from atelier.flows.run.sweep_ledger import DONE, PointEntry
@@ -22,13 +23,19 @@ from atelier.flows.sweep.session import Session
 from atelier.infra.report.held_out import WAY_OUT, differing
 
 
-def sweep(
-    session: Session, words: list[Override], settings: dict[str, Any], width: int
-) -> list[float | None]:
+class HalvingSettings(TypedDict):
+    """`hydra.sweeper` of this sweeper, besides metric and direction."""
+
+    keep: float
+    rungs: int
+
+
+def sweep(session: Session, words: list[Override], settings: JsonObject, width: int) -> list[float | None]:
     """Run all rungs; the values of the points that were trained to the end. Raises ConfigError for invalid
     settings and for points that are measured on different held-out sets.
     """
-    keep, number = float(settings["keep"]), int(settings["rungs"])
+    given = cast(HalvingSettings, settings)
+    keep, number = float(given["keep"]), int(given["rungs"])
     if not 0 < keep < 1 or number < 2:
         raise ConfigError(
             "hydra.sweeper", f"keep={keep}, rungs={number}", "keep is between 0 and 1, rungs at least 2"

@@ -31,7 +31,7 @@ def check_fits(frozen: Frozen, store: Store) -> None:
         )
     slots = num_slots(pool)
     for node in collect_nodes(frozen, store):
-        room = node.ranks * (int(node.layout.get("threads", 1)) if pool.is_cpu else 1)
+        room = node.ranks * (node.threads if pool.is_cpu else 1)
         if room > slots:
             raise ConfigError(
                 "hydra/launcher",
@@ -67,7 +67,7 @@ class ArrayExecutor(RemoteExecutor):
             one.entry = self.executor.ledger.entry(one.point.number)
             one.entry.run, one.entry.job = new_run_id(), ""
             self.executor.ledger.write(one.entry)
-        threads = [int(n.layout.get("threads", 1)) for one in fresh for n in one.point.nodes]
+        threads = [node.threads for one in fresh for node in one.point.nodes]
         array = BatchJob(
             id=self.executor.ledger.id,
             name=f"sweep-{self.executor.ledger.id}",
@@ -131,7 +131,7 @@ class ArrayExecutor(RemoteExecutor):
             return
         how = self.executor.ledger.end_of(one.entry.run) or {}
         if how.get("state") == FAILED:
-            self.tell(one.point, Ending(FAILED, how["error"]))
+            self.tell(one.point, Ending(FAILED, how.get("error", "")))
         elif one.looking.is_hopeless:
             self.tell(one.point, Ending(PRUNED))
         elif one.is_cancelled or standing.is_cancelled:

@@ -14,12 +14,13 @@ The study's journal lies in the sweep's folder, so that the same command resumes
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict, cast
 
 import optuna
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from optuna.distributions import (
     BaseDistribution,
+    CategoricalChoiceType,
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
@@ -27,8 +28,10 @@ from optuna.distributions import (
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import StudyDirection
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
+from atelier.engine.config.base import Json, JsonObject
+from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io.storage import is_local, join, local_path
 from atelier.flows.run.sweep_ledger import DONE, PRUNED, STOPPED, PointEntry
@@ -44,7 +47,7 @@ JOURNAL = "optuna.journal"
 SAMPLERS = ("tpe", "random")
 
 
-def sweep(session: Session, words: list[Override], settings: dict[str, Any], width: int) -> Any:
+def sweep(session: Session, words: list[Override], settings: JsonObject, width: int) -> Sequence[FrozenTrial]:
     """Run the study until it has `trials` points; the best trials."""
     search = Search(session, words, settings)
     if session.is_dry:
@@ -57,13 +60,26 @@ def sweep(session: Session, words: list[Override], settings: dict[str, Any], wid
     return search.study.best_trials
 
 
+class OptunaSettings(TypedDict):
+    """`hydra.sweeper` of this sweeper; metric and direction are one word or several."""
+
+    metric: str | list[str]
+    direction: str | list[str]
+    trials: int
+    seed: int
+    sampler: str
+    prune: bool
+    startup: int
+    only_if: dict[str, Json] | None
+
+
 class Search:
     """An Optuna study whose trials are points of a sweep. Raises ConfigError for invalid settings and for a
     journal that cannot be read.
     """
 
-    def __init__(self, session: Session, words: list[Override], settings: dict[str, Any]) -> None:
-        self.session, self.settings = session, settings
+    def __init__(self, session: Session, words: list[Override], settings: JsonObject) -> None:
+        self.session, self.settings = session, cast(OptunaSettings, settings)
         self.fixed = [one.input_line or "" for one in words if not one.is_sweep_override()]
         self.space = {one.get_key_element(): distribution(one) for one in words if one.is_sweep_override()}
         self.conditions = self._conditions()
@@ -154,7 +170,7 @@ class Search:
 
     def _words(self, trial: Trial) -> list[str]:
         """The overrides that the trial proposes. A key with a condition comes after the one it depends on."""
-        chosen: dict[str, Any] = {}
+        chosen: dict[str, CategoricalChoiceType] = {}
         for key in sorted(self.space, key=lambda key: _plain(key) in self.conditions):
             wanted = self.conditions.get(_plain(key), {})
             if any(str(chosen.get(other)) != str(value) for other, value in wanted.items()):
@@ -163,13 +179,13 @@ class Search:
         marks = {_plain(key): key for key in self.space}
         return [*self.fixed, *(f"{marks[key]}={value}" for key, value in chosen.items())]
 
-    def _conditions(self) -> dict[str, dict[str, Any]]:
+    def _conditions(self) -> dict[str, dict[str, Json]]:
         """By key, the values that other keys must have for it to be varied. Raises ConfigError for a key that
         is not varied itself.
         """
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, dict[str, Json]] = {}
         varied = {_plain(key) for key in self.space}
-        for key, wanted in dict(self.settings["only_if"] or {}).items():
+        for key, wanted in section_of(self.settings["only_if"]).items():
             if not isinstance(wanted, Mapping):
                 raise ConfigError(
                     "hydra.sweeper.only_if",
@@ -234,7 +250,7 @@ class Search:
         if not done or self.study.get_trials(deepcopy=False):
             return
         for entry in done:
-            found = [measured(self.session.store, entry.made, m) for m in self._metrics_as(entry.metric)]
+            found = [measured(self.session.store, entry.rows, m) for m in self._metrics_as(entry.metric)]
             params = self._params(entry.words)
             if params is None or None in found or self._problem(entry):
                 continue
@@ -250,10 +266,10 @@ class Search:
         number = len(self.study.get_trials(deepcopy=False))
         self.session.say(f"{JOURNAL} was gone: the study knows {number} points from the sweep's own files")
 
-    def _params(self, words: Sequence[str]) -> dict[str, Any] | None:
+    def _params(self, words: Sequence[str]) -> dict[str, int | float | str] | None:
         """The search-space values in a point's overrides; None when one lies outside the space."""
         texts = {key: text for key, _, text in (word.partition("=") for word in words)}
-        found: dict[str, Any] = {}
+        found: dict[str, int | float | str] = {}
         for key, space in self.space.items():
             text = texts.get(key, texts.get(_plain(key)))
             if text is None:

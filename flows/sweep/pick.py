@@ -3,14 +3,13 @@
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.record import Record
 from atelier.engine.io.storage import join, names
 from atelier.flows.run.sweep_ledger import DONE, FOLDER, Ledger, PointEntry
 from atelier.infra.report.held_out import WAY_OUT, differing, held_out_of
-from atelier.infra.store.run_manifest import manifests, measured
+from atelier.infra.store.run_manifest import Row, manifests, measured
 from atelier.infra.store.store import Store
 
 FEWEST_DIGITS = 4
@@ -23,7 +22,7 @@ class Candidate:
 
     label: str
     command: str
-    rows: list[dict[str, Any]]
+    rows: Sequence[Row]
     value: float | None = None
     record: Record | None = None
 
@@ -86,7 +85,7 @@ def _named(store: Store, word: str) -> list[tuple[Candidate, str]]:
     metric it was compared by.
     """
     sweeps = _meant(names(join(store.root, FOLDER)), word)
-    there = {m["id"]: m for m in manifests(store) if "id" in m}
+    there = {manifest.id: manifest for manifest in manifests(store)}
     runs = _meant(there, word)
     if len(sweeps) + len(runs) > 1:
         raise ConfigError(
@@ -101,9 +100,9 @@ def _named(store: Store, word: str) -> list[tuple[Candidate, str]]:
         return [(_point(flow, entry), entry.metric) for entry in entries]
     if runs:
         manifest = there[runs[0]]
-        if manifest.get("status") != "finished":
-            raise ConfigError("pick", f"run {manifest['id']} is not finished", "run its command line again")
-        return [(Candidate(manifest["id"], manifest["command"], manifest["tasks"]), "")]
+        if manifest.status != "finished":
+            raise ConfigError("pick", f"run {manifest.id} is not finished", "run its command line again")
+        return [(Candidate(manifest.id, manifest.command, manifest.tasks), "")]
     near = nearest(word, [*names(join(store.root, FOLDER)), *there])
     raise ConfigError(
         "pick",
@@ -119,15 +118,15 @@ def _meant(known: Iterable[str], word: str) -> list[str]:
 
 
 def _point(flow: str, entry: PointEntry) -> Candidate:
-    return Candidate(f"#{entry.number}", f"atelier {flow} {shlex.join(entry.words)}", list(entry.made))
+    return Candidate(f"#{entry.number}", f"atelier {flow} {shlex.join(entry.words)}", entry.rows)
 
 
 def _way_out(store: Store, candidates: Sequence[Candidate]) -> str:
     """The metrics that there are, as the hint of an error."""
     there: dict[str, None] = {}
     for row in candidates[0].rows if candidates else ():
-        record = store.find(row["kind"], row["fingerprint"])
+        record = store.find(row.kind, row.fingerprint)
         for word, value in record.summary.items() if record is not None else ():
             if isinstance(value, float):
-                there[f"{row['model']}.{word}"] = None
+                there[f"{row.model}.{word}"] = None
     return f"there is: {', '.join(list(there)[:12]) or 'no number'}"

@@ -102,7 +102,7 @@ def _trajectories(session: Session) -> list[str]:
     """Fingerprints of the trainings that the points are compared by."""
     found: dict[str, None] = {}
     for entry in session.ledger.entries():
-        there = measured(session.store, entry.made, entry.metric)
+        there = measured(session.store, entry.rows, entry.metric)
         if there is not None and (trajectory := there[1].parents.get("trajectory")):
             found[trajectory] = None
     return list(found)

@@ -9,11 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
 
+from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.role import Role
 from atelier.flows.run.compose import Frozen
@@ -36,6 +37,10 @@ from atelier.infra.stack.stack import join_stack
 from atelier.infra.store.run_manifest import measured
 from atelier.infra.store.store import Store
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
 DIRECTIONS = ("minimize", "maximize")
 FACTS = ("params", "tokens")
 ARRAY = "slurm"  # the launcher whose points are elements of a job array
@@ -43,10 +48,11 @@ MADE = ("key", "name", "model", "kind", "fingerprint")  # of a row of a manifest
 POOL_WHEN_BLANK = {"prefect": "pool=local", "slurm": "pool=slurm"}
 
 
-def listed(value: Any) -> list[str]:
+def listed(value: Json) -> list[str]:
     """A setting that may be one word or a list of them."""
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    return [str(one) for one in value] if is_list and value else [str(value)]
+    if isinstance(value, Sequence) and not isinstance(value, str) and value:
+        return [str(one) for one in value]
+    return [str(value)]
 
 
 @dataclass
@@ -68,7 +74,7 @@ class Session:
     notes: list[str] = field(default_factory=list)  # lines below the report's table
     _sets: dict[tuple[int, str], str | None] = field(default_factory=dict)
 
-    def __call__(self, config: Any) -> float | None:
+    def __call__(self, config: "DictConfig") -> float | None:
         """Run a job of a launcher that is not Atelier's in this process; the point's value."""
         from hydra.core.hydra_config import HydraConfig
 
@@ -97,7 +103,9 @@ class Session:
             for job, point in zip(jobs, points, strict=True)
         ]
 
-    def choose(self, kind: str, words: list[Override], settings: dict[str, Any], width: int) -> Any:
+    def choose(
+        self, kind: str, words: list[Override], settings: JsonObject, width: int
+    ) -> object:  # what its sweeper returns, for Hydra to report
         """Run a sweep whose points `atelier.flows.sweep.<kind>` chooses."""
         self.compare(*(listed(settings[name])[0] for name in ("metric", "direction")))
         return importlib.import_module(f"atelier.flows.sweep.{kind}").sweep(self, words, settings, width)
@@ -167,7 +175,7 @@ class Session:
     def _describe(self, entry: PointEntry, point: SweepPoint) -> None:
         """Write to the entry what the point made and the facts of the model that is compared."""
         entry.metric, entry.value = self.metric_of(point), self.value(point)
-        entry.made = [{key: row[key] for key in MADE} for row in point.rows]
+        entry.made = [row.model_dump(include={*MADE}) for row in point.rows]
         found = {word: point.value(f"{self.model_of(point)}.{word}".lstrip(".")) for word in FACTS}
         entry.facts = {word: value for word, value in found.items() if value is not None}
 
@@ -181,7 +189,7 @@ class Session:
             return self.metric.rpartition(".")[0]
         trained = [role for node in point.nodes if node.task == "train" for role in node.products]
         named = [key.split(".")[1] for key in self.keys if key.startswith("roles.")]
-        of_flow = [role for role in (point.frozen.call().get("roles") or {}) if role in trained]
+        of_flow = [role for role in point.frozen.roles if role in trained]
         return next((role for role in named if role in trained), (of_flow or trained or [""])[-1])
 
     # running
@@ -240,7 +248,7 @@ class Session:
         """The held-out set that a finished point's metric was measured on; None when it has none."""
         key = entry.number, metric
         if key not in self._sets:
-            there = measured(self.store, entry.made, metric)
+            there = measured(self.store, entry.rows, metric)
             if there is None:
                 return None
             self._sets[key] = held_out_of(there[1], metric)

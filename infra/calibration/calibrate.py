@@ -7,15 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from atelier.engine.config.base import parse
+from atelier.engine.config.mixture import Stream
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
-from atelier.engine.config.record import FileEntry, Record, identify
+from atelier.engine.config.record import FileEntry, Record, Summary, identify
 from atelier.engine.config.role import Role
+from atelier.engine.config.run_file import Member, RunFile, SegmentAddress, Training
 from atelier.engine.config.train import Train
 from atelier.engine.plan.fit import CROWD, LINKS, THREADS, Probe, fit
 from atelier.engine.plan.fit import FACTS as FITTED
@@ -67,7 +69,7 @@ def calibrate(root: str, pool: Pool, cores: int, scratch: Path, say: Callable[[s
 
 
 def probe(
-    name: str, layout: Parallel, hidden: int, blocks: int, sequence: int, rows: int, **more: Any
+    name: str, layout: Parallel, hidden: int, blocks: int, sequence: int, rows: int, **more: str | int
 ) -> Probe:
     """A probe: a training of STEPS steps of a decoder of this shape; `more` are fields of the model."""
     shape = {"kind": "gpt", "hidden": hidden, "num_layers": blocks, "num_heads": max(1, hidden // 32)}
@@ -87,11 +89,10 @@ def run_probes(
     trainings = [_training(one, scratch / "trajectory" / one.name) for one in probes]
     work = scratch / "work"
     work.mkdir(parents=True)
-    run = {
-        "schema": 1, "task": "calibrate", "version": 1, "config": {"trainings": trainings},
-        "inputs": {"tokens": tokens}, "outputs": {}, "scratch": str(work),
-        "layout": layout.model_dump(mode="json"), "seed": 1,
-    }  # fmt: skip
+    run = RunFile(
+        task="calibrate", version=1, config={"trainings": [one.model_dump(mode="json") for one in trainings]},
+        inputs={"tokens": tokens}, outputs={}, scratch=str(work), layout=layout,
+    )  # fmt: skip
     threads = layout.threads if isinstance(layout.threads, int) else 1
     orders = Orders(
         name="calibrate", module="atelier.engine.train", run=run, root=root, scratch=scratch,
@@ -106,12 +107,11 @@ def run_probes(
     return found
 
 
-def _training(one: Probe, url: Path) -> dict[str, Any]:
+def _training(one: Probe, url: Path) -> Training:
     fingerprint = hashlib.sha256(str(url).encode()).hexdigest()
-    segment = {"fingerprint": fingerprint, "url": str(url), "start": 0, "end": STEPS}
-    member = {"role": one.role.model_dump(mode="json"), "segments": [segment]}
-    train = one.train.model_dump(mode="json")
-    return {"members": {"model": member}, "streams": [{"input": "tokens"}], "train": train}
+    segment = SegmentAddress(fingerprint=fingerprint, url=str(url), start=0, end=STEPS)
+    member = Member(role=one.role, segments=(segment,))
+    return Training(members={"model": member}, streams=(Stream(input="tokens"),), train=one.train)
 
 
 def random_tokens(folder: Path) -> str:
@@ -132,7 +132,7 @@ def random_tokens(folder: Path) -> str:
     identity = {"files": [entry.sha256 for entry in entries]}
     record = Record(
         kind="tokens", name="random", fingerprint=identify("tokens", 1, identity, {}), version=1,
-        identity=identity, parents={}, files=tuple(entries), summary={"vocab": VOCAB},
+        identity=identity, parents={}, files=tuple(entries), summary=cast(Summary, {"vocab": VOCAB}),
     ).sealed()  # fmt: skip
     (folder / "record.json").write_text(record.text())
     return str(folder)

@@ -7,8 +7,10 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TypedDict
 
+from atelier.engine.config.base import Json
+from atelier.engine.config.document import number_of
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.metric import FOLDER, effective, is_segment, merge, time_spent
 from atelier.engine.config.pool import Pool
@@ -20,6 +22,15 @@ MOST_FILES = 40  # metric segments read per trajectory: the newest
 WARM = 3  # warm-up steps of a training, which are slower
 
 
+class StepsRow(TypedDict):
+    """Measured steps as plain JSON."""
+
+    step_s: float
+    tokens_per_s: float
+    memory_gb: float
+    effective_time: float
+
+
 @dataclass(frozen=True)
 class MeasuredSteps:
     """Medians over steps; `memory_gb` is the maximum over ranks that wrote lines."""
@@ -29,8 +40,13 @@ class MeasuredSteps:
     memory_gb: float
     effective_time: float
 
-    def row(self) -> dict[str, Any]:
-        return {key: round(value, 6) for key, value in vars(self).items()}
+    def row(self) -> StepsRow:
+        return {
+            "step_s": round(self.step_s, 6),
+            "tokens_per_s": round(self.tokens_per_s, 6),
+            "memory_gb": round(self.memory_gb, 6),
+            "effective_time": round(self.effective_time, 6),
+        }
 
 
 def measure(urls: Sequence[str]) -> MeasuredSteps | None:
@@ -67,6 +83,7 @@ def _files(url: str) -> list[tuple[str, str]]:
 POOLS = "pools"
 MOST = 20  # measurements of a pool that count: the newest
 HERE = "here"
+TIMES = ("planned_s", "measured_s", "ended")  # numbers of a measurement
 
 
 @dataclass(frozen=True)
@@ -127,15 +144,16 @@ def measurements(store: Store, pool: str) -> list[Measurement]:
     found = []
     for name in names(folder):
         try:
-            measurement = Measurement(**read_object(join(folder, name)))
-        except (DamageError, TypeError, FileNotFoundError):
+            stored = read_object(join(folder, name))
+        except (DamageError, FileNotFoundError):
             continue
-        if all(map(_is_positive, (measurement.planned_s, measurement.measured_s, measurement.ended))):
-            found.append(measurement)
+        if {*stored} == {"task", *TIMES} and all(_is_positive(stored[key]) for key in TIMES):
+            planned_s, measured_s, ended = (number_of(stored[key]) for key in TIMES)
+            found.append(Measurement(str(stored["task"]), planned_s, measured_s, ended))
     return sorted(found, key=lambda measurement: measurement.ended)[-MOST:]
 
 
-def _is_positive(value: object) -> bool:
+def _is_positive(value: Json) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
 
 

@@ -11,20 +11,20 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from atelier import PROJECT
 from atelier.engine.config.role import Role
 from atelier.engine.io.source_check import source_digest
-from atelier.infra.code.moved_code import read_moved
+from atelier.infra.code.moved_code import Entry, read_moved
 from atelier.infra.dag import Node
 
 Map = dict[str, dict[str, str]]  # file -> function, Class, Class.method or '' (the rest) -> digest
+Cache = dict[str, tuple[list[str], dict[str, str]]]  # digest of a file -> its imports and parts
 
 PACKAGE = "atelier."
 MOST = 2000  # files in the cache
@@ -53,7 +53,7 @@ LEFT_OUT = (
     "engine/loop/straggler.py",
     *(f"engine/config/{name}.py" for name in ("base", "device", "document", "error", "metric")),
     *(f"engine/config/{name}.py" for name in ("identity_defaults", "parallel", "pool", "record", "registry")),
-    *(f"engine/config/{name}.py" for name in ("run_file", "site")),
+    *(f"engine/config/{name}.py" for name in ("message", "run_file", "site")),
 )
 WORDS = ("description", "title")  # keywords of pydantic fields that are only documentation
 TRAINED = ("train", "finetune")
@@ -128,7 +128,7 @@ def maps_of(node: Node) -> dict[str, Map]:
     if node.task not in TRAINED:
         whole = code_map(ROOTS[node.task])
         return {key: whole for key in node.products}
-    roles = {name: Role.model_validate(document) for name, document in node.config["roles"].items()}
+    roles = node.training.roles
     return {name: training_map(node.task, roles, name) for name in roles}
 
 
@@ -147,12 +147,12 @@ def files_of(code: Map) -> dict[str, str]:
     return {file: _file_digest(file, parts) for file, parts in code.items()}
 
 
-def _file_digest(file: str, entry: dict[str, str] | str) -> str:
+def _file_digest(file: str, entry: Entry) -> str:
     """Digest of a file, 8 digits, from an entry of a map of either form."""
-    return entry if isinstance(entry, str) else digest_of({file: entry})[:8]
+    return entry if isinstance(entry, str) else digest_of({file: dict(entry)})[:8]
 
 
-def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def changed(old: Mapping[str, Entry], new: Mapping[str, Entry]) -> list[str]:
     """Files that differ between two maps (of either form), with the differing functions where known. Code
     that was only moved counts as the same (infra/code/moved_code.py).
     """
@@ -197,18 +197,18 @@ def _file(module: str, project: Path) -> str:
 _read: dict[Path, SourceFile] = {}  # this process runs the code as it was first read
 
 
-def _source(path: Path, known: dict[str, Any]) -> SourceFile:
+def _source(path: Path, known: Cache) -> SourceFile:
     """The source file at `path`, from cache by its content."""
     if path not in _read:
         _read[path] = _by_content(path.read_bytes(), known)
     return _read[path]
 
 
-def _by_content(content: bytes, known: dict[str, Any]) -> SourceFile:
+def _by_content(content: bytes, known: Cache) -> SourceFile:
     key = hashlib.sha256(content).hexdigest()[:32]
     if not _is_source(known.get(key)):
         tree = ast.parse(content)
-        known[key] = [sorted(_imports(tree)), _parts(tree)]
+        known[key] = sorted(_imports(tree)), _parts(tree)
     imports, parts = known[key]
     return SourceFile(tuple(imports), parts, source_digest(content))
 
@@ -258,7 +258,7 @@ def _is_string(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def _text(node: Any) -> str:
+def _text(node: object) -> str:  # a node, or what a field of one holds
     """A syntax tree as text that is the same for all Python versions: names of nodes and non-empty fields."""
     if isinstance(node, ast.Raise):  # the exception's type, not its message
         raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
@@ -283,9 +283,9 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _is_source(found: Any) -> bool:
+def _is_source(found: Sequence[list[str] | dict[str, str]] | None) -> bool:
     """Whether a cache entry has the form that this module writes."""
-    return isinstance(found, list) and [type(part) for part in found] == [list, dict]
+    return isinstance(found, list | tuple) and [type(part) for part in found] == [list, dict]
 
 
 def _cache_place() -> Path:
@@ -299,9 +299,9 @@ def _cache_place() -> Path:
 
 
 @contextmanager
-def _cached() -> Iterator[dict[str, Any]]:
+def _cached() -> Iterator[Cache]:
     """Cache of digests by file content: read on entry, written back when something was added."""
-    known: dict[str, Any] = {}
+    known: Cache = {}
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads(_cache_place().read_bytes())
         known = found if isinstance(found, dict) else {}

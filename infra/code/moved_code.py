@@ -5,16 +5,18 @@ to, and the digest of every file after it. A code map from before the move is tr
 digest in the table counts as the files that it became.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 TABLE = Path(__file__).with_name("moved_code.yaml")
+Entry = Mapping[str, str] | str  # of a code map: digests of a file's parts, or of the file as in records
 OTHER = ""  # an entry that equals no file's
 
 
-def read_moved(old: Mapping[str, Any], new: Mapping[str, Any], digest: Any) -> Mapping[str, Any]:
+def read_moved(
+    old: Mapping[str, Entry], new: Mapping[str, Entry], digest: Callable[[str, Entry], str]
+) -> Mapping[str, Entry]:
     """Translate `old`, a code map from before or after the move, to the files of `new`, the current code's
     map.
 
@@ -28,7 +30,7 @@ def read_moved(old: Mapping[str, Any], new: Mapping[str, Any], digest: Any) -> M
     if not all(is_same.values()) and not any(file in before and file not in after for file in old):
         return old  # from after the move
     went_to = {file: before.get(file, [""])[1:] for file in old}
-    result: dict[str, Any] = {}
+    result: dict[str, Entry] = {}
     for file, entry in new.items():
         # none: reached since a file was merged into it; who imports it for another reason has changed itself
         came_from = [name for name in old if file in went_to[name]]

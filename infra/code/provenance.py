@@ -8,9 +8,9 @@ import platform
 import subprocess
 from functools import cache
 from importlib import metadata
-from typing import Any
 
 from atelier import PROJECT
+from atelier.engine.config.base import Json
 
 NOTE = ".code.json"  # beside unpacked code: commit and diff of its sources
 LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "prefect", "mlflow", "hydra-core")
@@ -58,7 +58,7 @@ def _origin() -> dict[str, str]:
 
 
 @cache
-def code_provenance() -> dict[str, Any]:
+def code_provenance() -> dict[str, Json]:
     """commit, sha256 of the uncommitted diff ('' = clean), the engine's digest and versions."""
     return _origin() | {
         "engine": engine_digest(),

@@ -8,15 +8,16 @@ the same command then finds them or waits for them.
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-from atelier.engine.config.error import AtelierError, StoppedError, from_line
+from atelier.engine.config.error import AtelierError, StoppedError
+from atelier.engine.config.message import GangEnd, Message, OnMessage, from_line
 from atelier.infra.code.frozen import freeze
 from atelier.infra.launch.channel import Channel
-from atelier.infra.launch.gang import DiedError, Orders
+from atelier.infra.launch.gang import DiedError
+from atelier.infra.launch.orders import GangLetter, Orders
 from atelier.infra.launch.rendezvous import share_of
 
 LOOK_S = 2.0  # between two status queries to the batch system
@@ -91,7 +92,7 @@ class BatchJob:
 
 def start_gang(
     orders: Orders,
-    on_message: Callable[[dict[str, Any]], None],
+    on_message: OnMessage,
     stop: threading.Event,
     *,
     batch: Batch,
@@ -111,7 +112,7 @@ def start_gang(
             threads=orders.threads,
         )
         channel = Channel(orders.root, gang.id)
-        channel.put("orders", _document(orders, gang))
+        channel.put("orders", GangLetter.of(orders, nodes, freeze(orders.root)).document())
         followed = _Followed(gang, channel, batch, on_message, stop, orders.grace_s)
         try:
             followed.to_the_end()
@@ -123,13 +124,6 @@ def start_gang(
             on_message({"warning": f"{error}; another job goes on from there"})
 
 
-def _document(orders: Orders, gang: BatchJob) -> dict[str, Any]:
-    """The orders as its nodes read them: without what is specific to this machine."""
-    kept = {key: value for key, value in vars(orders).items() if key not in ("scratch", "env")}
-    run = {key: value for key, value in orders.run.items() if key != "scratch"}
-    return kept | {"run": run, "nodes": gang.nodes, "code": freeze(orders.root)}
-
-
 class _Followed:
     """Follows one job from submission to its end."""
 
@@ -138,7 +132,7 @@ class _Followed:
         gang: BatchJob,
         channel: Channel,
         batch: Batch,
-        on_message: Callable[[dict[str, Any]], None],
+        on_message: OnMessage,
         stop: threading.Event,
         grace_s: float,
     ) -> None:
@@ -150,7 +144,7 @@ class _Followed:
             stop,
         )
         self.grace_s = grace_s
-        self.problems: list[dict[str, Any]] = []
+        self.problems: list[Message] = []
         self.asked_at = 0.0
         self.has_moved = False
 
@@ -164,7 +158,7 @@ class _Followed:
                     looked_at = time.monotonic()
                     standing = self._look(job, standing)
                 end = self._read()
-                if end is not None and end["code"] == 0:
+                if end is not None and end.get("code") == 0:
                     return
                 if standing.phase == "over":
                     over_at = over_at or time.monotonic()
@@ -178,7 +172,7 @@ class _Followed:
                 self.batch.end(job)
             raise
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> GangEnd | None:
         """Handle new messages; returns how the gang ended, if it has. An unreachable store is read again
         later.
         """
@@ -189,7 +183,7 @@ class _Followed:
             return end
         return None
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: Message) -> None:
         self.has_moved |= "progress" in message
         if "restart" in message:
             self.problems.clear()
@@ -207,7 +201,7 @@ class _Followed:
             return now
         return before
 
-    def _stop(self, end: dict[str, Any] | None, standing: JobStatus) -> None:
+    def _stop(self, end: GangEnd | None, standing: JobStatus) -> None:
         """Request a stop, repeatedly; StoppedError when it has stopped, has not begun, or took too long."""
         self.asked_at = self.asked_at or time.monotonic()
         with suppress(OSError):
@@ -219,7 +213,7 @@ class _Followed:
         ):
             raise StoppedError("stopped")
 
-    def _failure(self, end: dict[str, Any] | None, standing: JobStatus, job: str) -> AtelierError:
+    def _failure(self, end: GangEnd | None, standing: JobStatus, job: str) -> AtelierError:
         if self.stop.is_set():
             return StoppedError("stopped")
         if end is not None and "error" in end:

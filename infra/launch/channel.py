@@ -5,8 +5,10 @@ Messages are numbered files, so that the reader need not list a folder: an objec
 """
 
 import json
-from typing import Any
+from typing import cast
 
+from atelier.engine.config.base import Json
+from atelier.engine.config.message import GangEnd, Message
 from atelier.engine.io.storage import exists, join, read_json, remove, write_bytes
 
 FOLDER = "gangs"
@@ -19,23 +21,23 @@ class Channel:
         self.folder = join(root, FOLDER, gang)
         self._read = (0, 0)  # life and number of the last message read
 
-    def put(self, name: str, document: Any) -> None:
+    def put(self, name: str, document: Json) -> None:
         write_bytes(join(self.folder, f"{name}.json"), json.dumps(document).encode())
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str) -> Json:
         """The document, or None when there is none yet."""
         try:
             return read_json(join(self.folder, f"{name}.json"), "a message of a gang")
         except FileNotFoundError:
             return None
 
-    def say(self, life: int, number: int, messages: list[dict[str, Any]]) -> None:
+    def say(self, life: int, number: int, messages: list[Message]) -> None:
         """Write batch `number` (1, 2, ...) of the first node's messages in a life."""
-        self.put(_name(life, number), messages)
+        self.put(_name(life, number), cast(list[Json], messages))
 
-    def receive(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[Message]:
         """Messages since the last call, in order."""
-        found: list[dict[str, Any]] = []
+        found: list[Message] = []
         life, number = self._read
         while True:
             heard = self.get(_name(life, number + 1))
@@ -48,17 +50,17 @@ class Channel:
                 self._read = life, number
                 return found
             number += 1
-            found += heard
+            found += cast(list[Message], heard)
 
-    def tell_end(self, life: int, how: dict[str, Any]) -> None:
+    def tell_end(self, life: int, how: GangEnd) -> None:
         """Write how a life ended."""
-        self.put(f"end-{life:03d}", how)
+        self.put(f"end-{life:03d}", cast(Json, how))
 
-    def end(self) -> dict[str, Any] | None:
+    def end(self) -> GangEnd | None:
         """How the latest ended life of the gang ended; None when none has ended."""
         found, life = None, self._read[0]
         while (end := self.get(f"end-{life:03d}")) is not None:
-            found, life = end, life + 1
+            found, life = cast(GangEnd, end), life + 1
         return found
 
     def stop(self) -> None:

@@ -12,15 +12,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from atelier import IMPORT_ROOT
-from atelier.engine.config.error import AtelierError, CopiesError, StoppedError, from_line
+from atelier.engine.config.error import AtelierError, CopiesError, StoppedError
+from atelier.engine.config.message import Message, OnMessage, from_line, message_of
 from atelier.engine.io.fork_server import ForkServer, Refused
+from atelier.infra.launch.orders import Orders
 from atelier.infra.launch.supervisor import passed, rank_env
 from atelier.infra.store.conditional_create import LEASES
 
@@ -33,29 +33,9 @@ class DiedError(AtelierError):
     """Processes were killed from outside: a retry may succeed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Orders:
-    """All that a supervisor needs: written to guard.json, with run.json beside it."""
-
-    name: str
-    module: str
-    run: dict[str, Any]
-    root: str
-    scratch: Path
-    ranks: int = 1
-    threads: int = 1
-    leases: dict[str, int] = field(default_factory=dict)
-    outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
-    grace_s: float = 10.0
-    first_rank: int = 0
-    world: int = 0  # ranks of the whole gang when it spans several nodes, else 0
-    held: tuple[int, ...] = ()  # descriptors that hold its slots while it lives
-
-
 def start_gang(
     orders: Orders,
-    on_message: Callable[[dict[str, Any]], None],
+    on_message: OnMessage,
     stop: threading.Event,
     forkserver: ForkServer | None = None,
 ) -> None:
@@ -66,19 +46,14 @@ def start_gang(
     killed from outside, and the gang's own errors (DataError, AtelierError, ...).
     """
     orders.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (orders.scratch / "run.json").write_text(json.dumps(orders.run, indent=1))
-    document = {k: v for k, v in vars(orders).items() if k not in ("run", "scratch")} | {
-        "scratch": str(orders.scratch),
-        "cwd": str(IMPORT_ROOT),
-    }
-    (orders.scratch / "guard.json").write_text(json.dumps(document, indent=1))
+    guard = orders.write()
     with open(orders.scratch / "guard.err", "wb") as err, _connected(forkserver) as descriptors:
         supervisor = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
                 "atelier.infra.launch.supervisor",
-                str(orders.scratch / "guard.json"),
+                str(guard),
                 *map(str, descriptors),
             ],
             stdin=subprocess.PIPE,
@@ -89,9 +64,9 @@ def start_gang(
             start_new_session=True,
             pass_fds=(*descriptors, *orders.held),
         )
-    problems: list[dict[str, Any]] = []
+    problems: list[Message] = []
 
-    def receive(message: dict[str, Any]) -> None:
+    def receive(message: Message) -> None:
         if "error" in message:
             problems.append(message)
         if "restart" in message:
@@ -137,7 +112,7 @@ def _wait(supervisor: subprocess.Popen[bytes], stop: threading.Event) -> None:
             supervisor.wait()
 
 
-def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: bool) -> None:
+def _judge(orders: Orders, code: int, problems: list[Message], stopped: bool) -> None:
     if code == 0:
         return
     if code != CopiesError.exit_code:  # from before a restart: it may arrive late
@@ -165,14 +140,15 @@ def _judge(orders: Orders, code: int, problems: list[dict[str, Any]], stopped: b
     )
 
 
-def _listen(supervisor: subprocess.Popen[bytes], receive: Callable[[dict[str, Any]], None]) -> None:
+def _listen(supervisor: subprocess.Popen[bytes], receive: OnMessage) -> None:
     assert supervisor.stdout is not None
     for line in supervisor.stdout:
         with suppress(ValueError):
-            receive(json.loads(line))
+            if (message := message_of(json.loads(line))) is not None:
+                receive(message)
 
 
-def _tail(path: Path, receive: Callable[[dict[str, Any]], None], ended: threading.Event) -> None:
+def _tail(path: Path, receive: OnMessage, ended: threading.Event) -> None:
     """Follow a growing file of JSON lines until `ended` is set and all of it is read."""
     position, rest = 0, b""
     while True:
@@ -185,8 +161,7 @@ def _tail(path: Path, receive: Callable[[dict[str, Any]], None], ended: threadin
             *lines, rest = (rest + block).split(b"\n")
             for line in lines:
                 with suppress(ValueError):
-                    message = json.loads(line)
-                    if isinstance(message, dict):
+                    if (message := message_of(json.loads(line))) is not None:
                         receive(message)
         if last:
             return

@@ -9,10 +9,11 @@ credential but the store's.
 import json
 import os
 import subprocess
-from typing import Any
+from collections.abc import Mapping
 
 import yaml
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.site import Kubernetes
 from atelier.infra.launch.batch_job import BatchJob, JobStatus
@@ -80,17 +81,17 @@ class KubernetesBatch:
         answer = self._ask("logs", "--selector", f"{LABEL}={job}", f"--tail={TAIL}", "--prefix")
         return answer.stdout.strip()
 
-    def manifests(self, gang: BatchJob) -> list[dict[str, Any]]:
+    def manifests(self, gang: BatchJob) -> list[dict[str, Json]]:
         """The Service by which the pods find each other, and the Job."""
         about = {"name": gang.id, "namespace": self.site.namespace, "labels": _labels(gang)}
-        service = {
+        service: dict[str, Json] = {
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": about,
             # pods connect before they are ready
             "spec": {"clusterIP": "None", "selector": {LABEL: gang.id}, "publishNotReadyAddresses": True},
         }
-        job = {
+        job: dict[str, Json] = {
             "apiVersion": "batch/v1",
             "kind": "Job",
             "metadata": about,
@@ -105,9 +106,9 @@ class KubernetesBatch:
         }
         return [service, job]
 
-    def _pod(self, gang: BatchJob) -> dict[str, Any]:
+    def _pod(self, gang: BatchJob) -> dict[str, Json]:
         site = self.site
-        volumes: list[dict[str, Any]] = [
+        volumes: list[dict[str, Json]] = [
             {"name": "tmp", "emptyDir": {}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": site.shared_memory}},
         ]
@@ -115,7 +116,7 @@ class KubernetesBatch:
         if site.claim:
             volumes.append({"name": "store", "persistentVolumeClaim": {"claimName": site.claim}})
             mounts.append({"name": "store", "mountPath": site.mount})
-        spec: dict[str, Any] = {
+        spec: dict[str, Json] = {
             "restartPolicy": "Never",
             "subdomain": gang.id,
             "automountServiceAccountToken": False,
@@ -141,7 +142,7 @@ class KubernetesBatch:
             spec["priorityClassName"] = site.priority
         return spec
 
-    def _container(self, gang: BatchJob, mounts: list[dict[str, str]]) -> dict[str, Any]:
+    def _container(self, gang: BatchJob, mounts: list[dict[str, str]]) -> dict[str, Json]:
         site = self.site
         asked = {
             "cpu": _times(site.cpu, gang.ranks * gang.threads),
@@ -149,7 +150,7 @@ class KubernetesBatch:
         }
         if self.gpus:
             asked[site.gpu] = str(gang.ranks)
-        container: dict[str, Any] = {
+        container: dict[str, Json] = {
             "name": "node",
             "image": site.image,
             "command": ["python", "-m", "atelier.infra.launch.node_agent", gang.root, gang.id],
@@ -184,7 +185,7 @@ def _labels(gang: BatchJob) -> dict[str, str]:
     return {"app.kubernetes.io/name": "atelier", LABEL: gang.id}
 
 
-def _pods(status: dict[str, Any]) -> str:
+def _pods(status: Mapping[str, Json]) -> str:
     return f"{status.get('ready', 0)} of {status.get('active', 0)} pods ready"
 
 

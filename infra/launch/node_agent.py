@@ -14,12 +14,15 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
-from atelier.engine.config.error import AtelierError, StoppedError, of_system, to_line
+from atelier.engine.config.document import check_as
+from atelier.engine.config.error import AtelierError, StoppedError, of_system
+from atelier.engine.config.message import GangEnd, Message, to_line
 from atelier.infra.code.frozen import go_on_frozen
 from atelier.infra.launch.channel import Channel
-from atelier.infra.launch.gang import DiedError, Orders, compile_cache, start_gang
+from atelier.infra.launch.gang import DiedError, compile_cache, start_gang
+from atelier.infra.launch.orders import GangLetter, Orders
 from atelier.infra.launch.rendezvous import NodePlace, Rendezvous, share_of
 from atelier.infra.launch.slurm import requeue_this_job
 
@@ -32,14 +35,14 @@ TELL_S = 1.0
 class NodeAgent:
     """This node's share of the gang."""
 
-    def __init__(self, root: str, gang: str, orders: dict[str, Any]) -> None:
+    def __init__(self, root: str, gang: str, orders: GangLetter) -> None:
         self.root, self.gang, self.orders = root, gang, orders
         self.index = next((int(os.environ[name]) for name in INDEX if name in os.environ), 0)
         self.life = int(os.environ.get(LIFE) or 0)
         self.channel = Channel(root, gang)
         self.stop, self.is_over = threading.Event(), threading.Event()
         self.is_ended = False  # by the batch system
-        self._sent: list[dict[str, Any]] = []
+        self._sent: list[Message] = []
         self._number = 0
         self._rendezvous: Rendezvous | None = None
         self._lock = threading.Lock()
@@ -53,17 +56,17 @@ class NodeAgent:
         scratch = Path(tempfile.mkdtemp(prefix="atelier-node-"))
         teller = threading.Thread(target=self._tell, daemon=True)
         teller.start()
-        how: dict[str, Any] = {"code": 0}
+        how: GangEnd = {"code": 0}
         try:
             self._gang(scratch)
         except StoppedError:
             how = {"code": STOPPED}
             if not self.is_ended and not self.channel.is_stopped():  # ended by another node
                 why = self._rendezvous.why() if self._rendezvous else "stopped"
-                how = to_line(AtelierError(why)) | {"code": 1, "has_died": True}
+                how = {**to_line(AtelierError(why)), "code": 1, "has_died": True}
         except (AtelierError, OSError) as error:
             line = to_line(of_system(error) if isinstance(error, OSError) else error)
-            how = line | {"code": 1, "has_died": isinstance(error, DiedError)}
+            how = {**line, "code": 1, "has_died": isinstance(error, DiedError)}
         finally:
             self.is_over.set()
             teller.join()
@@ -72,47 +75,53 @@ class NodeAgent:
             self.channel.tell_end(self.life, how)
         elif "error" in how:
             print(how["error"], file=sys.stderr)
-        if how["code"] != STOPPED:
-            return int(how["code"])
+        if (code := how.get("code", 0)) != STOPPED:
+            return code
         if self.is_ended and self.is_first:
             requeue_this_job()
         return STOPPED if self.is_first else 0  # a nonzero exit would kill the other nodes before they finish
 
     def _gang(self, scratch: Path) -> None:
-        size = int(self.orders["nodes"])
-        share = share_of(self.orders["ranks"], size)
-        given = {key: self.orders[key] for key in ("name", "module", "root", "threads", "grace_s")}
-        run = self.orders["run"] | {"scratch": str(scratch / "work")}
+        given, size = self.orders, self.orders.nodes
+        share = share_of(given.ranks, size)
+        run = given.run.model_copy(update={"scratch": str(scratch / "work")})
         (scratch / "work").mkdir()
         place = NodePlace(id=f"{self.gang}-{self.life}", index=self.index, pools=("",) * size)
         self._rendezvous = rendezvous = Rendezvous(self.root, place, self.stop) if size > 1 else None
         env = compile_cache(self.root)
         if rendezvous is not None:
             rendezvous.arrive()
-            env |= rendezvous.gather(run, self._say) if self.is_first else rendezvous.follow()[1]
+            env |= rendezvous.gather(run, self._wait_for) if self.is_first else rendezvous.follow()[1]
             watcher = threading.Thread(target=rendezvous.watch, args=(self.stop, self.is_over), daemon=True)
             watcher.start()
-        mine = {key: self.orders[key] for key in ("leases", "outputs")} if self.is_first else {}
         orders = Orders(
-            **given,
-            **mine,
+            name=given.name,
+            module=given.module,
+            root=given.root,
+            threads=given.threads,
+            grace_s=given.grace_s,
+            leases=given.leases if self.is_first else {},
+            outputs=given.outputs if self.is_first else {},
             run=run,
             scratch=scratch / "gang",
             ranks=share,
             first_rank=self.index * share,
-            world=self.orders["ranks"] if size > 1 else 0,
+            world=given.ranks if size > 1 else 0,
             env=env,
         )
         try:
-            start_gang(orders, lambda message: self._say(**message), self.stop)
+            start_gang(orders, self._say, self.stop)
         except BaseException as error:
             if rendezvous is not None:
                 rendezvous.end(f"{type(error).__name__}: {error}")
             raise
 
-    def _say(self, waiting: str = "", **message: Any) -> None:
+    def _say(self, message: Message) -> None:
         with self._lock:
-            self._sent.append(message | ({"waiting": waiting} if waiting else {}))
+            self._sent.append(message)
+
+    def _wait_for(self, text: str) -> None:
+        self._say({"waiting": text})
 
     def _tell(self) -> None:
         """Thread: write messages to the channel, and set `stop` when the channel requests it."""
@@ -132,19 +141,20 @@ class NodeAgent:
             if is_last:
                 return
 
-    def _on_signal(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.is_ended = True
         self.stop.set()
 
 
 def main() -> int:
     root, gang = sys.argv[1:]
-    orders = Channel(root, gang).get("orders")
-    if orders is None:
+    letter = Channel(root, gang).get("orders")
+    if not isinstance(letter, dict):
         print(f"{root}: no orders of {gang}; do all nodes see the same store?", file=sys.stderr)
         return 2
     try:
-        go_on_frozen(root, orders["code"], "atelier.infra.launch.node_agent", root, gang)
+        go_on_frozen(root, str(letter["code"]), "atelier.infra.launch.node_agent", root, gang)
+        orders = check_as(GangLetter, letter, f"{root}, gang {gang}", "its orders")
     except AtelierError as error:
         print(error, file=sys.stderr)
         return error.exit_code

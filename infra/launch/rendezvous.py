@@ -10,11 +10,14 @@ import os
 import socket
 import threading
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
 
+from pydantic import Field
+
+from atelier.engine.config.base import Spec, SpecType
 from atelier.engine.config.error import AtelierError, StoppedError
-from atelier.engine.io.storage import exists, join, read_object, write_bytes
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.io.storage import exists, join, read_as, write_bytes
 
 PATIENCE_S = 120.0  # for a node to arrive, or for news from one that waits for slots
 POLL_S = 0.5
@@ -22,9 +25,8 @@ SUBDOMAIN = "ATELIER_SUBDOMAIN"  # of pods, whose host names alone do not resolv
 ADDRESS = "ATELIER_ADDRESS"  # this host's address for the other nodes; default: its name
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodePlace:
-    """One node of a gang: the `index`-th of those whose workers serve `pools`."""
+class NodePlace(Spec):
+    """One node of a gang: the `index`-th of those whose workers serve `pools`; a parameter of its run."""
 
     id: str
     index: int
@@ -42,6 +44,42 @@ class NodePlace:
     def share(self, ranks: int) -> int:
         """Ranks on each node."""
         return share_of(ranks, self.size)
+
+
+class NodeHere(Spec):
+    """node-<index>.json: this node is ready."""
+
+    host: str
+    machine: str
+    pid: int
+
+
+class NodeWaiting(Spec):
+    """waiting-<index>.json: this node waits for slots; `beat` rises while it is alive."""
+
+    for_: str = Field(alias="for")
+    beat: int
+
+
+class GangStart(Spec):
+    """go.json: all nodes are there; where their ranks meet, and what they run."""
+
+    rendezvous: str
+    is_one_machine: bool
+    run: RunFile
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Of the ranks."""
+        own = {"GLOO_SOCKET_IFNAME": "lo"} if self.is_one_machine else {}
+        return {"ATELIER_RENDEZVOUS": self.rendezvous, **own}
+
+
+class GangStop(Spec):
+    """end.json: why the gang has ended, and which node ended first."""
+
+    why: str
+    by: int
 
 
 def share_of(ranks: int, nodes: int) -> int:
@@ -71,19 +109,20 @@ class Rendezvous:
         host = os.environ.get(ADDRESS) or ".".join(
             filter(None, (socket.gethostname(), os.environ.get(SUBDOMAIN)))
         )
-        self._put(f"node-{self.place.index}", {"host": host, "machine": _machine(), "pid": os.getpid()})
+        here = NodeHere(host=host, machine=_machine(), pid=os.getpid())
+        self._put(f"node-{self.place.index}", here)
 
-    def gather(self, run: dict[str, Any], say: Any) -> dict[str, str]:
+    def gather(self, run: RunFile, say: Callable[[str], None]) -> dict[str, str]:
         """On the first node: wait for all nodes, then send `run` (the gang's run file) to the others; returns
         the environment for the ranks here. Raises AtelierError naming the nodes that did not arrive in time.
         """
         deadline = time.monotonic() + self.place.patience_s
         told, heard = "", {}
-        while missing := [i for i in range(self.place.size) if self._get(f"node-{i}") is None]:
-            words = {i: word for i in missing if (word := self._get(f"waiting-{i}")) is not None}
+        while missing := [i for i in range(self.place.size) if self._get(f"node-{i}", NodeHere) is None]:
+            words = {i: word for i in missing if (word := self._get(f"waiting-{i}", NodeWaiting)) is not None}
             if words != heard:  # a node that waits for slots is alive, and may wait for long
                 deadline, heard = time.monotonic() + self.place.patience_s, words
-            for_what = ", ".join(dict.fromkeys(str(word["for"]) for word in words.values()))
+            for_what = ", ".join(dict.fromkeys(word.for_ for word in words.values()))
             text = f"waits for {self._named(missing)}" + (f" (waits for {for_what})" if for_what else "")
             if text != told:
                 told = text
@@ -95,37 +134,38 @@ class Rendezvous:
                 way_out = "; start a worker: " + ", ".join(f"atelier worker {p}" for p in pools)
                 raise AtelierError(text + (way_out if pools else ""))
             self._pause()
-        nodes = [self._get(f"node-{i}") or {} for i in range(self.place.size)]
-        is_one_machine = len({node["machine"] for node in nodes}) == 1
-        host = "127.0.0.1" if is_one_machine else str(nodes[0]["host"])
-        go = {"rendezvous": f"tcp://{host}:{_free_port(host)}", "is_one_machine": is_one_machine, "run": run}
+        nodes = [node for i in range(self.place.size) if (node := self._get(f"node-{i}", NodeHere))]
+        is_one_machine = len({node.machine for node in nodes}) == 1
+        host = "127.0.0.1" if is_one_machine else nodes[0].host
+        where = f"tcp://{host}:{_free_port(host)}"
+        go = GangStart(rendezvous=where, is_one_machine=is_one_machine, run=run)
         self._put("go", go)
-        return _environment(go)
+        return go.env
 
-    def follow(self) -> tuple[dict[str, Any], dict[str, str]]:
+    def follow(self) -> tuple[RunFile, dict[str, str]]:
         """On another node: the run file and environment of its ranks, once all nodes have arrived."""
         while True:
-            go = self._get("go")
+            go = self._get("go", GangStart)
             if go is not None:
-                return go["run"], _environment(go)
+                return go.run, go.env
             self.check()
             self._pause()
 
     def check(self) -> None:
         """Raises StoppedError when the gang has ended."""
-        end = self._get("end")
+        end = self._get("end", GangStop)
         if end is not None:
-            raise StoppedError(f"the gang has ended: {end['why']}")
+            raise StoppedError(f"the gang has ended: {end.why}")
 
     def why(self) -> str:
         """Why the gang has ended, as written by the node that ended first; '' while it runs."""
-        end = self._get("end")
-        return str(end["why"]) if end else ""
+        end = self._get("end", GangStop)
+        return end.why if end else ""
 
     def end(self, why: str) -> None:
         """Announce that this node ends the gang."""
         if not exists(join(self._folder, "end.json")):
-            self._put("end", {"why": why, "by": self.place.index})
+            self._put("end", GangStop(why=why, by=self.place.index))
 
     def watch(self, stop: threading.Event, ended: threading.Event) -> None:
         """Thread: set `stop` when another node has ended the gang, and announce what this one waits for,
@@ -134,9 +174,10 @@ class Rendezvous:
         while not ended.wait(POLL_S):
             if waits_for := self._waits_for:
                 self._beats += 1
-                self._put(f"waiting-{self.place.index}", {"for": waits_for, "beat": self._beats})
-            end = self._get("end")
-            if end is not None and end["by"] != self.place.index:
+                letter = NodeWaiting.model_validate({"for": waits_for, "beat": self._beats})
+                self._put(f"waiting-{self.place.index}", letter)
+            end = self._get("end", GangStop)
+            if end is not None and end.by != self.place.index:
                 stop.set()
                 return
 
@@ -149,35 +190,15 @@ class Rendezvous:
             self.end("stopped")
             raise StoppedError("stopped while the gang was gathering")
 
-    def _put(self, name: str, document: dict[str, Any]) -> None:
+    def _put(self, name: str, letter: Spec) -> None:
+        document = letter.model_dump(mode="json", by_alias=True, exclude_unset=True)
         write_bytes(join(self._folder, f"{name}.json"), json.dumps(document).encode())
 
-    def _get(self, name: str) -> dict[str, Any] | None:
+    def _get(self, name: str, kind: type[SpecType]) -> SpecType | None:
         try:
-            return read_object(join(self._folder, f"{name}.json"), "a message of a gang")
+            return read_as(kind, join(self._folder, f"{name}.json"), "a message of a gang")
         except FileNotFoundError:
             return None
-
-
-def place_of(document: dict[str, Any] | None) -> NodePlace | None:
-    """A node's place from a flow run's parameter; None for a gang of one node."""
-    if not document:
-        return None
-    return NodePlace(
-        id=document["id"],
-        index=int(document["index"]),
-        pools=tuple(document["pools"]),
-        patience_s=float(document.get("patience_s", PATIENCE_S)),
-    )
-
-
-def document_of(place: NodePlace) -> dict[str, Any]:
-    return asdict(place) | {"pools": list(place.pools)}
-
-
-def _environment(go: dict[str, Any]) -> dict[str, str]:
-    own = {"GLOO_SOCKET_IFNAME": "lo"} if go["is_one_machine"] else {}
-    return {"ATELIER_RENDEZVOUS": go["rendezvous"], **own}
 
 
 def _machine() -> str:

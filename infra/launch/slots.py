@@ -42,6 +42,10 @@ class Claim:
     descriptors: tuple[int, ...]
 
 
+class _Ticket:
+    """The place of a claim in the queue of this process."""
+
+
 class Slots:
     """Slots as lock files in a folder: one exclusive lock each, taken in the order of arrival."""
 
@@ -61,7 +65,7 @@ class Slots:
         self.total, self._folder, self._mode, self._what = total, folder, mode, what
         self._names = tuple(names) or tuple(f"slot-{number}" for number in range(total))
         self._doors = sorted(doors)
-        self._queue: deque[object] = deque()
+        self._queue: deque[_Ticket] = deque()
         self._mutex = threading.Lock()
         self._in_use = 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +84,7 @@ class Slots:
         count = min(count, self.num_there)
         wait = _Wait(stop, lambda: self._tell(count, on_wait))
         held: dict[str, int] = {}
-        ticket = object()
+        ticket = _Ticket()
         with self._mutex:
             self._queue.append(ticket)
         try:
@@ -102,7 +106,7 @@ class Slots:
             self._leave(ticket)
             _close(held.values())
 
-    def _hold_queue_locks(self, ticket: object, count: int, doors: list[int], wait: "_Wait") -> None:
+    def _hold_queue_locks(self, ticket: "_Ticket", count: int, doors: list[int], wait: "_Wait") -> None:
         """Take the door locks, in order, to avoid deadlock. Only their holder collects slots: no two gangs
         each hold half of what both need, and none overtakes a gang that needs many.
         """
@@ -142,7 +146,7 @@ class Slots:
             if others or pids == {None}:
                 on_wait(f"{count} of {self.num_there} {self._what}", others)
 
-    def _leave(self, ticket: object) -> None:
+    def _leave(self, ticket: "_Ticket") -> None:
         with self._mutex, suppress(ValueError):
             self._queue.remove(ticket)
 
@@ -224,7 +228,7 @@ def who(pids: Sequence[int], store: Store) -> str:
     """Text naming the processes that hold what is waited for, with their runs where the store has them."""
     if not pids:
         return "the processes that have them are not visible from here"
-    runs = {m["holder"]["pid"]: m["id"] for m in manifests(store) if m.get("holder") and is_alive(m)}
+    runs = {m.holder["pid"]: m.id for m in manifests(store) if m.holder and is_alive(m)}
     return f"{', '.join(_one(pid, runs.get(pid, '')) for pid in pids)} " + (
         "has them" if len(pids) == 1 else "have them"
     )

@@ -20,14 +20,15 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from atelier.engine.config.error import AtelierError, CopiesError, StoppedError, of_system, to_line
-from atelier.engine.config.record import Record
+from atelier.engine.config.document import number_of
+from atelier.engine.config.error import AtelierError, CopiesError, StoppedError, of_system
+from atelier.engine.config.message import Message, to_line
 from atelier.engine.io.fork_server import Connection, Process, Refused
 from atelier.engine.io.heartbeat import PULSE
 from atelier.engine.io.storage import is_local
 from atelier.infra.launch.hang_detector import HangDetector, last_error
+from atelier.infra.launch.orders import Guard
 from atelier.infra.store.lease import Holder, Lease, LeaseLost, Renewal, take
 from atelier.infra.store.store import Store, has_body, read_body
 from atelier.infra.store.trajectory import checkpoint_steps
@@ -86,12 +87,12 @@ class Supervisor:
     executed.
     """
 
-    def __init__(self, orders: dict[str, Any], connection: Connection | None = None) -> None:
+    def __init__(self, orders: Guard, connection: Connection | None = None) -> None:
         self.orders = orders
         self.connection = connection
-        self.scratch = Path(orders["scratch"])
-        self.store = Store(orders["root"])
-        self.holder = Holder.me(orders["name"])
+        self.scratch = orders.scratch
+        self.store = Store(orders.root)
+        self.holder = Holder.me(orders.name)
         self.stop_asked = threading.Event()
         self.ranks: list[Process] = []
         self.leases: list[Lease] = []
@@ -105,7 +106,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, lambda *_: self.stop_asked.set())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to the parent, which decides
         threading.Thread(target=self._watch_parent, daemon=True).start()
-        for address, fence in self.orders["leases"].items():
+        for address, fence in self.orders.leases.items():
             lease = take(address, self.holder, handover=fence, stopped=self.stop_asked)
             if lease is None:
                 raise LeaseLost(f"{address}: published by another process")
@@ -135,10 +136,10 @@ class Supervisor:
             before = self._checkpoints()
             code = self._gang(renewal, mode="ab" if restart else "wb")
             gained = self._checkpoints() - before
-            if self.death and all(has_body(order["payload"]) for order in self.orders["outputs"].values()):
+            if self.death and all(has_body(output.payload) for output in self.orders.outputs.values()):
                 return 0  # all outputs were written when it died
             is_over = self.stop_asked.is_set() or renewal.lost.is_set() or restart == RESTARTS
-            is_over |= bool(self.orders.get("world"))  # one node of a gang: all nodes restart, or none
+            is_over |= bool(self.orders.world)  # one node of a gang: all nodes restart, or none
             if not self.death or not gained or is_over:
                 self._tell_hang()
                 return code
@@ -149,17 +150,17 @@ class Supervisor:
 
     def _tell_hang(self) -> None:
         """Report a hang, since no rank could report it itself."""
-        if self.hang and self.orders.get("world"):
+        if self.hang and self.orders.world:
             say({"warning": self.hang})  # its other nodes end with it; a retry may succeed
         elif self.hang:
-            say(to_line(AtelierError(f"{self.orders['name']}: {self.hang}; run again to go on")))
+            say(to_line(AtelierError(f"{self.orders.name}: {self.hang}; run again to go on")))
 
     def _checkpoints(self) -> set[tuple[str, int]]:
         addresses = [lease.log.address for lease in self.leases]
         return {(address, step) for address in addresses for step in checkpoint_steps(address)}
 
     def _gang(self, renewal: Renewal, mode: str) -> int:
-        count, first = self.orders["ranks"], self.orders.get("first_rank", 0)
+        count, first = self.orders.ranks, self.orders.first_rank
         self.ranks, self.death, self.hang = [], "", ""
         pulses = self.scratch / "pulse"
         shutil.rmtree(pulses, ignore_errors=True)
@@ -183,13 +184,13 @@ class Supervisor:
     def _start_ranks(self, count: int, first: int, mode: str, pulses: Path, read_end: int) -> None:
         for local in range(count):
             rank = first + local
-            env = rank_env(self.store.root, self.orders.get("threads", 1)) | {
+            env = rank_env(self.store.root, self.orders.threads) | {
                 "ATELIER_RENDEZVOUS": f"file://{self.scratch}/rendezvous",
-                **self.orders.get("env", {}),
+                **self.orders.env,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(local),
                 "LOCAL_WORLD_SIZE": str(count),
-                "WORLD_SIZE": str(self.orders.get("world") or count),
+                "WORLD_SIZE": str(self.orders.world or count),
                 PULSE: str(pulses),
             }
             with (
@@ -199,15 +200,15 @@ class Supervisor:
                 self.ranks.append(self._start_rank(env, out.fileno(), err.fileno(), read_end))
 
     def _start_rank(self, env: dict[str, str], out: int, err: int, pipe: int) -> Process:
-        module, arguments = self.orders["module"], [str(self.scratch / "run.json")]
-        held = self.orders.get("held", ())  # GPUs stay taken as long as a rank lives
+        module, arguments = self.orders.module, [str(self.scratch / "run.json")]
+        held = self.orders.held  # GPUs stay taken as long as a rank lives
         if self.connection is not None:
             try:
                 return self.connection.start(
                     module,
                     arguments,
                     env=env,
-                    cwd=self.orders["cwd"],
+                    cwd=self.orders.cwd,
                     out=out,
                     err=err,
                     inherited={GUARD: pipe},  # cores are held by this process, which outlives its ranks
@@ -224,7 +225,7 @@ class Supervisor:
             env=env | {GUARD: str(pipe)},
             pass_fds=(pipe, *held),
             start_new_session=True,
-            cwd=self.orders["cwd"],
+            cwd=self.orders.cwd,
         )
 
     def _wait(self, renewal: Renewal, watch: HangDetector) -> int:
@@ -249,7 +250,7 @@ class Supervisor:
                         process.terminate()
             if all(code is not None for code in codes):
                 return next((code for code in codes if code), 0)
-            if told_at and time.monotonic() - told_at > (2.0 if failed else self.orders["grace_s"]):
+            if told_at and time.monotonic() - told_at > (2.0 if failed else self.orders.grace_s):
                 self._kill()
             time.sleep(0.02)
 
@@ -267,7 +268,7 @@ class Supervisor:
         """
         for local, code in enumerate(codes):
             if code is not None and code < 0:
-                rank = self.orders.get("first_rank", 0) + local
+                rank = self.orders.first_rank + local
                 return f"rank {rank} was ended by {signal.Signals(-code).name}"
             if code == CopiesError.exit_code:
                 return last_error(self.scratch / f"rank{local}.out") or "copies of the weights differ"
@@ -278,17 +279,17 @@ class Supervisor:
             if not lease.is_mine():
                 raise LeaseLost(f"{lease.log.address}: taken over by another process; nothing was published")
         fences = {lease.log.address: lease.fence for lease in self.leases}
-        for key, order in self.orders["outputs"].items():
-            if not has_body(order["payload"]):
-                raise AtelierError(f"{self.orders['name']}: the gang ended well but left no output {key}")
-            files, summary = read_body(order["payload"])
-            draft = Record.model_validate(order["draft"])
-            provenance = draft.provenance | {"ended": time.time()}
-            provenance["device_seconds"] = round(
-                (provenance["ended"] - provenance.get("started", time.time())) * self.orders["ranks"], 1
+        for key, output in self.orders.outputs.items():
+            if not has_body(output.payload):
+                raise AtelierError(f"{self.orders.name}: the gang ended well but left no output {key}")
+            files, summary = read_body(output.payload)
+            draft, ended = output.draft, time.time()
+            device_s = round(
+                (ended - number_of(draft.provenance.get("started"), ended)) * self.orders.ranks, 1
             )
+            provenance = {**draft.provenance, "ended": ended, "device_seconds": device_s}
             draft = draft.model_copy(
-                update={"files": files, "summary": summary | draft.summary, "provenance": provenance}
+                update={"files": files, "summary": {**summary, **draft.summary}, "provenance": provenance}
             )
             record = self.store.publish(
                 draft, self.holder, fence=fences.get(self.store.address(draft.kind, draft.fingerprint), 0)
@@ -296,14 +297,14 @@ class Supervisor:
             say({"published": key, "kind": record.kind, "fingerprint": record.fingerprint})
 
 
-def say(message: dict[str, Any]) -> None:
+def say(message: Message) -> None:
     """One JSON line to the parent, whose death must not keep the supervisor from ending its gang in order."""
     with suppress(BrokenPipeError, OSError):
         print(json.dumps(message), flush=True)
 
 
 def main() -> int:
-    orders = json.loads(Path(sys.argv[1]).read_text())
+    orders = Guard.model_validate_json(Path(sys.argv[1]).read_bytes())
     connection = Connection(socket.socket(fileno=int(sys.argv[2]))) if len(sys.argv) > 2 else None
     try:
         return Supervisor(orders, connection).run()

@@ -5,15 +5,19 @@ infra/report/render.py renders it.
 import math
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
-from atelier.engine.config.metric import FOLDER, is_segment, merge
+from pydantic import Field
+
+from atelier.engine.config.base import Json, Spec
+from atelier.engine.config.document import whole_of
+from atelier.engine.config.metric import FOLDER, CurveLine, is_segment, merge
 from atelier.engine.config.record import Record
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.storage import join, names, read_object, read_text
 from atelier.infra.dag import Node
 from atelier.infra.report.lineage import find_trajectory, lineage
-from atelier.infra.report.render import ReportContent, write_report
+from atelier.infra.report.render import ReportContent, ReportRow, write_report
 from atelier.infra.run.context import RunContext
 from atelier.infra.store.store import Store
 
@@ -52,6 +56,14 @@ T95 = (
 )
 
 
+class ReportConfig(Spec):
+    """The config of a node of the task report."""
+
+    title: str
+    teachers: dict[str, str] = Field(description="student -> its teacher")
+    controls: dict[str, str] = Field(description="student -> its control")
+
+
 ASKED = ("/zero-shot", "/few-shot")  # suffixes of the score keys of models that were not fine-tuned
 
 
@@ -71,7 +83,7 @@ def card_of(node: Node, context: RunContext, payload: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for path in write_report(Path(folder), content):
             output.add(Path(path).name, Path(path))
-    output.close({"rows": len(content.rows), "table": content.rows})
+    output.close({"rows": len(content.rows), "table": cast(list[Json], content.rows)})
 
 
 def collect_report(node: Node, store: Store, command: str) -> ReportContent:
@@ -87,25 +99,26 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         if key.startswith("scores.")
     }
     found = {key: record for key, record in models.items() if record is not None}
-    teachers, controls = node.config["teachers"], node.config["controls"]
+    config = ReportConfig.model_validate(node.config)
+    teachers, controls = config.teachers, config.controls
     rows = [
-        _text_row(key, found[key], scores[key], teachers, controls, scores)
+        _text_row(key, found[key], scores[key], config, scores)
         for key in found
-        if "bits_per_byte" in scores.get(key, {})
+        if "bits_per_byte" in scores.get(key, NONE)
     ]
-    rows += _baseline_rows(scores.get("baselines", {}))
+    rows += _baseline_rows(scores.get("baselines", NONE))
     rows += [_asked_row(key, score) for key, score in scores.items() if key.endswith(ASKED)]
     rows += _tuned_rows(found, scores)
     curves = {
         key: _curve(store, found[key])
         for key in found
-        if "bits_per_byte" in scores.get(key, {}) or len(found) == 1
+        if "bits_per_byte" in scores.get(key, NONE) or len(found) == 1
     }
-    samples = {key: str(score["sample"]) for key, score in scores.items() if score.get("sample")}
+    samples = {key: str(sample) for key, score in scores.items() if (sample := score.get("sample"))}
     last = [key for key in teachers if key in found and key not in teachers.values()]  # most ancestors
     focus = next(iter(last), next(iter(found)))
     return ReportContent(
-        title=node.config["title"],
+        title=config.title,
         command=command,
         rows=rows,
         curves=curves,
@@ -113,26 +126,44 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         graph=lineage(store, found[focus].fingerprint),
         notes=_notes(rows),
         controls={v: k for k, v in controls.items()},
-        starts={k: int(found[k].summary.get("started_at", 0)) for k in found},
+        starts={k: found[k].summary.get("started_at", 0) for k in found},
     )
 
 
-def _scores(store: Store, kind: str, fingerprint: str) -> dict[str, Any]:
+class Scores(TypedDict):
+    """scores.json: of a model what it was scored on, of the baselines bits per byte by their names."""
+
+    bits_per_byte: float
+    loss: float
+    held_out: str
+    sample: str
+    accuracy: float
+    examples: int
+    majority: float
+    gzip: float
+    xz: float
+    trigram: float
+
+
+NONE = cast(Scores, {})
+
+
+def _scores(store: Store, kind: str, fingerprint: str) -> Scores:
     record = store.find(kind, fingerprint)
     if record is None:
-        return {}
+        return NONE
     entry = next(file for file in record.files if file.path.endswith("/scores.json"))
-    return read_object(join(store.address(kind, fingerprint), entry.path), "scores")
+    return cast(Scores, read_object(join(store.address(kind, fingerprint), entry.path), "scores"))
 
 
 def _text_row(
     key: str,
     record: Record,
-    score: dict[str, Any],
-    teachers: dict[str, str],
-    controls: dict[str, str],
-    scores: dict[str, Any],
-) -> dict[str, Any]:
+    score: Scores,
+    config: "ReportConfig",
+    scores: dict[str, Scores],
+) -> ReportRow:
+    teachers, controls = config.teachers, config.controls
     is_control = key in controls.values()
     kind = (
         "control"
@@ -143,7 +174,7 @@ def _text_row(
         if key in teachers.values()
         else "model"
     )
-    row: dict[str, Any] = {
+    row: ReportRow = {
         "name": key,
         "kind": kind,
         "fingerprint": record.fingerprint,
@@ -152,26 +183,30 @@ def _text_row(
         "bits_per_byte": score["bits_per_byte"],
         "loss": score["loss"],
     }
-    if key in controls and "loss" in scores.get(controls[key], {}):
+    if key in controls and "loss" in scores.get(controls[key], NONE):
         control = scores[controls[key]]
         if score.get("held_out", "") == control.get("held_out", score.get("held_out", "")):
             row["delta"] = score["loss"] - control["loss"]
     return row
 
 
-def _baseline_rows(baselines: dict[str, Any]) -> list[dict[str, Any]]:
-    named = {"gzip": "gzip -9", "xz": "xz -9e", "trigram": "interpolated trigram"}
+def _baseline_rows(baselines: Scores) -> list[ReportRow]:
+    found = {
+        "gzip -9": baselines.get("gzip"),
+        "xz -9e": baselines.get("xz"),
+        "interpolated trigram": baselines.get("trigram"),
+    }
     return [
-        {"name": named[key], "kind": "baseline", "bits_per_byte": baselines[key]}
-        for key in named
-        if key in baselines
+        {"name": name, "kind": "baseline", "bits_per_byte": value}
+        for name, value in found.items()
+        if value is not None
     ]
 
 
-def _asked_row(key: str, score: dict[str, Any]) -> dict[str, Any]:
+def _asked_row(key: str, score: Scores) -> ReportRow:
     """Accuracy of a model that was not fine-tuned, with its 95 % binomial interval (normal approximation)."""
-    accuracy = score["accuracy"]
-    half = 1.96 * math.sqrt(accuracy * (1 - accuracy) / score["examples"])
+    accuracy, examples = score["accuracy"], score["examples"]
+    half = 1.96 * math.sqrt(accuracy * (1 - accuracy) / examples)
     return {
         "name": key.replace("/", " "),
         "kind": key.rpartition("/")[2],
@@ -180,7 +215,7 @@ def _asked_row(key: str, score: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tuned_rows(found: dict[str, Record], scores: dict[str, Any]) -> list[dict[str, Any]]:
+def _tuned_rows(found: dict[str, Record], scores: dict[str, Scores]) -> list[ReportRow]:
     """One row per fine-tuned model: accuracy over its draws, and the paired difference to the same network
     from scratch.
     """
@@ -189,13 +224,14 @@ def _tuned_rows(found: dict[str, Record], scores: dict[str, Any]) -> list[dict[s
     for key in found:
         base, _, last = key.rpartition("/")
         kind, _, draw = last.partition("-")
-        if kind in ("pretrained", "scratch") and "accuracy" in scores.get(key, {}):
-            by_model.setdefault(base, {}).setdefault(kind, {})[int(draw)] = scores[key]["accuracy"]
-            majority = scores[key].get("majority", majority)
-    rows: list[dict[str, Any]] = []
+        score = scores.get(key, NONE)
+        if kind in ("pretrained", "scratch") and "accuracy" in score:
+            by_model.setdefault(base, {}).setdefault(kind, {})[int(draw)] = score["accuracy"]
+            majority = score.get("majority", majority)
+    rows: list[ReportRow] = []
     for base, kinds in by_model.items():
         mean, half = interval(list(kinds["pretrained"].values()))
-        row: dict[str, Any] = {
+        row: ReportRow = {
             "name": f"{base} fine-tuned",
             "kind": "finetuned",
             "accuracy": mean,
@@ -207,8 +243,7 @@ def _tuned_rows(found: dict[str, Record], scores: dict[str, Any]) -> list[dict[s
             gain, gain_half = interval(
                 [kinds["pretrained"][d] - kinds["scratch"][d] for d in kinds["pretrained"]]
             )
-            row |= {"accuracy_delta": gain, "accuracy_delta_interval": gain_half}
-            rows.append(row)
+            rows.append({**row, "accuracy_delta": gain, "accuracy_delta_interval": gain_half})
             rows.append(
                 {
                     "name": f"{base} from scratch",
@@ -224,23 +259,23 @@ def _tuned_rows(found: dict[str, Record], scores: dict[str, Any]) -> list[dict[s
     return rows
 
 
-def _curve(store: Store, record: Record) -> list[dict[str, Any]]:
+def _curve(store: Store, record: Record) -> list[CurveLine]:
     """Metric lines of the model's trajectory and its trunks, in order of steps."""
     fingerprint: str | None = record.parents.get("trajectory")
-    lines: list[dict[str, Any]] = []
+    lines: list[CurveLine] = []
     while fingerprint:
         address = store.address("trajectory", fingerprint)
         folder = join(address, FOLDER)
         places = [join(folder, name) for name in names(folder) if is_segment(name)]
         own = merge((place, read_text(place)) for place in places)
-        last = lines[0]["step"] if lines else record.identity["step"] + 1
+        last = lines[0]["step"] if lines else whole_of(record.identity["step"]) + 1
         lines = [line for line in own if line["step"] < last] + lines
         trajectory_record = find_trajectory(store, fingerprint)  # without a record the curve begins here
         fingerprint = trajectory_record.parents.get("trunk") if trajectory_record is not None else None
     return lines
 
 
-def _notes(rows: list[dict[str, Any]]) -> list[str]:
+def _notes(rows: list[ReportRow]) -> list[str]:
     notes = []
     for row in rows:
         if "delta" in row:
@@ -250,8 +285,8 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
             )
         if "accuracy_delta" in row:
             notes.append(
-                f"{row['name']}: {row['accuracy_delta']:+.3f} ± {row['accuracy_delta_interval']:.3f}"
-                f" accuracy against the same network from scratch, paired over {row['draws']} draws (95 %"
+                f"{row['name']}: {row['accuracy_delta']:+.3f} ± {row.get('accuracy_delta_interval', 0.0):.3f}"
+                f" accuracy against the same network from scratch, paired over {row.get('draws')} draws (95 %"
                 " t-interval)"
             )
     return notes

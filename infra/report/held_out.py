@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from atelier.engine.config.document import whole_of
 from atelier.engine.config.evaluation import scored_name
 from atelier.engine.config.record import Record
 
@@ -21,13 +22,13 @@ def held_out_of(record: Record, metric: str) -> str | None:
     word = metric.rpartition(".")[2]
     if word != "eval_loss" and not (record.kind == "scores" and word in OF_SCORES):
         return None
-    most, sequence = _whole(record.identity.get("max_tokens")), _whole(record.identity.get("sequence"))
+    most, sequence = whole_of(record.identity.get("max_tokens")), whole_of(record.identity.get("sequence"))
     if word == "bits_per_byte":
         return f"at most {most} tokens in windows of {sequence}"
     found = record.summary.get("held_out")
     name = found if isinstance(found, str) else ""
     if not name and record.kind == "scores" and "tokens" in record.parents:  # derived from its identity
-        return scored_name(record.parents["tokens"], _whole(record.summary.get("tokens")), sequence)
+        return scored_name(record.parents["tokens"], whole_of(record.summary.get("tokens")), sequence)
     return name
 
 
@@ -47,7 +48,3 @@ def differing(found: Iterable[tuple[str, str | None]]) -> str:
                 " held-out sets are not ranked"
             )
     return ""
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0

@@ -6,14 +6,14 @@ import graphlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
+from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import AtelierError, DamageError, nearest
 from atelier.engine.config.record import Record
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.io.storage import join, names
 from atelier.infra.store import trajectory as trajectories
-from atelier.infra.store.run_manifest import ENDING, FOLDER, read_manifest
+from atelier.infra.store.run_manifest import ENDING, FOLDER, RunManifest, read_manifest
 from atelier.infra.store.store import Store
 
 NUMBERS = (
@@ -82,7 +82,7 @@ class Graph:
         only the first few and the number of the others.
         """
         graph = self.only({node.kind for node in self.nodes.values()} - set(ENDS))
-        groups: dict[tuple[Any, ...], list[str]] = {}
+        groups: dict[tuple[str, ...], list[str]] = {}
         for fp, node in graph.nodes.items():
             if fp != graph.focus and graph.parents(fp) and not graph.children(fp):
                 family = (node.kind, *sorted({edge.parent for edge in graph.parents(fp)}))
@@ -201,7 +201,8 @@ def find_trajectory(store: Store, fingerprint: str) -> Record | None:
 
 def trajectory_start(trajectory_record: Record) -> int:
     """The step after which a trajectory's own steps begin."""
-    return int(trajectory_record.identity.get("trunk_step", trajectory_record.identity.get("start", 0)))
+    identity = trajectory_record.identity
+    return whole_of(identity.get("trunk_step", identity.get("start")))
 
 
 def trajectory_segments(store: Store, trajectory: str, end: int) -> tuple[SegmentAddress, ...]:
@@ -298,7 +299,7 @@ class _Drawing:
         manifest = manifest_of(self.index.store, word)
         if manifest is not None:
             self._add_run(manifest)
-            return manifest["id"]
+            return manifest.id
         if len(word) >= 4:
             matches = [fp for fp in self.index.trajectory_records if fp.startswith(word)]
             if len(matches) == 1 and not any(fp.startswith(word) for fp in self.index.records):
@@ -333,11 +334,11 @@ class _Drawing:
         hidden = self.index.store.unread()
         return AtelierError(f"no artifact and no run called {word!r} in {root}{way_out}{hidden}")
 
-    def _add_run(self, manifest: dict[str, Any]) -> None:
-        run_id = manifest["id"]
-        self.nodes[run_id] = LineageNode(fingerprint=run_id, kind="run", name=manifest.get("flow", "run"))
-        for task in manifest.get("tasks", []):
-            fp = task.get("fingerprint", "")
+    def _add_run(self, manifest: RunManifest) -> None:
+        run_id = manifest.id
+        self.nodes[run_id] = LineageNode(fingerprint=run_id, kind="run", name=manifest.flow)
+        for row in manifest.tasks:
+            fp = row.fingerprint
             if fp in self.index.trajectory_records and fp not in self.nodes:
                 model = self.index.model_of(fp)
                 fp = model.fingerprint if model is not None else fp
@@ -347,7 +348,7 @@ class _Drawing:
                 self.edges.append(Edge(run_id, fp, "made" if made else "used"))
 
 
-def manifest_of(store: Store, run_id: str) -> dict[str, Any] | None:
+def manifest_of(store: Store, run_id: str) -> RunManifest | None:
     """The manifest of a run, by its id (8 or more of its characters); None when no run is called so."""
     found = [name.removesuffix(ENDING) for name in names(join(store.root, FOLDER)) if name.endswith(ENDING)]
     match = (
@@ -360,11 +361,18 @@ def manifest_of(store: Store, run_id: str) -> dict[str, Any] | None:
 
 def node_of(record: Record) -> LineageNode:
     summary = record.summary
-    numbers = {key: summary[key] for key in NUMBERS if isinstance(summary.get(key), int | float)}
-    step = summary.get("step", record.identity.get("step"))
+    found = {key: summary.get(key) for key in NUMBERS}
+    numbers: dict[str, float] = {k: value for k, value in found.items() if isinstance(value, int | float)}
+    step = step_of(record)
     return LineageNode(
         fingerprint=record.fingerprint, kind=record.kind, name=record.name, step=step, numbers=numbers
     )
+
+
+def step_of(record: Record) -> int | None:
+    """The step that a model ended at, of its summary or else of its identity."""
+    step = record.summary.get("step", record.identity.get("step"))
+    return step if isinstance(step, int) else None
 
 
 def _reach(start: str, edges: Iterable[Edge], *, up: bool) -> set[str]:

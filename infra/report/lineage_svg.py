@@ -3,9 +3,8 @@
 import html
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
-from atelier.infra.report.lineage import ENDS, Graph, LineageNode
+from atelier.infra.report.lineage import ENDS, Edge, Graph, LineageNode
 
 COLOURS = {  # kind -> (light fill, light line, dark fill, dark line); the box names the kind, too
     "corpus": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
@@ -69,13 +68,13 @@ def layers_of(graph: Graph) -> dict[str, int]:
 Route = list[tuple[int, str]]
 
 
-def _lay_out(graph: Graph) -> tuple[list[list[str]], list[tuple[Any, Route]]]:
+def _lay_out(graph: Graph) -> tuple[list[list[str]], list[tuple[Edge, Route]]]:
     """Columns of places, ordered to reduce edge crossings, and each edge's route through them."""
     layer = layers_of(graph)
     columns: list[list[str]] = [[] for _ in range(max(layer.values()) + 1)]
     for fp in graph.order():
         columns[layer[fp]].append(fp)
-    routes: list[tuple[Any, Route]] = []
+    routes: list[tuple[Edge, Route]] = []
     for number, edge in enumerate(graph.edges):
         route: Route = [(layer[edge.parent], edge.parent)]
         for column in range(layer[edge.parent] + 1, layer[edge.child]):

@@ -2,11 +2,11 @@
 
 import html
 import json
-from typing import Any
 
 from rich.text import Text
 from rich.tree import Tree
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import printable
 from atelier.infra.report.lineage import Graph, LineageNode
 from atelier.infra.report.lineage_svg import numbers_of, to_svg
@@ -57,7 +57,7 @@ def _line(node: LineageNode, label: str, *, bold: bool = False, again: bool = Fa
     return text
 
 
-def to_json(graph: Graph) -> dict[str, Any]:
+def to_json(graph: Graph) -> dict[str, Json]:
     """The graph as JSON data: nodes in topological order, parents first."""
     nodes = [vars(graph.nodes[fp]) for fp in graph.order()]
     return {"focus": graph.focus, "nodes": nodes, "edges": [vars(edge) for edge in graph.edges]}

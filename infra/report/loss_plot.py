@@ -2,20 +2,22 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from atelier.engine.config.metric import CurveLine
+
 # Okabe and Ito: distinguishable with any colour vision
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+Lines = Sequence[CurveLine]
 LEADER = "#1c1c1c"
 GREY = "#6b747b"
 
 
 def loss_png(
-    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+    curves: Mapping[str, Lines],
     *,
     controls: Mapping[str, str] | None = None,
     starts: Mapping[str, int] | None = None,
@@ -73,8 +75,10 @@ def colours_of(names: Sequence[str], controls: Mapping[str, str]) -> dict[str, s
     return colours | {control: colours.get(student, GREY) for control, student in controls.items()}
 
 
-def _values(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    found = [(line["step"], line["values"][key]) for line in lines if line["values"].get(key) is not None]
+def _values(lines: Lines, key: str) -> tuple[list[int], list[float]]:
+    found = [
+        (line["step"], value) for line in lines if (value := line.get("values", {}).get(key)) is not None
+    ]
     return [step for step, _ in found], [value for _, value in found]
 
 
@@ -88,9 +92,7 @@ def smooth(values: Sequence[float], span: float) -> list[float]:
     return result
 
 
-def _draw(
-    axes: Axes, name: str, lines: Sequence[Mapping[str, Any]], colour: str, *, is_control: bool
-) -> None:
+def _draw(axes: Axes, name: str, lines: Lines, colour: str, *, is_control: bool) -> None:
     style = (0, (4, 2)) if is_control else "-"
     steps, losses = _values(lines, "loss")
     axes.plot(
@@ -112,7 +114,7 @@ def _draw(
 def _mark_starts(
     axes: Axes,
     starts: Mapping[str, int],
-    shown: Mapping[str, Any],
+    shown: Mapping[str, Lines],
     colours: Mapping[str, str],
     controls: Mapping[str, str],
 ) -> None:
@@ -139,7 +141,7 @@ def _mark_starts(
         )
 
 
-def _crop(axes: Axes, shown: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+def _crop(axes: Axes, shown: Mapping[str, Lines]) -> None:
     """Crop the initial drop of the loss: the differences that matter come after it."""
     low, high = [], []
     for lines in shown.values():
@@ -153,16 +155,14 @@ def _crop(axes: Axes, shown: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         axes.set_ylim(min(low) - 0.06 * room, max(high) + 0.02 * room)
 
 
-def _gap(
-    student: Sequence[Mapping[str, Any]], control: Sequence[Mapping[str, Any]]
-) -> list[tuple[int, float]]:
+def _gap(student: Lines, control: Lines) -> list[tuple[int, float]]:
     """(step, held-out loss of the student minus the control's) where both were evaluated."""
     theirs = dict(zip(*_values(control, "eval/loss"), strict=True))
     return [(s, v - theirs[s]) for s, v in zip(*_values(student, "eval/loss"), strict=True) if s in theirs]
 
 
 def _draw_gaps(
-    axes: Axes, gaps: Mapping[str, str], shown: Mapping[str, Any], colours: Mapping[str, str]
+    axes: Axes, gaps: Mapping[str, str], shown: Mapping[str, Lines], colours: Mapping[str, str]
 ) -> None:
     axes.axhline(0, color=GREY, linewidth=1.0)
     for control, student in gaps.items():

@@ -7,10 +7,15 @@ import html
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
+from atelier.engine.config.metric import CurveLine
 from atelier.infra.report.lineage import Graph
 from atelier.infra.report.lineage_svg import to_svg
+
+if TYPE_CHECKING:
+    from rich.console import Group  # 50 ms that a report on disk does not need
+
 
 FILES = ("report.md", "report.html", "loss.png", "lineage.svg", "table.json")
 ORDER = {
@@ -19,26 +24,44 @@ ORDER = {
 }  # fmt: skip
 
 
+class ReportRow(TypedDict):
+    """A row of the tables; intervals are half-widths, differences are to the control or to scratch."""
+
+    name: str
+    kind: str
+    fingerprint: NotRequired[str]
+    params: NotRequired[int | None]
+    tokens: NotRequired[int | None]
+    bits_per_byte: NotRequired[float]
+    loss: NotRequired[float]
+    delta: NotRequired[float]
+    accuracy: NotRequired[float]
+    accuracy_interval: NotRequired[float]
+    draws: NotRequired[int]
+    accuracy_delta: NotRequired[float]
+    accuracy_delta_interval: NotRequired[float]
+
+
 @dataclass(frozen=True)
 class ReportContent:
     """Content of a report. `rows` have `name`, `kind` and the numbers that are available."""
 
     title: str
     command: str
-    rows: list[dict[str, Any]]
+    rows: list[ReportRow]
     # name -> metric lines in step order
-    curves: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    curves: dict[str, list[CurveLine]] = field(default_factory=dict)
     samples: dict[str, str] = field(default_factory=dict)
     graph: Graph | None = None
     notes: list[str] = field(default_factory=list)
     controls: dict[str, str] = field(default_factory=dict)  # control -> its student
     starts: dict[str, int] = field(default_factory=dict)  # student -> the teacher's step at which it began
 
-    def ordered(self) -> list[dict[str, Any]]:
+    def ordered(self) -> list[ReportRow]:
         """The rows, teachers first, each control after its student."""
         place = {row["name"]: number for number, row in enumerate(self.rows)}
 
-        def key(row: dict[str, Any]) -> tuple[int, int, int]:
+        def key(row: ReportRow) -> tuple[int, int, int]:
             student = self.controls.get(row["name"], row["name"])
             return (
                 ORDER.get(row["kind"], len(ORDER)),
@@ -102,7 +125,7 @@ def tables_of(content: ReportContent) -> list[Table]:
                 row["kind"],
                 size(row.get("params")),
                 size(row.get("tokens")),
-                digits(row["bits_per_byte"], 3),
+                digits(row.get("bits_per_byte"), 3),
                 digits(row.get("loss"), 3),
                 signed(row.get("delta")),
             ]
@@ -115,7 +138,7 @@ def tables_of(content: ReportContent) -> list[Table]:
             [
                 row["name"],
                 row["kind"],
-                interval(row["accuracy"], row.get("accuracy_interval")),
+                interval(row.get("accuracy"), row.get("accuracy_interval")),
                 str(row.get("draws", "")),
                 interval(row.get("accuracy_delta"), row.get("accuracy_delta_interval"), plus=True),
             ]
@@ -161,7 +184,7 @@ def interval(value: float | None, half: float | None, *, plus: bool = False) -> 
     return text + (f" ± {half:.3f}" if half else "")
 
 
-def terminal_table(content: ReportContent) -> Any:
+def terminal_table(content: ReportContent) -> "Group":
     """The tables as a rich renderable."""
     from rich.console import Group  # imported here: 50 ms that a report on disk does not need
     from rich.table import Table as RichTable
@@ -306,7 +329,7 @@ def _alt(content: ReportContent) -> str:
     ends = [
         f"{name} ends at {looks[-1]:.3f}"
         for name, lines in content.curves.items()
-        if (looks := [v for line in lines if (v := line["values"].get("eval/loss")) is not None])
+        if (looks := [v for line in lines if (v := line.get("values", {}).get("eval/loss")) is not None])
     ]
     return html.escape(", ".join([f"loss of {', '.join(content.curves)}", *ends]), quote=True)
 

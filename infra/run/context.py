@@ -5,15 +5,18 @@ a gang, or in this process.
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, Unpack, cast
 
 from atelier.engine.config.error import DamageError, StoppedError
+from atelier.engine.config.message import Message, OnMessage
+from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
-from atelier.engine.config.record import Record
+from atelier.engine.config.record import Provenance, Record
+from atelier.engine.config.run_file import RunFile
 from atelier.engine.config.site import Site
 from atelier.engine.config.trajectory import Segment
 from atelier.engine.io.fork_server import ForkServer
@@ -22,11 +25,14 @@ from atelier.infra.code.provenance import code_provenance
 from atelier.infra.dag import Node, Product
 from atelier.infra.launch import batch_job
 from atelier.infra.launch.batch_systems import batch_of
-from atelier.infra.launch.gang import Orders, compile_cache, fork_server, start_gang
+from atelier.infra.launch.gang import compile_cache, fork_server, start_gang
 from atelier.infra.launch.machine import VISIBLE
+from atelier.infra.launch.orders import GangOutput, Orders
 from atelier.infra.launch.rendezvous import NodePlace, Rendezvous
 from atelier.infra.launch.slots import GpuSlots, Slots, num_slots, who
+from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.run.resume_plan import Resume
+from atelier.infra.run.run_tracker import NoTracker, RunTracker
 from atelier.infra.store.lease import Holder, Lease, Renewal, take
 from atelier.infra.store.store import Store, read_body
 from atelier.infra.store.trajectory import begin_again
@@ -35,7 +41,7 @@ NO_GPU = ("atelier.engine.prepare",)  # modules that use no GPU
 
 
 class Listener(Protocol):
-    def __call__(self, node: str, message: dict[str, Any]) -> None:
+    def __call__(self, node: str, message: Message, /) -> None:
         """Receive progress, warnings and states of the node called `node`."""
 
 
@@ -50,7 +56,7 @@ class RunContext:
     flow: str
     command: str
     listener: Listener
-    tracker: Any = None
+    tracker: RunTracker = field(default_factory=NoTracker)
     stop: threading.Event = field(default_factory=threading.Event)
     links: dict[str, str] = field(default_factory=dict)
     pool: Pool = field(default_factory=Pool)
@@ -82,7 +88,7 @@ class RunContext:
             raise DamageError(
                 f"{self.store.address(tokenizer.kind, tokenizer.fingerprint)}: without its vocab"
             )
-        return int(tokenizer.summary["vocab"])
+        return tokenizer.summary["vocab"]
 
     def peak_tflops(self, node: Node) -> float:
         """Dense peak of one rank of the node's gang, TFLOP/s; 0 = unknown."""
@@ -93,15 +99,18 @@ class RunContext:
         """Addresses of the node's inputs, by role."""
         return {role: self.store.address(kind, fp) for role, (kind, fp) in node.inputs.items()}
 
-    def provenance(self, node: Node) -> dict[str, Any]:
+    def provenance(self, node: Node) -> Provenance:
         about = {
+            **code_provenance(),
             "started": time.time(),
             "flow": self.flow,
             "run": self.run_id,
             "command": self.command,
             "task": node.task,
+            **self.links,
+            "layouts": [node.layout] if node.layout else [],
         }
-        return code_provenance() | about | self.links | {"layouts": [node.layout] if node.layout else []}
+        return cast(Provenance, about)  # with links, versions and layouts, which nobody reads by name
 
     def draft(self, node: Node, product: Product, code: Map | None = None) -> Record:
         return Record(
@@ -111,7 +120,7 @@ class RunContext:
             version=product.version,
             identity=product.identity,
             parents=product.parents,
-            provenance=self.provenance(node) | ({"code": files_of(code)} if code else {}),
+            provenance=self.provenance(node) | (Provenance(code=files_of(code)) if code else Provenance()),
         )
 
     def begin_again(self, node: Node, trained: dict[str, list[Segment]]) -> None:
@@ -124,14 +133,13 @@ class RunContext:
             segments -= {segment.fingerprint for key in done for segment in trained[key]}
             for segment in sorted(segments):
                 begin_again(self.store, segment)
-        if self.tracker is not None:
-            self.tracker.begin_again(sorted(segments))
+        self.tracker.begin_again(sorted(segments))
 
-    def say(self, node: Node, **message: Any) -> None:
+    def say(self, node: Node, **message: Unpack[Message]) -> None:
         self.listener(node.name, message)
 
     @contextmanager
-    def following(self, node: Node, roles: dict[str, Any]) -> Iterator[None]:
+    def following(self, node: Node, roles: Mapping[str, list[Segment]]) -> Iterator[None]:
         """Send metrics of the roles' trajectories to the tracker while the block runs."""
         with self.tracker.following(node, roles):
             yield
@@ -141,7 +149,7 @@ class RunContext:
         return self.tracker.register(name, self.record(kind, fingerprint), aliases)
 
     @contextmanager
-    def leases(self, node: Node, addresses: list[str]) -> Iterator[list[Lease]]:
+    def leases(self, node: Node, addresses: Sequence[str]) -> Iterator[list[Lease]]:
         """Hold the leases of all addresses, in sorted order; those published meanwhile are left out."""
         held: list[Lease] = []
         with ExitStack() as stack:
@@ -159,51 +167,32 @@ class RunContext:
             stack.callback(renewal.stop)
             yield held
 
-    def gang(
-        self,
-        node: Node,
-        module: str,
-        *,
-        config: Callable[[dict[str, int]], dict[str, Any]],
-        outputs: dict[str, Product],
-        addresses: list[str] | None = None,
-        inputs: dict[str, str] | Callable[[], dict[str, str]] | None = None,
-        ranks: int = 1,
-        threads: int = 1,
-        layout: dict[str, Any] | None = None,
-        seed: int = 1,
-        on_message: Callable[[dict[str, Any]], None] | None = None,
-    ) -> None:
-        """Run a gang that makes `outputs`: take leases and slots, start supervisor and ranks, publish
+    def gang(self, asked: GangRequest) -> None:
+        """Run a gang that makes the outputs: take leases and slots, start supervisor and ranks, publish
         records.
-
-        `config` is called with the fences of the leased addresses, `inputs` after it; `addresses` defaults to
-        those of the outputs.
         """
-        targets = (
-            addresses
-            if addresses is not None
-            else [self.store.address(p.kind, p.fingerprint) for p in outputs.values()]
-        )
-        with self.leases(node, targets) as held:
-            outputs = {key: p for key, p in outputs.items() if self.store.find(p.kind, p.fingerprint) is None}
+        node, addresses = asked.node, asked.addresses
+        if addresses is None:
+            addresses = [self.store.address(p.kind, p.fingerprint) for p in asked.outputs.values()]
+
+        def on_message(message: Message) -> None:
+            self.listener(node.name, message)
+
+        with self.leases(node, addresses) as held:
+            outputs = {
+                key: p for key, p in asked.outputs.items() if self.store.find(p.kind, p.fingerprint) is None
+            }
             first = {p.fingerprint: key for key, p in reversed(outputs.items())}
             outputs = {key: p for key, p in outputs.items() if first[p.fingerprint] == key}  # no duplicates
             if not outputs:
                 return
             if self.pool.launcher != "here":
-                orders = self._orders(
-                    node, module, config, outputs, held, inputs, ranks, threads, layout, seed
-                )
-                self._start_away(orders, on_message or (lambda message: self.say(node, **message)))
+                self._start_away(self._orders(asked, outputs, held, asked.ranks), on_message)
                 return
-            here = self.place.share(ranks) if self.place else ranks
-            with self._claim(node, module, here, threads) as (env, descriptors):
-                orders = self._orders(
-                    node, module, config, outputs, held, inputs, here, threads, layout, seed
-                )
-                orders = replace(orders, env=orders.env | env, held=descriptors)
-                on_message = on_message or (lambda message: self.say(node, **message))
+            here = self.place.share(asked.ranks) if self.place else asked.ranks
+            with self._claim(node, asked.module, here, asked.threads) as (env, descriptors):
+                orders = self._orders(asked, outputs, held, here)
+                orders = orders.model_copy(update={"env": orders.env | env, "held": descriptors})
                 if self.place is None:
                     self.say(node, state="running")
                     start_gang(orders, on_message, self.stop, self._fork_server())
@@ -212,10 +201,10 @@ class RunContext:
                     rendezvous.arrive()
                     met = rendezvous.gather(orders.run, lambda text: self.say(node, waiting=text))
                     self.say(node, state="running")
-                    orders = replace(orders, world=ranks, env=orders.env | met)
+                    orders = orders.model_copy(update={"world": asked.ranks, "env": orders.env | met})
                     start_gang(orders, on_message, self.stop, self._fork_server())
 
-    def _start_away(self, orders: Orders, on_message: Callable[[dict[str, Any]], None]) -> None:
+    def _start_away(self, orders: Orders, on_message: OnMessage) -> None:
         """Run the gang as a batch job on the pool's batch system, whose queue takes the place of slots."""
         batch = batch_of(self.pool, self.site)
         per_node = num_slots(self.pool) // (orders.threads if self.pool.is_cpu else 1)
@@ -268,7 +257,7 @@ class RunContext:
             orders = Orders(
                 name=node.name,
                 module=module,
-                run=run | {"scratch": str(scratch / "work")},
+                run=run.model_copy(update={"scratch": str(scratch / "work")}),
                 root=self.store.root,
                 scratch=scratch,
                 ranks=share,
@@ -279,7 +268,9 @@ class RunContext:
                 first_rank=self.place.index * share,
                 world=ranks,
             )
-            start_gang(orders, lambda message: self.say(node, **message), self.stop, self._fork_server())
+            start_gang(
+                orders, lambda message: self.listener(node.name, message), self.stop, self._fork_server()
+            )
 
     def _fork_server(self) -> ForkServer | None:
         return fork_server(self.store.root) if self.forks else None
@@ -300,49 +291,42 @@ class RunContext:
             watcher.join()
 
     def _orders(
-        self,
-        node: Node,
-        module: str,
-        config: Callable[[dict[str, int]], dict[str, Any]],
-        outputs: dict[str, Product],
-        held: list[Lease],
-        inputs: dict[str, str] | Callable[[], dict[str, str]] | None,
-        ranks: int,
-        threads: int,
-        layout: dict[str, Any] | None,
-        seed: int,
+        self, asked: GangRequest, outputs: dict[str, Product], held: list[Lease], ranks: int
     ) -> Orders:
+        """Of the `ranks` ranks here and the outputs that are missing."""
+        node = asked.node
         scratch = self.scratch / f"{next(self._numbers):03d}-{node.name.replace('/', '-')}"
         maps = maps_of(node)
         payloads = {key: self.store.new_payload(p.kind, p.fingerprint) for key, p in outputs.items()}
         fences = {lease.log.address: lease.fence + 1 for lease in held}  # those of the supervisor
-        run = {
-            "schema": 1,
-            "task": node.task,
-            "version": next(iter(node.products.values())).version,
-            "config": config(fences),
-            "inputs": (inputs() if callable(inputs) else inputs) or self.urls(node),
-            "outputs": payloads,
-            "scratch": str(scratch / "work"),
-            "layout": layout or {},
-            "seed": seed,
-            "ids": {"flow": self.run_id, "task": node.name},
-            "sources": sources_of(maps),
-        }
+        config = asked.config(fences)
+        run = RunFile(
+            schema=1,
+            task=node.task,
+            version=next(iter(node.products.values())).version,
+            config=config,
+            inputs=dict(asked.inputs() if asked.inputs else {}) or self.urls(node),
+            outputs=payloads,
+            scratch=str(scratch / "work"),
+            layout=Parallel.model_validate(asked.layout or {}),
+            seed=asked.seed,
+            ids={"flow": self.run_id, "task": node.name},
+            sources=sources_of(maps),
+        )
         (scratch / "work").mkdir(parents=True, exist_ok=True)
         return Orders(
             name=node.name,
-            module=module,
+            module=asked.module,
             run=run,
             root=self.store.root,
             scratch=scratch,
             ranks=ranks,
-            threads=threads,
+            threads=asked.threads,
             grace_s=self.pool.grace_s,
             leases={lease.log.address: lease.fence for lease in held},
             env=compile_cache(self.store.root),
             outputs={
-                key: {"payload": payloads[key], "draft": self.draft(node, p, maps.get(key)).dump()}
+                key: GangOutput(payload=payloads[key], draft=self.draft(node, p, maps.get(key)))
                 for key, p in outputs.items()
             },
         )
@@ -364,6 +348,6 @@ class RunContext:
             payload = self.store.new_payload(product.kind, product.fingerprint)
             build(payload)
             files, summary = read_body(payload)
-            ended = draft.provenance | {"ended": time.time(), "device_seconds": 0.0}
+            ended = {**draft.provenance, "ended": time.time(), "device_seconds": 0.0}
             draft = draft.model_copy(update={"files": files, "summary": summary, "provenance": ended})
             return self.store.publish(draft, Holder.me(node.name), fence=held[0].fence)

@@ -2,10 +2,11 @@
 automation that ends the runs of dead processes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import Any
+from typing import TypedDict
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
@@ -17,6 +18,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.events.utilities import emit_event
 from prefect.exceptions import ObjectNotFound
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 
 DEPLOYMENT = "atelier"  # name of every flow's deployment, as in `titan/atelier`
@@ -26,8 +28,9 @@ DEAD_AFTER_S = 60  # two heartbeats
 ENTRY = "atelier.flows.deployments.entry"
 # A pool's jobs are this command in the worker's environment. Those who submit runs must not be able to change
 # either: the template has no variables, and no `env`, into which a worker would merge the run's own.
-TEMPLATE: dict[str, Any] = {
-    "job_configuration": {"stream_output": True, "command": "python -m atelier.infra.stack.flow_process"},
+COMMAND = "python -m atelier.infra.stack.flow_process"
+TEMPLATE: dict[str, Json] = {
+    "job_configuration": {"stream_output": True, "command": COMMAND},
     "variables": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 QUEUES = ("urgent", "default", "idle")
@@ -44,7 +47,7 @@ class Deployed:
     flow: str
     about: str
     pool: str
-    form: dict[str, Any]
+    form: Mapping[str, Json]
     name: str = DEPLOYMENT
     entry: str = ""
 
@@ -73,9 +76,8 @@ def put_pool(client: SyncPrefectClient, name: str, about: str, limit: int) -> No
 
 def check_command(client: SyncPrefectClient, pool: str) -> None:
     """Raises ConfigError when the pool starts its runs by another command than this code would have them."""
-    ours = TEMPLATE["job_configuration"]["command"]
     command = client.read_work_pool(pool).base_job_template.get("job_configuration", {}).get("command")
-    if command != ours:
+    if command != COMMAND:
         way_out = "`atelier up` or python -m atelier.flows.deployments.deploy brings the server up to date"
         raise ConfigError("pool", f"{pool} was made by another Atelier: its runs start {command!r}", way_out)
 
@@ -90,16 +92,25 @@ def put_queues(client: SyncPrefectClient, pool: str) -> None:
             client.create_work_queue(name=name, work_pool_name=pool, priority=priority)
 
 
+class DeploymentFields(TypedDict):
+    """Atelier's fields of a deployment."""
+
+    description: str
+    entrypoint: str
+    parameter_openapi_schema: dict[str, Json]
+    enforce_parameter_schema: bool
+
+
 def put_deployment(client: SyncPrefectClient, deployed: Deployed) -> str:
     """Create the flow's deployment, or update Atelier's fields of it; returns its id.
 
     What a user has set on its page stays: schedules, concurrency limit, tags, parameter defaults, paused
     state. So it is updated by fields: Prefect's upsert would reset those that are not sent.
     """
-    ours: dict[str, Any] = {
+    ours: DeploymentFields = {
         "description": deployed.about,
         "entrypoint": f"{ENTRY}.{deployed.entry or deployed.flow}",
-        "parameter_openapi_schema": deployed.form,
+        "parameter_openapi_schema": dict(deployed.form),
         "enforce_parameter_schema": True,
     }
     try:
@@ -110,15 +121,16 @@ def put_deployment(client: SyncPrefectClient, deployed: Deployed) -> str:
             flow_id, name=deployed.name, work_pool_name=deployed.pool, tags=[TAG], **ours
         )
         return str(made)
+    update = DeploymentUpdate(**ours)
     if found.work_pool_name != deployed.pool:  # resent, runs move to its default queue
-        ours["work_pool_name"] = deployed.pool
+        update.work_pool_name = deployed.pool
     if TAG not in found.tags:
-        ours["tags"] = [*found.tags, TAG]
-    client.update_deployment(found.id, DeploymentUpdate(**ours))
+        update.tags = [*found.tags, TAG]
+    client.update_deployment(found.id, update)
     return str(found.id)
 
 
-def is_silence(state: State[Any]) -> bool:
+def is_silence(state: State) -> bool:
     """Whether a run was ended only because of missing heartbeats."""
     return state.is_crashed() and state.message == SILENCE
 

@@ -9,9 +9,10 @@ default handler is restored.
 """
 
 import signal
-from typing import Any
 
 from prefect.cli import app
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import WorkerFlowRunResponse
 from prefect.workers.base import BaseWorker
 
 
@@ -19,7 +20,9 @@ def be_patient() -> None:
     """Patch Prefect: workers of this process skip runs that still hold a limiter token."""
     submit = BaseWorker._submit_scheduled_flow_runs
 
-    async def submit_the_rest(self: Any, flow_run_response: list[Any]) -> Any:
+    async def submit_the_rest(
+        self: BaseWorker, flow_run_response: list[WorkerFlowRunResponse]
+    ) -> list[FlowRun]:
         held = self._limiter.statistics().borrowers if self._limiter else ()
         rest = [entry for entry in flow_run_response if entry.flow_run.id not in held]
         return await submit(self, flow_run_response=rest)

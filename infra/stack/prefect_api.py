@@ -1,10 +1,9 @@
 """Calls to a Prefect server: check server and pools, submit, read and cancel runs, write artifacts."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 import httpx
@@ -16,6 +15,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
 from prefect.states import Cancelling
 
+from atelier.engine.config.base import JsonObject
 from atelier.engine.config.error import ConfigError
 
 SEEN_S = 90  # a worker without a heartbeat for longer counts as offline
@@ -45,7 +45,7 @@ def server() -> Iterator[SyncPrefectClient]:
 
 
 def _check(client: SyncPrefectClient, url: str) -> None:
-    theirs: Any = None
+    theirs = None
     try:
         theirs = client.request("GET", "/admin/version").json()
     except ValueError:
@@ -101,7 +101,7 @@ def workers(client: SyncPrefectClient, pool: str) -> list[str]:
 
 
 def submit(
-    deployment: str, parameters: Mapping[str, Any], *, key: str | None = None, tags: Iterable[str] = ()
+    deployment: str, parameters: JsonObject, *, key: str | None = None, tags: Iterable[str] = ()
 ) -> str:
     """Create a run of a deployment without a parent run; returns its id. `key` is an idempotency key: the
     same one starts only one run.

@@ -7,7 +7,7 @@ pages of other sites (CSRF) and under foreign host names (DNS rebinding).
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -17,6 +17,10 @@ from prefect.settings import get_current_settings
 from atelier.infra.stack.prefect_database import make_tables, one_writer
 from atelier.infra.stack.settings import HOST, own_origins
 
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
+
+
 REFUSED = b"this server answers only to its own address and its own pages"
 
 
@@ -25,12 +29,14 @@ class RequestFilter:
     403.
     """
 
-    def __init__(self, app: Any, own: Iterable[str]) -> None:
+    def __init__(self, app: "ASGI3Application", own: Iterable[str]) -> None:
         self._app = app
         self._origins = {url.lower().encode() for url in own}
         self._hosts = {urlsplit(origin).netloc for origin in self._origins}
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(
+        self, scope: "Scope", receive: "ASGIReceiveCallable", send: "ASGISendCallable"
+    ) -> None:
         if scope["type"] == "lifespan" or self._is_own(scope["headers"]):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -40,7 +46,7 @@ class RequestFilter:
         else:
             await send({"type": "websocket.close", "code": 1008})  # before accepting: HTTP status 403
 
-    def _is_own(self, headers: list[tuple[bytes, bytes]]) -> bool:
+    def _is_own(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         hosts = {value.lower() for name, value in headers if name == b"host"}
         origins = {value.lower() for name, value in headers if name == b"origin"}
         return len(hosts) == 1 and hosts <= self._hosts and origins <= self._origins
@@ -52,7 +58,7 @@ def main(port: int, host: str = HOST, *own: str) -> None:
     one_writer()
     make_tables()
     uvicorn.run(
-        RequestFilter(create_app(final=True), own or own_origins(port)),
+        RequestFilter(cast("ASGI3Application", create_app(final=True)), own or own_origins(port)),
         host=host,
         port=port,
         log_level=server.logging_level.lower(),

@@ -13,9 +13,10 @@ import urllib.request
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from atelier import IMPORT_ROOT
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError, ConfigError
 from atelier.infra.store.lease import Holder
 
@@ -39,7 +40,15 @@ class Service:
         return [sys.executable, "-m", *self.arguments]
 
 
-def start(service: Service, folder: Path) -> dict[str, Any]:
+class ServiceEntry(TypedDict, total=False):
+    """A process of the stack in its state file; without holder it was ended."""
+
+    holder: dict[str, Json]
+    url: str
+    log: str
+
+
+def start(service: Service, folder: Path) -> ServiceEntry:
     """Start a process in the background with its output in `<folder>/<name>.log`, readable only by its owner.
     Returns its state entry, by which it is found again.
     """
@@ -56,7 +65,8 @@ def start(service: Service, folder: Path) -> dict[str, Any]:
             cwd=IMPORT_ROOT,
         )
     _children.append(process)
-    return {"holder": asdict(Holder.of(process.pid, service.name)), "url": service.url, "log": str(log)}
+    holder = asdict(Holder.of(process.pid, service.name))
+    return {"holder": holder, "url": service.url, "log": str(log)}
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -68,14 +78,14 @@ def _open_private(path: str, flags: int) -> int:
 _children: list[subprocess.Popen[bytes]] = []  # kept so that an early exit is reaped and noticed
 
 
-def is_running(entry: dict[str, Any]) -> bool:
+def is_running(entry: ServiceEntry) -> bool:
     """True when the process of a state entry is alive."""
     for child in _children:
         child.poll()
-    return "holder" in entry and not Holder(**entry["holder"]).is_gone()
+    return "holder" in entry and not Holder.read(entry["holder"]).is_gone()
 
 
-def wait_ready(service: Service, entry: dict[str, Any]) -> None:
+def wait_ready(service: Service, entry: ServiceEntry) -> None:
     """Wait until a process answers. Raises AtelierError when it exits (with its last output) or does not
     answer.
     """
@@ -84,10 +94,14 @@ def wait_ready(service: Service, entry: dict[str, Any]) -> None:
         if answers(service.ready):
             return
         if not is_running(entry):
-            raise AtelierError(f"{service.name} did not start: {_last_words(entry)} (all: {entry['log']})")
+            raise AtelierError(
+                f"{service.name} did not start: {_last_words(entry)} (all: {entry.get('log')})"
+            )
         time.sleep(0.1)
     if service.ready:
-        raise AtelierError(f"{service.name} did not answer within {PATIENCE_S:.0f} s (see {entry['log']})")
+        raise AtelierError(
+            f"{service.name} did not answer within {PATIENCE_S:.0f} s (see {entry.get('log')})"
+        )
 
 
 def answers(url: str, timeout_s: float = 5.0) -> bool:
@@ -114,11 +128,11 @@ def check_port(name: str, port: int) -> None:
             ) from None
 
 
-def stop(entry: dict[str, Any]) -> None:
+def stop(entry: ServiceEntry) -> None:
     """SIGTERM to the process, SIGKILL to its process group after the grace time; waits for the end."""
-    holder = Holder(**entry["holder"])
-    if not is_running(entry):
+    if "holder" not in entry or not is_running(entry):
         return
+    holder = Holder.read(entry["holder"])
     with suppress(ProcessLookupError):
         os.kill(holder.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
@@ -130,8 +144,8 @@ def stop(entry: dict[str, Any]) -> None:
         time.sleep(0.05)
 
 
-def _last_words(entry: dict[str, Any]) -> str:
+def _last_words(entry: ServiceEntry) -> str:
     with suppress(OSError):
-        lines = [line.strip() for line in Path(entry["log"]).read_text(errors="replace").splitlines()]
+        lines = [line.strip() for line in Path(entry.get("log", "")).read_text(errors="replace").splitlines()]
         return next((line for line in reversed(lines) if line), "no word")
     return "no word"

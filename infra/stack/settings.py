@@ -10,11 +10,12 @@ import sys
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from atelier import IMPORT_ROOT
 from atelier.engine.config.error import ConfigError, DamageError
 from atelier.engine.io.storage import is_local, local_path, read_object
+from atelier.infra.stack.service import ServiceEntry
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HOST = "127.0.0.1"
@@ -55,8 +56,9 @@ class Credentials:
         os.chmod(folder, 0o700)
         try:
             found = read_object(str(path), "credentials")
-            texts: dict[str, Any] = {key: found.get(key) for key in ("user", "password", "flask_key")}
-            if not all(isinstance(text, str) for text in texts.values()):
+            keys = ("user", "password", "flask_key")
+            texts = {key: text for key in keys if isinstance(text := found.get(key), str)}
+            if len(texts) < len(keys):
                 raise DamageError(f"{path}: not credentials")
             return Credentials(**texts)
         except DamageError as damage:
@@ -182,9 +184,9 @@ def write_private(path: Path, text: str) -> None:
     os.replace(fresh, path)
 
 
-def read_state(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path) -> dict[str, ServiceEntry]:
     """State of the stack's processes as written by `up`; {} when none was started."""
     try:
-        return read_object(str(folder / "state.json"))
+        return cast(dict[str, ServiceEntry], read_object(str(folder / "state.json")))
     except (FileNotFoundError, DamageError):
         return {}

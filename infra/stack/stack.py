@@ -6,12 +6,13 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict
 
+from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.io.storage import is_local, local_path
 from atelier.infra.stack import service, settings
-from atelier.infra.stack.service import Service
+from atelier.infra.stack.service import Service, ServiceEntry
 from atelier.infra.stack.settings import HOST, Addresses, Credentials
 
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
@@ -20,13 +21,24 @@ HEALTH_PORT = "PREFECT_WORKER_WEBSERVER_PORT"  # optional port of a worker's hea
 LIGHT = "light"  # pool of parent flows, which only wait
 
 
+class StackPart(TypedDict):
+    """A process of the stack as `atelier status --json` prints it; `answers` is None for a worker."""
+
+    name: str
+    url: str
+    running: bool
+    answers: bool | None
+    pid: int | None
+    log: str
+
+
 class Stack:
     """The stack that belongs to the store at `root`."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self.folder = settings.stack_folder(root)
-        self.state: dict[str, Any] = settings.read_state(self.folder)
+        self.state = settings.read_state(self.folder)
 
     @property
     def credentials(self) -> Credentials:
@@ -35,8 +47,11 @@ class Stack:
     @property
     def addresses(self) -> Addresses | None:
         """Addresses of its servers; None when it was never started."""
-        found = {name: self.state.get(name, {}).get("url", "") for name in ("prefect", "mlflow")}
-        return Addresses(**found) if all(found.values()) else None
+        prefect, mlflow = (self._url(name) for name in ("prefect", "mlflow"))
+        return Addresses(prefect=prefect, mlflow=mlflow) if prefect and mlflow else None
+
+    def _url(self, name: str) -> str:
+        return self.state.get(name, ServiceEntry()).get("url", "")
 
     def client(self) -> dict[str, str]:
         """Environment of its clients; {} when its Prefect server is not running."""
@@ -56,11 +71,11 @@ class Stack:
         ConfigError when one runs at another port.
         """
         wanted = [self._prefect(prefect_port), self._mlflow(mlflow_port)]
-        missing = [one for one in wanted if not service.is_running(self.state.get(one.name, {}))]
+        missing = [one for one in wanted if not service.is_running(self.state.get(one.name, ServiceEntry()))]
         for one in wanted:
-            if one not in missing and self.state[one.name]["url"] != one.url:
+            if one not in missing and self._url(one.name) != one.url:
                 raise ConfigError(
-                    f"--{one.name}-port", f"{one.name} runs at {self.state[one.name]['url']}", "atelier down"
+                    f"--{one.name}-port", f"{one.name} runs at {self._url(one.name)}", "atelier down"
                 )
         for one in missing:
             service.check_port(one.name, int(one.url.rsplit(":", 1)[1]))
@@ -74,7 +89,7 @@ class Stack:
     def start_worker(self, pool: str, limit: int) -> bool:
         """Start a worker for `pool` on this machine; False when it runs already."""
         name = f"worker-{pool}"
-        if service.is_running(self.state.get(name, {})):
+        if service.is_running(self.state.get(name, ServiceEntry())):
             return False
         self._keep(name, service.start(self.worker(pool, limit), self.folder))
         return True
@@ -115,15 +130,15 @@ class Stack:
         self._write()
         return len(running)
 
-    def parts(self) -> list[dict[str, Any]]:
+    def parts(self) -> list[StackPart]:
         """State of each process: name, url, running, answers, pid, log."""
         return [
             {
                 "name": name,
                 "url": entry.get("url", ""),
                 "running": service.is_running(entry),
-                "answers": service.answers(entry["url"] + HEALTH[name]) if name in HEALTH else None,
-                "pid": entry.get("holder", {}).get("pid"),
+                "answers": service.answers(self._url(name) + HEALTH[name]) if name in HEALTH else None,
+                "pid": whole_of(entry.get("holder", {}).get("pid")) or None,
                 "log": entry.get("log", ""),
             }
             for name, entry in self.state.items()
@@ -161,7 +176,7 @@ class Stack:
             umask=PRIVATE,
         )
 
-    def _keep(self, name: str, entry: dict[str, Any]) -> None:
+    def _keep(self, name: str, entry: ServiceEntry) -> None:
         self.state[name] = entry
         self._write()
 

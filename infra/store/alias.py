@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import TypedDict, cast
 from urllib.parse import quote
 
 from atelier.engine.config.document import MOST_BYTES, opened, sealed
@@ -80,11 +81,22 @@ def read_alias(place: str) -> Alias | None:
             raise DamageError(f"{place}: not an alias (it has other fields than one)")
         if isinstance(found["since"], bool) or not isinstance(found["since"], int | float):
             raise DamageError(f"{place}: not an alias (since is no time)")
-        return Alias(**found)
+        return Alias(**cast(AliasFile, found))
     except FileNotFoundError:
         return None
     except DamageError as damage:
         raise DamageError(str(damage), way_out) from None
+
+
+class AliasFile(TypedDict):
+    """The fields of a stored alias."""
+
+    name: str
+    alias: str
+    kind: str
+    fingerprint: str
+    why: str
+    since: float
 
 
 def _place(root: str, name: str, alias: str) -> str:

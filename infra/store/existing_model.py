@@ -5,7 +5,9 @@ and tokenizer.
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import cast
 
+from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
 from atelier.engine.config.record import Record
 from atelier.engine.config.registry import ModelSpec, spec_class
@@ -61,7 +63,7 @@ def existing_model(word: str, place: str) -> Existing:
         tokenizer=Reference(
             kind="tokenizer", fingerprint=record.parents["tokenizer"], name="tokenizer", node=""
         ),
-        sequence=int(read_trajectory(store, record.parents["trajectory"]).identity["sequence"]),
+        sequence=whole_of(read_trajectory(store, record.parents["trajectory"]).identity["sequence"]),
     )
 
 
@@ -100,9 +102,10 @@ def _spec_of(record: Record, store: Store) -> ModelSpec:
         raise DamageError(f"{address}: a model without config.json")
     place = join(address, entry.path)
     document = read_object(place, "a model's configuration")
-    model = document.get("model", document)
+    model = section_of(document.get("model", document))
     try:
-        return spec_class("model", str(model["kind"])).model_validate(model | {"vocab": "auto"})
+        found = spec_class("model", str(model["kind"])).model_validate({**model, "vocab": "auto"})
+        return cast(ModelSpec, found)
     except (ValueError, TypeError, KeyError) as error:
         raise DamageError(f"{place}: not a model's configuration ({str(error).splitlines()[0]})") from None
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from atelier.engine.config.document import whole_of
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.record import KINDS, Record
 from atelier.engine.io.storage import TEMPORARY, is_local, join, local_path, names
@@ -44,7 +45,7 @@ class Collector:
         self.forget = set(forget)
         self.now = time.time() if now is None else now
         found, self.unread = read_manifests(store)
-        self.manifests = {m["id"]: m for m in found}
+        self.manifests = {manifest.id: manifest for manifest in found}
         self.left: list[str] = []
         self.damaged: dict[str, DamageError] = {}  # of records and aliases, by address or file
         self.records = dict(self._records())
@@ -141,16 +142,14 @@ class Collector:
         """Fingerprints of needed artifacts and trajectories, with all their ancestors."""
         kept_runs = (set(self.manifests) - self.forget) | self.living
         first = {
-            task["fingerprint"]
-            for run in kept_runs & set(self.manifests)
-            for task in self.manifests[run].get("tasks", [])
+            row.fingerprint for run in kept_runs & set(self.manifests) for row in self.manifests[run].tasks
         }
         everything = [*self.records.values(), *self.trajectory_records.values()]
         first |= {
             kept
             for run in kept_runs & set(self.manifests)
-            for row in self.manifests[run]["tasks"]
-            for kept in row["keeps"]
+            for row in self.manifests[run].tasks
+            for kept in row.keeps
         }
         first |= {one.fingerprint for one in self.aliases}
         first |= {one.fingerprint for one in everything if one.provenance.get("run") in self.living}
@@ -168,11 +167,9 @@ class Collector:
         parents: dict[str, list[str]] = {}
         for one in everything:
             parents.setdefault(one.fingerprint, []).extend(one.parents.values())
-        for run in kept_runs & set(
-            self.manifests
-        ):  # unfinished products have their parents only in the manifest
-            for task in self.manifests[run].get("tasks", []):
-                parents.setdefault(task["fingerprint"], []).extend(task.get("parents", {}).values())
+        for run in kept_runs & set(self.manifests):
+            for row in self.manifests[run].tasks:  # of unfinished products nothing else has the parents
+                parents.setdefault(row.fingerprint, []).extend(row.parents.values())
         needed, waiting = set(first), list(first)
         while waiting:
             for parent in parents.get(waiting.pop(), []):
@@ -220,7 +217,7 @@ class Collector:
     def _trajectories(self) -> Iterator[Waste]:
         models = [record for record in self.records.values() if record.kind == "model"]
         ends = {
-            record.parents.get("trajectory", ""): int(record.identity.get("step", 0)) for record in models
+            record.parents.get("trajectory", ""): whole_of(record.identity.get("step")) for record in models
         }
         shorts = {fingerprint[:SHORT] for fingerprint in self.needed}
         trunks = {
@@ -260,7 +257,7 @@ class Collector:
         }
         fingerprint = self.trajectory_records[address].fingerprint
         kept |= {
-            int(b.identity.get("trunk_step", 0))
+            whole_of(b.identity.get("trunk_step"))
             for b in self.trajectory_records.values()
             if b.parents.get("trunk") == fingerprint
         }
@@ -277,7 +274,7 @@ class Collector:
     def _scratch(self) -> Iterator[Waste]:
         for run in names(join(self.store.root, "scratch")):
             if run not in self.living and (run not in self.unread or run in self.forget):
-                status = self.manifests.get(run, {}).get("status", "was cut off")
+                status = self.manifests[run].status if run in self.manifests else "was cut off"
                 yield self._waste(
                     join(self.store.root, "scratch", run),
                     f"scratch of run {run}",

@@ -12,12 +12,12 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.document import opened, sealed
 from atelier.engine.config.error import AtelierError, DamageError, StoppedError
 from atelier.engine.io.storage import (
@@ -48,6 +48,9 @@ class LeaseLost(AtelierError):
     """Another holder has taken over; nothing may be published any more."""
 
 
+TEXTS = ("host", "boot", "started", "what")
+
+
 @dataclass(frozen=True)
 class Holder:
     """Identity of the process that holds a lease; `what` describes its work."""
@@ -59,13 +62,13 @@ class Holder:
     what: str = ""
 
     @staticmethod
-    def read(document: Any) -> "Holder":
+    def read(document: Json) -> "Holder":
         """Parse the stored `vars` of a holder. Raises ValueError when it is none."""
         if not isinstance(document, dict):
             raise ValueError("the holder is no object")
-        texts: dict[str, Any] = {key: document.get(key) for key in ("host", "boot", "started")}
-        texts["what"] = document.get("what", "")
-        if any(not isinstance(text, str) for text in texts.values()) or {*document} - {*texts, "pid"}:
+        known = {"what": "", **document}
+        texts = {key: text for key in TEXTS if isinstance(text := known.get(key), str)}
+        if len(texts) < len(TEXTS) or {*document} - {*TEXTS, "pid"}:
             raise ValueError("the holder has other fields than a holder")
         pid = document.get("pid")
         if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid < 1 << 31:
@@ -143,7 +146,7 @@ class LeaseEntry:
     number: int
     act: str
     holder: Holder | None
-    record: dict[str, Any] | None = None
+    record: Mapping[str, Json] | None = None
     damage: str = ""
 
     @property
@@ -197,11 +200,11 @@ class LeaseLog:
         except DamageError as damage:
             return LeaseEntry(number=numbers[-1], act="", holder=None, damage=str(damage))
 
-    def append(self, number: int, act: str, holder: Holder, record: dict[str, Any] | None = None) -> bool:
+    def append(self, number: int, act: str, holder: Holder, record: Mapping[str, Json] | None = None) -> bool:
         """Write entry `number`; False when another process was first. Raises DamageError beyond 999999."""
         if number > 999_999:
             raise DamageError(f"{self.folder}: has an entry of the highest number there is")
-        document: dict[str, Any] = {"act": act, "holder": vars(holder), "time": time.time()}
+        document: dict[str, Json] = {"act": act, "holder": vars(holder), "time": time.time()}
         if record is not None:
             document["record"] = record
         return create_exclusive(self.place(number), sealed(document))

@@ -2,11 +2,11 @@
 garbage collection keeps what they name (infra/store/gc.py): so each carries its own digest.
 """
 
-from typing import Any
+from collections.abc import Iterable
 
 from pydantic import ConfigDict, Field
 
-from atelier.engine.config.base import Spec, canonical, flatten
+from atelier.engine.config.base import Json, JsonObject, Spec, canonical, flatten
 from atelier.engine.config.document import MOST_BYTES, check_as, opened, sealed
 from atelier.engine.config.error import DamageError
 from atelier.engine.config.record import LATEST, Record
@@ -29,7 +29,7 @@ class Row(Spec):
     kind: str = ""
     key: str = ""
     task: str = ""
-    identity: dict[str, Any] = {}
+    identity: JsonObject = {}
     parents: dict[str, str] = {}
     keeps: tuple[str, ...] = ()
     model: str = ""
@@ -45,16 +45,16 @@ class RunManifest(Spec):
     command: str = ""
     overrides: tuple[str, ...] = ()
     sweep: str = ""
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     started: float = Field(default=0.0, ge=0, le=LATEST)
     ended: float | None = Field(default=None, ge=0, le=LATEST)
     status: str = "running"
-    holder: dict[str, Any] | None = None
+    holder: JsonObject | None = Field(default=None, description="`vars` of a Holder")
     tasks: tuple[Row, ...] = ()
     states: dict[str, str] = {}
     links: dict[str, str] = {}
 
-    def model_post_init(self, context: Any) -> None:
+    def model_post_init(self, context: None) -> None:
         if self.holder is not None:
             Holder.read(self.holder)
 
@@ -62,17 +62,18 @@ class RunManifest(Spec):
 UNSEALED = frozenset(RunManifest.model_fields)  # keys of an older manifest without a digest
 
 
-def write_manifest(store: Store, manifest: dict[str, Any]) -> None:
-    write_bytes(join(store.root, FOLDER, f"{manifest['id']}{ENDING}"), sealed(manifest))
+def write_manifest(store: Store, manifest: RunManifest) -> None:
+    document = manifest.model_dump(mode="json", exclude_unset=True)
+    write_bytes(join(store.root, FOLDER, f"{manifest.id}{ENDING}"), sealed(document))
 
 
-def manifests(store: Store) -> list[dict[str, Any]]:
+def manifests(store: Store) -> list[RunManifest]:
     """All runs' manifests, oldest first, without damaged ones (`read_manifests`)."""
     found, _ = read_manifests(store)
     return found
 
 
-def read_manifests(store: Store) -> tuple[list[dict[str, Any]], dict[str, DamageError]]:
+def read_manifests(store: Store) -> tuple[list[RunManifest], dict[str, DamageError]]:
     """All readable manifests, oldest first, and by run id the damage of the others."""
     found, damaged = [], {}
     for name in names(join(store.root, FOLDER)):
@@ -85,10 +86,10 @@ def read_manifests(store: Store) -> tuple[list[dict[str, Any]], dict[str, Damage
             continue
         except DamageError as damage:
             damaged[run] = damage
-    return sorted(found, key=lambda manifest: manifest.get("started", 0)), damaged
+    return sorted(found, key=lambda manifest: manifest.started), damaged
 
 
-def read_manifest(store: Store, run: str) -> dict[str, Any]:
+def read_manifest(store: Store, run: str) -> RunManifest:
     """The manifest of a run, by id. Raises DamageError, with the way out, when it cannot be read."""
     place = join(store.root, FOLDER, f"{run}{ENDING}")
     what = "a run's manifest"
@@ -99,49 +100,49 @@ def read_manifest(store: Store, run: str) -> dict[str, Any]:
             raise DamageError(f"{place}: is the manifest of another run")
     except DamageError as damage:
         raise DamageError(str(damage), f"`atelier gc --forget {run}` removes it") from None
-    return manifest.model_dump(mode="json")
+    return manifest
 
 
-def is_alive(manifest: dict[str, Any]) -> bool | None:
+def is_alive(manifest: RunManifest) -> bool | None:
     """Whether the run is active; None when its process is on another machine, so that it is unknown."""
-    if manifest.get("status", "running") != "running":
+    if manifest.status != "running":
         return False
-    if manifest.get("holder") is None:
+    if manifest.holder is None:
         return None
-    holder = Holder.read(manifest["holder"])
+    holder = Holder.read(manifest.holder)
     if holder.is_over():
         return False
     return True if holder.is_here() else None
 
 
-def described(node: Node) -> list[dict[str, Any]]:
+def described(node: Node) -> list[Row]:
     """The node's products as rows of a manifest."""
     return [
-        {
-            "name": row_name(node, key),
-            "key": key,
-            "task": node.task,
-            "kind": product.kind,
-            "fingerprint": product.fingerprint,
-            "identity": comparable(product),
-            "parents": parents_of(product),
-            "keeps": list(product.trajectories),
-            "model": product.name,
-        }
+        Row(
+            name=row_name(node, key),
+            key=key,
+            task=node.task,
+            kind=product.kind,
+            fingerprint=product.fingerprint,
+            identity=comparable(product),
+            parents=parents_of(product),
+            keeps=product.trajectories,
+            model=product.name,
+        )
         for key, product in node.products.items()
     ]
 
 
-def measured(store: Store, rows: list[dict[str, Any]], metric: str) -> tuple[float, Record] | None:
+def measured(store: Store, rows: Iterable[Row], metric: str) -> tuple[float, Record] | None:
     """Value of `metric` among the products in `rows`, and the record that has it. `<name>.<key>` is a key of
     the summary of the product with that name (model, role, task or kind), such as `student_a.eval_loss`;
     without a name, of the first product that has the key.
     """
     name, _, word = metric.rpartition(".")
     for row in rows:
-        if name not in ("", row.get("key", ""), row["model"], row["name"], row["kind"]):
+        if name not in ("", row.key, row.model, row.name, row.kind):
             continue
-        record = store.find(row["kind"], row["fingerprint"])
+        record = store.find(row.kind, row.fingerprint)
         found = record.summary.get(word) if record is not None else None
         if record is not None and isinstance(found, int | float):
             return float(found), record
@@ -152,7 +153,7 @@ def row_name(node: Node, key: str) -> str:
     return node.name if len(node.products) == 1 else f"{node.name}.{key}"
 
 
-def comparable(product: Product) -> dict[str, Any]:
+def comparable(product: Product) -> dict[str, Json]:
     """The product's identity under configuration keys, those that a user would change."""
     flat = flatten({**product.identity, **product.detail})
     result = {}
@@ -171,14 +172,14 @@ def parents_of(product: Product) -> dict[str, str]:
     }
 
 
-def nearest_run(store: Store, flow: str, config: dict[str, Any]) -> dict[str, Any] | None:
+def nearest_run(store: Store, flow: str, config: JsonObject) -> RunManifest | None:
     """The finished run of the same flow with the fewest differing keys; on a tie the newest."""
     wanted = flatten(config)
     best, fewest = None, None
     for manifest in manifests(store):
-        if manifest.get("flow") != flow or manifest.get("status") != "finished":
+        if manifest.flow != flow or manifest.status != "finished":
             continue
-        theirs = flatten(manifest.get("config", {}))
+        theirs = flatten(manifest.config)
         differing = sum(
             1
             for key in wanted.keys() | theirs.keys()

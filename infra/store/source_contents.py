@@ -9,14 +9,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
 
-from atelier.engine.config.base import fingerprint
+from atelier.engine.config.base import Json, fingerprint
 from atelier.engine.config.error import DataError, printable
 from atelier.engine.io.source_files import BLOCK, content_id, reading
 from atelier.engine.io.storage import is_local, local_path, write_bytes
 from atelier.infra.store.local_folders import cache_folder
 
+Cache = dict[str, list[int | str]]  # path -> size, times and inode, then its digest
 YOUNG_S = 2.0  # a file changed this recently may change again within its timestamp's resolution
 
 
@@ -27,31 +27,31 @@ def contents_of(urls: list[str], *, place: str = "", most: int = 0) -> list[tupl
     than `most` bytes.
     """
     kept = cache_folder() / "contents.json"
-    cache: dict[str, Any] = {}
+    cache: Cache = {}
     with suppress(OSError, ValueError):
         cache = json.loads(kept.read_text())
-    known = len(cache)
+    before = dict(cache)
     result = [(url, _content(url, cache, place, most)) for url in sorted(urls)]
-    if len(cache) != known or cache.pop("changed", None):
+    if cache != before:
         with suppress(OSError):
             write_bytes(str(kept), json.dumps(cache).encode())
     return result
 
 
-def _content(url: str, cache: dict[str, Any], place: str, most: int) -> str:
+def _content(url: str, cache: Cache, place: str, most: int) -> str:
     with reading(url, place or url):
         is_here = is_local(url)
     return _local(url, cache, place, most) if is_here else content_id(url, place)
 
 
-def _local(url: str, cache: dict[str, Any], place: str, most: int) -> str:
+def _local(url: str, cache: Cache, place: str, most: int) -> str:
     path, shown = local_path(url), f"{place}{': ' if place else ''}{printable(url)}"
     try:
         stat = path.stat()
         key = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
         hit = cache.get(str(path))
         if hit and hit[:4] == key:
-            return hit[4]
+            return str(hit[4])
         if not S_ISREG(stat.st_mode):
             raise DataError(f"{shown}: is no regular file; give one, or a folder or glob of files")
         if most and not stat.st_size:
@@ -63,7 +63,7 @@ def _local(url: str, cache: dict[str, Any], place: str, most: int) -> str:
         raise DataError(f"{shown}: cannot be read ({error.strerror})") from None
     if time.time() - max(stat.st_mtime, stat.st_ctime) > YOUNG_S:
         cache[str(path)] = [*key, digest]
-        cache["changed"] = True
+
     return digest
 
 
@@ -77,7 +77,7 @@ def _digest(path: Path, size: int) -> str:
     return digest.hexdigest()
 
 
-def identity_of(contents: list[tuple[str, str]]) -> dict[str, Any]:
+def identity_of(contents: list[tuple[str, str]]) -> dict[str, Json]:
     """A set of files as identity: how many, and one digest over (path below their common folder, digest)."""
     folder = os.path.commonpath([os.path.dirname(url) for url, _ in contents]) if contents else ""
     listed = [[url.removeprefix(folder).lstrip("/"), digest] for url, digest in contents]

@@ -6,11 +6,11 @@ import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-from atelier.engine.config.document import MOST_BYTES, check_as
+from atelier.engine.config.document import MOST_BYTES, check_as, section_of
 from atelier.engine.config.error import AtelierError, DamageError, nearest
-from atelier.engine.config.record import KINDS, FileEntry, Record, identify
+from atelier.engine.config.record import KINDS, FileEntry, Record, Summary, identify
 from atelier.engine.io.artifact import BODY
 from atelier.engine.io.storage import (
     exists,
@@ -193,7 +193,7 @@ class Store:
         return damages
 
 
-def read_body(payload_url: str) -> tuple[tuple[FileEntry, ...], dict[str, Any]]:
+def read_body(payload_url: str) -> tuple[tuple[FileEntry, ...], Summary]:
     """Files (paths relative to the artifact) and summary that a gang left in `payload_url`. Raises
     DamageError for an invalid body.
     """
@@ -203,8 +203,9 @@ def read_body(payload_url: str) -> tuple[tuple[FileEntry, ...], dict[str, Any]]:
     if not isinstance(files, list) or not isinstance(summary, dict):
         raise DamageError(f"{place}: not a body (files and summary are missing)")
     folder = payload_url.rstrip("/").rsplit("/", 1)[-1]
-    entries = [check_as(FileEntry, entry, place, "a body") for entry in files]
-    return tuple(entry.model_copy(update={"path": f"{folder}/{entry.path}"}) for entry in entries), summary
+    entries = [check_as(FileEntry, section_of(entry), place, "a body") for entry in files]
+    listed = tuple(entry.model_copy(update={"path": f"{folder}/{entry.path}"}) for entry in entries)
+    return listed, cast(Summary, summary)
 
 
 def has_body(payload_url: str) -> bool:

@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, cast
 
-from atelier.engine.config.document import MOST_BYTES, check_as, parse_object, without_digest
+from atelier.engine.config.document import MOST_BYTES, check_as, parse_object, section_of, without_digest
 from atelier.engine.config.error import DamageError
-from atelier.engine.config.record import FileEntry, Record
+from atelier.engine.config.record import FileEntry, Provenance, Record
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.trajectory import VERSION, Segment
 from atelier.engine.io.storage import (
@@ -52,7 +52,7 @@ def checkpoint_damage(address: str, step: int) -> str:
         if not isinstance(files, list):
             raise DamageError(f"{place}: not {what} (it lists no files)")
         for file in files:
-            entry = check_as(FileEntry, file, place, what)
+            entry = check_as(FileEntry, section_of(file), place, what)
             verify(join(folder, entry.path), entry)
     except DamageError as damage:
         return str(damage)
@@ -127,7 +127,7 @@ def read_trajectory(store: Store, fingerprint: str) -> Record:
 
 
 def register_trajectory(
-    store: Store, name: str, segment: Segment, provenance: dict[str, object], code: Map | None = None
+    store: Store, name: str, segment: Segment, provenance: Provenance, code: Map | None = None
 ) -> None:
     """Write a trajectory's record before anything is trained under its address, and beside it the map of the
     code that trains it now, under its digest. An existing record stays, unless it is unreadable: it depends
@@ -147,7 +147,7 @@ def register_trajectory(
         version=VERSION,
         identity=segment.identity,
         parents=segment.parents,
-        provenance=dict(provenance),
+        provenance=provenance,
     )
     text = record.sealed().text().encode()
     if state == "damaged":
@@ -156,7 +156,7 @@ def register_trajectory(
         create_exclusive(place, text)
 
 
-def repair_trajectory(store: Store, name: str, segment: Segment, provenance: dict[str, object]) -> None:
+def repair_trajectory(store: Store, name: str, segment: Segment, provenance: Provenance) -> None:
     """`register_trajectory`, only when its record exists but cannot be read."""
     if _record_state(store, segment.fingerprint) == "damaged":
         register_trajectory(store, name, segment, provenance)
@@ -188,10 +188,10 @@ def code_at(address: str, step: int) -> str | None:
     return None
 
 
-def read_code(address: str, digest: str) -> dict[str, Any]:
+def read_code(address: str, digest: str) -> Map:
     """A code map of a trajectory; {} when it is missing or does not match its digest."""
     with suppress(OSError, DamageError):
-        found = read_object(code_place(address, digest), "a code map")
+        found = cast(Map, read_object(code_place(address, digest), "a code map"))
         if digest_of(found) == digest:
             return found
     return {}

@@ -1,9 +1,23 @@
 """Descriptions of flow runs, tasks and followed trajectories for the tracker. Does not import MLflow."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NotRequired, TypedDict
 
+from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.run_file import SegmentAddress
+
+
+class RunAbout(TypedDict):
+    """The words for a tracker of a flow run, as in RunInfo."""
+
+    flow: str
+    command: str
+    run_id: str
+    config: JsonObject
+    sweep: NotRequired[str]
+    is_part: NotRequired[bool]
+    tags: NotRequired[Mapping[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +27,7 @@ class RunInfo:
     flow: str
     command: str
     run_id: str
-    config: dict[str, Any]
+    config: JsonObject
     sweep: str = ""
     is_part: bool = False
     tags: dict[str, str] = field(default_factory=dict)
@@ -38,13 +52,6 @@ class Followed:
     segments: tuple[SegmentAddress, ...]
     role: str
     name: str = ""
-    params: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, Json] = field(default_factory=dict)
     teacher: str = ""
     inputs: dict[str, str] = field(default_factory=dict)
-
-
-class TaskHandle:
-    """A task's MLflow run; `run` is '' until the tracker's thread has started it."""
-
-    def __init__(self, name: str, task: str) -> None:
-        self.name, self.task, self.run = name, task, ""

@@ -4,59 +4,17 @@ two seconds: only the tracker's thread does.
 
 import getpass
 import hashlib
-import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from atelier.engine.config.error import DamageError
-from atelier.engine.io.storage import is_local, join, local_path, read_object, read_text, write_bytes
-from atelier.infra.store.conditional_create import create_exclusive
-from atelier.infra.store.store import SHORT, Store
+from atelier.engine.config.base import Json
 from atelier.infra.tracking.address import without_secret
 
-
-class IdCache:
-    """Cache of what the MLflow store `key` already has, in small files, so that reused artifacts cost no
-    request. Losing it is harmless.
-    """
-
-    def __init__(self, store: Store, key: str) -> None:
-        self.claims = join(store.root, "mlflow-known", key)
-        base = local_path(store.root) if is_local(store.root) else Path.home() / ".cache" / "atelier"
-        self.folder = base / "mlflow-known" / key
-
-    def get(self, kind: str, fingerprint: str) -> dict[str, Any]:
-        with suppress(OSError, DamageError):
-            return read_object(str(self.folder / f"{kind}-{fingerprint[:SHORT]}.json"))
-        return {}
-
-    def put(self, kind: str, fingerprint: str, **facts: Any) -> None:
-        facts = self.get(kind, fingerprint) | facts
-        write_bytes(str(self.folder / f"{kind}-{fingerprint[:SHORT]}.json"), json.dumps(facts).encode())
-
-    def drop(self, kind: str, fingerprint: str) -> None:
-        (self.folder / f"{kind}-{fingerprint[:SHORT]}.json").unlink(missing_ok=True)
-
-    def agree(self, kind: str, name: str, mine: str, is_there: Callable[[str], bool]) -> str:
-        """The one run for `name` that all processes use: the first proposed that still exists; `mine` is this
-        caller's proposal. MLflow has no unique run names, and orders runs by their creators' clocks.
-        """
-        short = sha256(name.encode()).hexdigest()[:SHORT]
-        number = 0
-        while True:
-            claim = join(self.claims, f"{kind}-{short}.{number}")
-            if create_exclusive(claim, mine.encode()):
-                return mine
-            if is_there(found := read_text(claim)):
-                return found
-            number += 1
+Item = TypeVar("Item")
 
 
 SETTINGS = {
@@ -235,7 +193,7 @@ class Backend:
         for part in _parts(list(_cut(tags).items()), FEW):
             self.client.log_batch(run_id, tags=[RunTag(k, v) for k, v in part])
 
-    def params(self, run_id: str, params: Mapping[str, Any], ids: Iterable[str] = ()) -> None:
+    def params(self, run_id: str, params: Mapping[str, Json], ids: Iterable[str] = ()) -> None:
         """Log the parameters whose names are not in `ids` (MLflow refuses a changed one)."""
         new = [(k, str(v)[:PARAM]) for k, v in params.items() if k not in set(ids) and str(v) != ""]
         for part in _parts(new, FEW):
@@ -315,7 +273,7 @@ class Backend:
         *,
         run_id: str,
         tags: Mapping[str, str],
-        params: Mapping[str, Any],
+        params: Mapping[str, Json],
         kind: str,
     ) -> str:
         values = {k: str(v)[:PARAM] for k, v in params.items() if str(v) != ""}
@@ -356,9 +314,9 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _cut(tags: Mapping[str, Any]) -> dict[str, str]:
+def _cut(tags: Mapping[str, str]) -> dict[str, str]:
     return {k: str(v)[:TAG] for k, v in tags.items() if str(v) != ""}
 
 
-def _parts(items: list[Any], size: int) -> list[list[Any]]:
+def _parts(items: list[Item], size: int) -> list[list[Item]]:
     return [items[i : i + size] for i in range(0, len(items), size)]

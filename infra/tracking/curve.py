@@ -3,9 +3,8 @@ thinned later.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
-from atelier.engine.config.metric import FOLDER, is_segment, merge
+from atelier.engine.config.metric import FOLDER, CurveLine, is_segment, merge
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.io.storage import join, names, read_text
 
@@ -41,7 +40,7 @@ class SegmentReader:
 
     def __init__(self, segments: tuple[SegmentAddress, ...]) -> None:
         self.segments = segments
-        self.pending: list[dict[str, Any]] = []
+        self.pending: list[CurveLine] = []
         self.eval_loss: dict[int, float] = {}
         self._seen: set[str] = set()
 
@@ -54,14 +53,14 @@ class SegmentReader:
                 if before or after:
                     continue
                 self.pending.append(line)
-                if "eval/loss" in line["values"]:
-                    self.eval_loss[line["step"]] = line["values"]["eval/loss"]
+                if (loss := line.get("values", {}).get("eval/loss")) is not None:
+                    self.eval_loss[line["step"]] = loss
 
     def has_own(self) -> bool:
         """Whether the last segment has any metrics yet."""
         return bool(names(join(self.segments[-1].url, FOLDER)))
 
-    def _new(self, url: str) -> list[dict[str, Any]]:
+    def _new(self, url: str) -> list[CurveLine]:
         folder = join(url, FOLDER)
         found = [join(folder, name) for name in names(folder) if is_segment(name)]
         new = [place for place in found if place not in self._seen]
@@ -71,7 +70,7 @@ class SegmentReader:
 
 
 def points(
-    lines: Iterable[dict[str, Any]],
+    lines: Iterable[CurveLine],
     sent: set[tuple[str, int]],
     *,
     start: int,
@@ -85,7 +84,7 @@ def points(
         timing = line.get("timing", {})
         time = timing.get("time", now)
         whole = step == last or is_kept(step - start)
-        values = {**line["values"], "tokens": line.get("tokens")}
+        values = {**line.get("values", {}), "tokens": line.get("tokens")}
         values |= {name: timing[key] for key, name in SYSTEM.items() if key in timing}
         for key, value in values.items():
             if (whole or key.startswith(ALWAYS)) and (key, step) not in sent and value is not None:

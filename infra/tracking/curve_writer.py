@@ -3,11 +3,11 @@ thread.
 """
 
 import time
-from typing import Any
 
-from atelier.engine.config.metric import effective, time_spent
+from atelier.engine.config.metric import CurveLine, effective, time_spent
 from atelier.infra.report.lineage import find_trajectory
-from atelier.infra.tracking.about import Followed, TaskHandle
+from atelier.infra.run.run_tracker import TaskHandle
+from atelier.infra.tracking.about import Followed
 from atelier.infra.tracking.backend import DIGEST, MetricPoint, TrackedData
 from atelier.infra.tracking.curve import SegmentReader, is_kept, points, read_segments
 from atelier.infra.tracking.page import WHOLE
@@ -34,7 +34,7 @@ class CurveWriter:
         self.experiment = self.run_id = ""
         self.is_open = False
         self._sent: set[tuple[str, int]] | None = None
-        self._newest: dict[str, Any] = {}
+        self._newest: CurveLine | None = None
         self._process_stats = process_stats
 
     @property
@@ -49,10 +49,11 @@ class CurveWriter:
 
     def _send(self, last: int | None = None) -> None:
         if self.reader.pending:
-            self._newest = max([self._newest, *self.reader.pending], key=lambda line: line.get("step", -1))
+            lines = [*([self._newest] if self._newest else []), *self.reader.pending]
+            self._newest = max(lines, key=lambda line: line["step"])
             if last is None:
                 self._measure()
-        lines = [self._newest] if last is not None else self.reader.pending
+        lines = self.reader.pending if last is None else [self._newest] if self._newest else []
         if not lines:
             return
         sent = self._sent if self._sent is not None else self._locate()

@@ -1,18 +1,19 @@
 """MLflow tracker with a flow's interface: nodes, roles and their segments, records."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Unpack
 
 from atelier.engine.config.base import flatten
 from atelier.engine.config.error import StoppedError
 from atelier.engine.config.record import Record
 from atelier.engine.config.trajectory import Segment
 from atelier.infra.dag import Node
+from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.store.run_manifest import comparable
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import segment_addresses
-from atelier.infra.tracking.about import Followed, TaskHandle
+from atelier.infra.tracking.about import Followed, RunAbout
 from atelier.infra.tracking.address import tracking_address
 from atelier.infra.tracking.tracker import Tracker
 
@@ -22,7 +23,7 @@ STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 class FlowTracker:
     """One flow run and its tasks, trajectories and models in MLflow."""
 
-    def __init__(self, uri: str, store: Store, **about: Any) -> None:
+    def __init__(self, uri: str, store: Store, **about: Unpack[RunAbout]) -> None:
         self.store = store
         self.tracker = Tracker(tracking_address(uri, store), store, **about)
         self._handles: dict[str, TaskHandle] = {}
@@ -49,7 +50,7 @@ class FlowTracker:
             self.tracker.end_task(handle, status)
 
     @contextmanager
-    def following(self, node: Node, roles: dict[str, list[Segment]]) -> Iterator[None]:
+    def following(self, node: Node, roles: Mapping[str, list[Segment]]) -> Iterator[None]:
         """Write the curves of the roles' trajectories while the block runs; their runs end with it."""
         followed = [self._followed(node, role, segments) for role, segments in roles.items()]
         following = self.tracker.follow(self._handles.get(node.name), followed)
@@ -62,7 +63,8 @@ class FlowTracker:
 
     def _followed(self, node: Node, role: str, segments: list[Segment]) -> Followed:
         product = node.products[role]
-        teacher = str(node.config["roles"].get(role, {}).get("teacher", ""))
+        roles = node.training.roles
+        teacher = roles[role].teacher if role in roles else ""
         # without the role in their names, so that MLflow compares two roles key by key
         params = {
             key.removeprefix(f"roles.{role}."): value

@@ -3,13 +3,13 @@ added.
 """
 
 import hashlib
-from typing import Any
 
 from atelier.engine.config.record import Record
 from atelier.infra.report.lineage import Index, find_trajectory, graph_of, trajectory_start
 from atelier.infra.report.lineage_svg import to_svg
-from atelier.infra.tracking.about import TaskHandle
+from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.tracking.backend import NOTE, Backend
+from atelier.infra.tracking.known_ids import KnownIds
 from atelier.infra.tracking.page import data_page, linked, model_page, sources
 from atelier.infra.tracking.run_writer import RunWriter
 
@@ -42,10 +42,10 @@ class ModelPages:
         text = model_page(record, index, pages, self._addresses(record, ids), picture)
         self.backend.tag_model(ids["model"], {NOTE: text})
         self.backend.tag(ids["run"], {NOTE: text})
-        if ids.get("version"):
-            self.backend.describe_version(ids["name"], ids["version"], text)
+        if version := ids.get("version"):
+            self.backend.describe_version(ids.get("name", ""), version, text)
 
-    def _picture(self, record: Record, ids: dict[str, Any], index: Index) -> str:
+    def _picture(self, record: Record, ids: KnownIds, index: Index) -> str:
         """Log the model's lineage picture to its run, if it changed; returns the picture's address."""
         svg = to_svg(graph_of(index, record.fingerprint).near(), widest=WIDEST)
         digest = hashlib.sha256(svg.encode()).hexdigest()[:16]
@@ -61,8 +61,8 @@ class ModelPages:
         links, ids = self.writer.links, self.ids.get("data", record.fingerprint)
         if not (task and task.run):
             if not ids:
-                place = {"run": self.writer.flow_run, "experiment": self.writer.experiment}
-                self.ids.put("data", record.fingerprint, **place)
+                writer = self.writer
+                self.ids.put("data", record.fingerprint, run=writer.flow_run, experiment=writer.experiment)
             return
         self.ids.put("data", record.fingerprint, run=task.run, experiment=self.writer.experiment)
         parents = {
@@ -81,8 +81,9 @@ class ModelPages:
         result = {}
         for record in models:
             ids = self.ids.get("model", record.fingerprint)
-            if "version" in ids:
-                result[record.fingerprint] = self.writer.links.registered(ids["name"], ids["version"])
+            if ids and "version" in ids:
+                name, version = ids.get("name", ""), ids["version"]
+                result[record.fingerprint] = self.writer.links.registered(name, version)
             elif ids:
                 result[record.fingerprint] = self.writer.links.model(ids["experiment"], ids["model"])
         for record in data:
@@ -90,10 +91,10 @@ class ModelPages:
                 result[record.fingerprint] = self.writer.links.run(ids["experiment"], ids["run"])
         return result
 
-    def _addresses(self, record: Record, ids: dict[str, Any]) -> list[tuple[str, str]]:
+    def _addresses(self, record: Record, ids: KnownIds) -> list[tuple[str, str]]:
         """Links from a model to its run, the flow that made it, its report, its version and other pages."""
         links, experiment, flow = self.writer.links, ids["experiment"], ids["flow"]
-        task = ids.get("task", "")
+        task, name = ids.get("task", ""), ids.get("name", "")
         rows = [
             (
                 "run",
@@ -104,9 +105,9 @@ class ModelPages:
         ]
         if report := ids.get("report"):
             rows.append(("report", linked(report["name"], links.report(report["experiment"], report["run"]))))
-        if ids.get("version"):
-            title = f"{ids['name']} version {ids['version']}"
-            rows.append(("registered", linked(title, links.registered(ids["name"], ids["version"]))))
+        if version := ids.get("version"):
+            title = f"{name} version {version}"
+            rows.append(("registered", linked(title, links.registered(name, version))))
         rows.append(("logged model", linked(record.name, links.model(experiment, ids["model"]))))
         rows.append(("compare", linked("curves of this run", links.compare(experiment, flow["id"], task))))
         trajectory_record = find_trajectory(self.store, record.parents.get("trajectory", ""))

@@ -3,17 +3,21 @@ teachers, registered versions.
 """
 
 import time
-from typing import Any
+from typing import cast
 
+from atelier.engine.config.base import Json
+from atelier.engine.config.document import section_of
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import DATA_KINDS, Record
 from atelier.engine.io.storage import join
-from atelier.infra.report.lineage import Index, find_trajectory, teacher_label, trajectory_segments
+from atelier.infra.report.lineage import Index, find_trajectory, step_of, teacher_label, trajectory_segments
+from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import checkpoint_steps
-from atelier.infra.tracking.about import Followed, TaskHandle
+from atelier.infra.tracking.about import Followed
 from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint, TrackedData
 from atelier.infra.tracking.curve_writer import CurveWriter
+from atelier.infra.tracking.known_ids import Fact, KnownIds
 from atelier.infra.tracking.model_pages import ModelPages
 from atelier.infra.tracking.page import Links
 from atelier.infra.tracking.run_writer import RunWriter, flat, is_number
@@ -60,21 +64,21 @@ class Models:
 
     # models
 
-    def model(self, record: Record, task: TaskHandle | None = None) -> dict[str, Any]:
+    def model(self, record: Record, task: TaskHandle | None = None) -> KnownIds:
         """Ensure that the model is in MLflow with its run, links and page; returns its ids there."""
         ids = self.ids.get("model", record.fingerprint)
         if not ids:
             ids = self._new_model(record, task)
         mine = record.provenance.get("run") in (None, self.writer.about.run_id)
         if mine:
-            self.backend.output(self.writer.flow_run, ids["model"], int(ids["step"]))
+            self.backend.output(self.writer.flow_run, ids["model"], ids["step"])
         else:
             self.backend.inputs(self.writer.flow_run, models=[ids["model"]])
         return ids
 
-    def _new_model(self, record: Record, task: TaskHandle | None) -> dict[str, Any]:
+    def _new_model(self, record: Record, task: TaskHandle | None) -> KnownIds:
         experiment, run_id = self._run_of(record, task)
-        step = int(record.summary.get("step", record.identity.get("step", 0)))
+        step = step_of(record) or 0
         found = self.backend.find_models(
             [experiment], {"atelier.fingerprint": record.fingerprint, "atelier.kind": "model"}
         )
@@ -82,14 +86,9 @@ class Models:
         if found:
             model_id = found[0].model_id
         else:
-            kind = (
-                str(trajectory_record.identity.get("model", {}).get("kind", "model"))
-                if trajectory_record
-                else "model"
-            )
-            params = {"role": self._role(record), "step": step} | flat(
-                trajectory_record.identity if trajectory_record else {}
-            )
+            identity = trajectory_record.identity if trajectory_record else {}
+            kind = str(section_of(identity.get("model")).get("kind", "model"))
+            params = {"role": self._role(record), "step": step, **flat(identity)}
             model_id = self.backend.new_model(
                 experiment, record.name, run_id=run_id, tags=self.tags(record), params=params, kind=kind
             )
@@ -97,7 +96,7 @@ class Models:
             self.backend.tag(run_id, tags)  # not known when its run was created
         self.backend.output(run_id, model_id, step)
         self.backend.points(run_id, self._final_points(record, run_id, step), model_id)
-        facts = {
+        facts: KnownIds = {
             "model": model_id,
             "experiment": experiment,
             "run": run_id,
@@ -106,7 +105,7 @@ class Models:
             "flow": self.writer.address(),
         }
         self._link_family(record, facts)
-        self.ids.put("model", record.fingerprint, **facts)
+        self.ids.put("model", record.fingerprint, **cast(dict[str, Fact], facts))
         self.model_pages.write(record, self.index(record))
         return facts
 
@@ -120,7 +119,7 @@ class Models:
         experiment, run_id = self.writer.trajectory_run(trajectory)
         if run_id:
             return experiment, run_id
-        segments = trajectory_segments(self.store, trajectory, int(record.summary.get("step", 0)))
+        segments = trajectory_segments(self.store, trajectory, record.summary.get("step", 0))
         followed = Followed(
             segments=segments, role=self._role(record), teacher=self._teacher(record), name=self._role(record)
         )
@@ -161,13 +160,12 @@ class Models:
     def _final_points(self, record: Record, run_id: str, step: int) -> list[MetricPoint]:
         """The model's final metrics, named as its curve's: the curve's own points where it has them."""
         # the same time at every try, so that a repeated call adds no points
-        when = float(record.provenance.get("ended", 0.0))
+        when = record.provenance.get("ended", 0.0)
         points = self.backend.points_at(run_id, FINAL, step)
         there = {point.key for point in points}
+        found = {key: cast(Json, record.summary.get(word)) for key, word in FINAL.items() if key not in there}
         points += [
-            MetricPoint(key, float(record.summary[word]), step, when)
-            for key, word in FINAL.items()
-            if key not in there and is_number(record.summary.get(word))
+            MetricPoint(key, float(value), step, when) for key, value in found.items() if is_number(value)
         ]
         steps = record.summary.get("teacher_steps")
         if steps:
@@ -177,7 +175,7 @@ class Models:
             ]
         return points
 
-    def _link_family(self, record: Record, facts: dict[str, Any]) -> None:
+    def _link_family(self, record: Record, facts: KnownIds) -> None:
         """Log the teacher's model as input of the student's run, whichever of the two was written first."""
         index = self.index(record)
         teacher = index.teacher(record)
@@ -239,9 +237,10 @@ class Models:
         if self.ids.get("scores", record.fingerprint):
             return
         model = self.store.find("model", record.parents.get("model", ""))
-        when = float(record.provenance.get("ended", 0.0))
+        when = record.provenance.get("ended", 0.0)
         # floats are scores; integers are counts of what was scored
-        numbers = {key: value for key, value in flat(record.summary, "/").items() if isinstance(value, float)}
+        summary = cast(dict[str, Json], record.summary)
+        numbers = {key: value for key, value in flat(summary, "/").items() if isinstance(value, float)}
         if model is None:  # a baseline without a model
             named = [
                 MetricPoint(f"score/{record.name}/{key}", value, 0, when) for key, value in numbers.items()
@@ -249,9 +248,7 @@ class Models:
             self.backend.points(self.writer.flow_run, named)
         else:
             ids = self.ids.get("model", model.fingerprint) or self.model(model)
-            points = [
-                MetricPoint(f"score/{key}", value, int(ids["step"]), when) for key, value in numbers.items()
-            ]
+            points = [MetricPoint(f"score/{key}", value, ids["step"], when) for key, value in numbers.items()]
             self.backend.points(ids["run"], points, ids["model"], self._scored_on(record))
         self.ids.put("scores", record.fingerprint, done=True)
 
@@ -299,9 +296,10 @@ class Models:
             )
             self.ids.put("model", record.fingerprint, name=name, version=version)
             self.model_pages.write(record, self.index(record))
-            ids = self.ids.get("model", record.fingerprint)
+        else:
+            version = ids.get("version", "")
         for alias in aliases:
             if alias.lower() != "latest":  # reserved by MLflow for the highest version
-                self.backend.alias(name, alias, ids["version"])
-        page, version = self.backend.page, ids["version"]
+                self.backend.alias(name, alias, version)
+        page = self.backend.page
         return Links(page).registered(name, version) if page else f"models:/{name}/{version}"

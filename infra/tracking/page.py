@@ -154,9 +154,9 @@ def facts(record: Record, store: Store) -> str:
     """An artifact's numbers, its address in the store and the command that made it."""
     keys = NUMBERS if record.kind == "model" else {key: key for key in record.summary}
     rows = [
-        (word, number(record.summary[key]))
+        (word, number(value))
         for key, word in keys.items()
-        if isinstance(record.summary.get(key), int | float)
+        if isinstance(value := record.summary.get(key), int | float)
     ]
     commit = record.provenance.get("commit")
     rows.append(("fingerprint", f"`{record.fingerprint}`"))

@@ -15,17 +15,24 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mlflow.models import set_model
-from mlflow.pyfunc import PythonModel  # type: ignore[reportPrivateImportUsage]  # the documented name
+from mlflow.pyfunc import (  # the documented names
+    PythonModel,  # type: ignore[reportPrivateImportUsage]
+    PythonModelContext,  # type: ignore[reportPrivateImportUsage]
+)
 
-DEFAULTS: dict[str, Any] = {"max_tokens": 64, "temperature": 0.8, "top_p": 1.0, "seed": 1}
+Value = str | int | float
+
+DEFAULTS: dict[str, int | float] = {"max_tokens": 64, "temperature": 0.8, "top_p": 1.0, "seed": 1}
 
 
-def requests_of(model_input: Any, params: dict[str, Any]) -> list[dict[str, Any]]:
+# Any: MLflow gives whatever its caller gave
+def requests_of(model_input: Any, params: Mapping[str, Value]) -> list[dict[str, Value]]:
     """One request per row. `model_input`: a text, a list of texts or dicts, a dict (of values or of lists),
     or a DataFrame with `prompt`. Raises ValueError for unknown keys or a missing prompt.
     """
@@ -52,11 +59,11 @@ def requests_of(model_input: Any, params: dict[str, Any]) -> list[dict[str, Any]
                 f"a request has `prompt` and any of {', '.join(DEFAULTS)}; "
                 f"got {', '.join(map(str, row)) or 'nothing'}"
             )
-        values = (
-            DEFAULTS
-            | params
-            | {key: value for key, value in row.items() if value is not None and value == value}
-        )
+        values = {
+            **DEFAULTS,
+            **params,
+            **{key: value for key, value in row.items() if value is not None and value == value},
+        }
         result.append(
             {
                 key: type(DEFAULTS[key])(value) if key in DEFAULTS else str(value)
@@ -94,7 +101,7 @@ class Child:
             env={"GOMP_SPINCOUNT": "10000", **os.environ, "PYTHONPATH": code, "PYTHONUNBUFFERED": "1"},
         )
 
-    def ask(self, request: dict[str, Any]) -> str:
+    def ask(self, request: Mapping[str, Value]) -> str:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -140,11 +147,13 @@ class Predictor(PythonModel):
         self._one_at_a_time = threading.Lock()
         self._model = self._code = ""
 
-    def load_context(self, context: Any) -> None:
+    def load_context(self, context: PythonModelContext) -> None:
         self._model = str(Path(context.artifacts["model"]).absolute())
         self._code = str(Path(context.artifacts["code"]).absolute())
 
-    def predict(self, context: Any, model_input, params: dict[str, Any] | None = None) -> list[str]:
+    def predict(
+        self, context: PythonModelContext, model_input, params: dict[str, Value] | None = None
+    ) -> list[str]:
         requests = requests_of(model_input, params or {})
         with self._one_at_a_time:
             if self._child is None:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from atelier.engine.config.error import printable
 from atelier.infra.tracking.address import without_secret
@@ -17,14 +17,28 @@ WAIT_S = (0.25, 8.0)
 TRIES = 4  # of a call that fails while the server answers pings
 
 
+class Connected(Protocol):
+    """A backend that is open."""
+
+    def ping(self) -> None:
+        """Raises when the server does not answer."""
+
+    def is_lasting(self, error: Exception) -> bool:
+        """Whether another try would fail in the same way."""
+        ...
+
+
+Action = Callable[[Connected], str | None]  # a call; the text is its answer, if anybody waits for one
+
+
 @dataclass
 class Job:
     """A call to the backend. `done` is set when it succeeded or was given up (then `error` is the reason)."""
 
     label: str
-    action: Callable[[Any], Any]
+    action: Action
     done: threading.Event = field(default_factory=threading.Event)
-    result: Any = None
+    result: str | None = None
     error: str = ""
     tries: int = 0
 
@@ -32,21 +46,21 @@ class Job:
 class Worker:
     """Runs jobs in order on one thread, which also opens the backend; jobs wait while it is unreachable."""
 
-    def __init__(self, open_backend: Callable[[], Any]) -> None:
-        """`open_backend()` returns an object with `ping()` and `is_lasting(error)`; called on the thread."""
+    def __init__(self, open_backend: Callable[[], Connected]) -> None:
+        """`open_backend` is called on the thread."""
         self._open = open_backend
         self._jobs: deque[Job] = deque()
-        self._regular: dict[str, Callable[[Any], Any]] = {}
+        self._regular: dict[str, Action] = {}
         self._wake = threading.Condition()
         self._closing = threading.Event()
-        self._backend: Any = None
+        self._backend: Connected | None = None
         self.problems: list[str] = []
         self.trouble = ""
         self.busy_s = 0.0
         self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
         self._thread.start()
 
-    def put(self, label: str, action: Callable[[Any], Any]) -> Job:
+    def put(self, label: str, action: Action) -> Job:
         """Queue `action(backend)`."""
         job = Job(label, action)
         with self._wake:
@@ -58,7 +72,7 @@ class Worker:
             self._wake.notify()
         return job
 
-    def regularly(self, label: str, action: Callable[[Any], Any]) -> None:
+    def regularly(self, label: str, action: Action) -> None:
         """Call `action(backend)` every two seconds until `no_longer(label)`; failures are retried then."""
         with self._wake:
             self._regular[label] = action
@@ -93,11 +107,13 @@ class Worker:
             if self._backend is None and not self._connect():
                 self._pause(WAIT_S[1] / 4)
                 continue
+            backend = self._backend
+            assert backend is not None  # connected above
             if job is not None:
-                self._try(job)
+                self._try(job, backend)
             if time.monotonic() - last_poll >= POLL_S or job is None:
                 last_poll = time.monotonic()
-                self._poll()
+                self._poll(backend)
 
     def _connect(self) -> bool:
         began = time.monotonic()
@@ -109,15 +125,15 @@ class Worker:
         self.busy_s += time.monotonic() - began
         return self._backend is not None
 
-    def _try(self, job: Job) -> None:
+    def _try(self, job: Job, backend: Connected) -> None:
         began = time.monotonic()
         try:
-            job.result = job.action(self._backend)
+            job.result = job.action(backend)
             self.trouble = ""
         except Exception as error:  # as above
             job.tries += 1
             job.error = first_line(error)
-            if not self._backend.is_lasting(error) and not (job.tries >= TRIES and self._answers()):
+            if not backend.is_lasting(error) and not (job.tries >= TRIES and _answers(backend)):
                 self.trouble = job.error
                 self._pause(min(WAIT_S[0] * 2**job.tries, WAIT_S[1]))
                 return
@@ -131,20 +147,13 @@ class Worker:
                 self._jobs.popleft()
         job.done.set()
 
-    def _answers(self) -> bool:
-        try:
-            self._backend.ping()
-        except Exception:  # as above
-            return False
-        return True
-
-    def _poll(self) -> None:
+    def _poll(self, backend: Connected) -> None:
         with self._wake:
             regular = list(self._regular.values())
         began = time.monotonic()
         for action in regular:
             try:
-                action(self._backend)
+                action(backend)
             # the same points are sent at the next poll; `trouble` is why they are late
             except Exception as error:
                 self.trouble = first_line(error)
@@ -155,6 +164,14 @@ class Worker:
             time.sleep(min(seconds, 0.5))
         else:
             self._closing.wait(seconds)
+
+
+def _answers(backend: Connected) -> bool:
+    try:
+        backend.ping()
+    except Exception:  # whatever MLflow raises
+        return False
+    return True
 
 
 def first_line(error: BaseException) -> str:

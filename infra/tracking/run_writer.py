@@ -4,15 +4,19 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
+from typing_extensions import TypeIs
+
+from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.record import DATA_KINDS, Record
 from atelier.infra.report.lineage import find_trajectory
+from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store
-from atelier.infra.tracking.about import RunInfo, TaskHandle
-from atelier.infra.tracking.backend import NOTE, Backend, IdCache, MetricPoint, TrackedData
+from atelier.infra.tracking.about import RunInfo
+from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint, TrackedData
+from atelier.infra.tracking.known_ids import FlowAddress, IdCache
 from atelier.infra.tracking.page import Links
 
 PARENT = "mlflow.parentRunId"
@@ -104,15 +108,19 @@ class RunWriter:
         for run_id in dead:
             self.backend.end_run(run_id, "KILLED")
 
-    def address(self) -> dict[str, Any]:
+    def address(self) -> FlowAddress:
         """Id, experiment and MLflow run of this flow run, and links to other pages about it."""
         links = {
             key.removesuffix(".url").removeprefix("atelier."): url
             for key, url in self.about.tags.items()
             if key.endswith(".url")
         }
-        run = {"id": self.about.run_id, "experiment": self.experiment, "run": self.flow_run}
-        return {**run, "links": links}
+        return {
+            "id": self.about.run_id,
+            "experiment": self.experiment,
+            "run": self.flow_run,
+            "links": links,
+        }
 
     def tag(self, tags: dict[str, str]) -> None:
         self.about.tags.update(tags)
@@ -128,7 +136,7 @@ class RunWriter:
         tags |= self.about.common() | {"atelier.task": handle.task, PARENT: self.flow_run}
         handle.run = self.backend.new_run(self.experiment, handle.name, tags)
 
-    def end_task(self, handle: TaskHandle, status: str, summary: Mapping[str, Any]) -> None:
+    def end_task(self, handle: TaskHandle, status: str, summary: JsonObject) -> None:
         numbers = {k: float(v) for k, v in flat(summary, "/").items() if is_number(v)}
         texts = {f"atelier.{k}": str(v) for k, v in summary.items() if isinstance(v, str)}
         if numbers:
@@ -231,13 +239,13 @@ def ended(status: str) -> str:
     return STATUS.get(status.upper(), "FAILED")
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Json) -> TypeIs[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def flat(document: Any, between: str = ".", prefix: str = "") -> dict[str, Any]:
+def flat(document: Mapping[str, Json], between: str = ".", prefix: str = "") -> dict[str, Json]:
     """Flatten nested dicts: {'a': {'b': 1}} -> {'a.b': 1}. Lists are kept."""
-    result: dict[str, Any] = {}
+    result: dict[str, Json] = {}
     for key, value in document.items():
         place = f"{prefix}{between}{key}" if prefix else str(key)
         if isinstance(value, Mapping):

@@ -6,17 +6,19 @@ the store: the next run that uses the artifact writes it.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from atelier.engine.config.base import JsonObject
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import Record
 from atelier.engine.io.storage import join
+from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.store.store import Store
-from atelier.infra.tracking.about import Followed, RunInfo, TaskHandle
+from atelier.infra.tracking.about import Followed, RunInfo
 from atelier.infra.tracking.address import without_secret
 from atelier.infra.tracking.page import Links
 from atelier.infra.tracking.process_stats import ProcessStats
-from atelier.infra.tracking.retry_worker import Job, Worker
+from atelier.infra.tracking.retry_worker import Action, Connected, Job, Worker
 
 if TYPE_CHECKING:
     from atelier.infra.tracking.curve_writer import CurveWriter
@@ -39,7 +41,7 @@ class Tracker:
         flow: str,
         command: str,
         run_id: str,
-        config: dict[str, Any],
+        config: JsonObject,
         sweep: str = "",
         is_part: bool = False,
         tags: Mapping[str, str] | None = None,
@@ -67,7 +69,7 @@ class Tracker:
         self._worker = Worker(self._connect)
         self._begun = self._worker.put("the flow's run", lambda backend: self.writer.begin())
 
-    def _connect(self) -> Any:
+    def _connect(self) -> Connected:
         # imported on the thread: MLflow takes 2 s to import, and planning does not need it
         from atelier.infra.tracking.backend import Backend
         from atelier.infra.tracking.models import Models  # as above
@@ -125,7 +127,7 @@ class Tracker:
         self._worker.put(f"task {name}", lambda backend: self.writer.begin_task(handle))
         return handle
 
-    def end_task(self, handle: TaskHandle, status: str, summary: Mapping[str, Any] | None = None) -> None:
+    def end_task(self, handle: TaskHandle, status: str, summary: JsonObject | None = None) -> None:
         """End a task's run with FINISHED, FAILED or KILLED (reused counts as finished). Numbers in `summary`
         become metrics, texts become tags.
         """
@@ -165,7 +167,7 @@ class Tracker:
             f"registering {name}", lambda backend: self.models.register(record, name, list(aliases))
         )
 
-    def _wait(self, job: Job, what: str) -> Any:
+    def _wait(self, job: Job, what: str) -> str | None:
         job.done.wait(REGISTER_S)
         if job.error or not job.done.is_set():
             why = job.error or self.trouble or f"no answer within {REGISTER_S:.0f} s"
@@ -189,13 +191,13 @@ class Tracker:
         self._worker.put("the end of the flow's run", lambda backend: self.writer.end(status))
         return self._worker.close(timeout_s)
 
-    def regularly(self, label: str, action: Any) -> None:
+    def regularly(self, label: str, action: Action) -> None:
         self._worker.regularly(label, action)
 
     def no_longer(self, label: str) -> None:
         self._worker.no_longer(label)
 
-    def put(self, label: str, action: Any) -> None:
+    def put(self, label: str, action: Action) -> None:
         self._worker.put(label, action)
 
 

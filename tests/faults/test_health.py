@@ -13,7 +13,8 @@ from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import Record, identify
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.train import Health
-from atelier.infra.launch.gang import Orders, start_gang
+from atelier.infra.launch.gang import start_gang
+from atelier.infra.launch.orders import GangOutput, Orders
 from atelier.infra.store.lease import Holder, take
 from atelier.infra.store.store import Store
 from tests.engine.trainings import ONE, TrainingSetup, role, train
@@ -52,17 +53,16 @@ class Ward(TrainingSetup):
             kind="model", name="model", fingerprint=fingerprint, version=1, identity={}, parents={}
         )
         self.payload = self.store.new_payload("model", fingerprint)
-        document = run.model_dump(mode="json", by_alias=True)
-        document |= {"scratch": str(scratch / "work"), "outputs": {"model": self.payload}}
+        run = run.model_copy(update={"scratch": str(scratch / "work"), "outputs": {"model": self.payload}})
         orders = Orders(
             name="gang",
             module="tests.faults.sick",
-            run=document,
+            run=run,
             root=self.store.root,
             scratch=scratch,
             ranks=copies * shard,
             leases={trajectory: held.fence},
-            outputs={"model": {"payload": self.payload, "draft": draft.dump()}},
+            outputs={"model": GangOutput(payload=self.payload, draft=draft)},
         )
         start_gang(orders, self.said.append, threading.Event())
 

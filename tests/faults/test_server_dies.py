@@ -75,7 +75,7 @@ def runs_to_its_end(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert code == 0, err
     assert took < PATIENCE_S and "fault" not in err and "Traceback" not in err
     [manifest] = manifests(Store(os.environ["ATELIER_ROOT"]))
-    assert manifest["status"] == "finished" and set(manifest["states"].values()) == {"done"}
+    assert manifest.status == "finished" and set(manifest.states.values()) == {"done"}
     return err
 
 

@@ -34,12 +34,13 @@ from atelier.flows.run.compose import compose
 from atelier.flows.run.execute import open_context
 from atelier.flows.run.plan import collect_nodes
 from atelier.infra.store.lease import Holder
-from atelier.infra.store.run_manifest import write_manifest
+from atelier.infra.store.run_manifest import RunManifest, write_manifest
 from atelier.infra.store.store import Store
 store = Store(sys.argv[1])
 frozen = compose("pretrain", sys.argv[3:])
 context = open_context(frozen, store, "one", sys.argv[2], lambda node, message: None)
-write_manifest(store, {"id": sys.argv[2], "started": time.time(), "holder": vars(Holder.me("one"))})
+holder = vars(Holder.me("one"))
+write_manifest(store, RunManifest(id=sys.argv[2], started=time.time(), holder=holder))
 with context.slots.claim(context.slots.total, threading.Event()):
     print("held", flush=True)
     sys.stdin.read()

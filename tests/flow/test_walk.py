@@ -30,8 +30,8 @@ def test_the_first_run_makes_everything_and_the_second_starts_no_process(atelier
     assert "nothing to do (7 reused)" in said.out
     assert atelier.gangs() == gangs
     newest = manifests(Store(str(atelier.root)))[-1]
-    assert set(newest["states"].values()) == {"reused"} and newest["status"] == "finished"
-    assert newest["links"] == {}  # neither a server nor a tracker was asked
+    assert set(newest.states.values()) == {"reused"} and newest.status == "finished"
+    assert newest.links == {}  # neither a server nor a tracker was asked
     birth = next(atelier.root.glob("trajectory/*/trajectory.json"))
     whole = birth.read_bytes()
     birth.write_bytes(whole[:40])

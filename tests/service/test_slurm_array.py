@@ -67,9 +67,9 @@ def test_a_sweep_is_one_array_with_so_many_elements_at_once_and_makes_the_bits_o
     said = ended(sweep)
     assert most == 2 and "3 of 3 points finished" in said
     assert models(shop) == expected
-    runs = [run for run in manifests(Store(str(shop.root))) if run["flow"] == "pretrain"]
-    assert len(runs) == 3 and {run["status"] for run in runs} == {"finished"}
-    assert all(run["links"] for run in runs), "each has its page in MLflow"
+    runs = [run for run in manifests(Store(str(shop.root))) if run.flow == "pretrain"]
+    assert len(runs) == 3 and {run.status for run in runs} == {"finished"}
+    assert all(run.links for run in runs), "each has its page in MLflow"
 
 
 def test_who_asked_may_die_and_the_same_command_follows_the_array(

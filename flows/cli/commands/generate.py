@@ -7,13 +7,14 @@ import tempfile
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from atelier import IMPORT_ROOT
-from atelier.engine.config.base import parse
+from atelier.engine.config.base import Json, parse
 from atelier.engine.config.error import AtelierError, ConfigError, printable
 from atelier.engine.config.generation import Generation
+from atelier.engine.config.message import Continuation
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.run_file import RunFile
 from atelier.flows.run.store_check import open_store
 from atelier.infra.launch.machine import num_cores
 from atelier.infra.launch.supervisor import rank_env
@@ -30,7 +31,7 @@ def run(options: Namespace) -> int:
     given = {key: getattr(options, key) for key in ("max_tokens", "temperature", "top_p", "seed", "best_of")}
     wishes = {key: getattr(options, key) for key in ("genre", "topic", "sentiment", "length")}
     wishes["keywords"] = [word.strip() for word in (options.keywords or "").split(",") if word.strip()]
-    config: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    config: dict[str, Json] = {key: value for key, value in given.items() if value is not None}
     config["prompts"] = options.prompt or [""]
     config["wishes"] = {key: value for key, value in wishes.items() if value}
     try:
@@ -43,17 +44,17 @@ def run(options: Namespace) -> int:
     except AtelierError as error:
         raise ConfigError("generate", str(error)) from None
     with tempfile.TemporaryDirectory(prefix="atelier-generate-") as scratch:
-        document = {
-            "schema": 1,
-            "task": "generate",
-            "version": 1,
-            "config": generation.model_dump(mode="json"),
-            "inputs": {"model": store.address("model", record.fingerprint)},
-            "scratch": scratch,
-            "layout": Parallel(threads="auto", shard=1).model_dump(mode="json"),
-        }
+        run = RunFile(
+            schema=1,
+            task="generate",
+            version=1,
+            config=generation.model_dump(mode="json"),
+            inputs={"model": store.address("model", record.fingerprint)},
+            scratch=scratch,
+            layout=Parallel(threads="auto", shard=1),
+        )
         place = Path(scratch) / "run.json"
-        place.write_text(json.dumps(document))
+        place.write_text(run.text())
         return _speak(place, generation.prompts, rank_env(store.root, num_cores()))
 
 
@@ -91,7 +92,7 @@ def _print(child: subprocess.Popen[bytes], prompts: tuple[str, ...]) -> None:
     assert child.stdout is not None
     at = -1
     for line in child.stdout:
-        message: dict[str, Any] = json.loads(line)
+        message: Continuation = json.loads(line)
         if "error" in message:
             raise (
                 ConfigError("generate", message["error"])
@@ -99,9 +100,10 @@ def _print(child: subprocess.Popen[bytes], prompts: tuple[str, ...]) -> None:
                 else AtelierError(message["error"])
             )
         if "text" in message:
-            for number in range(at + 1, message["prompt"] + 1):
+            prompt = message.get("prompt", 0)
+            for number in range(at + 1, prompt + 1):
                 print(("\n\n" if number else "") + prompts[number], end="")
-            at = max(at, message["prompt"])
+            at = max(at, prompt)
             print(printable(message["text"], 0, keep="\n\t"), end="", flush=True)
         elif "done" in message:
             print(flush=True)

@@ -2,10 +2,14 @@
 
 import json
 from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.flows.run import catalog
 from atelier.flows.run.table import print_table
+
+if TYPE_CHECKING:
+    from atelier.engine.config.base import Json
 
 
 def run(options: Namespace) -> int:
@@ -38,7 +42,7 @@ def _texts(as_json: bool, texts: dict[str, tuple[str, str]], title: str) -> None
     )
 
 
-def _print(as_json: bool, document: object, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print(as_json: bool, document: "Json", columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     if as_json:
         print(json.dumps(document, indent=1))
     else:

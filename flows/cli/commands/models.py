@@ -3,11 +3,12 @@
 import json
 import time
 from argparse import Namespace
-from typing import Any
+from typing import TypedDict
 
 from atelier.engine.config.record import Record
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import amount, print_table
+from atelier.infra.report.lineage import step_of
 
 
 def run(options: Namespace) -> int:
@@ -35,13 +36,31 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def described(record: Record) -> dict[str, Any]:
+class ModelRow(TypedDict):
+    """A model as `atelier models --json` prints it."""
+
+    name: str
+    fingerprint: str
+    step: int | None
+    params: int | None
+    loss: float | None
+    eval_loss: float | None
+    held_out: str | None
+    computed: str | None
+    teacher: str | None
+    teacher_steps: list[int] | None
+    made: float | None
+    run: str | None
+    command: str | None
+
+
+def described(record: Record) -> ModelRow:
     """A model's record as `atelier models` shows it; losses are nats per token."""
     summary = record.summary
     return {
         "name": record.name,
         "fingerprint": record.fingerprint,
-        "step": summary.get("step", record.identity.get("step")),
+        "step": step_of(record),
         "params": summary.get("params"),
         "loss": summary.get("loss"),
         "eval_loss": summary.get("eval_loss"),
@@ -55,7 +74,7 @@ def described(record: Record) -> dict[str, Any]:
     }
 
 
-def _cells(one: dict[str, Any]) -> tuple[str, ...]:
+def _cells(one: ModelRow) -> tuple[str, ...]:
     loss = one["eval_loss"]
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["made"])) if one["made"] else ""
     steps = one["teacher_steps"]

@@ -4,6 +4,7 @@ import json
 import sys
 from argparse import Namespace
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError, printable
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import print_table
@@ -62,7 +63,7 @@ def _alias(store: Store, choice: Picked, alias: str, words: list[str]) -> Alias 
     return given
 
 
-def _document(choice: Picked, given: Alias | None) -> dict[str, object]:
+def _document(choice: Picked, given: Alias | None) -> dict[str, Json]:
     return {
         "metric": choice.metric,
         "order": choice.order,

@@ -5,16 +5,18 @@ import sys
 import tempfile
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.plan.estimate import EstimateRow
+from atelier.flows.run.auto import vocab_of
 from atelier.flows.run.catalog import flow_names
 from atelier.flows.run.compose import Frozen, compose
-from atelier.flows.run.measured import measured, rows_of
+from atelier.flows.run.measured import MeasuredRow, measured, rows_of
 from atelier.flows.run.memory_fit import TRAINED, layouts, words
 from atelier.flows.run.overrides import resume_overrides
-from atelier.flows.run.plan import Plan, make_plan, text_of, vocab_of
+from atelier.flows.run.plan import Plan, PlanRow, PlanTotals, make_plan, text_of
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import amount, duration, print_table
 from atelier.infra.launch.machine import num_cores
@@ -45,7 +47,7 @@ def run(options: Namespace) -> int:
     seen = measured(plan, store)
     if options.json:
         more = {"measured": seen} | ({"search": found} if options.search else {})
-        print(json.dumps(document | more, indent=1))
+        print(json.dumps({**document, **more}, indent=1))
     else:
         _show(plan, document["totals"])
         _show_measured(seen)
@@ -79,7 +81,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _show(plan: Plan, totals: dict[str, Any]) -> None:
+def _show(plan: Plan, totals: PlanTotals) -> None:
     columns = ("task", "state", "why", "from step", "params", "computed", "memory", "step", "time")
     right = ("from step", "params", "memory", "step", "time")
     print_table(columns, [_cells(row) for row in plan.rows], right=right, flexible="why")
@@ -94,7 +96,7 @@ def _show(plan: Plan, totals: dict[str, Any]) -> None:
         print(f"note: {note}")
 
 
-def _show_measured(seen: list[dict[str, Any]]) -> None:
+def _show_measured(seen: list[MeasuredRow]) -> None:
     """Print planned and measured cost of finished trainings."""
     if not seen:
         return
@@ -133,7 +135,7 @@ def _goodput(plan: Plan) -> list[str]:
     return found
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(row: PlanRow) -> tuple[str, ...]:
     is_costed = row["params"] > 0
     ranks = Parallel.model_validate(row["layout"]).ranks if is_costed else 1
     left = row["device_hours"] * 3600 / max(1, ranks)
@@ -150,31 +152,60 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _why(row: dict[str, Any]) -> str:
+def _why(row: PlanRow) -> str:
     words = [text_of(reason) for reason in row["reasons"]]
     more = f" and {len(words) - MOST_REASONS} more" if len(words) > MOST_REASONS else ""
     return "; ".join(words[:MOST_REASONS]) + more
 
 
-def _layouts(plan: Plan, frozen: Frozen) -> list[dict[str, Any]]:
+class LayoutRow(EstimateRow):
+    """A layout of the search and its cost."""
+
+    words: str
+    mesh: str
+    micro_batch: int
+    parts: dict[str, dict[str, float]]
+
+
+class OutRow(TypedDict):
+    """A mesh that is impossible, and why."""
+
+    mesh: str
+    why: str
+
+
+class TaskLayouts(TypedDict):
+    """What `atelier plan --search` finds for one training."""
+
+    task: str
+    layouts: list[LayoutRow]
+    out: list[OutRow]
+
+
+def _layouts(plan: Plan, frozen: Frozen) -> list[TaskLayouts]:
     """For each training the layouts of its largest role, the fastest first, and why the others are out."""
-    vocab = vocab_of(frozen)
-    found = []
+    vocab = vocab_of(frozen.arguments)
+    found: list[TaskLayouts] = []
     for node in plan.nodes:
         if node.task not in TRAINED or not vocab:
             continue
         options, out = layouts(node, frozen.pool, vocab)
-        rows = [
-            {"words": words(one), "mesh": one.mesh, "micro_batch": one.micro_batch}
-            | one.estimate.row()
-            | {"parts": one.estimate.parts()}
+        rows: list[LayoutRow] = [
+            {
+                "words": words(one),
+                "mesh": one.mesh,
+                "micro_batch": one.micro_batch,
+                **one.estimate.row(),
+                "parts": one.estimate.parts(),
+            }
             for one in options
         ]
-        found.append({"task": node.name, "layouts": rows, "out": [vars(one) for one in out]})
+        reasons: list[OutRow] = [{"mesh": one.mesh, "why": one.why} for one in out]
+        found.append({"task": node.name, "layouts": rows, "out": reasons})
     return found
 
 
-def _show_layouts(task: dict[str, Any]) -> None:
+def _show_layouts(task: TaskLayouts) -> None:
     print()
     if not task["layouts"]:
         print(f"{task['task']}: no layout fits")

@@ -4,12 +4,12 @@ import json
 import sys
 import time
 from argparse import Namespace
-from typing import Any
+from typing import TypedDict
 
 from atelier.engine.config.error import printable
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import duration, print_table
-from atelier.infra.store.run_manifest import is_alive, read_manifests
+from atelier.infra.store.run_manifest import RunManifest, is_alive, read_manifests
 
 LAST = 20
 SHOWN = 4
@@ -38,17 +38,32 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def described(manifest: dict[str, Any]) -> dict[str, Any]:
+class RunRow(TypedDict):
+    """A run as `atelier runs --json` prints it; names are those of its tasks."""
+
+    id: str
+    flow: str
+    status: str
+    started: float
+    ended: float | None
+    took_s: float | None
+    made: list[str]
+    reused: list[str]
+    failed: list[str]
+    sweep: str
+    command: str
+    links: dict[str, str]
+
+
+def described(manifest: RunManifest) -> RunRow:
     """A manifest as `atelier runs` shows it. A run whose process is gone without an end has crashed."""
-    states: dict[str, str] = manifest.get("states", {})
-    status = manifest.get("status", "running")
+    states, status = manifest.states, manifest.status
     if status == "running" and is_alive(manifest) is False:
         status = "crashed"
-    started = manifest.get("started", 0.0)
-    ended = manifest.get("ended")
+    started, ended = manifest.started, manifest.ended
     return {
-        "id": manifest.get("id", ""),
-        "flow": manifest.get("flow", ""),
+        "id": manifest.id,
+        "flow": manifest.flow,
         "status": status,
         "started": started,
         "ended": ended,
@@ -56,13 +71,13 @@ def described(manifest: dict[str, Any]) -> dict[str, Any]:
         "made": [name for name, state in states.items() if state == "done"],
         "reused": [name for name, state in states.items() if state == "reused"],
         "failed": [name for name, state in states.items() if state == "failed"],
-        "sweep": manifest.get("sweep", ""),
-        "command": manifest.get("command", ""),
-        "links": manifest.get("links", {}),
+        "sweep": manifest.sweep,
+        "command": manifest.command,
+        "links": manifest.links,
     }
 
 
-def _cells(one: dict[str, Any]) -> tuple[str, ...]:
+def _cells(one: RunRow) -> tuple[str, ...]:
     made = one["made"]
     words = ", ".join(made[:SHOWN]) + (f" and {len(made) - SHOWN} more" if len(made) > SHOWN else "")
     if one["failed"]:

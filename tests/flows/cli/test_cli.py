@@ -20,7 +20,7 @@ from atelier.flows.cli import syntax
 from atelier.flows.cli.main import run
 from atelier.flows.run import catalog
 from atelier.infra.store.lease import Holder
-from atelier.infra.store.run_manifest import write_manifest
+from atelier.infra.store.run_manifest import RunManifest, write_manifest
 from atelier.infra.store.store import Store
 from tests.checkout import TOP
 from tests.infra.records import Shelf
@@ -240,9 +240,14 @@ def test_runs_says_what_was_made_reused_and_which_run_crashed(
         "command": "atelier pretrain",
         "tasks": [],
     }
-    write_manifest(store, {"id": "a", "status": "failed", **one})
+    write_manifest(store, RunManifest.model_validate({"id": "a", "status": "failed", **one}))
     gone = vars(Holder.me()) | {"pid": 2**22 + 1}
-    write_manifest(store, {"id": "b", "status": "running", "holder": gone, "flow": "titan", "started": 20.0})
+    write_manifest(
+        store,
+        RunManifest.model_validate(
+            {"id": "b", "status": "running", "holder": gone, "flow": "titan", "started": 20.0}
+        ),
+    )
     assert run(["runs", "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert (first["made"], first["reused"], first["failed"], first["took_s"]) == (
@@ -303,7 +308,7 @@ def test_gc_asks_and_takes_no_answer_for_a_no(
     scratch = root / "scratch" / "run-1"
     scratch.mkdir(parents=True)
     (scratch / "rank0.out").write_text("x" * 1000)
-    write_manifest(store, {"id": "run-1", "status": "finished", "tasks": []})
+    write_manifest(store, RunManifest.model_validate({"id": "run-1", "status": "finished", "tasks": []}))
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert run(["gc"]) == 0
     out = capsys.readouterr().out

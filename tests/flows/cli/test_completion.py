@@ -10,7 +10,7 @@ import pytest
 
 from atelier.flows.cli.complete import candidates
 from atelier.flows.cli.main import run
-from atelier.infra.store.run_manifest import write_manifest
+from atelier.infra.store.run_manifest import RunManifest, write_manifest
 from atelier.infra.store.store import Store
 from tests.checkout import TOP
 from tests.infra.records import Shelf
@@ -68,7 +68,7 @@ def test_completion(line: str, expected: set[str]) -> None:
 def test_completion_knows_the_models_and_runs_of_the_store(root: Path) -> None:
     shelf = Shelf(Store(str(root)))
     shelf.publish("model", "student_a", step=1)
-    write_manifest(shelf.store, {"id": "20260101-000000-abcdef", "tasks": []})
+    write_manifest(shelf.store, RunManifest.model_validate({"id": "20260101-000000-abcdef", "tasks": []}))
     assert candidates("atelier generate s") == ["student_a "]
     assert candidates("atelier finetune init=") == ["init=student_a "]
     assert candidates("atelier lineage 2026") == ["20260101-000000-abcdef "]

@@ -22,7 +22,7 @@ from atelier.flows.run.plan import collect_nodes
 from atelier.infra.store import removal
 from atelier.infra.store.alias import give_alias
 from atelier.infra.store.lease import Holder, take
-from atelier.infra.store.run_manifest import write_manifest
+from atelier.infra.store.run_manifest import RunManifest, write_manifest
 from atelier.infra.store.store import Store, read_body
 from atelier.infra.store.trajectory import register_trajectory
 from atelier.tasks import train
@@ -50,7 +50,10 @@ def stocked(root: Path) -> Family:
     ]
     about = {"flow": "pretrain", "command": "atelier pretrain", "holder": vars(Holder.me())}
     write_manifest(
-        store, {"id": RUN, "status": "finished", "started": 1.0, "ended": 2.0, "tasks": rows, **about}
+        store,
+        RunManifest.model_validate(
+            {"id": RUN, "status": "finished", "started": 1.0, "ended": 2.0, "tasks": rows, **about}
+        ),
     )
     plan(made)
     give_alias(store.root, made["teacher"], "best", "it is")
@@ -189,7 +192,7 @@ def test_the_way_out_of_every_damage_works(
 def test_names_of_a_store_do_not_act_on_the_terminal(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = family(root)
     made.shelf.publish("model", f"evil{hostile.ESCAPE}[/]", step=1, summary={"teacher": hostile.ESCAPE})
-    write_manifest(Store(str(root)), {"id": "run-1", "status": "finished", "command": hostile.ESCAPE})
+    write_manifest(Store(str(root)), RunManifest(id="run-1", status="finished", command=hostile.ESCAPE))
     for words in ("models", "runs", "lineage evil", "gc --dry-run"):
         code, out, err = answer(words, capsys)
         assert code in (0, 1) and not ACTS.search(out + err), words

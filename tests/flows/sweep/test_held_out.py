@@ -14,7 +14,7 @@ from atelier.flows.run.sweep_ledger import DONE, Ledger, PointEntry, SweepInfo
 from atelier.flows.sweep.pick import choose
 from atelier.flows.sweep.session import Session
 from atelier.infra.report.held_out import UNKNOWN, differing, held_out_of
-from atelier.infra.store.run_manifest import write_manifest
+from atelier.infra.store.run_manifest import RunManifest, write_manifest
 from atelier.infra.store.store import Store
 from tests.infra.records import Shelf
 
@@ -33,8 +33,13 @@ def model(shelf: Shelf, number: int, loss: float, **summary: Any) -> Record:
     record = shelf.model("model", segment, TOKENS, step=400, run=f"run-{number}", eval_loss=loss, **summary)
     rows = [{"name": "train", "key": "model", "kind": "model", "model": "model"}]
     tasks = [row | {"fingerprint": record.fingerprint} for row in rows]
-    about = {"id": f"run-{number}", "flow": "pretrain", "command": f"atelier pretrain seed={number}"}
-    write_manifest(shelf.store, about | {"status": "finished", "started": float(number), "tasks": tasks})
+    about: dict[str, Any] = {
+        "id": f"run-{number}",
+        "flow": "pretrain",
+        "command": f"atelier pretrain seed={number}",
+    }
+    about |= {"status": "finished", "started": float(number), "tasks": tasks}
+    write_manifest(shelf.store, RunManifest.model_validate(about))
     return record
 
 

@@ -7,16 +7,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.engine.config.record import Record, identify
+from atelier.engine.config.run_file import RunFile
 from atelier.infra.launch import batch_job
 from atelier.infra.launch.batch_job import BatchJob, JobStatus
 from atelier.infra.launch.channel import Channel
-from atelier.infra.launch.gang import Orders
+from atelier.infra.launch.orders import GangOutput, Orders
 from atelier.infra.store.lease import Holder, take
 from atelier.infra.store.store import Store
 
@@ -91,9 +92,9 @@ def orders(root: Path, *, ranks: int = 1, **config: Any) -> Orders:
     how = {"who": 0, "gains": False, "deaths": 0, "hangs": False, "code": 0, "trajectory": trajectory}
     return Orders(
         name="train", module="tests.infra.launch.rank",
-        run={"config": how | config, "outputs": {"m": payload}},
+        run=RunFile(task="train", version=1, config=how | config, scratch="", outputs={"m": payload}),
         root=str(root), scratch=root / "unused", ranks=ranks, leases={trajectory: held.fence},
-        outputs={"m": {"payload": payload, "draft": draft.dump()}}, grace_s=2.0,
+        outputs={"m": GangOutput(payload=payload, draft=draft)}, grace_s=2.0,
     )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def test_a_job_that_is_ended_at_a_checkpoint_goes_on_in_another(tmp_path: Path, 
             # what a training says of its own accord
             channel = Channel(str(tmp_path), batch.gang.id if batch.gang else "")
             channel.say(0, 2, [{"progress": 1}])
-            given.run["config"]["who"] = 0  # the next one ends well
+            cast(dict[str, Any], given.run.config)["who"] = 0  # the next one ends well
             for node in batch.jobs[0]:
                 node.send_signal(signal.SIGTERM)
 

@@ -43,6 +43,7 @@ from pathlib import Path
 from atelier.engine.config.pool import Pool
 from atelier.infra.dag import Node, Product
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.launch.slots import CoreSlots
 from atelier.infra.store.store import Store
 root, run, ranks, log, go = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5]
@@ -53,8 +54,8 @@ context = RunContext(
 )
 product = Product(kind="score", name="s", version=1, identity={"run": run}, parents={})
 node = Node(name="train", task="score", products={"s": product}, ranks=ranks)
-context.gang(node, "tests.infra.launch.gpu_rank", config=lambda fences: {"log": log, "go": go},
-           outputs=context.missing(node), ranks=ranks)
+context.gang(GangRequest(node=node, module="tests.infra.launch.gpu_rank", ranks=ranks,
+    config=lambda fences: {"log": log, "go": go}, outputs=context.missing(node)))
 """
 
 

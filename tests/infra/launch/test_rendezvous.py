@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from atelier.engine.config.error import AtelierError, StoppedError
+from atelier.engine.config.run_file import RunFile
 from atelier.infra.launch import rendezvous
-from atelier.infra.launch.rendezvous import NodePlace, Rendezvous, document_of, place_of
+from atelier.infra.launch.rendezvous import NodePlace, Rendezvous
 
-RUN = {"config": {"x": 1}}
+RUN = RunFile(task="train", version=1, config={"x": 1}, scratch="")
 
 
 @pytest.fixture(autouse=True)
@@ -189,8 +190,7 @@ def test_ranks_are_shared_evenly_or_refused() -> None:
 
 def test_a_place_survives_its_way_through_a_runs_parameters() -> None:
     place = NodePlace(id="g", index=1, pools=("a", "b"), patience_s=7.0)
-    assert place_of(document_of(place)) == place
-    assert place_of(None) is None and place_of({}) is None
+    assert NodePlace.model_validate_json(place.model_dump_json()) == place
 
 
 @contextmanager

@@ -17,9 +17,11 @@ import pytest
 
 from atelier.engine.config.error import AtelierError, StoppedError
 from atelier.engine.config.record import Record, identify
+from atelier.engine.config.run_file import RunFile
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.fork_server import ForkServer
-from atelier.infra.launch.gang import Orders, start_gang
+from atelier.infra.launch.gang import start_gang
+from atelier.infra.launch.orders import GangOutput, Guard, Orders
 from atelier.infra.launch.supervisor import RESTARTS, Supervisor, rank_env
 from atelier.infra.store.lease import Holder, LeaseLost, take
 from atelier.infra.store.store import Store
@@ -68,7 +70,9 @@ class Gang:
             "hangs": hangs,
             "trajectory": self.trajectory,
         }
-        run = {"config": config, "scratch": str(scratch / "work"), "outputs": {"m": payload}}
+        run = RunFile(
+            task="train", version=1, config=config, scratch=str(scratch / "work"), outputs={"m": payload}
+        )
         stop = threading.Event()
 
         def hear(message: dict[str, Any]) -> None:
@@ -85,7 +89,7 @@ class Gang:
                 scratch=scratch,
                 ranks=ranks,
                 leases={self.trajectory: held.fence},
-                outputs={"m": {"payload": payload, "draft": draft.dump()}},
+                outputs={"m": GangOutput(payload=payload, draft=draft)},
             ),
             hear,
             stop,
@@ -187,8 +191,10 @@ def test_who_was_taken_over_publishes_nothing_of_the_gang(gang: Gang) -> None:
     output = ArtifactOutput(payload)
     output.close({})
     draft = Record(kind="model", name="m", fingerprint=fingerprint, version=1, identity={"x": 1}, parents={})
-    orders = {"scratch": str(gang.root), "root": gang.store.root, "name": "gang", "ranks": 1}
-    guard = Supervisor(orders | {"leases": {}, "outputs": {"m": {"payload": payload, "draft": draft.dump()}}})
+    outputs = {"m": GangOutput(payload=payload, draft=draft)}
+    guard = Supervisor(
+        Guard(name="gang", module="", root=gang.store.root, scratch=gang.root, outputs=outputs)
+    )
     guard.leases = [mine]
     assert take(gang.trajectory, Holder.me("another"), handover=mine.fence) is not None
     with pytest.raises(LeaseLost, match="nothing was published"):

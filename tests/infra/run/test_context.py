@@ -6,6 +6,7 @@ from pathlib import Path
 from atelier.infra.dag import Node, Product
 from atelier.infra.launch.slots import Slots
 from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.store import Store
 
 RANK = {"who": 0, "gains": False, "deaths": 0, "hangs": False, "code": 0}
@@ -39,7 +40,8 @@ def test_equal_outputs_under_two_names_are_made_once(tmp_path: Path) -> None:
         return RANK | {"trajectory": ""}
 
     def work() -> None:
-        home.gang(node, "tests.infra.launch.rank", config=config, outputs=home.missing(node))
+        outputs = home.missing(node)
+        home.gang(GangRequest(node=node, module="tests.infra.launch.rank", config=config, outputs=outputs))
         done.set()
 
     worker = threading.Thread(target=work, daemon=True)

@@ -21,7 +21,7 @@ from atelier.infra.store import removal
 from atelier.infra.store.gc import ATTEMPT_S, JOB_FOLDER_TTL_S, UNKNOWN_S, Collector
 from atelier.infra.store.lease import Holder, take
 from atelier.infra.store.removal import discard
-from atelier.infra.store.run_manifest import write_manifest
+from atelier.infra.store.run_manifest import RunManifest, write_manifest
 from atelier.infra.store.store import Store, read_body
 from atelier.infra.store.trajectory import checkpoint_steps, register_trajectory
 
@@ -58,7 +58,10 @@ def publish(
 def manifest(store: Store, run: str, *records: Record, status: str = "finished", **more: Any) -> None:
     tasks = [{"name": r.name, "kind": r.kind, "fingerprint": r.fingerprint, "parents": {}} for r in records]
     write_manifest(
-        store, {"id": run, "flow": "pretrain", "status": status, "tasks": tasks, "config": {}, **more}
+        store,
+        RunManifest.model_validate(
+            {"id": run, "flow": "pretrain", "status": status, "tasks": tasks, "config": {}, **more}
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from atelier.flows.cli.main import run
 from atelier.infra.store.gc import Collector
 from atelier.infra.store.lease import Holder, LeaseLog
 from atelier.infra.store.removal import discard, removing, wait_for_removals
-from atelier.infra.store.run_manifest import read_manifests, write_manifest
+from atelier.infra.store.run_manifest import RunManifest, read_manifests, write_manifest
 from atelier.infra.store.store import Store
 from tests.infra.records import Shelf
 
@@ -40,7 +40,9 @@ def begin(shelf: Shelf, *records: Record, status: str = "running", holder: Holde
     rows = [{"name": r.name, "kind": r.kind, "fingerprint": r.fingerprint} for r in records]
     about = {"flow": "pretrain", "config": {}, "started": 5.0, "status": status}
     held = vars(holder or Holder.me())
-    write_manifest(shelf.store, {"id": "run-2", "holder": held, "tasks": rows, **about})
+    write_manifest(
+        shelf.store, RunManifest.model_validate({"id": "run-2", "holder": held, "tasks": rows, **about})
+    )
     return Path(shelf.store.root) / "runs" / "run-2.json"
 
 
@@ -190,5 +192,7 @@ def test_a_training_that_a_stopped_run_took_up_from_a_forgotten_one_stays(shelf:
     segment = shelf.trajectory("model", {})
     shelf.checkpoint(segment, 100)
     row = {"name": "model", "kind": "model", "fingerprint": "a" * 64, "keeps": [segment.fingerprint]}
-    write_manifest(shelf.store, {"id": "run-3", "status": "stopped", "tasks": [row]})
+    write_manifest(
+        shelf.store, RunManifest.model_validate({"id": "run-3", "status": "stopped", "tasks": [row]})
+    )
     assert Collector(shelf.store, now=LATER).find().waste == []

@@ -1,0 +1,190 @@
+"""The process of a fork server (engine/io/fork_server.py): it has imported the modules of ranks, and forks a
+rank for each request.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn, TypedDict
+
+from atelier.engine.io import source_check
+
+MOST_DESCRIPTORS = 64  # passed to one process
+MESSAGE = 1 << 17  # bytes: the largest request, an environment
+# read when the interpreter or a library is loaded: a fork cannot get other values than its server has
+SET_LATER = ("OMP_NUM_THREADS",)  # set by torch.set_num_threads for every compute thread
+LOADED = ("OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "PYTHON", "MALLOC_", "GLIBC_", "TORCH_")
+
+
+class Request(TypedDict):
+    """A process to fork; with it go its descriptors: out, err, one to wait for, then the inherited ones."""
+
+    module: str
+    arguments: list[str]
+    env: dict[str, str]
+    cwd: str
+    inherited: list[str]  # environment variables that name the descriptors
+
+
+class Answer(TypedDict, total=False):
+    """The server's: the `pid` of a process that it started, with `code` once it has ended; or a refusal."""
+
+    pid: int
+    code: int
+    refused: str
+
+
+class ForkingProcess:
+    """The server side: one thread, one event loop."""
+
+    def __init__(self, control: socket.socket, modules: Iterable[str]) -> None:
+        self.modules = {name: importlib.import_module(name) for name in modules}
+        source_check.remember_sources()
+        gc.collect()
+        gc.freeze()  # pages of what is imported stay shared: no collection of a child's writes to them
+        self.selector = selectors.DefaultSelector()
+        self.control = control
+        self.connections: set[socket.socket] = set()
+        self.children: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> pid, connection that started it
+        self.selector.register(control, selectors.EVENT_READ, self._connect)
+
+    def run(self) -> None:
+        while self.selector.get_map():
+            for key, _ in self.selector.select():
+                key.data(key.fileobj)
+
+    def _connect(self, control: socket.socket) -> None:
+        data, descriptors, _, _ = socket.recv_fds(control, MESSAGE, 1)
+        if not data:
+            self.selector.unregister(control)
+            return
+        connection = socket.socket(fileno=descriptors[0])
+        self.connections.add(connection)
+        self.selector.register(connection, selectors.EVENT_READ, self._start)
+
+    def _start(self, connection: socket.socket) -> None:
+        descriptors: list[int] = []
+        try:
+            data, descriptors, _, _ = socket.recv_fds(connection, MESSAGE, MOST_DESCRIPTORS)
+        except OSError:
+            data = b""
+        if not data:
+            self.selector.unregister(connection)
+            self.connections.discard(connection)
+            connection.close()
+            return
+        try:
+            request = json.loads(data)
+            reason = self._against(request) or self._fork(request, descriptors, connection)
+        except (OSError, ValueError) as error:  # out of processes or descriptors: only this start fails
+            reason = str(error)
+        if reason:
+            _tell(connection, {"refused": reason})
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _fork(self, request: Request, descriptors: list[int], connection: socket.socket) -> str:
+        if len(descriptors) != 3 + len(request["inherited"]):
+            return f"only {len(descriptors)} of its descriptors arrived"
+        pid = os.fork()
+        if not pid:
+            self._child(request, descriptors)
+        pidfd = os.pidfd_open(pid)
+        self.children[pidfd] = (pid, connection)
+        self.selector.register(pidfd, selectors.EVENT_READ, self._reap)
+        _tell(connection, {"pid": pid}, pidfd)
+        return ""
+
+    def _against(self, request: Request) -> str:
+        """Why a fork would differ from an executed process; '' when it would not."""
+        if request["module"] not in self.modules:
+            return f"{request['module']} is not loaded"
+        ours, theirs = (_loaded(env) for env in (os.environ, request["env"]))
+        if ours != theirs:
+            names = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+            return f"it was started with another {', '.join(names)}"
+        return _initialised()
+
+    def _reap(self, pidfd: int) -> None:
+        pid, connection = self.children.pop(pidfd)
+        self.selector.unregister(pidfd)
+        _, status = os.waitpid(pid, 0)
+        os.close(pidfd)
+        if connection in self.connections:
+            _tell(connection, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _child(self, request: Request, descriptors: list[int]) -> NoReturn:
+        """In the forked process: set it up as requested, keep nothing of the server open, run the module."""
+        code = 1
+        try:
+            os.setsid()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            out, err, wait_end, *inherited = descriptors
+            for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
+                os.dup2(source, target)
+            _close_others({0, 1, 2, wait_end, *inherited})
+            if not os.read(wait_end, 1):
+                os._exit(0)
+            os.close(wait_end)
+            os.environ.clear()
+            os.environ.update(request["env"])
+            os.environ.update({name: str(n) for name, n in zip(request["inherited"], inherited, strict=True)})
+            os.chdir(request["cwd"])
+            _show_as([sys.executable, "-m", request["module"], *request["arguments"]])
+            module = self.modules[request["module"]]
+            sys.argv = [str(module.__file__), *request["arguments"]]
+            code = module.main(list(request["arguments"]))
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(code)
+
+
+def _loaded(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(LOADED) and name not in SET_LATER}
+
+
+def _initialised() -> str:
+    """State of this process that a fork must not inherit; '' when there is none."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"it has {threads} threads"
+    cuda = sys.modules.get("torch.cuda")
+    return "CUDA is initialised" if cuda is not None and cuda.is_initialized() else ""
+
+
+def _close_others(kept: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with suppress(OSError):
+                os.close(int(name))
+
+
+def _show_as(words: list[str]) -> None:
+    """Make process lists show these words, by overwriting this process's argument memory."""
+    with suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        begin, end = int(fields[45]), int(fields[46])
+        text = "\0".join(words).encode()[: end - begin - 1]
+        if 0 < begin < end:
+            ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+def _tell(connection: socket.socket, message: Answer, *descriptors: int) -> None:
+    with suppress(OSError):  # the client is gone: the started process exits
+        socket.send_fds(connection, [json.dumps(message).encode()], descriptors)
