@@ -12,6 +12,7 @@ NAME = 200  # characters of a word that are compared with names
 LONGEST_PLACE, LONGEST_PROBLEM, LONGEST_WAY_OUT = 200, 400, 2000  # characters of a ConfigError
 
 
+# `text` is anything that has one
 def printable(text: object, most: int = 160, *, keep: str = "") -> str:
     """`text` safe for a terminal: characters in `UNSEEN` are escaped (\\n, \\x1b, \\udcff), except those in
     `keep`; if longer than `most` characters the middle is cut (0 = no limit).

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Unpack
 
 from atelier.engine.config.base import flatten
+from atelier.engine.config.document import section_of
 from atelier.engine.config.error import StoppedError
 from atelier.engine.config.record import Record
 from atelier.engine.config.trajectory import Segment
@@ -63,8 +64,8 @@ class FlowTracker:
 
     def _followed(self, node: Node, role: str, segments: list[Segment]) -> Followed:
         product = node.products[role]
-        roles = node.training.roles
-        teacher = roles[role].teacher if role in roles else ""
+        roles = section_of(node.config.get("roles"))
+        teacher = str(section_of(roles.get(role)).get("teacher", ""))
         # without the role in their names, so that MLflow compares two roles key by key
         params = {
             key.removeprefix(f"roles.{role}."): value

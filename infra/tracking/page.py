@@ -91,7 +91,7 @@ def first_line(record: Record, teacher: Record | None, students: Sequence[Record
     return "; ".join(said)
 
 
-def number(value: object) -> str:
+def number(value: object) -> str:  # of a summary, of whatever type
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if isinstance(value, int) or (value == int(value) and abs(value) >= 1000):
