@@ -85,7 +85,9 @@ class Trained:
     def _look(self, pid: int) -> None:
         words = processes().get(pid, [])
         modules = [
-            word for word in words if word == "atelier.infra.launch.supervisor" or word.startswith("engine.")
+            word
+            for word in words
+            if word == "atelier.infra.launch.supervisor" or word.startswith("atelier.engine.")
         ]
         try:
             pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
@@ -111,7 +113,7 @@ def found_in(content: bytes, secrets: list[bytes]) -> list[bytes]:
 def test_ranks_see_an_allow_list_of_the_environment(trained: Trained) -> None:
     assert trained.of("atelier.engine.train") and trained.of("atelier.engine.evaluate")
     for pid, role in trained.roles.items():
-        if role.startswith("engine."):
+        if role.startswith("atelier.engine."):
             strange = trained.environments[pid].keys() - set(PASSED) - OWN
             assert not strange, (role, strange)
 
