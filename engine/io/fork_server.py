@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from atelier.engine.io.forking import MESSAGE, Answer, ForkingProcess, Request
+from atelier.engine.io.forking import MESSAGE, Answer, ForkingProcess, StartRequest
 
 TITLE = 512  # characters reserved in its argument memory for those of the processes that it forks
 PATIENCE_S = 5.0  # for the exit of forked processes
@@ -126,7 +126,7 @@ class Connection:
         # a process whose start was not received must not run: it waits for a byte
         wait_end, go_end = os.pipe()
         try:
-            request: Request = {
+            request: StartRequest = {
                 "module": module,
                 "arguments": list(arguments),
                 "env": dict(env),

@@ -26,7 +26,7 @@ SET_LATER = ("OMP_NUM_THREADS",)  # set by torch.set_num_threads for every compu
 LOADED = ("OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "PYTHON", "MALLOC_", "GLIBC_", "TORCH_")
 
 
-class Request(TypedDict):
+class StartRequest(TypedDict):
     """A process to fork; with it go its descriptors: out, err, one to wait for, then the inherited ones."""
 
     module: str
@@ -93,7 +93,7 @@ class ForkingProcess:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _fork(self, request: Request, descriptors: list[int], connection: socket.socket) -> str:
+    def _fork(self, request: StartRequest, descriptors: list[int], connection: socket.socket) -> str:
         if len(descriptors) != 3 + len(request["inherited"]):
             return f"only {len(descriptors)} of its descriptors arrived"
         pid = os.fork()
@@ -105,7 +105,7 @@ class ForkingProcess:
         _tell(connection, {"pid": pid}, pidfd)
         return ""
 
-    def _against(self, request: Request) -> str:
+    def _against(self, request: StartRequest) -> str:
         """Why a fork would differ from an executed process; '' when it would not."""
         if request["module"] not in self.modules:
             return f"{request['module']} is not loaded"
@@ -123,7 +123,7 @@ class ForkingProcess:
         if connection in self.connections:
             _tell(connection, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
-    def _child(self, request: Request, descriptors: list[int]) -> NoReturn:
+    def _child(self, request: StartRequest, descriptors: list[int]) -> NoReturn:
         """In the forked process: set it up as requested, keep nothing of the server open, run the module."""
         code = 1
         try:

@@ -2,20 +2,16 @@
 
 import io
 import json
-import os
 import resource
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atelier.engine.config.registry import kinds
-from atelier.engine.io.artifact import open_input
 from atelier.flows.cli import syntax
 from atelier.flows.cli.main import run
 from atelier.flows.run import catalog
@@ -336,58 +332,6 @@ def test_hydras_flags_answer_as_people_know_them(
 
 
 # generate: an untrained model that speaks
-
-
-@pytest.fixture(scope="module")
-def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one untrained model and the tokenizer it was made with."""
-    from tests.engine.scored_models import Study  # torch: only these tests need it
-
-    folder = tmp_path_factory.mktemp("speaking")
-    source = open_input(Study(folder / "study").model().url)
-    shelf = Shelf(Store(str(folder / "store")))
-    shelf.publish(
-        "model",
-        "parrot",
-        files={name: source.file(name, folder).read_bytes() for name in source.names()},
-        step=0,
-    )
-    return folder / "store"
-
-
-def generating(root: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "atelier", "generate", "parrot", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=TOP,
-        env=os.environ | {"ATELIER_ROOT": str(root), "AWS_SECRET_ACCESS_KEY": "hush"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # `&` ignores it
-    )
-
-
-def test_generate_prints_the_prompt_its_continuation_and_the_speed(speaking: Path) -> None:
-    child = generating(speaking, "--prompt", "the sea", "--max-tokens", "5", "--seed", "3")
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == 0 and out.startswith("the sea") and "5 tokens" in err
-
-
-def test_ctrl_c_ends_generate_at_once_and_leaves_no_process(speaking: Path) -> None:
-    child = generating(speaking, "--max-tokens", "1000000", "--temperature", "0")  # never draws an end token
-    assert child.stdout is not None and child.stdout.read(1)
-    [engine] = children_of(child.pid)
-    assert b"hush" not in Path(f"/proc/{engine}/environ").read_bytes()  # no credential reaches the engine
-    began = time.monotonic()
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=20)
-    assert child.returncode == 130 and "Traceback" not in err
-    assert time.monotonic() - began < 10
-    assert not Path(f"/proc/{engine}").exists()
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_two_gcs_at_once_remove_each_thing_once(root: Path) -> None:
