@@ -35,7 +35,8 @@ def numbered(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def member(gang: Gang, held: dict[str, Tensor], *, pipeline: int = 1) -> Any:
     axes = SimpleNamespace(ranks=WORLD // pipeline)
     grid = SimpleNamespace(pipeline=pipeline, axes=axes)
-    return SimpleNamespace(grid=grid, gang=gang, parameters=lambda: held)
+    weights = SimpleNamespace(stored=lambda: held)
+    return SimpleNamespace(grid=grid, gang=gang, weights=weights)
 
 
 def gathered(gang: Gang, held: dict[str, Tensor], *, pipeline: int = 1) -> dict[str, Tensor]:
