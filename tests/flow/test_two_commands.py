@@ -160,7 +160,7 @@ def test_a_student_whose_teacher_went_on_during_the_wait_is_refused_as_it_would_
     thread.join(60)
     if attach == "replay":
         assert ended == [None] and len(started) == 1
-        [training] = started[0].run["config"]["trainings"]
+        [training] = started[0].run.config["trainings"]
         mode = training["members"]["teacher"]["mode"]
         assert mode == ("replay" if how == "finished" else "train")
         return
