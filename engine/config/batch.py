@@ -4,13 +4,13 @@ B rows, T tokens of a row, U tokens of the row's other input, that of an encoder
 has some tokens of each row; what it still needs of whole rows has a name of its own. Torch-free.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from atelier.engine.config.error import ConfigError, nearest
 
 PADDING, NOT_SCORED = -1, -100  # in `documents`, in `labels` and `classes`
-ROWS, LENGTHS = "B", ("T", "U")
+LENGTHS = ("T", "U")
 
 
 class BatchTensor(NamedTuple):
@@ -63,9 +63,3 @@ def batch_tensor(name: str) -> BatchTensor:
             f"batch.{name}", "no table knows this tensor", f"{hint}engine/config/batch.py says what there is"
         )
     return TENSORS[name]
-
-
-def lengths_of(names: Iterable[str]) -> list[str]:
-    """The token dims of a batch with tensors of these names, in the order of LENGTHS."""
-    found = {batch_tensor(name).length for name in names}
-    return [dim for dim in LENGTHS if dim in found]

@@ -79,32 +79,40 @@ class Model(nn.Module):
     spec: Any
     blocks: nn.ModuleList
 
+    def _unsaid(self, name: str) -> ConfigError:
+        kind = self.spec.kind
+        return ConfigError(
+            f"model.{kind}",
+            f"is asked for its `{name}`, but {type(self).__name__} has none",
+            f"give it one in engine/model/{kind}.py (docs/extend/adding-a-model.md)",
+        )
+
     @property
     def head_weight(self) -> Tensor:
         """[V, D]: the head is not applied by the model but by the objectives."""
-        raise NotImplementedError
+        raise self._unsaid("head_weight")
 
     def initial(self, name: str) -> tuple[str, float]:
         """Initialisation of the weight `name`: ("normal", std), ("ones", 0) or ("zeros", 0)."""
-        raise NotImplementedError
+        raise self._unsaid("initial")
 
     def shared(self, batch: dict[str, Tensor], cache: Any = None) -> Any:
         """What all blocks read besides the tensors that they pass on; uses no weights."""
-        raise NotImplementedError
+        raise self._unsaid("shared")
 
     def enter(self, batch: dict[str, Tensor]) -> Carried:
         """The input of the first block."""
-        raise NotImplementedError
+        raise self._unsaid("enter")
 
     def through(self, carried: Carried, shared: Any, cache: Any = None) -> tuple[Carried, "Relations | None"]:
         """Run the blocks that are here, in order; also returns the relations of the last one."""
-        raise NotImplementedError
+        raise self._unsaid("through")
 
     def leave(
         self, carried: Carried, shared: Any, relations: "Relations | None" = None, cache: Any = None
     ) -> Output:
         """The model's output from what the last block passes on."""
-        raise NotImplementedError
+        raise self._unsaid("leave")
 
     def forward(self, batch: dict[str, Tensor], cache: Any = None) -> Output:
         """Hidden states of the batch's tokens; with a cache they follow the cached tokens."""
@@ -131,11 +139,11 @@ class Model(nn.Module):
 
     def parts(self) -> dict[str, list[str]]:
         """The children that `enter` and `leave` need."""
-        raise NotImplementedError
+        raise self._unsaid("parts")
 
     def splits(self) -> dict[str, Split]:
         """How each module's weights can be split by the tensor axis; paths with a * stand for all blocks."""
-        raise NotImplementedError
+        raise self._unsaid("splits")
 
     def set_dropout(self, share: float) -> None:
         """Multiply the dropout of the spec by `share` from now on."""

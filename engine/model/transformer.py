@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atelier.engine.config.blocks import Blocks
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Attend, Cache, Seen, rotate
 from atelier.engine.model.contract import Carried, Relations, rounded
@@ -103,7 +104,7 @@ class SwiGLU(nn.Module):
 class GELU(nn.Module):
     """down(gelu(up x))."""
 
-    def __init__(self, spec: GPT) -> None:
+    def __init__(self, spec: Blocks) -> None:
         super().__init__()
         self.up = nn.Linear(spec.hidden, spec.inner, bias=False)
         self.down = nn.Linear(spec.inner, spec.hidden, bias=False)

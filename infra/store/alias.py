@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TypedDict, cast
 from urllib.parse import quote
 
 from atelier.engine.config.document import MOST_BYTES, opened, sealed
@@ -16,6 +15,7 @@ from atelier.engine.config.record import Record
 from atelier.engine.io.storage import join, names, read_bytes, write_bytes
 
 FOLDER = "aliases"
+TEXTS = ("name", "alias", "kind", "fingerprint", "why")
 LATEST = "latest"  # the newest of the name: never written
 ALIAS = re.compile(r"(?!v\d+$)[a-z][a-z0-9_-]{0,39}")  # v1 is MLflow's name of a version
 
@@ -81,22 +81,12 @@ def read_alias(place: str) -> Alias | None:
             raise DamageError(f"{place}: not an alias (it has other fields than one)")
         if isinstance(found["since"], bool) or not isinstance(found["since"], int | float):
             raise DamageError(f"{place}: not an alias (since is no time)")
-        return Alias(**cast(AliasFile, found))
+        name, alias, kind, fingerprint, why = (str(found[f]) for f in TEXTS)
+        return Alias(name, alias, kind, fingerprint, why, found["since"])
     except FileNotFoundError:
         return None
     except DamageError as damage:
         raise DamageError(str(damage), way_out) from None
-
-
-class AliasFile(TypedDict):
-    """The fields of a stored alias."""
-
-    name: str
-    alias: str
-    kind: str
-    fingerprint: str
-    why: str
-    since: float
 
 
 def _place(root: str, name: str, alias: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from atelier.engine.config.batch import LENGTHS, PLACES, TENSORS, batch_tensor, lengths_of
+from atelier.engine.config.batch import LENGTHS, PLACES, TENSORS, batch_tensor
 from atelier.engine.config.error import ConfigError
 
 
@@ -15,11 +15,6 @@ def test_the_dims_of_every_tensor_are_the_end_of_its_name() -> None:
 
 def test_what_is_read_between_matrices_has_tokens() -> None:
     assert all(entry.length for entry in TENSORS.values() if entry.between or entry.whole)
-
-
-def test_a_batch_may_have_two_lengths() -> None:
-    assert lengths_of(["samples_B", "labels_BT"]) == ["T"]
-    assert lengths_of(["encoder_tokens_BU", "tokens_BT"]) == ["T", "U"]
 
 
 def test_a_name_that_no_table_knows_is_one_line_with_the_nearest() -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -116,8 +117,8 @@ def largest(gang: Gang, square: DeviceMesh) -> dict[str, int]:
         return empty(*shape, **more)
 
     torch.empty = counting  # also the group's own, a few bytes of names and shapes
-    DTensor.full_tensor = lambda *_, **__: sys.exit("gathers a whole weight on every rank")  # type: ignore
-    gathered(gang, held)
+    with mock.patch.object(DTensor, "full_tensor", lambda *_, **__: sys.exit("gathers a whole weight")):
+        gathered(gang, held)
     torch.empty = empty
     found: list[Any] = [None] * WORLD
     dist.all_gather_object(found, max(made), group=gang.group)

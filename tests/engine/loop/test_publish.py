@@ -20,7 +20,7 @@ MANY = 9000  # bytes in a shard of these models: several shards
 STEPS = 4
 KEPT = train(STEPS, keep=9, micro_batch=1)
 SHAPE = model(32, num_experts=4, tied=True)
-LAYOUTS = {
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "two shards": (2, {"shard": 2}),
     "tensor": (2, {"tensor": 2}),
     "two stages": (2, {"shard": 1, "pipeline": 2}),
@@ -64,7 +64,7 @@ def test_a_gang_publishes_the_bytes_that_one_process_does(training_setup: Traini
     world, axes = LAYOUTS[layout]
     run = training_setup.run_file(
         training_setup.training(roles, KEPT),
-        layout=Parallel(threads=1, compile="none", device="cpu", **axes),  # type: ignore[arg-type]
+        layout=Parallel(threads=1, compile="none", device="cpu", **axes),
     )
     for process in training_setup.processes(run, world=world):
         said, errors = process.communicate(timeout=300)

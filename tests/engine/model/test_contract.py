@@ -36,6 +36,11 @@ def test_a_model_with_dropout_that_cannot_change_it_refuses_to_keep_it_silently(
         Bare(SPEC).set_dropout(0.5)
 
 
+def test_what_a_model_does_not_say_is_one_line_when_it_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"model.gpt: is asked for its `splits`, but Bare has none.*gpt.py"):
+        Bare(SPEC).splits()
+
+
 def test_a_decoder_changes_the_dropout_of_all_its_blocks() -> None:
     model = build(SPEC)
     model.set_dropout(0.5)

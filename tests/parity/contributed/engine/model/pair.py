@@ -75,7 +75,7 @@ class Encoding(nn.Module):
         self.share, self.dropout = 1.0, spec.dropout
         self.norm1, self.norm2 = nn.RMSNorm(spec.hidden), nn.RMSNorm(spec.hidden)
         self.attention = Attention(spec, is_causal=False)
-        self.mlp = GELU(spec)  # type: ignore[arg-type]
+        self.mlp = GELU(spec)
 
     def forward(self, x_BUD: Tensor, mask: Tensor, noise_BU: Tensor | None) -> Tensor:
         read_BUD = self.norm1(x_BUD)
@@ -185,7 +185,8 @@ class PairModel(Model):
 
     def set_dropout(self, share: float) -> None:
         for block in self.blocks:
-            block.share = share  # type: ignore[assignment]
+            if isinstance(block, Encoding | Decoding):
+                block.share = share
 
     def parts(self) -> dict[str, list[str]]:
         return {"enter": ["embed"], "leave": ["norm", "embed"]}
