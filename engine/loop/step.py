@@ -254,7 +254,7 @@ def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> Ste
             member.gate.observe(gap, member.step)
         result.gap = member.gate.gap
     result.lr = member.update(norm, is_good=not result.skipped)
-    if not result.skipped:
+    if not result.skipped and member.role.trainable.kind == "full":  # else its base stays as it is
         member.weights.after_step(sums)
     if is_finite(loss):
         member.last["loss"] = loss

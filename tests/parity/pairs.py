@@ -1,6 +1,6 @@
 """A gang that trains the model which tests/parity/contributed adds to a copy of this checkout, case by case:
 `python -m tests.parity.pairs folder inputs.json cases.json`, with RANK and WORLD_SIZE set and the copy on
-PYTHONPATH. A case: {layout, folder (its name), steps, keep}.
+PYTHONPATH. A case: {layout, folder (its name), steps, keep, trainable}.
 """
 
 import json
@@ -27,10 +27,10 @@ SHAPE = {
 STEPS = 8
 
 
-def training(setup: TrainingSetup, steps: int = STEPS, **how: Any) -> Training:
+def training(setup: TrainingSetup, steps: int, trainable: dict[str, Any], **how: Any) -> Training:
     document = {"model": SHAPE, "objective": {"rejoin": {"kind": "rejoin", "before": 8}}}
     optim = AdamW(lr=1e-2, schedule=Schedule(kind="constant", warmup=2)).model_dump(mode="json")
-    role = parse(Role, document | {"optim": optim}, "roles.pair")
+    role = parse(Role, document | {"optim": optim, "trainable": trainable}, "roles.pair")
     defaults: dict[str, Any] = {"precision": "fp64", "global_batch": 8, "micro_batch": 2}
     return setup.training({"pair": role}, train(steps, **(defaults | how)))
 
@@ -43,7 +43,8 @@ def main(arguments: list[str]) -> int:
         setup = TrainingSetup(folder / case.get("folder", name), inputs)
         more = {"keep": True} if case.get("keep") else {}
         layout = parse(Parallel, case["layout"], name)
-        run = setup.run_file(training(setup, case.get("steps", STEPS), **more), layout=layout)
+        asked = training(setup, case.get("steps", STEPS), case.get("trainable", {}), **more)
+        run = setup.run_file(asked, layout=layout)
         train_run(run, gang, StopRequest(Path(run.scratch)))
         gang.barrier()
     return 0

@@ -118,6 +118,14 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits_also_in_another_la
     assert curve < 1e-10 and weights < 1e-8
 
 
+def test_where_only_additions_are_trained_the_base_keeps_its_weights_without_gradient_too(
+    gangs: Gangs,
+) -> None:
+    gangs.run(1, {"additions": {"layout": ONE, "trainable": {"kind": "lora", "rank": 2}}})
+    weights = load(gangs.setup("additions").weights("pair"))
+    assert all(weights[name].abs().max() == 0 for name in BIASES)
+
+
 def test_it_is_pretrained_by_the_command_and_generated_from(checkout: Path, tmp_path: Path) -> None:
     env = os.environ | {
         "PYTHONPATH": python_path(checkout),
