@@ -19,7 +19,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache
 from atelier.engine.model.contract import Carried, Output, Relations, Split
 from atelier.engine.model.gpt import Decoder
-from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks, set_dropout
+from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks
 
 
 class TaskNet(nn.Module):
@@ -122,12 +122,6 @@ class ErnieDecoder(Decoder):
         batch = {key: shared.batch[key][rows] for key in kept if key in shared.batch}
         rope = self._rope(shared.batch["positions_BT"][rows], inner) if inner else None
         return Shared(rope, shared.mask[rows], batch)
-
-    def set_dropout(self, share: float) -> None:
-        super().set_dropout(share)
-        for net in (self.nlu, self.nlg):
-            if hasattr(net, "blocks"):
-                set_dropout(net.blocks, share)
 
     def parts(self) -> dict[str, list[str]]:
         prompts = ["prompts"] if self.num_prompts else []

@@ -114,7 +114,7 @@ class Decoder(Model):
         return Output(hidden=self.norm(x_BTD), relations=relations, mask=shared.mask, aux=aux)
 
     def set_dropout(self, share: float) -> None:
-        set_dropout(self.blocks, share)
+        set_dropout(self, share)
 
     def _compared(self, x_BTD: Tensor, shared: Shared, last: Relations | None) -> Relations | None:
         """The relations by which a student's attention is compared: the auxiliary layer's if it has one."""

@@ -186,8 +186,8 @@ def run_blocks(
     return sums | {"hidden_BTD": x_BTD}, relations
 
 
-def set_dropout(blocks: nn.ModuleList, share: float) -> None:
-    """Multiply the dropout of these blocks by `share` from now on."""
-    for block in blocks:
+def set_dropout(model: nn.Module, share: float) -> None:
+    """Multiply the dropout of all blocks that a model, or a stage of it, has by `share` from now on."""
+    for block in model.modules():
         if isinstance(block, Block):
             block.dropout = block.most_dropout * share

@@ -7,10 +7,13 @@ import torch
 from torch import nn
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.loop.stage import _check_passed
 from atelier.engine.model.contract import Model, Sum, stored
 from atelier.engine.model.load import build
+from atelier.engine.model.transformer import Block
+from atelier.engine.parallel.pipeline import keep_stage
 
 SPEC = GPT(num_layers=2, hidden=16, num_heads=2, vocab=32, dropout=0.1)
 
@@ -47,6 +50,21 @@ def test_a_decoder_changes_the_dropout_of_all_its_blocks() -> None:
     assert [block.dropout for block in model.blocks] == [0.05, 0.05]
     model.set_dropout(1.0)
     assert [block.dropout for block in model.blocks] == [0.1, 0.1]
+
+
+NETS = {name: Net(num_layers=1, hidden=16, num_heads=2) for name in ("nlu", "nlg")}
+DEEP = Ernie(num_layers=2, hidden=16, num_heads=2, vocab=32, dropout=0.1, **NETS)
+
+
+@pytest.mark.parametrize(("is_first", "dropouts"), [(True, [0.05]), (False, [0.05, 0.05, 0.05])])
+def test_every_stage_changes_the_dropout_of_the_blocks_that_it_has(
+    is_first: bool, dropouts: list[float]
+) -> None:
+    """The last stage has the task nets too."""
+    model = build(DEEP)
+    keep_stage(model, range(1) if is_first else range(1, 2), is_first=is_first, is_last=not is_first)
+    model.set_dropout(0.5)
+    assert [block.dropout for block in model.modules() if isinstance(block, Block)] == dropouts
 
 
 def test_kept_buffers_are_weights_of_the_model_and_others_are_not() -> None:
