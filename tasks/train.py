@@ -12,7 +12,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
-from atelier.engine.plan.checks import check_layout, check_teaching
+from atelier.engine.plan.checks import check_layout, check_readers, check_schedules, check_teaching
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
@@ -48,6 +48,8 @@ def train(
     everybody = {**roles, **(companions or {})}
     check_layout(parallel, everybody, settings, prefix=prefix)
     check_teaching(everybody, prefix=prefix)
+    check_schedules(everybody, settings, prefix=prefix)
+    check_readers(everybody, row_specs(everybody, prefix).values(), prefix=prefix)
     for key, role in everybody.items():
         place = f"{prefix}{key}." if prefix else ""
         end = role.last(settings.num_steps)

@@ -37,7 +37,11 @@ class Spec(BaseModel):
         """
         from atelier.engine.config.identity_defaults import ABSENT
 
-        absent = ABSENT.get(type(self).__name__, {})
+        absent = {
+            name: value
+            for base in reversed(type(self).__mro__)
+            for name, value in ABSENT.get(base.__name__, {}).items()
+        }
         result: dict[str, Json] = {}
         for name, field in type(self).model_fields.items():
             extra = field.json_schema_extra

@@ -1,5 +1,5 @@
-"""Values that a field's absence from identity has always meant: class -> field -> value. Committed, tested,
-only ever added to.
+"""Values that a field's absence from identity has always meant: class -> field -> value; a class has its base
+classes' too. Committed, tested, only ever added to.
 
 A field with its value from this table is left out of identity, so a new field invalidates nothing, and a
 later change of a default changes no existing fingerprint: the table keeps the old meaning.
@@ -69,6 +69,8 @@ ABSENT: dict[str, dict[str, Json]] = {
         "clip": 1.0,
     },
     "Schedule": {"warmup": 0, "floor": 0.0},
+    "ObjectiveSpec": {"schedule": {}},
+    "WeightSchedule": {"kind": "constant", "first": 1.0, "last": 0.0, "begin": 0, "end": 0},
     "Trainable": {
         "kind": "full",
         "parts": ["nlg"],

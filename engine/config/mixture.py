@@ -11,6 +11,7 @@ from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import Objective, ObjectiveSpec
 from atelier.engine.config.role import Role
+from atelier.engine.config.schedule import WeightSchedule
 
 
 class Stream(Spec):
@@ -81,7 +82,9 @@ def streams(specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float]) ->
             input=f"{type(spec).source}.{source}",
             kind=kind,
             weight=weight * share_of(spec),
-            rows=None if kind == WINDOWS else spec.model_copy(update={"weight": 1.0}),
+            rows=None
+            if kind == WINDOWS
+            else spec.model_copy(update={"weight": 1.0, "schedule": WeightSchedule()}),
         )
         for kind, spec in specs.items()
         for source, weight in weights.items()

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from atelier.engine.config.base import Given, Json, Kind, Spec
 from atelier.engine.config.error import ConfigError, nearest
-from atelier.engine.config.schedule import Schedule
+from atelier.engine.config.schedule import Schedule, WeightSchedule
 
 Form = type | None  # what an annotation says: Literal, unions and Annotated too, as pydantic declares it
 
@@ -34,6 +34,10 @@ class Limit(NamedTuple):
 
 class ModelSpec(Kind, ABC):
     """A network's fields, and what can be computed from them without building it."""
+
+    inputs: ClassVar[
+        tuple[str, ...]
+    ] = ()  # tensors that it reads besides tokens, positions, documents, memory
 
     kind: str
     num_layers: int
@@ -81,9 +85,17 @@ class ObjectiveSpec(Kind):
     term: ClassVar[str] = ""  # the file of engine/objective that computes it; "" = that of its kind
     source: ClassVar[str] = "tokens"  # artifact kind of its rows: tokens, attributes, triples or imitations
     reads: ClassVar[str] = "windows"  # kind of its rows: windows, or a module of engine/data/datasets
+    extras: ClassVar[tuple[str, ...]] = ()  # tensors that only its rows have, for the model to read
 
     kind: str
     weight: float = Field(default=1.0, gt=0)
+    schedule: WeightSchedule = Field(
+        default=WeightSchedule(), description="how the weight moves over the role's steps"
+    )
+
+    def weight_at(self, step: int, start: int, end: int) -> float:
+        """The weight at a step of a role from `start` to `end`."""
+        return self.weight * self.schedule.factor(step, start, end)
 
     @property
     def encoder_length(self) -> int:
@@ -97,9 +109,26 @@ class ObjectiveSpec(Kind):
 
     def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
         """Raise ConfigError when the role's model, or its teacher's, does not offer what the objective needs.
-        `key`: the objective's name; `place`: the role's, for messages; `teacher`: its name and model, if they
-        are known.
+        `key`: the objective's name; `place`: the role's, for messages, with a dot at its end, or '';
+        `teacher`: its name and model, if they are known.
         """
+
+    def check_reader(self, place: str, model: ModelSpec) -> None:
+        """Raise ConfigError when a model cannot read the objective's rows: then no role of that training can
+        have it, whatever it optimises. `place` as in `check`.
+        """
+        for name in self.extras:
+            if name not in type(model).inputs:
+                fits = ", ".join(
+                    kind
+                    for kind in kinds("model")
+                    if name in getattr(spec_class("model", kind), "inputs", ())
+                )
+                raise ConfigError(
+                    f"{place}model.kind",
+                    f"{model.kind} does not read {name}, which rows of the objective {self.kind} have",
+                    f"kind={fits} does" if fits else "no kind here does",
+                )
 
     def divided_by_tensor(self, teacher: tuple[str, ModelSpec]) -> dict[str, int]:
         """The numbers that a student's tensor axis has to divide, by their names in messages, which may name
@@ -108,8 +137,13 @@ class ObjectiveSpec(Kind):
         return {}
 
     def numbers(self) -> dict[str, Json]:
-        """All fields but the weight: they define its rows."""
-        return self.model_dump(mode="json", exclude={"weight"})
+        """All fields but the weight and its schedule: they define its rows."""
+        return self.model_dump(mode="json", exclude={"weight", "schedule"})
+
+    def trunk(self) -> dict[str, Json]:
+        """Identity of the steps before the weight moves."""
+        weight = self.weight if self.schedule.is_constant else self.weight * self.schedule.first
+        return self.model_copy(update={"weight": weight, "schedule": WeightSchedule()}).as_identity()
 
 
 class RowClasses(ObjectiveSpec):
@@ -123,9 +157,9 @@ class RowClasses(ObjectiveSpec):
             return
         known = ", ".join(f"{name}: {size}" for name, size in heads.items()) or "none"
         raise ConfigError(
-            f"{place}.model.classes",
+            f"{place}model.classes",
             f"objective {self.kind} needs a head of {self.num_classes} classes; heads: {known}",
-            f"+{place}.model.classes.{self.kind}={self.num_classes}"
+            f"+{place}model.classes.{self.kind}={self.num_classes}"
             if hasattr(model, "classes")
             else "model=ernie_tiny",
         )

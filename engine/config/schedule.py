@@ -1,5 +1,5 @@
-"""Learning-rate schedules as pure functions of the step; they alone decide which steps depend on a training's
-end. Torch-free.
+"""Schedules of learning rates and of objectives' weights as pure functions of the step; they alone decide
+which steps depend on a training's end. Torch-free.
 """
 
 import math
@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Json, Kind
+from atelier.engine.config.base import Json, Kind, Spec
 from atelier.engine.config.error import ConfigError
 
 
@@ -86,3 +86,73 @@ class Schedule(Kind):
     def trunk(self) -> dict[str, Json]:
         """Identity of the part that does not depend on the end, equal for `constant` and a trunk of `wsd`."""
         return {"kind": "constant", **({"warmup": self.warmup} if self.warmup else {})}
+
+
+class WeightSchedule(Spec):
+    """How an objective's weight moves: `first` times the weight until `begin`, `last` times it from the step
+    before `end` on, between them along a line or half a cosine. Where it is 0 the objective is not computed.
+
+    Steps are the role's own. Those given as shares, and the default end, depend on where the role's training
+    ends: they cut its trajectory, as the decay of a learning rate does.
+    """
+
+    kind: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="constant, linear or cosine"
+    )
+    first: float = Field(default=1.0, ge=0, description="at its beginning, as a share of the weight")
+    last: float = Field(default=0.0, ge=0, description="at its end, as a share of the weight")
+    begin: int | float = Field(
+        default=0, ge=0, description="step from which it moves, or a share of the role's steps below 1"
+    )
+    end: int | float = Field(
+        default=0,
+        ge=0,
+        description="step by which it has arrived, or a share of the role's steps below 1; 0 = the last",
+    )
+
+    @model_validator(mode="after")
+    def _moves(self) -> "WeightSchedule":
+        if self.kind == "constant" and self != WeightSchedule.model_construct():
+            raise ValueError("a constant weight does not move; kind=linear or cosine does")
+        return self
+
+    @property
+    def is_constant(self) -> bool:
+        return self.kind == "constant"
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """The step from which it moves and the one by which it has arrived, for a role from `start` to
+        `end`.
+        """
+        length = end - start
+        first = self.begin if self.begin >= 1 else round(self.begin * length)
+        after = length if not self.end else self.end if self.end >= 1 else round(self.end * length)
+        return start + int(first), start + int(after)
+
+    def branch_step(self, start: int, end: int) -> int:
+        """The first step whose weight depends on `end`; `end` itself when none does."""
+        is_absolute = self.end >= 1 and (self.begin >= 1 or not self.begin)
+        return end if self.is_constant or is_absolute else min(end, self.span(start, end)[0])
+
+    def factor(self, step: int, start: int, end: int) -> float:
+        """The weight at `step` (start <= step < end) as a share of `weight`."""
+        if self.is_constant:
+            return 1.0
+        begin, after = self.span(start, end)
+        if step <= begin:
+            return self.first
+        if step >= after - 1:
+            return self.last
+        done = (step - begin) / (after - 1 - begin)
+        share = done if self.kind == "linear" else 0.5 * (1 - math.cos(math.pi * done))
+        return self.first + (self.last - self.first) * share
+
+    def check(self, start: int, end: int, place: str) -> None:
+        """Raise ConfigError when it does not move within the role's steps. `place`: its configuration key."""
+        begin, after = self.span(start, end)
+        if not self.is_constant and not begin + 1 < after <= end:
+            raise ConfigError(
+                f"{place}.end",
+                f"the weight moves from step {begin - start} to {after - start} of the role's {end - start}",
+                "begin at least two steps before end, and both within them",
+            )

@@ -129,9 +129,8 @@ def _segments(
     name: str, role: Role, train: Train, feed: Feed, init: str, teaching: list[Segment]
 ) -> list[Segment]:
     start, end = int(role.start), role.last(train.num_steps)
-    schedule = role.optim.schedule
     is_whole = train.health.rolls_back and not role.teacher
-    own = start if is_whole else schedule.branch_step(start, end)
+    own = start if is_whole else _branch_step(role, start, end)
     frozen = role.attach == "frozen"
     cuts = {own} | (set() if frozen else {segment.end for segment in teaching})
     ends = sorted({cut for cut in cuts if start < cut < end} | {end})
@@ -154,6 +153,12 @@ def _segments(
     return segments
 
 
+def _branch_step(role: Role, start: int, end: int) -> int:
+    """The first step whose learning rate or objectives' weights depend on `end`; `end` when none does."""
+    schedules = (role.optim.schedule, *(spec.schedule for spec in role.objective.values()))
+    return min(schedule.branch_step(start, end) for schedule in schedules)
+
+
 def _covering(teaching: list[Segment], step: int) -> Segment:
     """The teacher's segment that contains the step after `step`."""
     return next(segment for segment in teaching if segment.start <= step < segment.end)
@@ -167,12 +172,15 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
     if identity.get("attach") == "replay":
         identity.pop("attach")
     identity["seed_name"] = role.seed_name or name
+    start, end = int(role.start), role.last(train.num_steps)
     if not knows_end:
         identity["optim"] = role.optim.as_identity() | {"schedule": role.optim.schedule.trunk()}
-    else:
-        identity["horizon"] = [int(role.start), role.last(train.num_steps)]
-    if role.optim.schedule.kind == "constant" and (role.teacher or not train.health.rolls_back):
-        identity.pop("horizon", None)
+        identity["objective"] = {
+            key: spec.trunk() if spec.schedule.branch_step(start, end) < end else spec.as_identity()
+            for key, spec in role.objective.items()
+        }
+    elif _branch_step(role, start, end) < end or not (role.teacher or not train.health.rolls_back):
+        identity["horizon"] = [start, end]
     return identity | train.as_identity()
 
 

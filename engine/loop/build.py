@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.run_file import Member as MemberSpec
@@ -248,21 +248,10 @@ def _plain(
 
 
 def move_parts(model: nn.Module, trainable: Trainable) -> None:
-    """Freeze all weights of the plain model except those of the parts named by `trainable`, in place.
-
-    Raises ConfigError for a part that the model does not have.
-    """
-    if trainable.kind != "parts":
-        return
-    children = dict(model.named_children())
-    for part in trainable.parts:
-        if part not in children:
-            near = nearest(part, children)
-            hint = f"did you mean {near}? " if near else ""
-            known = f"{hint}there are: {', '.join(children)}"
-            raise ConfigError("trainable.parts", f"the model has no part {part!r}", known)
-    for name, child in children.items():
-        child.requires_grad_(name in trainable.parts)
+    """Freeze all weights of the plain model except those of the parts named by `trainable`, in place."""
+    if trainable.kind == "parts":
+        for name, child in model.named_children():
+            child.requires_grad_(name in trainable.parts)
 
 
 def _stage_blocks(name: str, training: Training, layout: Parallel) -> tuple[int, ...]:

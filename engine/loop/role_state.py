@@ -127,19 +127,37 @@ class RoleState:
     def is_distilling(self) -> bool:
         """Whether the next step distils: the gate is open and the step is a multiple of `period`."""
         is_due = (self.step - self.start) % self.role.period == 0
-        return self.gate is not None and self.gate.is_open and is_due
+        is_open = self.gate is not None and self.gate.is_open
+        return is_open and is_due and any(type(spec).needs_teacher for spec, _ in self._weighted().values())
+
+    def _weighted(self) -> Mix:
+        """All objectives that have a weight at the next step, with their weights."""
+        weights = {
+            name: (spec, spec.weight_at(self.step, self.start, self.end))
+            for name, spec in self.role.objective.items()
+        }
+        return {name: (spec, weight) for name, (spec, weight) in weights.items() if weight}
+
+    def weights_that_move(self) -> dict[str, float]:
+        """The next step's weights of the objectives with a schedule."""
+        return {
+            name: spec.weight_at(self.step, self.start, self.end)
+            for name, spec in self.role.objective.items()
+            if not spec.schedule.is_constant
+        }
 
     def mix(self) -> Mix:
         """The active objectives with their shares: weight / sum of active weights."""
         if not self.moves:
             return {"lm": (LM(), 1.0)}
+        is_distilling = self.is_distilling()
         active = {
-            name: spec
-            for name, spec in self.role.objective.items()
-            if self.is_distilling() or not type(spec).needs_teacher
+            name: (spec, weight)
+            for name, (spec, weight) in self._weighted().items()
+            if is_distilling or not type(spec).needs_teacher
         }
-        whole = sum(spec.weight for spec in active.values())
-        return {name: (spec, spec.weight / whole) for name, spec in active.items()}
+        whole = sum(weight for _, weight in active.values())
+        return {name: (spec, weight / whole) for name, (spec, weight) in active.items()}
 
     def part(self, name: str) -> int | None:
         """The part of the mixture that an objective reads; None = all rows, as for every objective that needs

@@ -108,7 +108,7 @@ class StageModule(nn.Module):
             hidden_BTD=hidden_BTD,
             head_weight_VD=head_weight_VD,
             batch=work.batches[number],
-            weight=lambda name: local(self.model.get_parameter(name)),
+            weight=lambda name: output.weights[name] if name in output.weights else self._local(name),
             whole_keys=lambda relations: whole_keys(relations, self.grid),
             group=self.grid.group("tensor"),
             part=self._slice(head_weight_VD),
@@ -127,6 +127,10 @@ class StageModule(nn.Module):
             total, sums, hidden_BTD.detach(), head_weight_VD.detach(), relations, logit_cache
         )
         return total
+
+    def _local(self, name: str) -> Tensor:
+        """This rank's shard of a weight."""
+        return local(self.model.get_parameter(name))
 
     def _slice(self, head_weight_VD: Tensor) -> VocabSlice | None:
         group = self.grid.group("tensor")

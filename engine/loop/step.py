@@ -78,6 +78,7 @@ class StepOutcome:
     has_text: bool = True
     passed_over: bool = False  # its root rolled back: no samples were seen, no update was made
     rolled_back: bool = False  # passed over, and the step for which it rolled back
+    weights: dict[str, float] = field(default_factory=dict)  # of objectives, where they move
     looks: dict[str, float] = field(default_factory=dict)  # held-out means, by metric name
 
     def values(self) -> dict[str, float]:
@@ -88,6 +89,7 @@ class StepOutcome:
         result |= {metric_name(name): value for name, value in self.objectives.items()}
         if self.gap is not None:
             result |= {"gap": self.gap, "distilling": float(self.distilled)}
+        result |= {f"objective/weight/{name}": weight for name, weight in self.weights.items()}
         result |= self.looks
         if not self.has_text:
             result.pop("loss")
@@ -243,6 +245,7 @@ def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> Ste
     norm = numbers[(name, "")]
     objectives = {key: value for (role, key), value in numbers.items() if role == name and key}
     result = StepOutcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.is_distilling())
+    result.weights = member.weights_that_move()
     result.has_text = (name, "lm") in numbers
     result.bad = member.health.judge(
         loss, norm, {metric_name(key): value for key, value in objectives.items()}

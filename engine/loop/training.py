@@ -29,7 +29,7 @@ from atelier.engine.loop.save import Retention, Saver
 from atelier.engine.loop.step import StepGroup, StepOutcome, step_group_at, train_step
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.loop.straggler import StragglerDetector
-from atelier.engine.plan.checks import at_step, check_layout, check_teaching
+from atelier.engine.plan.checks import at_step, check_layout, check_readers, check_schedules, check_teaching
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ def run_training(training: Training, services: TrainingServices) -> list[RoleSta
     roles = {name: member.role for name, member in training.members.items()}
     check_layout(services.build_context.layout, roles, train)
     check_teaching(roles)
+    check_schedules({name: role for name, role in roles.items() if training.members[name].segments}, train)
+    check_readers(roles, [stream.rows for stream in training.streams if stream.rows is not None])
     history = History()
     while True:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import OptimSpec
 from atelier.engine.loop.stage import RoleModel, StageModule
 from atelier.engine.model.contract import Model, stored
@@ -30,7 +31,8 @@ def fill_stages(stages: Iterable[StageModule], values: Values, device: torch.dev
 
 class RoleWeights:
     """Weights by their names in the plain model: parameters, of which some are trained, and buffers. `body`
-    is None on ranks that hold no part of the role; `plain`: the model on the meta device.
+    is None on ranks that hold no part of the role; `plain`: the model on the meta device. Raises ConfigError
+    when a role that is to be trained has no weight to train.
     """
 
     def __init__(self, plain: Model, body: RoleModel | None, grid: Grid, optim: OptimSpec | None) -> None:
@@ -38,9 +40,11 @@ class RoleWeights:
         self.every_name = [name for name, _ in stored(plain)]  # of all weights, on any rank
         moving = [name for name, weight in plain.named_parameters() if weight.requires_grad]
         self._places = {name: place for place, name in enumerate(moving)}  # among the squared norms
-        self.optimizer: torch.optim.Optimizer | None = None
-        if body is not None and optim is not None:
-            self.optimizer = build_optimizer(optim, body.parameters().items())
+        self.optimizer: torch.optim.Optimizer | None = None  # None where nothing is trained
+        if optim is not None and not moving:
+            raise ConfigError("trainable", "no weight is trainable", "trainable=full trains all of them")
+        if optim is not None and self.trainable():
+            self.optimizer = build_optimizer(optim, self.trainable().items())
             self._prime(self.optimizer)
 
     def parameters(self) -> dict[str, nn.Parameter]:

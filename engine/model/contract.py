@@ -29,13 +29,15 @@ class Relations(NamedTuple):
 class Output:
     """`hidden` [B, T, D] after the final norm; `aux`: the sums that the model's `sums()` name; `relations` of
     the last layer and its attention `mask` [B, 1, T, S] (bool or additive), for attention distillation (None
-    = the model does not offer them).
+    = the model does not offer them); `weights`: those of the model's that objectives read through its graph,
+    by name.
     """
 
     hidden: Tensor
     relations: Relations | None = None
     mask: Tensor | None = None
     aux: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
 
 
 # FSDP attaches its backward hooks to the tensors in an output's tree; a dataclass is a leaf until registered

@@ -19,6 +19,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache
 from atelier.engine.model.contract import Carried, Output, Relations, Split
 from atelier.engine.model.gpt import Decoder
+from atelier.engine.model.placement import local
 from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks
 
 
@@ -111,9 +112,11 @@ class ErnieDecoder(Decoder):
             found.append((rows, getattr(self, name)(x_BTD[taken], given, None, first)[: len(rows)]))
         order, parts = zip(*found, strict=True)
         hidden_BTD = torch.cat(parts)[torch.cat(order).argsort()]
-        hidden_BTD = _reached(hidden_BTD, list(self.classes.parameters()))
+        names = [f"classes.{name}" for name, _ in self.classes.named_parameters()]
+        hidden_BTD, *heads = _Reached.apply(hidden_BTD, *map(local, self.classes.parameters()))
         relations = self._compared(x_BTD, shared, relations)
-        return Output(hidden=hidden_BTD, relations=relations, mask=shared.mask)
+        weights = dict(zip(names, heads, strict=True))
+        return Output(hidden=hidden_BTD, relations=relations, mask=shared.mask, weights=weights)
 
     def _of_net(self, name: str, shared: Shared, rows: Any) -> Shared:
         """Inputs of a task net's blocks for these rows: angles for its head width; memory only for NLG."""
@@ -140,19 +143,18 @@ class ErnieDecoder(Decoder):
 
 
 class _Reached(torch.autograd.Function):
+    """Hidden states and class heads as they are. In the backward pass every head gets a gradient, 0 where no
+    objective reads it; and all of them come from one node, as a backward pass in two parts needs it (torch
+    2.13 goes twice through heads that meet the states in nodes of their own).
+    """
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        ctx.kinds = [(w.shape, {"dtype": w.dtype, "device": w.device}) for w in weights]
-        return x.view_as(x)
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return gradients[0], *(torch.zeros(shape, **kind) for shape, kind in ctx.kinds)
-
-
-def _reached(x: Tensor, weights: list[nn.Parameter]) -> Tensor:
-    """x itself; the backward pass gives the weights gradients of 0, to which an objective adds its own."""
-    return _Reached.apply(x, *weights) if weights else x
+        return gradients
 
 
 def build(spec: Spec) -> ErnieDecoder:

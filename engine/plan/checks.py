@@ -3,11 +3,12 @@ teacher. Torch-free.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from atelier.engine.config.divisors import divisors, largest_divisor
-from atelier.engine.config.error import ConfigError
+from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
@@ -238,10 +239,81 @@ def _place(layout: Parallel, name: str) -> str:
 
 
 def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None:
-    """Raise ConfigError when a role's objectives do not fit its model or its teacher. `prefix` as in
-    `check_layout`.
+    """Raise ConfigError when a role's objectives do not fit its model or its teacher, or it is to train what
+    its model does not have. `prefix` as in `check_layout`.
     """
     for name, role in roles.items():
         teacher = (role.teacher, roles[role.teacher].model) if role.teacher in roles else None
+        place = f"{prefix}{name}." if prefix else ""
+        _check_trainable(place, role)
         for key, objective in role.objective.items():
-            objective.check(f"{prefix}{name}", key, role.model, teacher)
+            objective.check(place, key, role.model, teacher)
+
+
+def check_readers(
+    roles: Mapping[str, Role], rows: Iterable[ObjectiveSpec], *, prefix: str = "roles."
+) -> None:
+    """Raise ConfigError when a role's model cannot read the rows of the training that it is in: those of its
+    root's objectives. `prefix` as in `check_layout`.
+    """
+    for spec in rows:
+        for name, role in roles.items():
+            spec.check_reader(f"{prefix}{name}." if prefix else "", role.model)
+
+
+def _check_trainable(place: str, role: Role) -> None:
+    """Check the names of parts and matrices by those of the weights."""
+    model, trainable = role.model, role.trainable
+    if trainable.kind == "full":
+        return
+    shapes = (model.resolved(1) if model.vocab == "auto" else model).shapes()
+    if trainable.kind == "parts":
+        _check_names(
+            f"{place}trainable.parts", "part", trainable.parts, {name.split(".")[0] for name in shapes}
+        )
+    if trainable.kind == "lora":
+        matrices = {
+            name.split(".")[-2]
+            for name, shape in shapes.items()
+            if "blocks." in name and len(shape) == 2 and name.endswith(".weight")
+        }
+        usual = type(trainable)().targets  # not every model has all of them
+        given = [
+            name for name in trainable.targets if name not in usual or not matrices & set(trainable.targets)
+        ]
+        _check_names(f"{place}trainable.targets", "matrix", given, matrices)
+
+
+def _check_names(place: str, what: str, given: Iterable[str], known: set[str]) -> None:
+    for name in given:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"did you mean {near}? " if near else ""
+            raise ConfigError(
+                place, f"the model has no {what} {name!r}", f"{hint}there are: {', '.join(sorted(known))}"
+            )
+
+
+def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "roles.") -> None:
+    """Raise ConfigError when an objective's weight does not move within its role's steps, or a role has a
+    step on which nothing has a weight. For roles whose `start` is a step; `prefix` as in `check_layout`.
+    """
+    for name, role in roles.items():
+        place = f"{prefix}{name}." if prefix else ""
+        start, end = int(role.start), role.last(train.num_steps)
+        points = {start, end - 1}
+        for key, spec in role.objective.items():
+            spec.schedule.check(start, end, f"{place}objective.{key}.schedule")
+            begin, after = spec.schedule.span(start, end)
+            points |= {begin, after - 1}  # between these, whatever moves is above 0
+        own = [spec for spec in role.objective.values() if not type(spec).needs_teacher]
+        is_alone = role.gate != "open" or role.period > 1  # on some steps without its teacher
+        for step in sorted(point for point in points if start <= point < end):
+            for specs in (role.objective.values(), own if is_alone else ()):
+                if specs and not any(spec.weight_at(step, start, end) for spec in specs):
+                    which = " of its own" if specs is own else ""
+                    raise ConfigError(
+                        f"{place}objective",
+                        f"at step {step} no objective{which} has a weight above 0",
+                        "leave one constant, or give schedule.last",
+                    )

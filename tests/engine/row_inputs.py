@@ -1,7 +1,10 @@
 """A small corpus with names, identifiers and phrases, and the inputs of rows of all objectives."""
 
+import json
 import random
 from pathlib import Path
+
+import numpy as np
 
 from atelier.engine.config.generation import TAGS
 from atelier.engine.config.objective.distance import Distance
@@ -10,7 +13,9 @@ from atelier.engine.config.objective.knowledge import Knowledge
 from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.objective.reorder import Reorder
 from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.io.artifact import ArtifactInput, open_input
 from tests.engine.data.conftest import Workshop
+from tests.engine.trainings import artifact
 
 VOCAB = 400
 SPECIALS = ("<|mask|>", "<|cls|>", "<|sep|>", *TAGS)
@@ -37,13 +42,34 @@ def story(n: int) -> str:
 
 
 def harbour(folder: Path) -> dict[str, str]:
-    """The inputs of a training: tokens, their tokenizer and the triples of the same documents."""
+    """The inputs of a training: tokens, their tokenizer, triples and attributes of the same documents, and
+    pieces of them as if they were imitations.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     shop = Workshop(folder)
     corpus = shop.corpus([story(n) for n in range(150)], 0.2)
     tokenizer = shop.tokenizer(corpus, vocab=VOCAB, specials=SPECIALS)
     tokens, triples = shop.tokens(corpus, tokenizer), shop.run("extract", {}, {"corpus": corpus}, "triples")
-    return {"tokens.main": tokens.url, "tokenizer": tokenizer.url, "triples.main": triples.url}
+    described = shop.run("describe", {}, {"corpus": corpus}, "attributes")
+    return {
+        "tokens.main": tokens.url,
+        "tokenizer": tokenizer.url,
+        "triples.main": triples.url,
+        "attributes.main": described.url,
+        "imitations.main": imitations(folder / "imitations", tokens).url,
+    }
+
+
+def imitations(folder: Path, tokens: ArtifactInput) -> ArtifactInput:
+    """Pieces of each split's text; as generated stands the piece that follows."""
+    lines = []
+    for split in ("train", "held_out"):
+        ids = np.frombuffer(tokens.file(f"{split}.bin", folder).read_bytes(), "<u2").tolist()
+        for first in range(0, len(ids) - 80, 80):
+            original, generated = ids[first : first + 40], ids[first + 40 : first + 80]
+            lines.append({"split": split, "prefix": 1, "original": original, "generated": generated})
+    data = "\n".join(map(json.dumps, lines)).encode()
+    return open_input(artifact(folder, "imitations", {"imitations.jsonl": data}))
 
 
 def every_objective() -> dict[str, ObjectiveSpec]:

@@ -133,6 +133,18 @@ def universal(training_setup: TrainingSetup, **how: Any) -> Training:
     return training_setup.training({"ernie": role(shape=shape)}, train(STEPS, **(HOW | how)))
 
 
+def tuned(training_setup: TrainingSetup, **how: Any) -> Training:
+    """A task net on frozen blocks, and a norm: stages of a pipeline without anything to train."""
+    shape = Ernie(
+        num_layers=4, hidden=32, num_heads=4, vocab=64, nlg=Net(num_layers=1, hidden=16, num_heads=2)
+    )  # fmt: skip
+    roles = {
+        "net": role(shape=shape, trainable=Trainable(kind="parts", parts=("nlg",))),
+        "norm": role(shape=net(), trainable=Trainable(kind="parts", parts=("norm",))),
+    }
+    return training_setup.training(roles, train(STEPS, **(HOW | how)))
+
+
 def readers() -> dict[str, Role]:
     """A teacher and a student after all objectives of ERNIE 3.0; the student learns from logits and attention
     too.
@@ -198,6 +210,7 @@ TRAININGS = {
     "learned": learned,
     "alone": alone,
     "universal": universal,
+    "tuned": tuned,
     "reading": reading,
     "chain of 0": chain_of_0,
     "chain of 1": chain_of_1,
@@ -262,6 +275,12 @@ def layout(**axes: Any) -> Parallel:
 
 def start_gang(module: str, folder: Path, world: int, *given: str) -> None:
     """Run `module` as a gang; its errors fail the test."""
+    told = gang_errors(module, folder, world, *given)
+    assert not told, told
+
+
+def gang_errors(module: str, folder: Path, world: int, *given: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Run `module` as a gang; what its ranks wrote when one has failed or the time is over, else ''."""
     gang = {
         "WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": f"file://{folder}/meeting-{uuid.uuid4().hex}",
         "OMP_NUM_THREADS": "1",
@@ -272,7 +291,7 @@ def start_gang(module: str, folder: Path, world: int, *given: str) -> None:
         env = os.environ | gang | {"RANK": str(rank), "PYTHONWARNINGS": "ignore"}
         with log.open("w") as errors:
             processes.append(start_into(module, list(given), env, errors.fileno(), errors.fileno()))
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while any(process.poll() is None for process in processes):
         if time.monotonic() > deadline or any(process.poll() for process in processes):
             break  # one has failed: the others would wait for it
@@ -281,5 +300,7 @@ def start_gang(module: str, folder: Path, world: int, *given: str) -> None:
     for process in processes:
         process.kill()
         process.wait()
-    told = [f"{log.name}: {code} {log.read_text()[-3000:]}" for log, code in zip(logs, codes, strict=True)]
-    assert not any(codes) and None not in codes, "\n".join(told)
+    if not any(codes) and None not in codes:
+        return ""
+    told = [(log.name, code, log.read_text()[-3000:]) for log, code in zip(logs, codes, strict=True)]
+    return "\n".join(f"{name}: {code} {text}" for name, code, text in told)

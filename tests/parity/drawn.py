@@ -26,11 +26,9 @@ def drawn(
     for _ in range(TRIES):
         if len(found) == number:
             break
-        sizes = _split(draw, ranks, ("pipeline", "replicate", "shard", "context", "tensor"))
+        sizes = split(draw, ranks, ("pipeline", "replicate", "shard", "context", "tensor"))
         own = {
-            name: Axes(
-                **_split(draw, ranks // sizes["pipeline"], ("replicate", "shard", "context", "tensor"))
-            )
+            name: Axes(**split(draw, ranks // sizes["pipeline"], ("replicate", "shard", "context", "tensor")))
             for name in students
         }
         where = layout(**sizes, roles=own, sequence_parallel=draw.random() < 0.5, zero=draw.choice((1, 2, 3)))
@@ -45,7 +43,7 @@ def drawn(
     return found
 
 
-def _split(draw: random.Random, ranks: int, axes: tuple[str, ...]) -> dict[str, int]:
+def split(draw: random.Random, ranks: int, axes: tuple[str, ...]) -> dict[str, int]:
     """The prime factors of `ranks` distributed over the axes."""
     sizes = dict.fromkeys(axes, 1)
     for factor in _primes(ranks):

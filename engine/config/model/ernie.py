@@ -5,7 +5,7 @@ generation (NLG, causal rows); ERNIE 3.0 (2107.02137, section 3.2) and ERNIE 3.0
 D hidden, V vocab, C classes, R prompts
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -30,6 +30,8 @@ class Net(Spec):
 
 
 class Ernie(Blocks):
+    inputs: ClassVar[tuple[str, ...]] = ("bidirectional_B", "prompts_BT")
+
     kind: Literal["ernie"] = "ernie"
     mlp: Literal["swiglu", "gelu"] = Field(default="gelu", description="swiglu or gelu")
     norm: Literal["rms", "layer"] = Field(default="layer", description="rms or layer")

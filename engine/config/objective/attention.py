@@ -32,7 +32,7 @@ class Attention(ObjectiveSpec):
     def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
         if teacher is None:
             return
-        place, (name, taught_by) = f"{place}.objective.{key}.relation_heads", teacher
+        place, (name, taught_by) = f"{place}objective.{key}.relation_heads", teacher
         heads = self.relation_heads
         if heads == "auto":
             heads = getattr(model, "num_heads", 0)

@@ -15,6 +15,7 @@ class Control(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = False
     term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "control"
+    extras: ClassVar[tuple[str, ...]] = ("prompts_BT",)
     source: ClassVar[str] = "attributes"
 
     kind: Literal["control"] = "control"
@@ -39,12 +40,12 @@ class Control(ObjectiveSpec):
         """Rows of the model's table of soft prompts."""
         return len(GENRES) * self.prompt_length
 
-    def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
-        has = getattr(model, "prompts", None)
-        if has == self.num_prompts:
-            return
-        raise ConfigError(
-            f"{place}.model.prompts",
-            f"{has or 'none'}, but genres of {self.prompt_length} need {self.num_prompts}",
-            "model=ernie_tiny" if has is None else f"{place}.model.prompts={self.num_prompts}",
-        )
+    def check_reader(self, place: str, model: ModelSpec) -> None:
+        super().check_reader(place, model)
+        has = getattr(model, "prompts", self.num_prompts)
+        if has != self.num_prompts:
+            raise ConfigError(
+                f"{place}model.prompts",
+                f"{has or 'none'}, but genres of {self.prompt_length} need {self.num_prompts}",
+                f"{place}model.prompts={self.num_prompts}",
+            )

@@ -12,6 +12,7 @@ from atelier.engine.config.registry import RowClasses
 class Distance(RowClasses):
     needs_teacher: ClassVar[bool] = False
     reads: ClassVar[str] = "distance"
+    extras: ClassVar[tuple[str, ...]] = ("bidirectional_B",)
 
     kind: Literal["distance"] = "distance"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")

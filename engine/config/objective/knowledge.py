@@ -13,6 +13,7 @@ class Knowledge(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = False
     term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "knowledge"
+    extras: ClassVar[tuple[str, ...]] = ("bidirectional_B",)
     source: ClassVar[str] = "triples"
 
     kind: Literal["knowledge"] = "knowledge"

@@ -13,6 +13,7 @@ class MLM(ObjectiveSpec):
     needs_teacher: ClassVar[bool] = False
     term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "mlm"
+    extras: ClassVar[tuple[str, ...]] = ("bidirectional_B",)
 
     kind: Literal["mlm"] = "mlm"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")

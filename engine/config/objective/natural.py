@@ -12,6 +12,7 @@ from atelier.engine.config.registry import RowClasses
 class Natural(RowClasses):
     needs_teacher: ClassVar[bool] = False
     reads: ClassVar[str] = "natural"
+    extras: ClassVar[tuple[str, ...]] = ("bidirectional_B",)
     source: ClassVar[str] = "imitations"
 
     kind: Literal["natural"] = "natural"

@@ -11,6 +11,7 @@ from atelier.engine.config.registry import RowClasses
 class Reorder(RowClasses):
     needs_teacher: ClassVar[bool] = False
     reads: ClassVar[str] = "reorder"
+    extras: ClassVar[tuple[str, ...]] = ("bidirectional_B",)
 
     kind: Literal["reorder"] = "reorder"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")

@@ -22,7 +22,7 @@ from atelier.engine.config.objective.reorder import Reorder
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.optim.muon import Muon
 from atelier.engine.config.role import Role
-from atelier.engine.config.schedule import Schedule
+from atelier.engine.config.schedule import Schedule, WeightSchedule
 from atelier.engine.config.train import Health, Train
 from atelier.engine.config.trajectory import Feed, in_teaching_order, resolve_starts, segments_of
 
@@ -218,3 +218,34 @@ def test_a_changed_meaning_moves_only_what_uses_that_kind(
         Logits: {"student"},
     }
     assert moved == used.get(kind, set())
+
+
+def moving(**schedule: object) -> Role:
+    objective = {"lm": {"kind": "lm"}, "kd": {"kind": "logits", "schedule": {"kind": "linear"} | schedule}}
+    constant = {"kind": "adamw", "lr": 1e-3, "schedule": {"kind": "constant"}}
+    return role(objective=objective, teacher="teacher", optim=constant)
+
+
+def test_a_weight_that_moves_cuts_a_trajectory_as_a_rate_does() -> None:
+    """Before it moves it is a constant one's, in a training of any length."""
+    teacher = role(optim={"kind": "adamw", "lr": 1e-3, "schedule": {"kind": "constant"}})
+
+    def of(spec: Role, steps: int = 100) -> list[str]:
+        return fingerprints({"teacher": teacher, "s": spec}, train(steps=steps))["s"]
+
+    plain = moving().model_copy(update={"objective": {"kd": Logits(), "lm": LM()}})
+    half, longer = of(moving(begin=50)), of(moving(begin=50), 200)
+    assert len(half) == len(longer) == 2
+    assert half[0] == longer[0] == of(plain)[0] and half[1] != longer[1]
+    assert of(moving(begin=20, end=60)) == of(moving(begin=20, end=60), 200), "steps: no end is in it"
+    assert of(moving(begin=20, end=60)) != of(plain)
+    assert len(of(moving())) == 1 and of(moving()) != of(moving(), 200)
+    weaker = moving(begin=50, first=0.5)
+    assert (
+        of(weaker)[0]
+        == of(plain.model_copy(update={"objective": {"kd": Logits(weight=0.25), "lm": LM()}}))[0]
+    )
+
+
+def test_a_weight_that_does_not_move_is_what_it_always_was() -> None:
+    assert Logits(schedule=WeightSchedule()).as_identity() == {"kind": "logits"}

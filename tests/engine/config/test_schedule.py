@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.schedule import Schedule
+from atelier.engine.config.schedule import Schedule, WeightSchedule
 
 Falling = Literal["linear", "cosine", "wsd"]
 FALLING: tuple[Falling, ...] = ("linear", "cosine", "wsd")
@@ -77,3 +77,51 @@ def test_a_warm_up_that_does_not_end_before_lr_falls_is_refused(schedule: Schedu
         schedule.check(10, 50, "optim.schedule")
     schedule.model_copy(update={"warmup": 32}).check(10, 50, "optim.schedule")
     Schedule(kind="constant", warmup=1000).check(10, 50, "optim.schedule")
+
+
+def test_a_weight_is_where_its_schedule_says_before_between_and_after() -> None:
+    for seed in range(300):
+        draw = random.Random(f"weight {seed}")
+        start, length = draw.randrange(50), draw.randint(4, 200)
+        first, after = sorted(draw.sample(range(length + 1), 2))
+        if after - first < 2:
+            continue
+        kind: Literal["linear", "cosine"] = draw.choice(("linear", "cosine"))
+        schedule = WeightSchedule(kind=kind, first=0.25, last=1.5, begin=first, end=after)
+        schedule.check(start, start + length, "schedule")
+        found = [schedule.factor(step, start, start + length) for step in range(start, start + length)]
+        assert set(found[: first + 1]) == {0.25} and set(found[after - 1 :]) == {1.5}
+        assert found == sorted(found)
+        middle = schedule.factor(start + first + 1, start, start + length) - 0.25
+        share = 1 / (after - 1 - first)
+        expected = share if kind == "linear" else 0.5 * (1 - math.cos(math.pi * share))
+        assert middle == pytest.approx(1.25 * expected)
+
+
+def test_a_weight_depends_on_the_end_from_the_step_on_from_which_it_moves_towards_it() -> None:
+    for given, expected in (
+        ({"begin": 3, "end": 9}, 110),  # steps: on no end at all
+        ({"begin": 0, "end": 9}, 110),
+        ({"begin": 0.5, "end": 0}, 60),
+        ({"begin": 3, "end": 0}, 13),
+        ({"begin": 3, "end": 0.5}, 13),
+        ({}, 10),
+    ):
+        schedule = WeightSchedule.model_validate({"kind": "linear"} | given)
+        assert schedule.branch_step(10, 110) == expected
+        longer = range(10, schedule.branch_step(10, 110))
+        assert all(schedule.factor(step, 10, 110) == schedule.factor(step, 10, 310) for step in longer)
+    assert WeightSchedule().branch_step(10, 110) == 110
+
+
+@pytest.mark.parametrize(
+    "given", [{"begin": 8, "end": 9}, {"begin": 0.9, "end": 0.5}, {"begin": 5, "end": 12}]
+)
+def test_a_weight_that_does_not_move_within_its_roles_steps_is_refused(given: dict[str, float]) -> None:
+    schedule = WeightSchedule.model_validate({"kind": "linear"} | given)
+    with pytest.raises(
+        ConfigError, match=r"schedule\.end: the weight moves from step \d+ to \d+ of the role's 10"
+    ):
+        schedule.check(2, 12, "schedule")
+    with pytest.raises(ValueError, match="a constant weight does not move"):
+        WeightSchedule.model_validate(given)

@@ -12,6 +12,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import ROWS, identity_of, row_specs, streams
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.objective.attention import Attention
+from atelier.engine.config.objective.control import Control
 from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.objective.mlm import MLM
@@ -23,7 +24,7 @@ from atelier.engine.io.artifact import open_input
 from atelier.engine.loop import step
 from atelier.engine.loop.counts import count
 from atelier.engine.loop.samples import Samples
-from atelier.engine.plan.checks import check_teaching
+from atelier.engine.plan.checks import check_readers, check_teaching
 from tests.engine.row_inputs import VOCAB, every_objective, harbour
 from tests.engine.trainings import TrainingSetup, role, train
 
@@ -208,6 +209,31 @@ def test_a_model_without_the_head_of_an_objective_is_refused() -> None:
         check_teaching({"m": role(shape=net(classes={"reorder": 3}), objective=needs)})
     with pytest.raises(ConfigError, match="heads: none; model=ernie_tiny"):
         check_teaching({"m": role(objective=needs)})
+
+
+def test_rows_that_a_role_could_not_read_are_refused_before_a_gang_starts(
+    tmp_path: Path, inputs: dict[str, str]
+) -> None:
+    """Also a student's that optimises something else: it reads its teacher's rows."""
+    teacher = reader({"document": DocumentLM(), "mlm": MLM()})
+    pupil = role(objective={"kd": Logits()}, teacher="a")
+    for roles in ({"a": role(objective={"mlm": MLM()})}, {"a": teacher, "b": pupil}):
+        with pytest.raises(
+            ConfigError, match=r"model\.kind: gpt does not read bidirectional_B, .* kind=ernie"
+        ):
+            check_readers(roles, row_specs(roles).values())
+    control = Control(prompt_length=2)
+    writer = role(shape=net(prompts=control.num_prompts), objective={"control": control})
+    for shape, problem in (
+        (net(), r"b\.model\.prompts: none, but"),
+        (role().model, "gpt does not read prompts_BT"),
+    ):
+        roles = {"a": writer, "b": role(shape=shape, objective={"kd": Logits()}, teacher="a")}
+        with pytest.raises(ConfigError, match=problem):
+            check_readers(roles, row_specs(roles).values())
+    training_setup = TrainingSetup(tmp_path, inputs)
+    with pytest.raises(ConfigError, match=r"roles\.b\.model\.kind"):
+        training_setup.train(training_setup.training({"a": teacher, "b": pupil}, how(2)))
 
 
 def test_either_net_can_be_tuned_alone(tmp_path: Path, inputs: dict[str, str]) -> None:

@@ -14,9 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError, StoppedError
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, SegmentAddress, Training
-from atelier.engine.config.schedule import Schedule
+from atelier.engine.config.schedule import Schedule, WeightSchedule
 from atelier.engine.config.train import Progressive, Train
 from atelier.engine.loop.stop import StopRequest
 from tests.engine.trainings import TrainingSetup, model, role, student, train
@@ -110,7 +112,13 @@ def stopped_and_again(training_setup: TrainingSetup, make: Training, every: int)
 def test_a_training_stopped_again_and_again_ends_with_the_bits_of_an_uninterrupted_one(
     training_setup: TrainingSetup, other: TrainingSetup
 ) -> None:
-    roles = {"teacher": role(shape=model(32, dropout=0.1)), "s": student(gate=0.02), "late": student(start=7)}
+    falling = Logits(schedule=WeightSchedule(kind="cosine", begin=3, end=17))
+    roles = {
+        "teacher": role(shape=model(32, dropout=0.1)),
+        "s": student(gate=0.02),
+        "late": student(start=7),
+        "freed": role(16, objective={"lm": LM(), "kd": falling}, teacher="teacher"),
+    }
     how = train(24)
     training_setup.train(training_setup.training(roles, how))
     assert stopped_and_again(other, other.training(roles, how), every=5) == 4

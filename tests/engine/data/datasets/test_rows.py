@@ -1,6 +1,5 @@
 """What all kinds of rows promise."""
 
-import json
 import re
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from atelier.engine.data.blend import Blend
 from atelier.engine.data.datasets.load import kinds, rows_of
 from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.io.artifact import open_input
 from tests.engine.data.datasets.conftest import whole
-from tests.engine.trainings import artifact
+from tests.engine.row_inputs import imitations as made_imitations
 
 RESHAPED = ("distance", "knowledge", "mlm", "reorder")  # another row in every epoch
 
@@ -36,18 +34,7 @@ def attributes(harbour):
 
 @pytest.fixture(scope="session")
 def imitations(harbour):
-    """Pieces of each split's text; as generated stands the piece that follows."""
-    lines = []
-    for split in ("train", "held_out"):
-        tokens = harbour.text(split).tokens_N
-        for first in range(0, len(tokens) - 80, 80):
-            original, generated = (
-                tokens[first : first + 40].tolist(),
-                tokens[first + 40 : first + 80].tolist(),
-            )
-            lines.append({"split": split, "prefix": 1, "original": original, "generated": generated})
-    data = "\n".join(map(json.dumps, lines)).encode()
-    return open_input(artifact(harbour.shop.folder / "imitations", "imitations", {"imitations.jsonl": data}))
+    return made_imitations(harbour.shop.folder / "imitations", harbour.tokens)
 
 
 @pytest.fixture
@@ -66,6 +53,12 @@ def test_every_kind_of_rows_is_read_by_the_objective_of_its_name():
     assert readers == kinds() == ["control", "distance", "document", "knowledge", "mlm", "natural", "reorder"]
     with pytest.raises(ConfigError, match="no rows 'reoder'; did you mean reorder"):
         rows_of("reoder")
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_what_only_these_rows_have_is_said_by_their_objective(opened, kind):
+    of_objectives = {"classes_B", "memory_BT"}  # read by the objective, or by blocks of every kind
+    assert set(opened(kind).extras) - of_objectives == set(spec_class("objective", kind).extras)
 
 
 @pytest.mark.parametrize("kind", kinds())

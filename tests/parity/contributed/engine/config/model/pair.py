@@ -4,15 +4,18 @@ has a z-loss (2202.08906, equation 5) and a bias that balances it without a loss
 D hidden, F inner width, V vocabulary, X experts
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.blocks import Blocks
 from atelier.engine.config.registry import Limit
 
 
 class Pair(Blocks):
+    inputs: ClassVar[tuple[str, ...]] = ENCODER
+
     kind: Literal["pair"] = "pair"
     encoder_layers: int = Field(default=2, ge=1, description="blocks of the encoder; the rest decode")
     num_experts: int = Field(default=4, ge=2, description="experts of a decoder block")

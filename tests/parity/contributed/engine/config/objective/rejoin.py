@@ -4,12 +4,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.registry import ObjectiveSpec
 
 
 class Rejoin(ObjectiveSpec):
     term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "rejoin"
+    extras: ClassVar[tuple[str, ...]] = ENCODER
 
     kind: Literal["rejoin"] = "rejoin"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")

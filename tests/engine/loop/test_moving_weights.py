@@ -1,0 +1,63 @@
+"""Objectives whose weights move over the steps; test_training.py has that they resume with the same bits."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.objective.logits import Logits
+from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.config.role import Role
+from atelier.engine.config.schedule import WeightSchedule
+from atelier.engine.plan.checks import check_schedules
+from tests.engine.trainings import TrainingSetup, role, train
+
+STEPS = 12
+
+
+def moving(**schedule: Any) -> WeightSchedule:
+    return WeightSchedule(**({"kind": "linear"} | schedule))
+
+
+def pupil(**objective: ObjectiveSpec) -> Role:
+    return role(16, objective=objective, teacher="teacher")
+
+
+def curves(folder: Path, **students: Role) -> dict[str, list[dict[str, Any]]]:
+    """Students of one teacher that start from the same weights; their metric values by step."""
+    setup = TrainingSetup(folder)
+    named = {name: spec.model_copy(update={"seed_name": "s"}) for name, spec in students.items()}
+    setup.train(setup.training({"teacher": role()} | named, train(STEPS)))
+    return {name: [line["values"] for line in setup.curve(name)] for name in students}
+
+
+def test_a_student_learns_as_with_a_constant_weight_until_its_weight_moves(tmp_path: Path) -> None:
+    found = curves(
+        tmp_path,
+        falling=pupil(lm=LM(weight=0.5), kd=Logits(schedule=moving(begin=6))),
+        constant=pupil(lm=LM(weight=0.5), kd=Logits()),
+        early=pupil(lm=LM(weight=0.5), kd=Logits(schedule=moving(first=0.0, last=0.0, begin=2, end=4))),
+        alone=role(16),
+    )
+    weights = [values.pop("objective/weight/kd") for values in found["falling"]]
+    assert weights == pytest.approx([0.5] * 7 + [0.4, 0.3, 0.2, 0.1, 0.0])
+    same = [mine == theirs for mine, theirs in zip(found["falling"], found["constant"], strict=True)]
+    assert same[:7] == [True] * 7 and not any(same[8:]), "step 8 still has the weights of before"
+    assert "objective/kd" in found["falling"][-2] and "objective/kd" not in found["falling"][-1]
+    losses = {name: [values["loss"] for values in found[name]] for name in ("early", "alone")}
+    assert losses["early"] == losses["alone"], "of weight 0 it is as if it were not there"
+
+
+def test_a_step_without_anything_to_optimise_is_refused() -> None:
+    both = pupil(lm=LM(schedule=moving(begin=1)), kd=Logits(schedule=moving()))
+    with pytest.raises(
+        ConfigError, match=r"roles\.s\.objective: at step 11 no objective has a weight above 0"
+    ):
+        check_schedules({"s": both}, train(STEPS))
+    swapped = pupil(lm=LM(schedule=moving()), kd=Logits(schedule=moving(first=0.0, last=1.0)))
+    check_schedules({"s": swapped}, train(STEPS))
+    for gated in ({"gate": 0.1}, {"period": 2}):
+        with pytest.raises(ConfigError, match="at step 11 no objective of its own has a weight above 0"):
+            check_schedules({"s": swapped.model_copy(update=gated)}, train(STEPS))

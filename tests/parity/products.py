@@ -1,0 +1,260 @@
+"""Random products: models, objectives, trainings, layouts of the teacher and of each student, recomputation
+and precision, drawn from a seed. Every kind of model, objective and optimiser has its generator here.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.mixture import row_specs
+from atelier.engine.config.model.ernie import Ernie, Net
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.objective.attention import Attention
+from atelier.engine.config.objective.control import Control
+from atelier.engine.config.objective.distance import Distance
+from atelier.engine.config.objective.document import DocumentLM
+from atelier.engine.config.objective.hidden import Hidden
+from atelier.engine.config.objective.knowledge import Knowledge
+from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.objective.logits import Logits
+from atelier.engine.config.objective.mlm import MLM
+from atelier.engine.config.objective.natural import Natural
+from atelier.engine.config.objective.reorder import Reorder
+from atelier.engine.config.optim.adamw import AdamW
+from atelier.engine.config.optim.muon import Muon
+from atelier.engine.config.parallel import Axes, Parallel
+from atelier.engine.config.registry import ModelSpec, ObjectiveSpec, OptimSpec
+from atelier.engine.config.role import Role, Trainable
+from atelier.engine.config.schedule import Schedule, WeightSchedule
+from atelier.engine.config.train import Health, Progressive, Train
+from atelier.engine.config.trajectory import resolve_starts
+from atelier.engine.plan.checks import check_layout, check_readers, check_schedules, check_teaching
+from tests.engine.row_inputs import VOCAB as LIBRARY_VOCAB
+from tests.engine.trainings import VOCAB
+from tests.parity.cases import layout
+from tests.parity.drawn import split
+
+STEPS, TRIES, PROMPT_LENGTH = 5, 100_000, 2
+AXES = ("replicate", "shard", "context", "tensor")
+Draw = random.Random
+
+
+class Product(NamedTuple):
+    """`then`: the layout in which the last steps are trained, from a checkpoint of the first one."""
+
+    name: str
+    roles: Mapping[str, Role]
+    train: Train
+    layout: Parallel
+    then: Parallel | None
+    reads_library: bool
+
+
+def products(seed: int, ranks: int) -> Iterator[Product]:
+    """Endlessly many, of those that the checks let through."""
+    for number in range(TRIES):
+        found = product(random.Random(f"{seed} {ranks} {number}"), ranks, f"{seed}/{ranks}/{number}")
+        if found is not None:
+            yield found
+
+
+def product(draw: Draw, ranks: int, name: str) -> Product | None:
+    """One draw; None when it does not fit together."""
+    reads_library = draw.random() < 0.4
+    try:
+        train = training(draw, reads_library)
+        roles = resolve_starts(
+            cast(draw, train, LIBRARY_VOCAB if reads_library else VOCAB, reads_library), train
+        )
+        check_teaching(roles)
+        check_schedules(roles, train)
+        check_readers(roles, row_specs(roles).values())
+        first = place(draw, ranks, roles)
+        then = place(draw, ranks, roles) if draw.random() < 0.3 else None
+        for each in (first, then):
+            if each is not None:
+                check_layout(each, roles, train)
+    except (ConfigError, ValueError):
+        return None
+    return Product(name, roles, train, first, then, reads_library)
+
+
+def training(draw: Draw, reads_library: bool) -> Train:
+    """Rows of the library's kinds do not fit into less than 32 tokens."""
+    shorter = 1.0 if reads_library else 0.5
+    grown = {"steps": 3, "stages": 2, "sequence": shorter, "batch": 0.5} if draw.random() < 0.15 else {}
+    return Train(
+        steps=STEPS,
+        global_batch=draw.choice((4, 8, 8)),
+        micro_batch=draw.choice((1, 2, 4, "auto")),
+        sequence=32 if reads_library else draw.choice((16, 32)),
+        precision=draw.choice(("fp64", "fp64", "fp64", "fp64", "fp32", "bf16")),
+        seed=draw.randrange(1000),
+        checkpoint_every=2,
+        keep=STEPS,
+        eval_sequences=6,
+        progressive=Progressive(**grown),
+        health=Health(spike=draw.choice(("off", "skip"))),
+    )
+
+
+def cast(draw: Draw, train: Train, vocab: int, reads_library: bool) -> dict[str, Role]:
+    """One or two roots and up to three students, of roots or of students."""
+    rows = own_objectives(draw) if reads_library else {"lm": LM()}
+    roles: dict[str, Role] = {}
+    for number in range(1 if draw.random() < 0.8 else 2):
+        roles[f"root{number}"] = Role(
+            model=model(draw, vocab, rows, num_layers=draw.choice((2, 4, 4))),
+            objective=rows,
+            optim=optimiser(draw),
+            trainable=trainable(draw),
+        )
+    for number in range(draw.choice((0, 1, 1, 2, 3))):
+        own = (
+            dict(draw.sample(sorted(rows.items()), draw.randint(1, len(rows))))
+            if draw.random() < 0.85
+            else {}
+        )
+        taught = {
+            name: make(draw) for name, make in draw.sample(sorted(TAUGHT.items()), draw.choice((1, 1, 2)))
+        }
+        if draw.random() < 0.3:
+            name, spec = draw.choice(sorted((own | taught).items()))
+            taught |= {name: spec.model_copy(update={"schedule": weight_schedule(draw)})}
+        start = draw.choice((0, 0, 0, 1, 2))
+        roles[f"student{number}"] = Role(
+            model=model(draw, vocab, own, num_layers=draw.choice((1, 2))),
+            objective=own | taught,
+            optim=optimiser(draw),
+            trainable=trainable(draw),
+            teacher=draw.choice(sorted(roles)),
+            start=start,
+            end=draw.choice((0, 0, 0, 4)),
+            period=draw.choice((1, 1, 1, 2)) if own else 1,
+            gate=draw.choice(("open", "open", "open", 0.2)) if own else "open",
+        )
+    return roles
+
+
+def optimiser(draw: Draw) -> OptimSpec:
+    kind = draw.choice(("constant", "wsd", "cosine", "linear"))
+    schedule = Schedule(
+        kind=kind, warmup=draw.choice((0, 1)), floor=0.0 if kind == "constant" else draw.choice((0.0, 0.1))
+    )
+    return OPTIMISERS[draw.choice(sorted(OPTIMISERS))](draw, schedule)
+
+
+def weight_schedule(draw: Draw) -> WeightSchedule:
+    return WeightSchedule(
+        kind=draw.choice(("linear", "cosine")),
+        first=draw.choice((1.0, 0.0)),
+        last=draw.choice((0.0, 0.5)),
+        begin=draw.choice((0, 1, 0.25)),
+        end=draw.choice((0, 3)),
+    )
+
+
+OPTIMISERS: Mapping[str, Callable[[Draw, Schedule], OptimSpec]] = {
+    "adamw": lambda draw, schedule: AdamW(lr=draw.choice((1e-3, 1e-2)), schedule=schedule),
+    "muon": lambda draw, schedule: Muon(lr=1e-3, matrix_lr=1e-2, schedule=schedule),
+}
+
+
+def trainable(draw: Draw) -> Trainable:
+    kind = draw.choice(("full", "full", "full", "full", "lora", "parts"))
+    return Trainable(kind=kind, rank=4, parts=(draw.choice(("nlu", "nlg", "blocks", "norm", "embed")),))
+
+
+def widths(draw: Draw) -> dict[str, Any]:
+    heads = draw.choice((2, 4))
+    return {
+        "hidden": draw.choice((16, 32)),
+        "num_heads": heads,
+        "num_kv_heads": draw.choice((heads, heads, heads // 2, 1)),
+        "norm": draw.choice(("rms", "layer")),
+        "dropout": draw.choice((0.0, 0.0, 0.1)),
+    }
+
+
+def gpt(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: int) -> GPT:
+    experts = draw.choice((0, 0, 4))
+    return GPT(
+        num_layers=num_layers,
+        vocab=vocab,
+        num_experts=experts,
+        mlp="swiglu" if experts else draw.choice(("swiglu", "gelu")),
+        positions=draw.choice(("rope", "rope", "learned")),
+        max_positions=64,
+        tied=draw.random() < 0.5,
+        **widths(draw),
+    )
+
+
+def ernie(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: int) -> Ernie:
+    prompts = [spec.num_prompts for spec in rows.values() if isinstance(spec, Control)]
+    return Ernie(
+        num_layers=num_layers,
+        vocab=vocab,
+        nlu=Net(num_layers=draw.choice((0, 1)), hidden=16, num_heads=2),
+        nlg=Net(num_layers=draw.choice((0, 1, 2)), hidden=16, num_heads=2),
+        classes={spec.kind: spec.num_classes for spec in rows.values() if spec.num_classes},
+        prompts=prompts[0] if prompts else 0,
+        mlp=draw.choice(("swiglu", "gelu")),
+        **widths(draw),
+    )
+
+
+MODELS: Mapping[str, Callable[..., ModelSpec]] = {"gpt": gpt, "ernie": ernie}
+
+
+def model(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: int) -> ModelSpec:
+    return MODELS[draw.choice(sorted(MODELS))](draw, vocab, rows, num_layers)
+
+
+OWN: Mapping[str, Callable[[Draw], ObjectiveSpec]] = {
+    "lm": lambda draw: LM(weight=draw.choice((0.5, 1.0))),
+    "document": lambda draw: DocumentLM(rows=0.4, memory=draw.choice(("auto", 0, 4))),
+    "mlm": lambda draw: MLM(weight=0.25, rows=0.3),
+    "knowledge": lambda draw: Knowledge(weight=0.1, rows=0.2),
+    "reorder": lambda draw: Reorder(weight=0.1, rows=0.2, max_segments=draw.choice((2, 3))),
+    "distance": lambda draw: Distance(weight=0.05, rows=0.2),
+    "control": lambda draw: Control(rows=0.4, prompt_length=PROMPT_LENGTH),
+    "natural": lambda draw: Natural(weight=0.2, rows=0.2),
+}
+TAUGHT: Mapping[str, Callable[[Draw], ObjectiveSpec]] = {
+    "logits": lambda draw: Logits(temperature=draw.choice((1.0, 2.0))),
+    "attention": lambda draw: Attention(
+        auxiliary=draw.random() < 0.5, relation_heads=draw.choice(("auto", 2, 4))
+    ),
+    "hidden": lambda draw: Hidden(),
+}
+
+
+def own_objectives(draw: Draw) -> dict[str, ObjectiveSpec]:
+    names = draw.sample(sorted(OWN), draw.randint(1, 4))
+    return {name: OWN[name](draw) for name in names}
+
+
+def place(draw: Draw, ranks: int, roles: Mapping[str, Role]) -> Parallel:
+    """A layout of so many ranks; half of the students have axes of their own."""
+    sizes = split(draw, ranks, ("pipeline", *AXES, *(("expert",) if draw.random() < 0.3 else ())))
+    in_stage = ranks // sizes["pipeline"]
+    own = {
+        name: Axes(**split(draw, in_stage, AXES))
+        for name, role in roles.items()
+        if role.teacher and draw.random() < 0.5
+    }
+    schedule = draw.choice(("1f1b", "interleaved", "zb")) if sizes["pipeline"] > 1 else "1f1b"
+    root = roles["root0"].model.num_layers
+    unequal = sizes["pipeline"] == 2 and schedule == "1f1b" and root > 2 and draw.random() < 0.3
+    return layout(
+        **sizes,
+        roles=own,
+        schedule=schedule,
+        stages=draw.choice(((1, root - 1), (root - 1, 1))) if unequal else (),
+        sequence_parallel=draw.random() < 0.6,
+        zero=draw.choice((1, 2, 3)),
+        recompute=draw.choice(("none", "none", "selective", "full")),
+        recompute_every=draw.choice((1, 2)),
+    )

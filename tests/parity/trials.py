@@ -1,0 +1,188 @@
+"""Try random products: each in one process of float64 (or of its own precision) and in a gang.
+`python -m tests.parity.trials --seed 7 --seconds 120` or `--only 7/4/31`
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from io import StringIO
+from itertools import islice
+from pathlib import Path
+
+from safetensors.torch import load
+
+from atelier.engine.config.error import AtelierError
+from tests.engine.row_inputs import harbour
+from tests.engine.trainings import TrainingSetup, tokens
+from tests.parity.cases import gang_errors
+from tests.parity.products import Product, product, products
+
+SIZES = (2, 4, 2, 4, 8)  # ranks of one gang after the other
+AT_ONCE = 6  # products a gang trains
+LONGEST_S = 300.0  # of a gang
+BOUNDS = {"fp64": (1e-10, 1e-8), "fp32": (1e-5, None), "bf16": (1e-4, None)}  # of values, of weights
+
+
+@dataclass
+class Trials:
+    """What was tried: products by number of ranks, and what did not agree, by product."""
+
+    tried: Counter[int] = field(default_factory=Counter)
+    failures: dict[str, str] = field(default_factory=dict)
+    worst: dict[str, float] = field(default_factory=dict)
+
+    def told(self) -> str:
+        sizes = ", ".join(f"{number} on {ranks} ranks" for ranks, number in sorted(self.tried.items()))
+        worst = ", ".join(f"{what} {value:.1e}" for what, value in sorted(self.worst.items()))
+        return f"{sum(self.tried.values())} products ({sizes}), {len(self.failures)} wrong; largest: {worst}"
+
+
+class Workbench:
+    """The inputs of all products, and a folder for each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.inputs = {
+            False: {"tokens": tokens(folder / "tokens")},
+            True: harbour(folder / "harbour"),
+        }
+        self.num_gangs = 0
+
+    def setup(self, one: Product, name: str) -> TrainingSetup:
+        folder = self.folder / one.name.replace("/", "-") / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return TrainingSetup(folder, self.inputs[one.reads_library])
+
+    def try_all(self, some: Sequence[Product], found: Trials) -> None:
+        """Products of the same number of ranks. Those that end a gang are failures; another gang goes on."""
+        left = [one for one in some if self._alone(one, found)]
+        while left:
+            self.num_gangs += 1
+            place = self.folder / f"gang-{self.num_gangs}"
+            place.mkdir()
+            paths = [self._write(one) for one in left]
+            told = gang_errors(
+                "tests.parity.gang", place, left[0].layout.ranks, *map(str, paths), timeout_s=LONGEST_S
+            )
+            done = [one for one, path in zip(left, paths, strict=True) if (path.parent / "done").exists()]
+            for one in done:
+                self._compare(one, found)
+            left = left[len(done) :]
+            if told and left:
+                self._fail(left.pop(0), found, told)
+
+    def _alone(self, one: Product, found: Trials) -> bool:
+        """Train it in this process; false when that fails."""
+        found.tried[one.layout.ranks] += 1
+        setup = self.setup(one, "alone")
+        try:
+            with redirect_stdout(StringIO()):
+                setup.train(setup.training(one.roles, one.train))
+        except Exception:
+            self._fail(one, found, f"alone: {traceback.format_exc()[-3000:]}")
+            return False
+        return True
+
+    def _write(self, one: Product) -> Path:
+        setup = self.setup(one, "gang")
+        for name, layout in (("run", one.layout), ("then", one.then)):
+            if layout is not None:
+                run = setup.run_file(setup.training(one.roles, one.train), layout=layout)
+                (setup.folder / f"{name}.json").write_text(run.model_dump_json(by_alias=True))
+        return setup.folder / "run.json"
+
+    def _compare(self, one: Product, found: Trials) -> None:
+        alone, gang = self.setup(one, "alone"), self.setup(one, "gang")
+        try:
+            for role in one.roles:
+                for what, value, most in distances(alone, gang, role, one.train.precision):
+                    key = f"{one.train.precision} {what}"
+                    found.worst[key] = max(found.worst.get(key, 0.0), value)
+                    if not value <= most:
+                        raise AssertionError(f"{role}: {what} are {value:.3g} apart")
+        except (AssertionError, OSError) as error:
+            self._fail(one, found, str(error))
+
+    def _fail(self, one: Product, found: Trials, told: str) -> None:
+        found.failures[one.name] = told
+        print(f"{one.name}: {told}\n{described(one)}", flush=True)
+
+
+def described(one: Product) -> str:
+    roles = [f"  {name}: {role.as_identity()} end {role.end}" for name, role in one.roles.items()]
+    layouts = [str(each.model_dump(exclude_defaults=True)) for each in (one.layout, one.then) if each]
+    return "\n".join(
+        [*roles, f"  {one.train.model_dump(exclude_defaults=True)}", f"  {' then '.join(layouts)}"]
+    )
+
+
+def distances(
+    alone: TrainingSetup, gang: TrainingSetup, role: str, precision: str
+) -> Iterator[tuple[str, float, float]]:
+    """What is compared of a role, how far apart, how far it may be: in float64 all values of all steps and
+    the weights, in less the first step's losses.
+    """
+    most, weights = BOUNDS[precision]
+    mine, theirs = alone.curve(role), gang.curve(role)
+    assert [(line["step"], line["tokens"]) for line in mine] == [
+        (line["step"], line["tokens"]) for line in theirs
+    ]
+    steps = [(a["values"], b["values"]) for a, b in zip(mine, theirs, strict=True)]
+    assert all(a.keys() == b.keys() for a, b in steps), f"{role}: other metrics"
+    if precision != "fp64":
+        first, other = steps[0]
+        names = [name for name in first if name == "loss" or name.startswith("objective/")]
+        yield "losses of the first step", max(abs(first[name] - other[name]) for name in names), most
+        return
+    yield "values", max(abs(a[name] - b[name]) for a, b in steps for name in a), most
+    here, there = load(alone.weights(role)), load(gang.weights(role))
+    assert here.keys() == there.keys(), f"{role}: other weights"
+    yield "weights", max((here[name] - there[name]).abs().max().item() for name in here), weights or 0.0
+
+
+def try_for(seconds: float, seed: int, folder: Path, sizes: Sequence[int] = SIZES) -> Trials:
+    """Products of this seed until the time is over; what began then is ended."""
+    bench, found, until = Workbench(folder), Trials(), time.monotonic() + seconds
+    drawn = {ranks: products(seed, ranks) for ranks in sizes}
+    while time.monotonic() < until:
+        for ranks in sizes:
+            bench.try_all(list(islice(drawn[ranks], AT_ONCE)), found)
+            if time.monotonic() > until:
+                break
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--only", default="", help="one product again, by the name that a run printed")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            if asked.only:
+                seed, ranks, number = asked.only.split("/")
+                one = product(random.Random(f"{seed} {ranks} {number}"), int(ranks), asked.only)
+                found = Trials()
+                Workbench(Path(folder)).try_all([one] if one else [], found)
+            else:
+                print(f"seed {asked.seed}", flush=True)
+                found = try_for(asked.seconds, asked.seed, Path(folder))
+        except AtelierError as error:
+            print(error, file=sys.stderr)
+            return 2
+    print(found.told())
+    return 1 if found.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
