@@ -6,6 +6,7 @@ checkpoints. Exit codes: 0 done, 75 stopped on request with a checkpoint, 2 bad 
 lines.
 """
 
+import gc
 import json
 import sys
 import time
@@ -15,15 +16,19 @@ from pathlib import Path
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import AtelierError, StoppedError, of_system
 from atelier.engine.config.message import to_line
-from atelier.engine.config.run_file import RunFile, Trainings
+from atelier.engine.config.run_file import RunFile, Training, Trainings
 from atelier.engine.io import source_check
 from atelier.engine.io.artifact import open_input
 from atelier.engine.io.process import began, leave
-from atelier.engine.loop.build import BuildContext
+from atelier.engine.loop.build import BuildContext, build_roles
 from atelier.engine.loop.report import ProgressReport
+from atelier.engine.loop.resume import resume_point_together
+from atelier.engine.loop.role_state import RoleState
+from atelier.engine.loop.rollback import History, RolledBack
 from atelier.engine.loop.save import forget
+from atelier.engine.loop.step import train_step
 from atelier.engine.loop.stop import STOPPED, StopRequest
-from atelier.engine.loop.training import TrainingServices, run_training
+from atelier.engine.loop.training import Loop, TrainingServices, check_training
 from atelier.engine.parallel.gang import Gang, start_gang
 
 
@@ -45,14 +50,63 @@ def train(run: RunFile, gang: Gang, stop: StopRequest) -> None:
         began=began(),
         file_bytes=config.file_bytes,
     )
-    done = []
+    done: list[RoleState] = []
     for training in config.trainings:
-        members = run_training(training, services)
+        roles = run_training(training, services)
         services = replace(services, began=time.monotonic())
         report.before += training.end
         if not training.train.keep:
-            done += members
+            done += roles
     forget(done, gang)
+
+
+def run_training(training: Training, services: TrainingServices) -> list[RoleState]:
+    """Train all roles from their checkpoints to their ends and publish the requested outputs; returns the
+    roles that took part. After a rollback it begins again, from earlier checkpoints.
+
+    Raises StoppedError after a clean stop, with everything checkpointed.
+    """
+    gang = services.build_context.gang
+    gang.heartbeat.rest("load")
+    gang.heartbeat.watch(training.train.health.hang_s)
+    check_training(training, services)
+    history = History()
+    while True:
+        try:
+            return train_from(history, training, services)
+        except RolledBack as back:
+            history = back.history
+        gc.collect()  # free the old roles before they are built again
+
+
+def train_from(history: History, training: Training, services: TrainingServices) -> list[RoleState]:
+    """Build the roles, load their newest checkpoints that fit `history`, take the steps that are left,
+    publish. A role that is ahead of the clock waits; one that has ended takes no step.
+    """
+    gang = services.build_context.gang
+    where = resume_point_together(training.members, history.at_most, gang.aside)
+    roles = build_roles(training, where.steps, services.build_context)
+    if not roles:
+        return []
+    loop = Loop(training, roles, services)
+    try:
+        loop.load(where, history)
+        loop.save_if_due(loop.begin)
+        for clock in range(loop.begin, loop.end):
+            step = loop.begin_step(clock)  # its roles, its data; a stop request ends the loop here
+            outcomes = train_step(step.group, step.data.batches, clock=clock, counts=step.counts, gang=gang)
+            outcomes |= step.passed_over()
+            loop.end_step(step, outcomes)
+            loop.evaluate_if_due(outcomes)
+            loop.log(step, outcomes)
+            loop.check(step, outcomes)  # health: skip, roll back or stop
+            loop.save_if_due(clock + 1)
+            loop.tell(step, outcomes)
+        loop.finish()
+    finally:
+        loop.close()
+    loop.publish()
+    return list(roles.values())
 
 
 def main(arguments: list[str]) -> int:

@@ -70,6 +70,16 @@ class BuildContext:
         return self._grids[key]
 
 
+def build_roles(training: Training, steps: Mapping[str, int], context: BuildContext) -> dict[str, RoleState]:
+    """Build the roles that resume at one of `steps`, by name, and the teachers that they learn from."""
+    taught_by = {training.members[name].role.teacher for name in steps}
+    return {
+        name: build_member(name, spec, training=training, build_context=context)
+        for name, spec in training.members.items()
+        if name in steps or name in taught_by
+    }
+
+
 def build_member(
     name: str, spec: MemberSpec, *, training: Training, build_context: BuildContext
 ) -> RoleState:

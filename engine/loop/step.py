@@ -122,10 +122,12 @@ def train_step(
     step_group: StepGroup, batches: Sequence[dict[str, Tensor]], *, clock: int, counts: Counts, gang: Gang
 ) -> dict[str, StepOutcome]:
     """Forward, backward and update of all active roles on this rank's micro-batches; outcomes by role,
-    students first.
+    students first. None where every root passes the step over.
 
     `counts`: of the step over all ranks; each objective's sum is divided by the count of its rows.
     """
+    if not step_group.roots:
+        return {}
     tally = _Tally()
     for root in step_group.roots:
         RoleStep(root, step_group, list(batches), clock, counts, tally).go()

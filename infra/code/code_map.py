@@ -28,7 +28,7 @@ Cache = dict[str, tuple[list[str], dict[str, str]]]  # digest of a file -> its i
 
 PACKAGE = "atelier."
 MOST = 2000  # files in the cache
-LOOP = "engine/loop/training.py"
+LOOP = "engine/train.py"
 REGISTRIES = (
     "model",
     "objective",
@@ -48,7 +48,6 @@ LEFT_OUT = (
     "engine/checkpoint/",
     "engine/io/",
     "engine/plan/",
-    "engine/train.py",
     *(f"engine/loop/{name}.py" for name in ("publish", "replica_check", "report", "resume", "save", "stop")),
     "engine/loop/straggler.py",
     *(f"engine/config/{name}.py" for name in ("base", "device", "document", "error", "metric")),
