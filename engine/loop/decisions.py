@@ -4,8 +4,10 @@ and whether a step went wrong.
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
+from atelier.engine.checkpoint.state import Nested
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.train import Bad, Health
 
@@ -113,19 +115,19 @@ class HealthDetector:
             f"lower {place}.optim.lr or raise its warmup; the last checkpoint before is kept"
         )
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """The skipped and rolled-back steps for the model's summary; empty when there were none."""
-        found: dict[str, Any] = {"skipped": self.num_skipped} if self.num_skipped else {}
+        found: dict[str, Json] = {"skipped": self.num_skipped} if self.num_skipped else {}
         if self.rolled_back:
             found["rolled_back"] = list(self.rolled_back)
             found["pass_over"] = self.spec.pass_over
         return found
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, float | list[int]]:
         counts = {"num_seen": self.num_seen, "num_skipped": self.num_skipped}
         return {**self.sums, **counts, "rolled_back": list(self.rolled_back)}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Nested) -> None:
         """Restore `state()`; fields missing from an older checkpoint keep their initial values."""
         self.sums = {name: float(state.get(name, 0.0)) for name in self.sums}
         self.num_seen, self.num_skipped = state.get("num_seen", 0), state.get("num_skipped", 0)

@@ -6,7 +6,6 @@ another stage than the first, sends it on. So no rank holds more than its own sh
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,7 +44,7 @@ def _known_to_all(held: Mapping[str, Tensor], leader: int, gang: Gang) -> list[A
     about = [(name, tuple(weight.shape), weight.dtype) for name, weight in held.items()]
     if gang.world == 1:
         return about
-    message: list[Any] = [about]
+    message = [about]
     dist.broadcast_object_list(message, src=leader, group=gang.group)
     return message[0]
 

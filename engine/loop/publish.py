@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import FileEntry
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
@@ -65,11 +65,11 @@ def publish(
     output.close(summary(member))
 
 
-def summary(member: RoleState) -> dict[str, Any]:
+def summary(member: RoleState) -> dict[str, Json]:
     """The model's summary for its record. Steps are the clock's: at step s a student learned from the
     teacher's weights after s steps.
     """
-    result: dict[str, Any] = {
+    result: dict[str, Json] = {
         "step": member.step,
         "tokens": member.tokens,
         "loss": member.last.get("loss"),

@@ -6,8 +6,8 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.metric import MetricLine
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.io.metric_writer import Segments
@@ -24,7 +24,7 @@ class ProgressReport:
         self._spoke = -PROGRESS_EVERY
         self._rate = 0.0
 
-    def say(self, **words: Any) -> None:
+    def say(self, **words: Json) -> None:
         """Print one JSON object on stdout and flush. A closed stdout does not stop the training; the
         supervisor's pipe does that.
         """

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from atelier.engine.checkpoint.state import Nested, State
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.run_file import Member as MemberSpec
@@ -17,7 +17,7 @@ from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import DistillationGate, HealthDetector
-from atelier.engine.loop.stage import After, RoleModel, StepWork
+from atelier.engine.loop.stage import After, RoleModel, Seen, StepWork
 from atelier.engine.loop.weights import RoleWeights
 from atelier.engine.model.contract import Sum
 from atelier.engine.model.transformer import noise_keys
@@ -211,7 +211,7 @@ class RoleState:
         if self.body is not None:
             self.body.train(work, after)
 
-    def infer(self, work: StepWork, after: After) -> None:
+    def infer(self, work: StepWork, after: Seen) -> None:
         """Forward passes of all micro-batches; uses no random generator and leaves no state behind."""
         if self.body is not None:
             with torch.no_grad():
@@ -267,7 +267,7 @@ class RoleState:
             return first
         return next(part for part in self.spec.segments if part.start < step <= part.end)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Everything to checkpoint, under names independent of role and layout. Tensors are the live ones."""
         return self.weights.state() | {
             "gate": self.gate.state() if self.gate is not None else {},
@@ -281,7 +281,7 @@ class RoleState:
             "health": self.health.state(),
         }
 
-    def restore(self, state: Mapping[str, Any], step: int) -> None:
+    def restore(self, state: Nested, step: int) -> None:
         """Restore the values that loading a `state()` returned; its tensors were filled in place."""
         if self.gate is not None:
             self.gate.restore(state["gate"])

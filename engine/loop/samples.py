@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Protocol, cast
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import Stream
@@ -16,6 +16,10 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.loop.evaluation import Streams
 from atelier.engine.loop.publish import TOKENIZER
+
+
+class _Labelled(Dataset, Protocol):
+    part: int
 
 
 class Samples:
@@ -62,17 +66,30 @@ class Samples:
         if stream.kind == "windows":
             return self._numbered(Windows(source, scratch, split, sequence), stream)
         tokenizer = self._input("tokenizer").file(TOKENIZER, scratch)
-        how: dict[str, Any] = {"split": split, "sequence": sequence, "seed": self._seed}
         if stream.kind == "examples":
             return Examples(
-                source, tokenizer, scratch, num_examples=stream.num_examples, draw=stream.draw, **how
+                source,
+                tokenizer,
+                scratch,
+                num_examples=stream.num_examples,
+                draw=stream.draw,
+                split=split,
+                sequence=sequence,
+                seed=self._seed,
             )
-        vocabulary = Vocabulary.read(tokenizer)
-        rows = rows_of(stream.kind).open_rows(stream.rows, source, vocabulary, scratch, **how)
+        rows: Dataset = rows_of(stream.kind).open_rows(
+            stream.rows,
+            source,
+            Vocabulary.read(tokenizer),
+            scratch,
+            split=split,
+            sequence=sequence,
+            seed=self._seed,
+        )
         return self._numbered(rows, stream)
 
-    def _numbered(self, rows: Any, stream: Stream) -> Dataset:
+    def _numbered(self, rows: Dataset, stream: Stream) -> Dataset:
         """The data set, its rows labelled with the index of their kind when the mixture has several kinds."""
         if self._training.parts:
-            rows.part = self._training.parts.index(stream.kind)
+            cast(_Labelled, rows).part = self._training.parts.index(stream.kind)
         return rows

@@ -6,7 +6,7 @@ B rows, T tokens, D hidden, V vocab
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +140,7 @@ class StageModule(nn.Module):
         return VocabSlice(group, self.grid.places["tensor"] * size, size)
 
 
-def _meta(shape: Sequence[Any], dtype: torch.dtype, *, has_gradient: bool = True) -> Tensor:
+def _meta(shape: Sequence[int], dtype: torch.dtype, *, has_gradient: bool = True) -> Tensor:
     return torch.empty(tuple(shape), dtype=dtype, device="meta", requires_grad=has_gradient)
 
 
@@ -154,7 +154,8 @@ def _check_passed(carried: Carried, names: list[str], model: Model) -> None:
         )
 
 
-After = Callable[[int, Tensor], Any]
+After = Callable[[int, Tensor], Tensor]  # (micro-batch, total) -> where its backward pass starts
+Seen = Callable[[int, Tensor], Tensor | None]  # the same of a forward pass alone
 
 
 class RoleModel:
@@ -227,7 +228,7 @@ class RoleModel:
             between_micro_batches(stage, is_last=index == len(work.batches) - 1)
         after(index, stage(index=index, work=work)).backward()
 
-    def infer(self, work: StepWork, after: After) -> None:
+    def infer(self, work: StepWork, after: Seen) -> None:
         """Forward of all micro-batches."""
         if self.pipeline is None:
             for index in range(len(work.batches)):
@@ -245,7 +246,10 @@ class RoleModel:
                 sizes[dim] = value.shape[TENSORS[name].dims.index(dim)] // split
         exact = torch.promote_types(self.dtype, torch.float32)
         return (
-            *(_meta([sizes.get(str(d), d) for d in dims], self.dtype) for dims in model.carries().values()),
+            *(
+                _meta([d if isinstance(d, int) else sizes[d] for d in dims], self.dtype)
+                for dims in model.carries().values()
+            ),
             *(_meta(each.shape, exact, has_gradient=each.weight != 0) for each in model.sums().values()),
         )
 

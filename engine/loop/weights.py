@@ -4,11 +4,11 @@ so that weights which are not on the device can be put in here.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.checkpoint.state import Tree
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import OptimSpec
 from atelier.engine.loop.stage import RoleModel, StageModule
@@ -112,14 +112,15 @@ class RoleWeights:
         if self.body is not None and sums:
             self.body.after_step(sums)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Tree]:
         """The trained weights with their optimiser's states, and the buffers; live tensors, by names
         independent of role and layout.
         """
         trainable = self.trainable()
         states = self.optimizer.state if self.optimizer is not None else {}
+        weights: dict[str | int, Tree] = {name: weight.detach() for name, weight in trainable.items()}
         return {
-            "weights": {name: weight.detach() for name, weight in trainable.items()} | self.buffers(),
+            "weights": weights | self.buffers(),
             "optimizer": {name: dict(states.get(weight, {})) for name, weight in trainable.items()},
         }
 

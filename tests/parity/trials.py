@@ -139,7 +139,11 @@ def distances(
     if precision != "fp64":
         first, other = steps[0]
         names = [name for name in first if name == "loss" or name.startswith("objective/")]
-        yield "losses of the first step", max(abs(first[name] - other[name]) for name in names), most
+        yield (
+            "losses of the first step",
+            max((abs(first[name] - other[name]) for name in names), default=0.0),
+            most,
+        )
         return
     yield "values", max(abs(a[name] - b[name]) for a, b in steps for name in a), most
     here, there = load(alone.weights(role)), load(gang.weights(role))
@@ -154,6 +158,7 @@ def try_for(seconds: float, seed: int, folder: Path, sizes: Sequence[int] = SIZE
     while time.monotonic() < until:
         for ranks in sizes:
             bench.try_all(list(islice(drawn[ranks], AT_ONCE)), found)
+            print(f"{max(0.0, until - time.monotonic()):.0f} s left: {found.told()}", flush=True)
             if time.monotonic() > until:
                 break
     return found
@@ -170,8 +175,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         try:
             if asked.only:
-                seed, ranks, number = asked.only.split("/")
-                one = product(random.Random(f"{seed} {ranks} {number}"), int(ranks), asked.only)
+                one = product(asked.only)
                 found = Trials()
                 Workbench(Path(folder)).try_all([one] if one else [], found)
             else:

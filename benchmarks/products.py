@@ -1,0 +1,45 @@
+"""An hour of random products of models, objectives, trainings and layouts, each in a gang beside one process:
+python benchmarks/products.py [minutes] [--seed N]
+
+What is promised: in float64 all metric values to 1e-10 and weights to 1e-8, in float32 the first step's
+losses to 1e-5, in bf16 to 1e-4; a third goes on from a checkpoint in a second layout. Each product that is
+wrong is printed whole; `python -m tests.parity.trials --only NAME` tries it again.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent)]  # for tests/
+from machine import keep, use_own_code
+
+from tests.parity.trials import try_for
+
+use_own_code()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("minutes", type=float, nargs="?", default=60.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="products-") as folder:
+        found = try_for(60 * asked.minutes, asked.seed, Path(folder))
+    numbers = {
+        "seed": asked.seed,
+        "minutes": asked.minutes,
+        "tried_by_ranks": dict(sorted(found.tried.items())),
+        "wrong": found.failures,
+        "largest_distance": dict(sorted(found.worst.items())),
+    }
+    keep("products", numbers, is_trial=asked.minutes < 60)
+    return 1 if found.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
