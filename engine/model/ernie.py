@@ -7,10 +7,9 @@ visible, but without gradient) and `prompts_BT` (a row of the soft prompts in th
 B rows, T tokens, D hidden, N width of a task net, C classes
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.ernie import NETS
@@ -115,7 +114,7 @@ class ErnieDecoder(Decoder):
         relations = self._compared(x_BTD, shared, relations)
         return Output(hidden=hidden_BTD, relations=relations, mask=shared.mask)
 
-    def _of_net(self, name: str, shared: Shared, rows: Any) -> Shared:
+    def _of_net(self, name: str, shared: Shared, rows: Tensor | slice) -> Shared:
         """Inputs of a task net's blocks for these rows: angles for its head width; memory only for NLG."""
         inner = self.inner[name]
         kept = ("noise_BT", "memory_BT") if name == "nlg" else ("noise_BT",)
@@ -139,15 +138,20 @@ class ErnieDecoder(Decoder):
         return found
 
 
+class _ReachedContext(FunctionCtx):
+    kinds: list[tuple[torch.Size, torch.dtype, torch.device]]
+
+
 class _Reached(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        ctx.kinds = [(w.shape, {"dtype": w.dtype, "device": w.device}) for w in weights]
+    def forward(ctx: _ReachedContext, x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.kinds = [(w.shape, w.dtype, w.device) for w in weights]
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return gradients[0], *(torch.zeros(shape, **kind) for shape, kind in ctx.kinds)
+    def backward(ctx: _ReachedContext, *gradients: Tensor) -> tuple[Tensor, ...]:
+        zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.kinds)
+        return gradients[0], *zeros
 
 
 def _reached(x: Tensor, weights: list[nn.Parameter]) -> Tensor:
