@@ -1,4 +1,5 @@
-"""Modules that a student has only while it distils: added to its plain model from outside, never exported.
+"""Modules that a student has only while it is distilled: added to its plain model from outside, never
+exported.
 
 B rows, T tokens, D hidden, H query heads, K key heads, E head width
 """
@@ -8,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.config.blocks import Blocks
 from atelier.engine.model.attention import rotate
 from atelier.engine.model.contract import Relations, Split
 from atelier.engine.model.transformer import make_norm
@@ -16,9 +18,11 @@ LAYER, PROJECTION = "auxiliary", "projection"
 
 
 class Relating(nn.Module):
-    """The query and key projections of an attention, without the attention itself."""
+    """The query and key projections of an attention, rotated (RoPE) where angles are given; no attention is
+    computed.
+    """
 
-    def __init__(self, spec: Any) -> None:
+    def __init__(self, spec: Blocks) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
         self.query = nn.Linear(spec.hidden, spec.num_heads * spec.head_dim, bias=False)
@@ -40,7 +44,7 @@ class Auxiliary(nn.Module):
     Only the weights that define its attention distribution exist: the rest would get no gradient.
     """
 
-    def __init__(self, spec: Any) -> None:
+    def __init__(self, spec: Blocks) -> None:
         super().__init__()
         self.norm = make_norm(spec)
         self.attention = Relating(spec)

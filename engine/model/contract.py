@@ -1,16 +1,18 @@
-"""The interface of models: what they return, how their weights may be split over ranks (declared by path,
-applied by engine/parallel), and the type of matrix products.
+"""The interface of models: the forward pass in pieces, what it returns, how weights may be split over ranks
+(declared by path, applied by engine/parallel); and the type of matrix products.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.model.attention import Cache
 
 
 class Relations(NamedTuple):
@@ -68,17 +70,19 @@ class Sum(NamedTuple):
 
 
 Carried = dict[str, Tensor]  # what a pipeline stage passes to the next one, by name
+SharedType = TypeVar("SharedType")  # what all blocks of a model read besides that
 
 
-class Model(nn.Module):
+class Model(nn.Module, Generic[SharedType]):
     """What the engine needs of a model: its forward pass in pieces, so that stages can be cut between its
     `blocks`, and data about its weights. It knows nothing of ranks.
 
     Buffers are weights that no gradient moves (a router's bias): they are stored and published like the
-    parameters, and `after_step` may change them.
+    parameters, and `after_step` may change them. Methods that a model has not overridden
+    raise ConfigError when they are needed.
     """
 
-    spec: Any
+    spec: ModelSpec
     blocks: nn.ModuleList
 
     def _unsaid(self, name: str) -> ConfigError:
@@ -98,7 +102,7 @@ class Model(nn.Module):
         """Initialisation of the weight `name`: ("normal", std), ("ones", 0) or ("zeros", 0)."""
         raise self._unsaid("initial")
 
-    def shared(self, batch: dict[str, Tensor], cache: Any = None) -> Any:
+    def shared(self, batch: dict[str, Tensor], cache: Cache | None = None) -> SharedType:
         """What all blocks read besides the tensors that they pass on; uses no weights."""
         raise self._unsaid("shared")
 
@@ -106,17 +110,23 @@ class Model(nn.Module):
         """The input of the first block."""
         raise self._unsaid("enter")
 
-    def through(self, carried: Carried, shared: Any, cache: Any = None) -> tuple[Carried, "Relations | None"]:
+    def through(
+        self, carried: Carried, shared: SharedType, cache: Cache | None = None
+    ) -> tuple[Carried, Relations | None]:
         """Run the blocks that are here, in order; also returns the relations of the last one."""
         raise self._unsaid("through")
 
     def leave(
-        self, carried: Carried, shared: Any, relations: "Relations | None" = None, cache: Any = None
+        self,
+        carried: Carried,
+        shared: SharedType,
+        relations: Relations | None = None,
+        cache: Cache | None = None,
     ) -> Output:
         """The model's output from what the last block passes on."""
         raise self._unsaid("leave")
 
-    def forward(self, batch: dict[str, Tensor], cache: Any = None) -> Output:
+    def forward(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Output:
         """Hidden states of the batch's tokens; with a cache they follow the cached tokens."""
         shared = self.shared(batch, cache)
         carried, relations = self.through(self.begin(batch), shared, cache)

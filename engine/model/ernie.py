@@ -7,10 +7,9 @@ visible, but without gradient) and `prompts_BT` (a row of the soft prompts in th
 B rows, T tokens, D hidden, N width of a task net, C classes
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.ernie import NETS
@@ -118,7 +117,7 @@ class ErnieDecoder(Decoder):
         weights = dict(zip(names, heads, strict=True))
         return Output(hidden=hidden_BTD, relations=relations, mask=shared.mask, weights=weights)
 
-    def _of_net(self, name: str, shared: Shared, rows: Any) -> Shared:
+    def _of_net(self, name: str, shared: Shared, rows: Tensor | slice) -> Shared:
         """Inputs of a task net's blocks for these rows: angles for its head width; memory only for NLG."""
         inner = self.inner[name]
         kept = ("noise_BT", "memory_BT") if name == "nlg" else ("noise_BT",)
@@ -149,11 +148,11 @@ class _Reached(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: FunctionCtx, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(x.view_as(x) for x in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, ...]:
         return gradients
 
 

@@ -13,8 +13,10 @@ from atelier.engine.model.contract import Carried, Model, Output, Relations, Spl
 from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks, set_dropout
 
 
-class Decoder(Model):
+class Decoder(Model[Shared]):
     """Embedding, blocks, final norm. The head is not applied: `head_weight` [V, D] is for the objectives."""
+
+    spec: GPT
 
     def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
         super().__init__()

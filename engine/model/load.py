@@ -4,16 +4,16 @@ model artifact.
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from atelier.engine.config.base import Spec, canonical, parse
+from atelier.engine.config.base import canonical, parse
 from atelier.engine.config.error import DataError
 from atelier.engine.config.registry import ModelSpec, spec_class
 from atelier.engine.config.seed import seed_of
@@ -34,8 +34,12 @@ from atelier.engine.model.weights import (
 class _Unfilled(TorchFunctionMode):
     """Makes torch.nn.init's functions leave their tensor unchanged."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    def __torch_function__(  # called for any function of torch, with its arguments
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if getattr(func, "__module__", "") == "torch.nn.init":
             return args[0] if args else (kwargs or {})["tensor"]
@@ -59,7 +63,7 @@ def build(spec: ModelSpec) -> Model:
     return importlib.import_module(f"atelier.engine.model.{spec.kind}").build(spec)
 
 
-def initialise(model: nn.Module, *, seed: int, name: str) -> None:
+def initialise(model: Model, *, seed: int, name: str) -> None:
     """Set every weight of an unsharded model to its initial values."""
     for weight_name, weight in stored(model):
         plain_name = weight_name.replace(COMPILED, "")
@@ -67,7 +71,7 @@ def initialise(model: nn.Module, *, seed: int, name: str) -> None:
             weight.copy_(first_values(model, plain_name, weight.shape, seed, name))
 
 
-def first_values(model: nn.Module, weight: str, shape: torch.Size, seed: int, name: str) -> Tensor:
+def first_values(model: Model, weight: str, shape: torch.Size, seed: int, name: str) -> Tensor:
     """A weight's initial values, from its own generator (seed, name, weight): independent of order, layout
     and device.
 
@@ -75,7 +79,7 @@ def first_values(model: nn.Module, weight: str, shape: torch.Size, seed: int, na
     rank draws the whole and keeps its shard; nothing is communicated. The model's `initial(weight name)`
     gives the distribution.
     """
-    rule, std = cast(Any, model).initial(weight)
+    rule, std = model.initial(weight)
     return draw(shape, rule, std, seed_of(seed, name, weight))
 
 
@@ -90,7 +94,7 @@ def draw(shape: torch.Size, rule: str, std: float, seed: int) -> Tensor:
     )
 
 
-def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, Any]:
+def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, ModelSpec]:
     """The weights of a model artifact, not yet in memory, and its spec.
 
     Raises DamageError when bytes do not match their digests, DataError when the weights do not fit the
@@ -102,6 +106,7 @@ def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, A
     except ValueError as error:
         raise DataError(f"{source.url}/{CONFIG}: {error}") from None
     spec = parse(kind, config, f"{source.url}/{CONFIG}")
+    assert isinstance(spec, ModelSpec)  # as every kind of the group `model`
     stored = open_weights(source, scratch)
     check_shapes(stored.shapes(), spec, f"{source.url}/{WEIGHTS if WEIGHTS in source.names() else INDEX}")
     return stored, spec
@@ -109,7 +114,7 @@ def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, A
 
 def read_model(
     source: ArtifactInput, scratch: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
-) -> tuple[nn.Module, Any]:
+) -> tuple[Model, ModelSpec]:
     """The model of an artifact, and its spec; dtype None = as stored. Raises as `read_weights`."""
     stored, spec = read_weights(source, scratch)
     with blank():
@@ -119,7 +124,7 @@ def read_model(
     return model, spec
 
 
-def write_model(weights: Mapping[str, Weight], spec: Spec, sink: Sink | None, *, most: int) -> None:
+def write_model(weights: Mapping[str, Weight], spec: ModelSpec, sink: Sink | None, *, most: int) -> None:
     """Give the files of a model artifact to `sink`, a tensor at a time, the same bytes for the same weights
     and spec: one file of weights, or shards of at most `most` bytes. A collective; the first rank has the
     sink.
@@ -137,9 +142,9 @@ def write_model(weights: Mapping[str, Weight], spec: Spec, sink: Sink | None, *,
     sink(CONFIG, [(json.dumps(config, indent=1, sort_keys=True) + "\n").encode()])
 
 
-def check_shapes(found: Mapping[str, tuple[int, ...]], spec: Spec, place: str) -> None:
+def check_shapes(found: Mapping[str, tuple[int, ...]], spec: ModelSpec, place: str) -> None:
     """Raise DataError, listing the first differences, unless names and shapes are those of the spec."""
-    wanted = cast(Any, spec).shapes()
+    wanted = spec.shapes()
     if found == wanted:
         return
     faults = [f"no {name}" for name in wanted if name not in found]

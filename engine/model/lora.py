@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,11 +35,11 @@ class LowRank(nn.Module):
 
     def __init__(self, plain: nn.Linear, *, rank: int, alpha: float) -> None:
         super().__init__()
-        kind: dict[str, Any] = {"device": plain.weight.device, "dtype": plain.weight.dtype, "bias": False}
+        device, dtype = plain.weight.device, plain.weight.dtype
         self.weight = plain.weight
         self.scale = alpha / rank
-        self.lora_A = nn.Linear(plain.in_features, rank, **kind)
-        self.lora_B = nn.Linear(rank, plain.out_features, **kind)
+        self.lora_A = nn.Linear(plain.in_features, rank, bias=False, device=device, dtype=dtype)
+        self.lora_B = nn.Linear(rank, plain.out_features, bias=False, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight) + self.lora_B(self.lora_A(x)) * self.scale

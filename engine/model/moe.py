@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 
 class Experts(nn.Module):
-    """X SwiGLU MLPs (2002.05202). forward: tokens sorted by expert, and the number of tokens of each."""
+    """X SwiGLU MLPs (2002.05202). forward: tokens [N, D] sorted by expert and the number of each expert's
+    tokens -> [N, D].
+    """
 
     def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -22,8 +22,12 @@ def has_half(device: torch.device) -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def local(tensor: Any) -> Any:
-    """This rank's shard of a DTensor."""
+@overload
+def local(tensor: Tensor) -> Tensor: ...
+@overload
+def local(tensor: None) -> None: ...
+def local(tensor: Tensor | None) -> Tensor | None:
+    """This rank's shard of a DTensor; anything else as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

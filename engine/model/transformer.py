@@ -55,7 +55,8 @@ class Shared(NamedTuple):
     batch: dict[str, Tensor]
 
 
-def make_norm(spec: GPT) -> nn.Module:
+def make_norm(spec: Blocks) -> nn.Module:
+    """RMSNorm (1910.07467) or LayerNorm over the hidden width, as the spec says."""
     if spec.norm == "rms":
         return nn.RMSNorm(spec.hidden, eps=spec.norm_eps)
     return nn.LayerNorm(spec.hidden, eps=spec.norm_eps)
@@ -114,12 +115,15 @@ class GELU(nn.Module):
 
 
 def make_mlp(spec: GPT) -> nn.Module:
+    """A block's MLP, [B, T, D] -> [B, T, D]: SwiGLU, GELU or a mixture of experts, as the spec says."""
     if spec.num_experts:
         return MoE(spec.num_experts, spec.experts_per_token, spec.hidden, spec.inner)
     return SwiGLU(spec) if spec.mlp == "swiglu" else GELU(spec)
 
 
 class BlockOutput(NamedTuple):
+    """What a block passes on: the residual stream, its attention's queries and keys, its sums over tokens."""
+
     hidden_BTD: Tensor
     relations: Relations
     sums: dict[str, Tensor] | None = None  # what this block adds to the model's sums
@@ -160,6 +164,7 @@ class Block(nn.Module):
 
 
 def make_blocks(spec: GPT, *, is_causal: bool = True) -> nn.ModuleList:
+    """`num_layers` equal blocks, their weights not yet set."""
     return nn.ModuleList(Block(spec, is_causal=is_causal) for _ in range(spec.num_layers))
 
 

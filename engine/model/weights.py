@@ -38,7 +38,8 @@ _TYPES = {
 }
 _WORDS = {dtype: word for word, dtype in _TYPES.items()}
 
-Sink = Callable[[str, Iterable[Any]], Any]  # takes a file's name and its parts, which come one by one
+Part = bytes | memoryview  # of a file
+Sink = Callable[[str, Iterable[Part]], None]  # takes a file's name and its parts, which come one by one
 
 
 class Weight(NamedTuple):
@@ -70,6 +71,7 @@ def entry_of(name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorEntry
 
 
 def entries_of(weights: Mapping[str, Weight]) -> list[TensorEntry]:
+    """The weights' entries in a file, in their order. Raises as `entry_of`."""
     return [entry_of(name, weight.shape, weight.dtype) for name, weight in weights.items()]
 
 
@@ -93,7 +95,7 @@ def write_files(
                 weights[entry.name].gather()
 
 
-def _parts(entries: Sequence[TensorEntry], weights: Mapping[str, Weight]) -> Iterator[Any]:
+def _parts(entries: Sequence[TensorEntry], weights: Mapping[str, Weight]) -> Iterator[Part]:
     yield head(entries, METADATA)
     for entry in entries:
         whole = weights[entry.name].gather()
@@ -167,8 +169,8 @@ def _mapped(path: Path, place: TensorPlace) -> Tensor:
 def open_weights(source: ArtifactInput, scratch: Path) -> StoredWeights:
     """The weights of a model artifact, of one file or of shards, each verified before it is parsed.
 
-    Raises DamageError when bytes do not match their digests, DataError when the index is none or not that of
-    the shards.
+    Raises DamageError when bytes do not match their digests, DataError when the index is malformed or does
+    not match the shards.
     """
     names = source.names()
     if WEIGHTS in names or INDEX not in names:

@@ -1,4 +1,5 @@
-"""Distillation on attention: KL of attention distributions, mean over heads, for each scored token.
+"""Distillation on attention: KL of attention distributions, mean over heads, for each scored token (MiniLM,
+2002.10957, section 3.1).
 
 B rows, T tokens, S tokens of whole rows, R relation heads, E head width, W = R E
 """
@@ -22,12 +23,14 @@ READS_RELATIONS = True
 
 
 def add_modules(model: nn.Module, spec: Attention, *, teacher_hidden: int) -> None:
-    """The auxiliary layer, or gradients into the last block."""
+    """Give a student's plain model the auxiliary layer, or let gradients into its last block, in place."""
     add_layer(model) if spec.auxiliary else teach_last_block(model)
 
 
 def terms(spec: Attention, state: State, teacher: TeacherSide | None, rows_B: Tensor | None) -> Term:
-    """The divergence of all scored tokens' attention from the teacher's."""
+    """The divergence of all scored tokens' attention from the teacher's, nats. Raises ConfigError when one of
+    the models does not offer its attention.
+    """
     output = state.output
     if output.mask is None or not output.relations or teacher is None or not teacher.relations:
         raise ConfigError(

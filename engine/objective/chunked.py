@@ -1,5 +1,5 @@
 """Chunked loss: the head and any mix of token objectives, a chunk of tokens at a time; the logits of a whole
-batch never exist.
+batch never exist (as in the fused linear cross-entropy of 2410.10989).
 
 B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K names of objectives, D hidden, V vocabulary
 (of this rank's slice, if the vocabulary is split over ranks)
@@ -8,10 +8,11 @@ B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K names of obje
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.batch import NOT_SCORED
@@ -153,9 +154,9 @@ def _check(
 
 def _terms(specs: Sequence[ObjectiveSpec]) -> tuple[TokenTerm, ...]:
     """The losses of these objectives; the cross-entropy, which many share, only once."""
-    found: dict[Any, tuple[Any, ObjectiveSpec, list[int]]] = {}
+    found: dict[str | int, tuple[ModuleType, ObjectiveSpec, list[int]]] = {}
     for number, spec in enumerate(specs):
-        module: Any = module_of(spec)
+        module = module_of(spec)
         is_plain = module.token_loss is token_loss
         found.setdefault("cross-entropy" if is_plain else number, (module, spec, []))[2].append(number)
     return tuple(
@@ -201,13 +202,21 @@ def _exact(compute: torch.dtype) -> torch.dtype:
     return torch.float64 if compute == torch.float64 else torch.float32
 
 
+class _Gradients(FunctionCtx):
+    is_split: bool
+    gradients: list[Tensor | None] | None  # of hidden states and head
+    needs_input_grad: tuple[bool, ...]
+
+
 class _ChunkedObjective(torch.autograd.Function):
     """Computes the gradients together with the sums, chunk by chunk, for an upstream gradient of 1; backward
     only scales them.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_MD: Tensor, head_weight_VD: Tensor, work: _Work) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: _Gradients, hidden_MD: Tensor, head_weight_VD: Tensor, work: _Work
+    ) -> tuple[Tensor, Tensor]:
         wants_hidden, wants_head = (work.is_training and wants for wants in ctx.needs_input_grad[:2])
         ctx.is_split = work.is_split
         with torch.autocast(hidden_MD.device.type, enabled=False):
@@ -217,7 +226,7 @@ class _ChunkedObjective(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Gradients, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError(
                 "objective_sums: its gradients were given away by an earlier backward; call it again"

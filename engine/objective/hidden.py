@@ -1,4 +1,5 @@
-"""Distillation on hidden states: mean squared error of each scored token.
+"""Distillation on hidden states: mean squared error of each scored token, the student's projected
+to the teacher's width (FitNets, 1412.6550, section 2.2).
 
 B rows, T tokens, D the teacher's width (this rank's slice of it, if matrices are split over ranks)
 """
@@ -18,12 +19,12 @@ from atelier.engine.objective.vocab_slice import summed
 
 
 def add_modules(model: nn.Module, spec: Hidden, *, teacher_hidden: int) -> None:
-    """The projection to the teacher's width."""
+    """Give a student's plain model the projection to the teacher's width, in place."""
     add_projection(model, teacher_hidden)
 
 
 def terms(spec: Hidden, state: State, teacher: TeacherSide | None, rows_B: Tensor | None) -> Term:
-    """The distance of all scored tokens' hidden states to the teacher's."""
+    """The squared error of all scored tokens' hidden states. Raises ConfigError without a teacher."""
     if teacher is None:
         raise ConfigError("objective.hidden", "has no teacher", "set teacher=<role>")
     projection_DC = state.weight(f"{PROJECTION}.weight")

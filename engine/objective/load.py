@@ -45,6 +45,7 @@ def logged(name: str, spec: ObjectiveSpec) -> list[str]:
 
 
 def reads_teacher_logits(specs: Iterable[ObjectiveSpec]) -> bool:
+    """Whether any of these objectives compares token distributions with the teacher's."""
     return any(type(spec).needs_teacher and is_of_tokens(spec) for spec in specs)
 
 

@@ -11,7 +11,7 @@ from atelier.engine.objective.vocab_slice import TokenDistribution, VocabSlice, 
 
 
 def token_loss(spec: Logits, logits_NV: Tensor, labels_N: Tensor, teacher_log_p_NV: Tensor | None) -> Tensor:
-    """T^2 sum_v p_v (log p_v - log q_v) [N], nats."""
+    """T^2 sum_v p_v (log p_v - log q_v) [N], nats. Raises ConfigError without a teacher."""
     heat, teacher = (
         spec.temperature,
         None if teacher_log_p_NV is None else TokenDistribution(teacher_log_p_NV),

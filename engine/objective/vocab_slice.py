@@ -5,7 +5,7 @@ N tokens, V vocabulary of this rank's slice
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,22 +21,24 @@ class VocabSlice:
     size: int
 
     def sum(self, part: Tensor) -> Tensor:
-        """The sum of all ranks' parts, in place."""
+        """The elementwise sum of all ranks' parts, in place."""
         dist.all_reduce(part, group=self.group)
         return part
 
     def max(self, part: Tensor) -> Tensor:
+        """The elementwise maximum of all ranks' parts, in place."""
         dist.all_reduce(part, op=dist.ReduceOp.MAX, group=self.group)
         return part
 
     def whole(self, part_NV: Tensor) -> Tensor:
-        """All ranks' columns concatenated."""
+        """All ranks' columns concatenated: [N, V of all slices]."""
         count = dist.get_world_size(self.group)
         parts = [torch.empty_like(part_NV) for _ in range(count)]
         dist.all_gather(parts, part_NV.contiguous(), group=self.group)
         return torch.cat(parts, dim=1)
 
     def mine(self, whole_NV: Tensor) -> Tensor:
+        """This rank's columns of the whole vocabulary's."""
         return whole_NV[:, self.begin : self.begin + self.size]
 
 
@@ -123,6 +125,7 @@ def minus_one_at_labels(own: TokenDistribution, labels_N: Tensor, part: VocabSli
 
 
 CPU_CACHED, GPU_CACHED = 1 << 24, 1 << 28  # logits of a micro-batch that a teacher caches for its students
+Kept = TypeVar("Kept", bound="TokenDistribution | Tensor")
 
 
 class LogitCache:
@@ -134,11 +137,13 @@ class LogitCache:
         self._chunks: dict[Hashable, TokenDistribution | Tensor] = {}
         self._room = 0
 
-    def find(self, key: Hashable, kind: type) -> Any:
+    def find(self, key: Hashable, kind: type[Kept]) -> Kept | None:
+        """The distribution that was kept under `key`, if it is of this type."""
         found = self._chunks.get(key)
         return found if isinstance(found, kind) else None
 
     def keep(self, key: Hashable, logits_CV: Tensor, distribution: TokenDistribution | Tensor) -> None:
+        """Keep a chunk's distribution under `key` if it still fits; `logits_CV` tells its size and device."""
         if not self._chunks:
             self._room = CPU_CACHED if logits_CV.device.type == "cpu" else GPU_CACHED
         if logits_CV.numel() <= self._room:

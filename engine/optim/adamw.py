@@ -1,7 +1,6 @@
 """AdamW (1711.05101): decoupled weight decay on matrices, none on norms and biases."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ class PlainAdamW(torch.optim.AdamW):
     """torch.optim.AdamW without the import of torch's compiler that its first step would cause."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         step = torch.optim.AdamW.step
         return getattr(step, "__wrapped__", step)(self, closure)
 

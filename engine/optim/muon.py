@@ -1,7 +1,6 @@
 """Muon: the momentum of a matrix, orthogonalised by a Newton-Schulz iteration, is its update (2502.16982)."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -9,6 +8,8 @@ from torch.optim.adamw import adamw
 
 from atelier.engine.config.optim.muon import Muon
 from atelier.engine.model.placement import by_mesh, has_half, like, whole
+
+ParameterGroup = dict[str, list[Tensor] | bool | float]  # as torch takes it
 
 # Quintic coefficients of K. Jordan's Muon: steep at zero, singular values end between about 0.7 and 1.2.
 A, B, C = 3.4445, -4.7750, 2.0315
@@ -22,7 +23,7 @@ def build(spec: Muon, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.o
     outside = [p for _, p in chosen if p.dim() >= 2 and id(p) not in taken]
     vectors = [p for _, p in chosen if p.dim() < 2]
     scale = spec.matrix_lr / spec.lr
-    groups = [
+    groups: list[ParameterGroup] = [
         {"params": inside, "is_muon": True, "scale": scale, "weight_decay": spec.weight_decay},
         {"params": outside, "is_muon": False, "scale": 1.0, "weight_decay": spec.weight_decay},
         {"params": vectors, "is_muon": False, "scale": 1.0, "weight_decay": 0.0},
@@ -46,24 +47,26 @@ def orthogonal(matrix_MN: Tensor, iterations: int) -> Tensor:
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """One optimiser with two rules, so that learning rates, states and checkpoints are kept in one place."""
+    """Muon for the groups that say `is_muon`, AdamW for the others: one optimiser, so that learning rates,
+    states and checkpoints are kept in one place.
+    """
 
-    def __init__(self, groups: list[dict[str, Any]], spec: Muon) -> None:
+    def __init__(self, groups: list[ParameterGroup], spec: Muon) -> None:
         self.spec = spec
         super().__init__(groups, {"lr": spec.lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]
             if group["is_muon"]:
                 for parameter in moved:
-                    self._step_matrix(parameter, group)
+                    self._step_matrix(parameter, group["lr"], group["weight_decay"])
             else:
                 for alike in by_mesh(moved):
-                    self._step_adamw(alike, group)
+                    self._step_adamw(alike, group["lr"], group["weight_decay"])
 
-    def _step_matrix(self, parameter: Tensor, group: dict[str, Any]) -> None:
+    def _step_matrix(self, parameter: Tensor, lr: float, decay: float) -> None:
         state, grad = self.state[parameter], parameter.grad
         assert grad is not None  # only called for parameters with a gradient
         if not state:
@@ -73,10 +76,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
         rows, columns = parameter.shape
         # each rank orthogonalises the whole matrix: the same bits on all of them, and on one process alone
         turned = like(orthogonal(whole(update), self.spec.iterations), parameter)
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(turned, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+        parameter.mul_(1 - lr * decay)
+        parameter.add_(turned, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 
-    def _step_adamw(self, moved: list[Tensor], group: dict[str, Any]) -> None:
+    def _step_adamw(self, moved: list[Tensor], lr: float, decay: float) -> None:
         for parameter in moved:
             state = self.state[parameter]
             if not state:
@@ -95,8 +98,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             amsgrad=False,
             beta1=self.spec.beta1,
             beta2=self.spec.beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
+            lr=lr,
+            weight_decay=decay,
             eps=self.spec.eps,
             maximize=False,
         )

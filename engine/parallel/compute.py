@@ -4,13 +4,20 @@ blocks, recomputed activations.
 
 import functools
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel, Recompute
@@ -21,7 +28,7 @@ MULTIPLE = 16  # of both sides of a matrix, for the kernels
 
 
 def check_float8(device: torch.device) -> None:
-    """Raise ConfigError where float8 cannot be computed."""
+    """Raise ConfigError unless `device` has float8 matrix products (compute capability 8.9 or newer)."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= OLDEST:
         return
     raise ConfigError(
@@ -65,7 +72,7 @@ HALF = ("bf16", "fp8")  # bf16 products and activations over fp32 weights
 WORTH_COMPILING = {"cpu": 2e13, "cuda": 2e16}
 
 
-def arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+def arithmetic(precision: Precision, device: torch.device) -> torch.autocast | nullcontext[None]:
     """Context of forward passes: bf16 autocast over fp32 weights where the device has it, else nothing."""
     is_half = precision in HALF and has_half(device)
     return torch.autocast(device.type, dtype=torch.bfloat16) if is_half else nullcontext()
@@ -77,7 +84,7 @@ def computed_in(precision: Precision, device: torch.device) -> str:
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
-    """Type of the master weights."""
+    """Type of the master weights, which the optimiser updates."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
@@ -113,20 +120,23 @@ def recompute_blocks(blocks: Iterable[nn.Module], kind: Recompute, every: int) -
     """
     if kind == "none":
         return
-    contexts = _selective if kind == "selective" else None
-    more: dict[str, Any] = {"context_fn": contexts} if contexts else {}
+    recompute = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    if kind == "selective":
+        recompute = functools.partial(recompute, context_fn=_selective)
     for number, block in enumerate(blocks):
         if number % every == 0:
-            block.forward = functools.partial(
-                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **more
-            )
+            block.forward = functools.partial(recompute, block.forward)
 
 
-def _selective() -> Any:
+def _selective() -> tuple[
+    AbstractContextManager[TorchDispatchMode], AbstractContextManager[TorchDispatchMode]
+]:
     return create_selective_checkpoint_contexts(_policy)
 
 
-def _policy(context: Any, operation: Callable[..., Any], *given: Any, **named: Any) -> CheckpointPolicy:
+def _policy(
+    context: SelectiveCheckpointContext, operation: OpOverload, *given: Any, **named: Any
+) -> CheckpointPolicy:  # given, named: the arguments of any operation
     return CheckpointPolicy.MUST_SAVE if operation in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 

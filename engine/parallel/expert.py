@@ -1,5 +1,5 @@
-"""Expert parallelism: experts split over the expert axis; each token is sent to the ranks that hold its
-experts and back (2006.16668).
+"""Expert parallelism: experts split over the expert axis; an all-to-all sends each token to the ranks that
+hold its experts, another sends the results back (GShard, 2006.16668).
 
 With tensor > 1 every expert's inner width is split too, as any MLP's.
 """
@@ -33,11 +33,14 @@ def split_experts(model: nn.Module, grid: Grid) -> None:
 
 
 def mixtures(model: nn.Module) -> list[Experts]:
+    """The experts of every mixture in the model, in order of its modules."""
     return [module for module in model.modules() if isinstance(module, Experts)]
 
 
 def _travel(experts: Experts, grid: Grid, x_ND: Tensor, counts_X: list[int]) -> Tensor:
-    """As `Experts.forward`; on each rank the received tokens are sorted by expert, then by source rank."""
+    """`Experts.forward` over the ranks: each computes the tokens received for its own experts, sorted by
+    expert, then by source rank.
+    """
     weights = [local(getattr(experts, name)) for name in INNER_DIM]
     columns, owners = grid.group("tensor"), grid.group("expert")
     if columns is not None:

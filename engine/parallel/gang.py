@@ -1,4 +1,6 @@
-"""A gang of processes: rendezvous, process groups, collectives over all ranks."""
+"""The gang of one task, its processes (torch.distributed's world): rendezvous, process groups, collectives
+over all ranks; CPU threads, malloc and kernel caches of this rank.
+"""
 
 import ctypes
 import json
@@ -6,13 +8,14 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, cast
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.heartbeat import Heartbeat
@@ -22,6 +25,8 @@ KERNEL_CACHES, KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 # timeout of collectives: fails the gang if no hang detector did so before
 PATIENCE = timedelta(hours=1)
+
+Value = TypeVar("Value", bound=Json)
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,8 @@ class Gang:
         if self.world > 1:
             dist.barrier(group=self.group)
 
-    def from_first(self, value: Any) -> Any:
-        """Rank 0's `value` (plain JSON data) on every rank."""
+    def from_first(self, value: Value) -> Value:
+        """Broadcast rank 0's `value`, plain JSON data, to every rank; returns it."""
         if self.world == 1:
             return value
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -77,6 +82,8 @@ class Gang:
 def start_gang(layout: Parallel) -> Gang:
     """Join the gang that RANK and WORLD_SIZE describe, by a rendezvous at ATELIER_RENDEZVOUS (a file:// URL)
     or MASTER_ADDR.
+
+    Raises ConfigError when the layout does not fit the number of ranks, or wants a GPU where there is none.
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     heartbeat = Heartbeat.of_rank(rank)

@@ -21,7 +21,9 @@ FLAT = {"dense": ("shard", "expert", "context"), "sparse": ("shard", "context"),
 
 
 class Grid:
-    """Axes over the ranks of a gang. `last_only`: only the last pipeline rank takes part, as for students."""
+    """A role's axes over the ranks of a gang, and this rank's place on each. `last_only`: only the ranks of
+    the last pipeline stage take part, as for students.
+    """
 
     def __init__(self, gang: Gang, axes: Axes, *, pipeline: int = 1, last_only: bool = False) -> None:
         self.gang, self.axes, self.pipeline, self.last_only = gang, axes, pipeline, last_only
@@ -91,6 +93,7 @@ class Grid:
 
     @cached_property
     def pipeline_group(self) -> dist.ProcessGroup | None:
+        """The ranks at this rank's place of every stage; None without a pipeline."""
         return self.group("pipeline")
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -104,6 +107,7 @@ class Grid:
         return tensor
 
     def mesh_of(self, *axes: str) -> DeviceMesh:
+        """This rank's part of the mesh along these axes; for gangs of two ranks or more."""
         assert self.mesh is not None  # only called in a gang
         return self.mesh[axes]
 

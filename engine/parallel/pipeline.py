@@ -7,14 +7,20 @@ all stages share. It returns a tensor or a tuple; the last stage a scalar.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.model.contract import Model
 from atelier.engine.parallel.grid import Grid
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+
+Schedule: TypeAlias = "PipelineScheduleSingle | PipelineScheduleMulti"
 
 
 def stage_numbers(grid: Grid, layout: Parallel) -> list[int]:
@@ -24,22 +30,20 @@ def stage_numbers(grid: Grid, layout: Parallel) -> list[int]:
     return list(range(grid.places["pipeline"], layout.num_stages, grid.pipeline))
 
 
-def keep_stage(model: nn.Module, blocks: range, *, is_first: bool, is_last: bool) -> None:
+def keep_stage(model: Model, blocks: range, *, is_first: bool, is_last: bool) -> None:
     """Remove from the plain model what the stage does not need; names stay as they were."""
-    offering: Any = model
-    parts = offering.parts()
+    parts = model.parts()
     kept = {"blocks"} | set(parts["enter"] if is_first else ()) | set(parts["leave"] if is_last else ())
     for name, _ in list(model.named_children()):
         if name not in kept:
             delattr(model, name)
-    for name in [name for name, _ in offering.blocks.named_children() if int(name) not in blocks]:
-        del offering.blocks._modules[name]
+    for name in [name for name, _ in model.blocks.named_children() if int(name) not in blocks]:
+        del model.blocks._modules[name]
 
 
-def tied_names(model: nn.Module) -> set[str]:
+def tied_names(model: Model) -> set[str]:
     """Children that the first and the last stage both have; their gradients are summed."""
-    offering: Any = model
-    parts = offering.parts()
+    parts = model.parts()
     return set(parts["enter"]) & set(parts["leave"])
 
 
@@ -58,7 +62,7 @@ class Pipeline:
         group = grid.pipeline_group
         assert group is not None  # only created with a pipeline axis
         self.group = group
-        self._plans: dict[tuple[int, tuple[torch.Size, ...]], Any] = {}
+        self._plans: dict[tuple[int, tuple[torch.Size, ...]], Schedule] = {}
         self._after: Callable[[int, Tensor], Tensor] | None = None
 
     def train(
@@ -83,7 +87,7 @@ class Pipeline:
             *given, target=indices, losses=[], return_outputs=False, index=indices, work=work
         )
 
-    def _plan(self, num_micro: int, between: tuple[Tensor, ...]) -> Any:
+    def _plan(self, num_micro: int, between: tuple[Tensor, ...]) -> Schedule:
         from torch.distributed.pipelining import (  # with torch's compiler: two seconds, for pipelines only
             PipelineStage,
             Schedule1F1B,
@@ -106,11 +110,11 @@ class Pipeline:
             )
             for stage, number in zip(self.stages, self.numbers, strict=True)
         ]
-        more: dict[str, Any] = {"loss_fn": self._begin_backward, "scale_grads": False}
+        begin = self._begin_backward
         if self.layout.schedule == "1f1b":
-            return Schedule1F1B(made[0], num_micro, **more)
+            return Schedule1F1B(made[0], num_micro, loss_fn=begin, scale_grads=False)
         multi = {"interleaved": ScheduleInterleaved1F1B, "zb": ScheduleInterleavedZeroBubble}
-        return multi[self.layout.schedule](made, num_micro, **more)
+        return multi[self.layout.schedule](made, num_micro, loss_fn=begin, scale_grads=False)
 
     def _begin_backward(self, output: Tensor, index: Tensor) -> Tensor:
         assert self._after is not None  # set by train
@@ -122,12 +126,14 @@ class Pipeline:
         *,
         num_micro: int,
         between: tuple[Tensor, ...],
-        after: Callable[[int, Tensor], Any],
+        after: Callable[[int, Tensor], Tensor | None],
     ) -> None:
-        """Forward of all micro-batches, stage by stage."""
+        """Forward of all micro-batches, stage by stage; the last one calls `after(index, output)` and ignores
+        its result.
+        """
         device = self.grid.gang.device
         indices = torch.arange(num_micro, device=device)
-        sent: list[Any] = []
+        sent: list[tuple[Tensor, dist.Work | None]] = []
         for stage, number in zip(self.stages, self.numbers, strict=True):
             for index in indices:
                 given = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in between]
@@ -142,6 +148,7 @@ class Pipeline:
                     whole = x.contiguous()
                     sent.append((whole, dist.isend(whole, group=self.group, group_dst=to)))
         for _, handle in sent:
+            assert handle is not None  # this rank is in the group
             handle.wait()
 
 

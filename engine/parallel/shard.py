@@ -1,7 +1,6 @@
 """Sharding of weights, gradients and optimiser states: FSDP2 (ZeRO, 1910.02054), HSDP with replicas."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +20,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 def shard(
     root: nn.Module, blocks: Iterable[nn.Module], *, grid: Grid, zero: int, precision: Precision
 ) -> None:
-    """Shard `root` in place, block by block and then the rest.
+    """Shard `root` in place, block by block and then the rest; `zero` is the ZeRO stage: 1 to 3, of which 3
+    frees a block's gathered weights after its forward.
 
     Gradients are plain sums over ranks (not means): scaling the objective by the global token count gives the
     exact global mean, whatever the ranks' shares are.
@@ -34,16 +34,22 @@ def shard(
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
-    how: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": zero == 3}
+    is_freed = zero == 3
     alone = set()
     for experts in mixtures(root) if grid.axes.expert > 1 else ():  # their tokens come from all expert ranks
         sparse = grid.sharding("sparse")
         if sparse is None:
             alone |= set(experts.parameters())
         else:
-            fully_shard(experts, mesh=sparse, **how)
+            fully_shard(experts, mesh=sparse, mp_policy=policy, reshard_after_forward=is_freed)
     for block in blocks:
-        fully_shard(block, mesh=mesh, ignored_params=alone & set(block.parameters()), **how)
+        fully_shard(
+            block,
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=is_freed,
+            ignored_params=alone & set(block.parameters()),
+        )
     # the root holds the head, which students read after its forward: it stays gathered until the backward
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False, ignored_params=alone)
     for module in root.modules():

@@ -9,7 +9,15 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ParallelStyle,
     PrepareModuleInput,
@@ -21,19 +29,19 @@ from torch.distributed.tensor.parallel import (
 
 from atelier.engine.config.batch import TENSORS
 from atelier.engine.model.auxiliary import SPLITS
+from atelier.engine.model.contract import Model
 from atelier.engine.parallel.grid import Grid
 
 TOKENS = 1  # the dim of [B, T, ...] that sequence parallelism splits
 
 
-def split_matrices(model: nn.Module, grid: Grid, *, sequence_parallel: bool) -> None:
+def split_matrices(model: Model, grid: Grid, *, sequence_parallel: bool) -> None:
     """Split the plain model's weights in place as its `splits()` declares."""
     if grid.axes.tensor == 1:
         return
     found: dict[str, ParallelStyle] = {}
     fixed = {path for path, weight in model.named_parameters() if not weight.requires_grad}
-    offering: Any = model
-    for pattern, kind in (offering.splits() | SPLITS).items():
+    for pattern, kind in (model.splits() | SPLITS).items():
         for path, module in model.named_modules():
             style = _style(kind, module, sequence_parallel) if fnmatch(path, pattern) else None
             if style is not None:
@@ -63,7 +71,7 @@ def _style(kind: str, module: nn.Module, sequence_parallel: bool) -> ParallelSty
 class _Matrix(ParallelStyle):
     """A linear layer, LoRA weights included, whose outputs or inputs are split."""
 
-    def __init__(self, kind: str, between: Any) -> None:
+    def __init__(self, kind: str, between: Placement) -> None:
         self.kind, self.between = kind, between
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -71,17 +79,17 @@ class _Matrix(ParallelStyle):
         for path, weight in list(module.named_parameters()):
             placement = Replicate() if path == whole else Shard(dim)
             _place(module, path, weight, device_mesh, placement)
-        leave: Any = self._leave  # torch's annotation has no result
-        return distribute_module(module, device_mesh, None, self._enter, leave)
+        # torch annotates both functions without a result, but uses what they return
+        return distribute_module(module, device_mesh, None, self._enter, self._leave)  # type: ignore[arg-type]
 
-    def _enter(self, module: nn.Module, inputs: Any, device_mesh: DeviceMesh) -> Any:
+    def _enter(self, module: nn.Module, inputs: tuple[Tensor], device_mesh: DeviceMesh) -> tuple[DTensor]:
         (x,) = inputs
         if not isinstance(x, DTensor):
             inside = Replicate() if self.kind == "out" else Shard(-1)
             x = DTensor.from_local(x, device_mesh, [inside], run_check=False)
         return (x,)
 
-    def _leave(self, module: nn.Module, output: Any, device_mesh: DeviceMesh) -> Tensor:
+    def _leave(self, module: nn.Module, output: DTensor, device_mesh: DeviceMesh) -> Tensor:
         wanted = Shard(-1) if self.kind == "out" else self.between
         return output.redistribute(device_mesh, [wanted]).to_local()
 
@@ -89,7 +97,7 @@ class _Matrix(ParallelStyle):
 class _Inside(PrepareModuleInput):
     """Gathers the first arguments of a module with split matrices; the others are left as they are."""
 
-    def __init__(self, between: Any, number: int, *, is_local: bool = False) -> None:
+    def __init__(self, between: Placement, number: int, *, is_local: bool = False) -> None:
         super().__init__(
             input_layouts=(between,) * number,
             desired_input_layouts=(Replicate(),) * number,
@@ -97,7 +105,9 @@ class _Inside(PrepareModuleInput):
         )
         self.number = number
 
-    def _prepare_input_fn(self, inputs: Any, device_mesh: DeviceMesh) -> Any:
+    def _prepare_input_fn(
+        self, inputs: tuple[Any, ...], device_mesh: DeviceMesh
+    ) -> tuple[Any, ...]:  # arguments of any module
         gathered_ones = super()._prepare_input_fn(inputs[: self.number], device_mesh)
         return (*gathered_ones, *inputs[self.number :])
 
@@ -107,7 +117,7 @@ class _Mixture(ParallelStyle):
     left as they are.
     """
 
-    def __init__(self, between: Any) -> None:
+    def __init__(self, between: Placement) -> None:
         self.enter = _Inside(between, 1, is_local=True)
         self.leave = _FirstOutput(output_layouts=(Replicate(),), desired_output_layouts=(between,))
 
@@ -117,27 +127,31 @@ class _Mixture(ParallelStyle):
 
 
 class _FirstOutput(PrepareModuleOutput):
-    def _prepare_out_fn(self, outputs: Any, device_mesh: DeviceMesh) -> Any:
+    def _prepare_out_fn(
+        self, outputs: Tensor | tuple[Tensor, ...], device_mesh: DeviceMesh
+    ) -> Tensor | tuple[Tensor, ...]:
         if not isinstance(outputs, tuple):
             return super()._prepare_out_fn(outputs, device_mesh)
-        return (super()._prepare_out_fn(outputs[:1], device_mesh), *outputs[1:])
+        first = super()._prepare_out_fn(outputs[:1], device_mesh)
+        assert isinstance(first, Tensor)  # of one output torch makes no tuple
+        return (first, *outputs[1:])
 
 
 class _Whole(ParallelStyle):
     """An embedding that every rank holds whole; each rank keeps its own tokens of the result."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def enter(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        def enter(module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[DTensor, ...]:
             return tuple(DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs)
 
-        def leave(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+        def leave(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
             return output.redistribute(mesh, [Shard(TOKENS)]).to_local()
 
-        untyped: Any = leave  # torch's annotation has no result
-        return distribute_module(module, device_mesh, None, enter, untyped)
+        # torch annotates both functions without a result, but uses what they return
+        return distribute_module(module, device_mesh, None, enter, leave)  # type: ignore[arg-type]
 
 
-def _place(module: nn.Module, path: str, weight: Tensor, mesh: DeviceMesh, placement: Any) -> None:
+def _place(module: nn.Module, path: str, weight: Tensor, mesh: DeviceMesh, placement: Placement) -> None:
     owner, _, leaf = path.rpartition(".")
     placed = distribute_tensor(weight.detach(), mesh, [placement], src_data_rank=None)
     parameter = nn.Parameter(placed, requires_grad=weight.requires_grad)
