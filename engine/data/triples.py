@@ -12,8 +12,9 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, TRIPLES, corpus_lines
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
@@ -40,7 +41,7 @@ class Triple(NamedTuple):
 
 def extract(
     corpus: ArtifactInput, output: ArtifactOutput, scratch: Path, progress: Progress
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Write triples.jsonl: a line is {"head", "relation", "tail", "text", "split"}. Returns the summary.
 
     Of equal triples the first is kept, but one of the training documents before any held-out one, so that

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,18 @@ from torch import Tensor, nn
 from atelier.engine.config.data import CLS
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import GENRES, GenerationAttributes, Sampling
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.seed import seed_of
 from atelier.engine.data.control_prompt import Prefix, prefix_of
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
-from atelier.engine.inference.sampling import continuation, continuations, room_behind, whole_characters
+from atelier.engine.inference.sampling import (
+    TextModel,
+    continuation,
+    continuations,
+    room_behind,
+    whole_characters,
+)
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.load import read_model
 
@@ -33,7 +40,7 @@ class Generator:
     """A model with its tokenizer. `num_tokens` counts the tokens drawn."""
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary) -> None:
-        self.model: Any = model.eval()
+        self.model = cast(TextModel, model.eval())
         self.vocabulary = vocabulary
         self.num_tokens = 0
 
@@ -160,7 +167,7 @@ def read_generator(source: ArtifactInput, scratch: Path, device: torch.device) -
     return Generator(model, vocabulary)
 
 
-def check_judge(model: Any, vocabulary: Vocabulary) -> None:
+def check_judge(model: TextModel, vocabulary: Vocabulary) -> None:
     """Raise ConfigError for ranking with a model that has no head for natural text."""
     if HEAD not in getattr(model, "classes", {}):
         raise ConfigError(
@@ -171,7 +178,7 @@ def check_judge(model: Any, vocabulary: Vocabulary) -> None:
     vocabulary.special(CLS)
 
 
-def check_vocabulary(vocabulary: Vocabulary, spec: Any, place: str) -> None:
+def check_vocabulary(vocabulary: Vocabulary, spec: ModelSpec, place: str) -> None:
     """Raise ConfigError for a model whose vocabulary is not the tokenizer's."""
     if vocabulary.size != spec.tokens:
         raise ConfigError(

@@ -8,12 +8,12 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import MOST_BYTES, parse_lines
 from atelier.engine.config.record import FileEntry, Record
 from atelier.engine.io.storage import (
+    Part,
     fetch,
     is_local,
     join,
@@ -67,7 +67,7 @@ class ArtifactInput:
     def json(self, name: str, scratch: Path) -> dict[str, Json]:
         return read_object(str(self.file(name, scratch)))
 
-    def lines(self, name: str, scratch: Path) -> list[dict[str, Any]]:  # each kind of rows has its fields
+    def lines(self, name: str, scratch: Path) -> list[dict[str, Json]]:
         """The objects of a file with one object per line."""
         path = str(self.file(name, scratch))
         return parse_lines(read_bytes(path), path)
@@ -97,8 +97,8 @@ class ArtifactOutput:
             file.write(data)
         self._entries.append(FileEntry(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
 
-    def add_parts(self, name: str, parts: Iterable[Any]) -> None:
-        """A file of these parts (bytes-like), written and hashed one after another."""
+    def add_parts(self, name: str, parts: Iterable[Part]) -> None:
+        """A file of these parts, written and hashed one after another."""
         entry = put_parts(join(self.url, name), parts)
         self._entries.append(entry.model_copy(update={"path": name}))
 

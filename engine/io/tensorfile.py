@@ -8,8 +8,9 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from atelier.engine.config.base import Json
 from atelier.engine.io.storage import open_regular
 
 _ALIGN = 8  # bytes
@@ -63,7 +64,7 @@ def head(entries: Sequence[TensorEntry], metadata: Mapping[str, str] | None = No
     """The bytes of a file before its tensors, which follow in the order of `entries`. At most one key of
     metadata: the library writes several in random order.
     """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, Json] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
     for entry in entries:
         end = position + entry.num_bytes
