@@ -1,4 +1,5 @@
-"""describe: paragraphs of a corpus with generation attributes: genre, topic, keywords, sentiment.
+"""The task `describe`: give the paragraphs of a corpus generation attributes (genre, topic, keywords,
+sentiment), for training on control prompts.
 
 Simple rules replace the classifiers of 2112.12731: the genre is the kind of document, the topic its package
 or first folder, keywords are the words of highest tf-idf, the sentiment is counted with a small lexicon.
@@ -9,14 +10,16 @@ import math
 import re
 from collections import Counter
 from pathlib import Path, PurePosixPath
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
-from atelier.engine.config.generation import Sentiment
 from atelier.engine.data.corpus import CorpusLine, corpus_lines, fraction
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
+
+if TYPE_CHECKING:
+    from atelier.engine.config.generation import Sentiment
 
 ATTRIBUTES = "attributes.jsonl"
 SHORTEST, LONGEST = 60, 2000  # characters of a paragraph
@@ -36,7 +39,7 @@ class AttributedParagraph(TypedDict):
     genre: str
     topic: str
     keywords: list[str]
-    sentiment: Sentiment
+    sentiment: "Sentiment"
     text: str
     split: str
 
@@ -80,7 +83,7 @@ def _undescribed(line: CorpusLine, text: str) -> AttributedParagraph:
 
 
 def paragraphs(text: str) -> list[str]:
-    """The parts between blank lines whose length fits a row."""
+    """The parts between blank lines of SHORTEST to LONGEST characters."""
     parts = (part.strip("\n") for part in re.split(r"\n\s*\n", text))
     return [part for part in parts if SHORTEST <= len(part) <= LONGEST]
 
@@ -118,7 +121,8 @@ def _add_keywords(found: list[AttributedParagraph]) -> None:
         one["keywords"] = sorted(weights, key=lambda word: (-weights[word], word))[:KEYWORDS]
 
 
-def sentiment_of(text: str) -> Sentiment:
+def sentiment_of(text: str) -> "Sentiment":
+    """Which of the lexicon's words are more frequent in `text`, POSITIVE or NEGATIVE."""
     words = Counter(word.lower() for word in _WORD.findall(text))
     score = sum(words[word] for word in POSITIVE.split()) - sum(words[word] for word in NEGATIVE.split())
     return "positive" if score > 0 else "negative" if score < 0 else "neutral"

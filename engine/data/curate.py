@@ -1,4 +1,6 @@
-"""curate: files to documents.jsonl, each document in the training or the held-out split."""
+"""The task `curate`: read source files into documents.jsonl, each document in the training or the
+held-out split.
+"""
 
 import hashlib
 import json

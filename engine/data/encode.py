@@ -1,4 +1,4 @@
-"""encode: a corpus as token files, each document followed by the end token.
+"""The task `encode`: write a corpus as token files, each document followed by the end token.
 
 Files for each split: `<split>.bin` (little-endian uint16, or uint32 above 65,536 ids), `<split>.ends.npy`
 (int64, the number of tokens up to and including each document's end token); and `held_out.bytes.npy` (int64,

@@ -1,9 +1,9 @@
-"""label: examples of a prompt and its completion, the completion one of a few options.
+"""The task `label`: make classification examples, each a prompt and its completion, one of a few options.
 
 From the standard library: docstrings, and the package or the kind of thing they document. So that no prompt
 contains its answer, every whole word equal to one of the packages' names, in any case, is masked in all
-prompts alike (masking only the own name would reveal it). A text that occurs several times is kept once, so
-nothing of the test is in the training examples.
+prompts alike (masking only a prompt's own name would reveal it). A text that occurs several times is kept
+once, so nothing of the test is in the training examples.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""learn_tokenizer: train a byte-level BPE on the training split of one or more corpora, or check a given
-tokenizer.json.
+"""The task `learn_tokenizer`: train a byte-level BPE on the training split of one or more corpora, or check a
+given tokenizer.json.
 """
 
 from collections.abc import Iterator

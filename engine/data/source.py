@@ -38,6 +38,8 @@ Files = list[tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
+    """One text of a source. Documents of one `group` go into the same split; `kind` is for the summary."""
+
     id: str
     text: str
     group: str
@@ -104,6 +106,7 @@ class SourceReader:
             raise DataError(changed)
 
     def whole(self, path: str, expected: str) -> bytes:
+        """All bytes of `path`. Raises DataError as `opened`."""
         with self.opened(path, expected) as file:
             return file.read()
 

@@ -67,6 +67,8 @@ def _documented(word: str, name: str, value: type | MethodDescriptorType | Built
 
 @dataclass(frozen=True, kw_only=True)
 class Docstring:
+    """A docstring, and what it documents."""
+
     text: str
     kind: str  # module, class, method or function
 

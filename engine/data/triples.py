@@ -1,4 +1,5 @@
-"""extract: triples (head, relation, tail) of a corpus, each with a sentence that states or documents it.
+"""The task `extract`: find triples (head, relation, tail) in a corpus, each with a sentence that states or
+documents it.
 
 From Python source: which module defines a name, which class a method belongs to, what a class is derived
 from, what a function raises, with the first sentence of the docstring of the head. From any other text:
@@ -33,6 +34,8 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Triple(NamedTuple):
+    """`head` stands in `relation` to `tail`; `text` is the sentence that states or documents it."""
+
     head: str
     relation: str
     tail: str

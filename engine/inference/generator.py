@@ -32,8 +32,10 @@ HEAD = "natural"  # class head of models that rank their own samples
 
 
 class RankedText(NamedTuple):
+    """A continuation, and how natural the model finds it."""
+
     text: str
-    natural: float  # probability, by the model's own head
+    natural: float  # probability in [0, 1], by the model's own class head
 
 
 class Generator:
@@ -78,7 +80,7 @@ class Generator:
 
     @torch.inference_mode()
     def natural(self, ids: list[int]) -> float:
-        """The probability that a paragraph is natural."""
+        """The probability in [0, 1] that a paragraph is natural, by the class head HEAD."""
         device = self.model.head_weight.device
         tokens_BT = torch.tensor([[self.vocabulary.special(CLS), *ids]], device=device)
         batch = {
@@ -143,6 +145,7 @@ class Generator:
         return self.vocabulary.encode(prompt) or [self.vocabulary.end_id]
 
     def text(self, prompt: str, sampling: Sampling) -> str:
+        """The whole continuation of `prompt`, as `stream` yields it."""
         return "".join(self.stream(prompt, sampling))
 
     def _pieces(self, before: Prefix, sampling: Sampling) -> Iterator[bytes]:

@@ -119,7 +119,7 @@ def num_positions(spec: ModelSpec) -> int | None:
 
 
 def room_behind(model: TextModel, prompt: Sequence[int], most: int) -> int:
-    """The largest length of `prompt` and its continuation, with at most `most` tokens drawn.
+    """The largest length in tokens of `prompt` with its continuation, when at most `most` are drawn.
 
     Raises ConfigError when the prompt is longer than the positions that the model learned.
     """

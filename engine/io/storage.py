@@ -328,7 +328,9 @@ def put_parts(url: str, parts: Iterable[Part]) -> FileEntry:
 
 
 def hashed(url: str, parts: Iterable[Part], write: Callable[[memoryview], int] = len) -> FileEntry:
-    """The entry that a file of these parts has; each block of it goes to `write`."""
+    """Size and sha256 of a file of these parts, as its entry; each block of at most BLOCK bytes also goes to
+    `write`.
+    """
     digest, total = hashlib.sha256(), 0
 
     def take(block: memoryview) -> None:

@@ -1,5 +1,5 @@
-"""The files that hold a model's weights: model.safetensors, or above a size shards with an index that names
-the shard of every tensor, as transformers writes and reads them. Torch-free.
+"""The files that hold a model's weights: model.safetensors, or for large models shards and an index that
+names the shard of every tensor, as transformers writes and reads them. Torch-free.
 """
 
 import hashlib

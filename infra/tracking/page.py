@@ -93,7 +93,7 @@ def first_line(record: Record, teacher: Record | None, students: Sequence[Record
 
 
 def number(value: Json) -> str:
-    """A summary's value for people: integers and values from 1000 with commas, else four significant digits."""
+    """A summary's value for people: whole numbers with commas, others with four significant digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if isinstance(value, int) or (value == int(value) and abs(value) >= 1000):

@@ -1,4 +1,6 @@
-"""The registry of kinds of rows is this folder: rows of kind `mlm` are engine/data/datasets/mlm.py."""
+"""Find the module of a kind of rows. The folder is the registry: rows of kind `mlm` are
+engine/data/datasets/mlm.py.
+"""
 
 import importlib
 from pathlib import Path
