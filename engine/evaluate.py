@@ -25,24 +25,26 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO, cast
 
 import numpy as np
 import torch
+from torch import nn
 
-from atelier.engine.config.base import parse
+from atelier.engine.config.base import Json, parse
 from atelier.engine.config.data import Score
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.evaluation import Scoring, Target, scored_name
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.ngram import gzip_bits, trigram_bits, xz_bits
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.generator import TOKENIZER, Generator, check_vocabulary
-from atelier.engine.inference.sampling import num_positions
+from atelier.engine.inference.sampling import TextModel, num_positions
 from atelier.engine.inference.scoring import (
     HeldOutText,
     choose,
@@ -85,7 +87,7 @@ class Exam:
         return num_text + (sum(row_lengths(examples)) if examples else 0)
 
 
-def evaluate(run: RunFile, stream: TextIO) -> dict[str, Any]:
+def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
     """Score the targets of the run file; each body.json is written once its model is scored. Returns the
     summaries.
 
@@ -100,7 +102,7 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Any]:
     models = {key: input_of(run, f"model.{key}") for key in targets}
     for key, model in models.items():
         check_tokenizer(model, tokenizer, exam.vocabulary, scratch, f"model.{key}")
-    summaries: dict[str, Any] = {}
+    summaries: dict[str, Json] = {}
     if BASELINES in run.outputs and exam.text is not None:
         scores = baselines(exam.text, exam.vocabulary, input_of(run, "tokens"), scratch)
         summaries[BASELINES] = publish(run, BASELINES, scores)
@@ -201,7 +203,7 @@ def check_tokenizer(
         )
 
 
-def check_model(spec: Any, exam: Exam, target: Target, place: str) -> None:
+def check_model(spec: ModelSpec, exam: Exam, target: Target, place: str) -> None:
     """Raise ConfigError for a model with another vocabulary, or with fewer positions than it needs here."""
     check_vocabulary(exam.vocabulary, spec, place)
     needed = exam.sequence if target.text and exam.sequence else 0
@@ -216,12 +218,13 @@ def check_model(spec: Any, exam: Exam, target: Target, place: str) -> None:
         )
 
 
-def score(network: Any, exam: Exam, target: Target, progress: Progress, place: str) -> dict[str, Any]:
+def score(network: nn.Module, exam: Exam, target: Target, progress: Progress, place: str) -> dict[str, Json]:
     """The content of one model's scores.json. Raises DataError when the loss is not finite."""
-    result: dict[str, Any] = {}
+    result: dict[str, Json] = {}
+    model = cast(TextModel, network)
     if target.text and exam.text is not None and exam.sequence:
         vocab, text = exam.vocabulary.size, exam.text
-        nats = text_nats(network, text, sequence=exam.sequence, vocab=vocab, advance=progress.advance)
+        nats = text_nats(model, text, sequence=exam.sequence, vocab=vocab, advance=progress.advance)
         if not math.isfinite(nats):
             raise DataError(f"{place}: its loss is {nats}; its weights are damaged or its training diverged")
         result |= {
@@ -232,7 +235,7 @@ def score(network: Any, exam: Exam, target: Target, progress: Progress, place: s
             "sample": exam.prompt + Generator(network, exam.vocabulary).text(exam.prompt, SAMPLE),
         } | counts(text)
     if examples := exam.asked(target):
-        choices = choose(network, examples, advance=progress.advance)
+        choices = choose(model, examples, advance=progress.advance)
         result |= {
             "accuracy": sum(choices.correct) / len(choices.correct),
             "accuracy_normalised": sum(choices.correct_normalised) / len(choices.correct),
@@ -249,7 +252,7 @@ def counts(text: HeldOutText) -> dict[str, int]:
 
 def baselines(
     text: HeldOutText, vocabulary: Vocabulary, tokens: ArtifactInput, scratch: Path
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Scores that need no model, in bits per byte; the trigram too is charged ln V for first tokens."""
     raw = vocabulary.bytes_of(text.tokens_N)
     dtype = token_dtype(vocabulary.size)
@@ -266,7 +269,7 @@ def baselines(
     } | counts(text)
 
 
-def publish(run: RunFile, key: str, scores: dict[str, Any]) -> dict[str, Any]:
+def publish(run: RunFile, key: str, scores: dict[str, Json]) -> dict[str, Json]:
     """Write scores.json and body.json of output `key`; the summary is the scores without `correct`."""
     output = output_of(run, key)
     output.add_json(SCORES, scores)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
 from atelier.engine.inference.generator import TOKENIZER, read_generator
-from atelier.engine.inference.sampling import continuations
+from atelier.engine.inference.sampling import TextModel, continuations
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
 from atelier.engine.parallel.gang import start_gang
@@ -138,7 +137,7 @@ def _chosen(tokens: ArtifactInput, sentences: Sentences, asked: Imitate, scratch
 
 
 def _continued(
-    model: Any, vocabulary: Vocabulary, batch: Sequence[Paragraph], asked: Imitate
+    model: TextModel, vocabulary: Vocabulary, batch: Sequence[Paragraph], asked: Imitate
 ) -> list[list[int]]:
     """Prefix and continuation of each paragraph, drawn with its own random numbers."""
     prompts = [each.ids[: each.prefix] for each in batch]

@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from atelier.engine.config.base import Spec, parse
+from atelier.engine.config.base import Json, Spec, parse
 from atelier.engine.config.data import Labels, Source, Tokenizer
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.run_file import RunFile
@@ -81,7 +81,7 @@ class PrepareJob:
         return ArtifactOutput(self.run.outputs[name])
 
 
-def _curate(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
+def _curate(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     config = parse(Curate, job.run.config, "config")
     output = job.output("corpus")
     return output, curate(
@@ -89,7 +89,7 @@ def _curate(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
     )
 
 
-def _learn_tokenizer(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
+def _learn_tokenizer(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     config = parse(Learn, job.run.config, "config")
     names = sorted((n for n in job.run.inputs if n.startswith("corpus")), key=lambda n: (len(n), n))
     output, files = job.output("tokenizer"), list(config.files)
@@ -97,38 +97,38 @@ def _learn_tokenizer(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
     return output, learn_tokenizer(config.tokenizer, corpora, files, output, job.scratch, job.progress)
 
 
-def _encode(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
+def _encode(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     parse(Encode, job.run.config, "config")
     output, corpus = job.output("tokens"), job.input("corpus")
     vocabulary = Vocabulary.read(job.input("tokenizer").file(TOKENIZER, job.scratch))
     return output, encode(corpus, vocabulary, output, job.scratch, job.progress)
 
 
-def _label(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
+def _label(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     config = parse(Label, job.run.config, "config")
     output = job.output("labels")
     return output, label(config.labels, list(config.files), output, job.progress)
 
 
-def _extract(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
+def _extract(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     parse(Extract, job.run.config, "config")
     output = job.output("triples")
     return output, extract(job.input("corpus"), output, job.scratch, job.progress)
 
 
-def _describe(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Any]]:
+def _describe(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     parse(Describe, job.run.config, "config")
     output = job.output("attributes")
     return output, describe(job.input("corpus"), output, job.scratch, job.progress)
 
 
-VERBS: dict[str, Callable[[PrepareJob], tuple[ArtifactOutput, dict[str, Any]]]] = {
+VERBS: dict[str, Callable[[PrepareJob], tuple[ArtifactOutput, dict[str, Json]]]] = {
     "curate": _curate, "learn_tokenizer": _learn_tokenizer, "encode": _encode, "label": _label,
     "extract": _extract, "describe": _describe,
 }  # fmt: skip
 
 
-def prepare(run: RunFile, stream: TextIO) -> dict[str, Any]:
+def prepare(run: RunFile, stream: TextIO) -> dict[str, Json]:
     """Run the task of the run file; its output's body.json is written last. Returns the summary.
 
     Raises ConfigError for an unknown task.

@@ -14,6 +14,7 @@ GONE = TEMPORARY + "gone-"
 
 
 def step_name(step: int) -> str:
+    """The name of a checkpoint's folder."""
     return f"step-{step:08d}"
 
 

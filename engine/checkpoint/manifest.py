@@ -1,5 +1,5 @@
-"""manifest.json makes a checkpoint exist: it lists the location of each tensor's chunks, the values and the
-files' digests.
+"""manifest.json, whose appearance commits a checkpoint. It lists the location of each tensor's chunks, the
+values and the files' digests.
 
 Its own digest covers its exact bytes, at a fixed place at the beginning, and is compared before anything is
 parsed.

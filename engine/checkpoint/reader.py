@@ -38,7 +38,9 @@ def load(url: str, state: State, *, step: int, trajectory: str, gang: RankGroup)
 
 
 def load_full(url: str) -> dict[str, torch.Tensor]:
-    """All tensors of the checkpoint at `url` on the CPU, whole, by dotted name."""
+    """All tensors of the checkpoint at `url` on the CPU, whole, by dotted name. Raises DamageError naming the
+    file that is damaged.
+    """
     manifest = read_manifest(url, step=step_of(url))
     pieces: defaultdict[int, list[tuple[str, Chunk]]] = defaultdict(list)
     result: dict[str, torch.Tensor] = {}

@@ -160,7 +160,7 @@ def _float(value: float, name: str) -> Json:
 
 
 def decode(value: Json) -> Plain:
-    """The value that `encode` was given."""
+    """The value that `encode` was given: its inverse."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,5 @@
-"""describe: paragraphs of a corpus with generation attributes: genre, topic, keywords, sentiment.
+"""The task `describe`: give the paragraphs of a corpus generation attributes (genre, topic, keywords,
+sentiment), for training on control prompts.
 
 Simple rules replace the classifiers of 2112.12731: the genre is the kind of document, the topic its package
 or first folder, keywords are the words of highest tf-idf, the sentiment is counted with a small lexicon.
@@ -9,12 +10,16 @@ import math
 import re
 from collections import Counter
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
-from atelier.engine.data.corpus import corpus_lines, fraction
+from atelier.engine.data.corpus import CorpusLine, corpus_lines, fraction
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
+
+if TYPE_CHECKING:
+    from atelier.engine.config.generation import Sentiment
 
 ATTRIBUTES = "attributes.jsonl"
 SHORTEST, LONGEST = 60, 2000  # characters of a paragraph
@@ -28,19 +33,28 @@ NEGATIVE = """error errors fail fails failed failure bad wrong invalid broken un
 deprecated warning exception raise raises raised missing unsupported false problem bug cannot never"""
 
 
+class AttributedParagraph(TypedDict):
+    """A line of attributes.jsonl: a paragraph of a document in `split`, and what describes it."""
+
+    genre: str
+    topic: str
+    keywords: list[str]
+    sentiment: "Sentiment"
+    text: str
+    split: str
+
+
 def describe(
     corpus: ArtifactInput, output: ArtifactOutput, scratch: Path, progress: Progress
-) -> dict[str, Any]:
-    """Write attributes.jsonl: a line is {"genre", "topic", "keywords", "sentiment", "text", "split"}. Returns
-    the summary.
+) -> dict[str, Json]:
+    """Write attributes.jsonl, an AttributedParagraph a line. Returns the summary.
 
     Raises DataError when no paragraph has a usable length.
     """
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
-    found: list[dict[str, Any]] = []
+    found: list[AttributedParagraph] = []
     for line in corpus_lines(corpus, scratch):
-        about = {"genre": genre_of(line["id"]), "topic": topic_of(line["id"]), "split": line["split"]}
-        found += [about | {"text": text} for text in paragraphs(line["text"])]
+        found += [_undescribed(line, text) for text in paragraphs(line["text"])]
         progress.advance(1)
     if not found:
         raise DataError(f"data.source: no paragraph of {SHORTEST} to {LONGEST} characters; give longer texts")
@@ -60,8 +74,16 @@ def describe(
     }
 
 
+def _undescribed(line: CorpusLine, text: str) -> AttributedParagraph:
+    """A paragraph with what its document says of it; keywords and sentiment only once it is kept."""
+    return {
+        "genre": genre_of(line["id"]), "topic": topic_of(line["id"]), "keywords": [], "sentiment": "neutral",
+        "text": text, "split": line["split"],
+    }  # fmt: skip
+
+
 def paragraphs(text: str) -> list[str]:
-    """The parts between blank lines whose length fits a row."""
+    """The parts between blank lines of SHORTEST to LONGEST characters."""
     parts = (part.strip("\n") for part in re.split(r"\n\s*\n", text))
     return [part for part in parts if SHORTEST <= len(part) <= LONGEST]
 
@@ -83,7 +105,7 @@ def topic_of(name: str) -> str:
     return PurePosixPath(first).stem
 
 
-def _name_topics(found: list[dict[str, Any]]) -> None:
+def _name_topics(found: list[AttributedParagraph]) -> None:
     """Keep the most frequent topics; the rest are `other`."""
     counts = Counter(one["topic"] for one in found)
     kept = {topic for topic, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:TOPICS]}
@@ -91,7 +113,7 @@ def _name_topics(found: list[dict[str, Any]]) -> None:
         one["topic"] = one["topic"] if one["topic"] in kept else OTHER
 
 
-def _add_keywords(found: list[dict[str, Any]]) -> None:
+def _add_keywords(found: list[AttributedParagraph]) -> None:
     words = [Counter(_WORD.findall(one["text"])) for one in found]
     documents = Counter(word for counts in words for word in counts)
     for one, counts in zip(found, words, strict=True):
@@ -99,7 +121,8 @@ def _add_keywords(found: list[dict[str, Any]]) -> None:
         one["keywords"] = sorted(weights, key=lambda word: (-weights[word], word))[:KEYWORDS]
 
 
-def sentiment_of(text: str) -> str:
+def sentiment_of(text: str) -> "Sentiment":
+    """Which of the lexicon's words are more frequent in `text`, POSITIVE or NEGATIVE."""
     words = Counter(word.lower() for word in _WORD.findall(text))
     score = sum(words[word] for word in POSITIVE.split()) - sum(words[word] for word in NEGATIVE.split())
     return "positive" if score > 0 else "negative" if score < 0 else "neutral"

@@ -29,7 +29,11 @@ class Dataset(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: Numbers, epochs: Numbers | None = None) -> dict[str, np.ndarray]: ...
+    def batch(self, indices: Numbers, epochs: Numbers | None = None) -> dict[str, np.ndarray]:
+        """The rows at `indices` [B] as int64 arrays by the names of engine/config/batch.py: [B, T] for
+        `*_BT`, [B] for `*_B`.
+        """
+        ...
 
 
 class Blend:

@@ -5,7 +5,7 @@ depends only on its hash, the share, and, in tiny sets, the other groups.
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from atelier.engine.config.document import parse_object
 from atelier.engine.config.error import DataError
@@ -14,12 +14,30 @@ from atelier.engine.io.artifact import ArtifactInput
 DOCUMENTS = "documents.jsonl"
 
 
-def corpus_lines(corpus: ArtifactInput, scratch: Path) -> Iterator[dict[str, Any]]:
-    """The documents of a corpus in order: {"id", "text", "split", "group"}."""
+class CorpusLine(TypedDict):
+    """A line of documents.jsonl. Documents of one `group` are in one split, "train" or "held_out"."""
+
+    id: str
+    text: str
+    split: str
+    group: str
+
+
+class LabelledLine(TypedDict):
+    """A line of train.jsonl or test.jsonl: `completion` is one of the `options`, the same in all lines."""
+
+    prompt: str
+    completion: str
+    options: list[str]
+    group: str
+
+
+def corpus_lines(corpus: ArtifactInput, scratch: Path) -> Iterator[CorpusLine]:
+    """The documents of a corpus, in order."""
     path = corpus.file(DOCUMENTS, scratch)
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            yield parse_object(line, f"{path}, line {number}")
+            yield cast(CorpusLine, parse_object(line, f"{path}, line {number}"))
 
 
 TRAIN, HELD_OUT = "train", "held_out"

@@ -45,7 +45,7 @@ class Permutation:
 
 
 def mixed(numbers: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
+    """A uint64 hash of each number: the finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * _M1
     numbers = (numbers ^ (numbers >> np.uint64(27))) * _M2
     return numbers ^ (numbers >> np.uint64(31))
@@ -56,8 +56,8 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Chance:
-    """The counter-based generator called (seed, names): splitmix64, counted instead of stepped (Steele, Lea
-    and Flood 2014).
+    """A counter-based random number generator with the key (seed, names): splitmix64 (Steele, Lea and Flood
+    2014), evaluated at counters instead of stepped.
     """
 
     def __init__(self, seed: int, *names: str | int) -> None:
@@ -70,7 +70,9 @@ class Chance:
         return mixed(row_B + (np.asarray(epochs_B).astype(np.uint64) + np.uint64(1)) * _STEP)
 
     def turns(self, rows_B: np.ndarray, epochs_B: np.ndarray, size: int, count: int) -> np.ndarray:
-        """A number in 0..count-1 for each row of `size` in its epoch; all occur equally often, within one."""
+        """int64 [B] in 0..count-1: a random but balanced choice for each row. Over an epoch of `size` rows
+        the values' frequencies differ by at most one.
+        """
         result_B = np.empty(len(rows_B), dtype=np.int64)
         for epoch in np.unique(epochs_B).tolist():
             mine_B = epochs_B == epoch
@@ -87,7 +89,7 @@ def uniform(keys: np.ndarray, places: np.ndarray | int, lane: int) -> np.ndarray
 
 
 def below(keys: np.ndarray, places: np.ndarray | int, lane: int, sizes: np.ndarray | int) -> np.ndarray:
-    """Whole numbers 0 .. sizes - 1, in the same way."""
+    """Random integers in 0 .. sizes - 1 (int64), drawn as by `uniform`."""
     return np.minimum((uniform(keys, places, lane) * sizes).astype(np.int64), np.asarray(sizes) - 1)
 
 

@@ -1,11 +1,13 @@
-"""curate: files to documents.jsonl, each document in the training or the held-out split."""
+"""The task `curate`: read source files into documents.jsonl, each document in the training or the
+held-out split.
+"""
 
 import hashlib
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.data import Source
 from atelier.engine.config.error import DataError
 from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, split_of
@@ -16,8 +18,8 @@ from atelier.engine.io.process import Progress
 
 def curate(
     source: Source, held_out: float, files: Files, output: ArtifactOutput, scratch: Path, progress: Progress
-) -> dict[str, Any]:
-    """Write documents.jsonl: a line is {"id", "text", "split", "group"}. Returns the summary.
+) -> dict[str, Json]:
+    """Write documents.jsonl, a CorpusLine a line. Returns the summary.
 
     Of exact copies of a text the first by order of files is kept. Memory: one digest and one group per
     document, never the texts. Raises DataError when the source has no text.

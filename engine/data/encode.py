@@ -1,4 +1,4 @@
-"""encode: a corpus as token files, each document followed by the end token.
+"""The task `encode`: write a corpus as token files, each document followed by the end token.
 
 Files for each split: `<split>.bin` (little-endian uint16, or uint32 above 65,536 ids), `<split>.ends.npy`
 (int64, the number of tokens up to and including each document's end token); and `held_out.bytes.npy` (int64,
@@ -9,11 +9,12 @@ import io
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
-from atelier.engine.data.corpus import HELD_OUT, TRAIN, corpus_lines
+from atelier.engine.config.base import Json
+from atelier.engine.data.corpus import HELD_OUT, TRAIN, CorpusLine, corpus_lines
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
@@ -37,7 +38,7 @@ class _Split:
 
 def encode(
     corpus: ArtifactInput, vocabulary: Vocabulary, output: ArtifactOutput, scratch: Path, progress: Progress
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Write the token files of both splits. Returns the summary."""
     progress.start(int(corpus.record.summary.get("documents", 0)), "documents")
     scratch.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,7 @@ def encode(
     }
 
 
-def _batches(corpus: ArtifactInput, scratch: Path) -> Iterator[list[dict[str, Any]]]:
+def _batches(corpus: ArtifactInput, scratch: Path) -> Iterator[list[CorpusLine]]:
     """Documents in their order, about BATCH_BYTES of text at a time."""
     batch, size = [], 0
     for line in corpus_lines(corpus, scratch):

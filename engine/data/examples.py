@@ -6,12 +6,13 @@ Shape letters: B rows, T tokens of a row.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.data.corpus import LabelledLine
 from atelier.engine.data.counter_rng import Permutation
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
@@ -95,7 +96,7 @@ class Examples:
         )
         self.length = max(len(e.prompt) + len(e.completion) for e in self.examples) - 1
 
-    def _solved(self, lines: list[dict[str, Any]], room: int, shots: int, seed: int) -> list[int]:
+    def _solved(self, lines: list[LabelledLine], room: int, shots: int, seed: int) -> list[int]:
         """`shots` training examples with their completions, each followed by an empty line."""
         if shots > len(lines):
             raise DataError(
@@ -177,8 +178,8 @@ class Examples:
         return _stacked(parts, max(len(r.tokens_T) for r in rows), self._vocabulary.pad_id), rows
 
 
-def _lines(labels: ArtifactInput, split: str, scratch: Path) -> list[dict[str, Any]]:
-    return labels.lines(f"{split}.jsonl", scratch)
+def _lines(labels: ArtifactInput, split: str, scratch: Path) -> list[LabelledLine]:
+    return cast(list[LabelledLine], labels.lines(f"{split}.jsonl", scratch))
 
 
 def _stacked(rows: list[dict[str, np.ndarray]], length: int, pad: int) -> dict[str, np.ndarray]:

@@ -1,9 +1,9 @@
-"""label: examples of a prompt and its completion, the completion one of a few options.
+"""The task `label`: make classification examples, each a prompt and its completion, one of a few options.
 
 From the standard library: docstrings, and the package or the kind of thing they document. So that no prompt
 contains its answer, every whole word equal to one of the packages' names, in any case, is masked in all
-prompts alike (masking only the own name would reveal it). A text that occurs several times is kept once, so
-nothing of the test is in the training examples.
+prompts alike (masking only a prompt's own name would reveal it). A text that occurs several times is kept
+once, so nothing of the test is in the training examples.
 """
 
 import json
@@ -11,12 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TypedDict
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.data import Labels
 from atelier.engine.config.error import DataError
 from atelier.engine.data import standard_library
-from atelier.engine.data.corpus import HELD_OUT, TRAIN, fraction, split_of
+from atelier.engine.data.corpus import HELD_OUT, TRAIN, LabelledLine, fraction, split_of
 from atelier.engine.data.source import (
     Files,
     SourceReader,
@@ -37,12 +38,18 @@ MAX_OPTIONS = 64
 KEYWORDS = ("if", "return", "for", "def", "raise", "try", "with", "except", "else", "elif")
 STATEMENT = re.compile(rf"^([ ]+)({'|'.join(KEYWORDS)})\b", re.MULTILINE)
 EACH = 24
-Example = dict[str, Any]  # prompt, completion, group; options when finished
 
 
-def label(labels: Labels, files: Files, output: ArtifactOutput, progress: Progress) -> dict[str, Any]:
-    """Write train.jsonl and test.jsonl: a line is {"prompt", "completion", "options", "group"}. Returns the
-    summary.
+class Example(TypedDict):
+    """A labelled example before its options are known."""
+
+    prompt: str
+    completion: str
+    group: str
+
+
+def label(labels: Labels, files: Files, output: ArtifactOutput, progress: Progress) -> dict[str, Json]:
+    """Write train.jsonl and test.jsonl, a LabelledLine a line. Returns the summary.
 
     Raises DataError when there are too few or too many distinct completions.
     """
@@ -70,7 +77,8 @@ def label(labels: Labels, files: Files, output: ArtifactOutput, progress: Progre
 
 
 def _line(example: Example, options: list[str]) -> str:
-    return json.dumps(example | {"options": options}, sort_keys=True, ensure_ascii=False) + "\n"
+    line: LabelledLine = {**example, "options": options}
+    return json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _check_options(options: list[str], source: str) -> None:
@@ -179,7 +187,7 @@ def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[
                 yield example
 
 
-def _from_line(line: dict[str, Any], labels: Labels, reader: SourceReader, where: str) -> Example | None:
+def _from_line(line: dict[str, Json], labels: Labels, reader: SourceReader, where: str) -> Example | None:
     """Prompt and completion as given, or `text` and `label` joined by "Label:"; None for a broken line that
     is skipped.
 
@@ -198,18 +206,18 @@ def _from_line(line: dict[str, Any], labels: Labels, reader: SourceReader, where
         line = line | {answered: json.dumps(line[answered])}
     problem = text_problem(line, asked) or text_problem(line, answered)
     if not problem:
-        empty = next((name for name in (asked, answered) if not line[name].strip()), "")
+        empty = next((name for name in (asked, answered) if not str(line[name]).strip()), "")
         problem = f"field '{empty}' is empty" if empty else ""
     if not problem and not isinstance(line.get("group", ""), str):
         problem = f"field 'group' is {kind_of(line['group'])}, not text"
     if problem:
         reader.broken(where, problem)
         return None
-    prompt, completion = line[asked], line[answered]
+    prompt, completion, group = str(line[asked]), str(line[answered]), str(line.get("group", ""))
     if asked == labels.prompt:
         prompt = prompt[-labels.max_chars :]
     else:
         prompt = f"{prompt[: labels.max_chars].strip()}\n\nLabel:"
     if answered != labels.completion and not completion[0].isspace():
         completion = f" {completion}"
-    return {"prompt": prompt, "completion": completion, "group": line.get("group") or text_group(prompt)}
+    return {"prompt": prompt, "completion": completion, "group": group or text_group(prompt)}

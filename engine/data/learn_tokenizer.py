@@ -1,15 +1,15 @@
-"""learn_tokenizer: train a byte-level BPE on the training split of one or more corpora, or check a given
-tokenizer.json.
+"""The task `learn_tokenizer`: train a byte-level BPE on the training split of one or more corpora, or check a
+given tokenizer.json.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import fsspec
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.data import END, PAD, Tokenizer
 from atelier.engine.config.error import ConfigError
 from atelier.engine.data.corpus import TRAIN, corpus_lines
@@ -29,7 +29,7 @@ def learn_tokenizer(
     output: ArtifactOutput,
     scratch: Path,
     progress: Progress,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Write tokenizer.json: the same bytes from the same training text, whatever the threads. Returns the
     summary.
 
@@ -42,9 +42,8 @@ def learn_tokenizer(
         vocabulary.special(name)
     output.add_bytes(TOKENIZER, data)
     measured = _bytes_per_token(vocabulary, corpora, scratch)
-    return {"vocab": vocabulary.size, "end": vocabulary.end_id} | (
-        {"bytes_per_token": measured} if measured else {}
-    )
+    summary: dict[str, Json] = {"vocab": vocabulary.size, "end": vocabulary.end_id}
+    return summary | ({"bytes_per_token": measured} if measured else {})
 
 
 def _given(url: str, files: Files, progress: Progress) -> bytes:

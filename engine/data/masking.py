@@ -25,7 +25,8 @@ def hide(
 
     `units_BT` numbers units across the batch, each contiguous in one row; -1 may not be hidden. Units are
     taken in random order while their middle is below the target, so that the share is right on average
-    whatever their sizes; at least one per row.
+    whatever their sizes; at least one per row. `keys_B` are the rows' random keys (Chance.keys), `mask` the
+    id of <|mask|>, `ordinary_K` the ids that random tokens are drawn from.
     """
     width = tokens_BT.shape[1]
     flat = units_BT.reshape(-1)

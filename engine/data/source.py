@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from typing_extensions import Buffer
+
+from atelier.engine.config.base import Json
 from atelier.engine.config.data import Source
 from atelier.engine.config.error import DataError
 from atelier.engine.data import standard_library
@@ -35,6 +38,8 @@ Files = list[tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
+    """One text of a source. Documents of one `group` go into the same split; `kind` is for the summary."""
+
     id: str
     text: str
     group: str
@@ -51,12 +56,12 @@ class _Watched(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: Buffer) -> int:
         with reading(self._path, self._path):
-            block = self._inner.read(len(buffer))
+            block = self._inner.read(len(view := memoryview(buffer)))
         self.digest.update(block)
         self._progress.advance(len(block))
-        buffer[: len(block)] = block
+        view[: len(block)] = block
         return len(block)
 
 
@@ -101,10 +106,11 @@ class SourceReader:
             raise DataError(changed)
 
     def whole(self, path: str, expected: str) -> bytes:
+        """All bytes of `path`. Raises DataError as `opened`."""
         with self.opened(path, expected) as file:
             return file.read()
 
-    def json_lines(self, path: str, expected: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    def json_lines(self, path: str, expected: str) -> Iterator[tuple[int, dict[str, Json]]]:
         """(line number from 1, object) of a .jsonl file; blank lines are skipped."""
         with self.opened(path, expected) as file:
             for number, raw in enumerate(file, start=1):
@@ -112,7 +118,7 @@ class SourceReader:
                 if line is not None:
                     yield number, line
 
-    def _parsed(self, raw: bytes, where: str) -> dict[str, Any] | None:
+    def _parsed(self, raw: bytes, where: str) -> dict[str, Json] | None:
         try:
             line = json.loads(raw)
         except UnicodeDecodeError as error:
@@ -167,20 +173,20 @@ def _lines(path: str, name: str, expected: str, wanted: str, reader: SourceReade
         problem = text_problem(line, wanted)
         if problem:
             reader.broken(f"{path}:{number}", problem)
-        elif line[wanted].strip():
-            text = line[wanted]
+        elif (text := str(line[wanted])).strip():
             yield Document(id=f"{name}:{number}", text=text, group=text_group(text), kind="line")
 
 
-def text_problem(line: dict[str, Any], wanted: str) -> str:
+def text_problem(line: dict[str, Json], wanted: str) -> str:
     """Why the field `wanted` of a line is not text; '' when it is."""
     there = ", ".join(sorted(line)) or "none"
     if wanted not in line:
         return f"field '{wanted}' is missing; fields there: {there}"
-    if not isinstance(line[wanted], str):
-        return f"field '{wanted}' is {kind_of(line[wanted])}, not text; fields there: {there}"
+    text = line[wanted]
+    if not isinstance(text, str):
+        return f"field '{wanted}' is {kind_of(text)}, not text; fields there: {there}"
     try:
-        line[wanted].encode()
+        text.encode()
     except UnicodeEncodeError as error:
         return (
             f"field '{wanted}' holds half of a surrogate pair at character {error.start}, which is not text"
@@ -230,7 +236,8 @@ def text_group(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: Json) -> str:
+    """The kind of a JSON value, in words for an error."""
     if isinstance(value, bool):
         return "true or false"
     kinds = {type(None): "null", int: "a number", float: "a number", str: "text", list: "a list"}

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import BuiltinFunctionType, MethodDescriptorType
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -49,7 +50,7 @@ def _module_docs(name: str) -> Iterator[str]:
             yield _documented("def", key, value)
 
 
-def _documented(word: str, name: str, value: object) -> str:
+def _documented(word: str, name: str, value: type | MethodDescriptorType | BuiltinFunctionType) -> str:
     """Signature and docstring; '' without a docstring. Addresses in defaults are removed: they differ from
     process to process.
     """
@@ -57,7 +58,7 @@ def _documented(word: str, name: str, value: object) -> str:
     if not doc:
         return ""
     try:
-        signature = _ADDRESS.sub("", str(inspect.signature(value)))  # pyright: ignore[reportArgumentType]
+        signature = _ADDRESS.sub("", str(inspect.signature(value)))
     except (ValueError, TypeError):
         signature = "(...)"
     lines = "\n".join(f"    {line}".rstrip() for line in doc.splitlines())
@@ -66,6 +67,8 @@ def _documented(word: str, name: str, value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Docstring:
+    """A docstring, and what it documents."""
+
     text: str
     kind: str  # module, class, method or function
 

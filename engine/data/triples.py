@@ -1,4 +1,5 @@
-"""extract: triples (head, relation, tail) of a corpus, each with a sentence that states or documents it.
+"""The task `extract`: find triples (head, relation, tail) in a corpus, each with a sentence that states or
+documents it.
 
 From Python source: which module defines a name, which class a method belongs to, what a class is derived
 from, what a function raises, with the first sentence of the docstring of the head. From any other text:
@@ -12,8 +13,9 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, TRIPLES, corpus_lines
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
@@ -32,6 +34,8 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Triple(NamedTuple):
+    """`head` stands in `relation` to `tail`; `text` is the sentence that states or documents it."""
+
     head: str
     relation: str
     tail: str
@@ -40,7 +44,7 @@ class Triple(NamedTuple):
 
 def extract(
     corpus: ArtifactInput, output: ArtifactOutput, scratch: Path, progress: Progress
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Write triples.jsonl: a line is {"head", "relation", "tail", "text", "split"}. Returns the summary.
 
     Of equal triples the first is kept, but one of the training documents before any held-out one, so that

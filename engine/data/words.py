@@ -49,7 +49,9 @@ class Spelling:
 
 @dataclass(frozen=True)
 class Words:
-    """`words_BT` numbers the words of all rows from 0; every other token is a word of its own."""
+    """The words of a batch. `words_BT` numbers them across all rows, from 0; a token that is in no word, such
+    as punctuation, counts as a word of its own.
+    """
 
     words_BT: np.ndarray
     first_W: np.ndarray  # place of each word's first token in the flattened rows

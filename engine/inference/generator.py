@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,18 @@ from torch import Tensor, nn
 from atelier.engine.config.data import CLS
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import GENRES, GenerationAttributes, Sampling
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.seed import seed_of
 from atelier.engine.data.control_prompt import Prefix, prefix_of
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
-from atelier.engine.inference.sampling import continuation, continuations, room_behind, whole_characters
+from atelier.engine.inference.sampling import (
+    TextModel,
+    continuation,
+    continuations,
+    room_behind,
+    whole_characters,
+)
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.load import read_model
 
@@ -25,15 +32,17 @@ HEAD = "natural"  # class head of models that rank their own samples
 
 
 class RankedText(NamedTuple):
+    """A continuation, and how natural the model finds it."""
+
     text: str
-    natural: float  # probability, by the model's own head
+    natural: float  # probability in [0, 1], by the model's own class head
 
 
 class Generator:
     """A model with its tokenizer. `num_tokens` counts the tokens drawn."""
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary) -> None:
-        self.model: Any = model.eval()
+        self.model = cast(TextModel, model.eval())
         self.vocabulary = vocabulary
         self.num_tokens = 0
 
@@ -71,7 +80,7 @@ class Generator:
 
     @torch.inference_mode()
     def natural(self, ids: list[int]) -> float:
-        """The probability that a paragraph is natural."""
+        """The probability in [0, 1] that a paragraph is natural, by the class head HEAD."""
         device = self.model.head_weight.device
         tokens_BT = torch.tensor([[self.vocabulary.special(CLS), *ids]], device=device)
         batch = {
@@ -136,6 +145,7 @@ class Generator:
         return self.vocabulary.encode(prompt) or [self.vocabulary.end_id]
 
     def text(self, prompt: str, sampling: Sampling) -> str:
+        """The whole continuation of `prompt`, as `stream` yields it."""
         return "".join(self.stream(prompt, sampling))
 
     def _pieces(self, before: Prefix, sampling: Sampling) -> Iterator[bytes]:
@@ -160,7 +170,7 @@ def read_generator(source: ArtifactInput, scratch: Path, device: torch.device) -
     return Generator(model, vocabulary)
 
 
-def check_judge(model: Any, vocabulary: Vocabulary) -> None:
+def check_judge(model: TextModel, vocabulary: Vocabulary) -> None:
     """Raise ConfigError for ranking with a model that has no head for natural text."""
     if HEAD not in getattr(model, "classes", {}):
         raise ConfigError(
@@ -171,7 +181,7 @@ def check_judge(model: Any, vocabulary: Vocabulary) -> None:
     vocabulary.special(CLS)
 
 
-def check_vocabulary(vocabulary: Vocabulary, spec: Any, place: str) -> None:
+def check_vocabulary(vocabulary: Vocabulary, spec: ModelSpec, place: str) -> None:
     """Raise ConfigError for a model whose vocabulary is not the tokenizer's."""
     if vocabulary.size != spec.tokens:
         raise ConfigError(

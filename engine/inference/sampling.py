@@ -5,13 +5,35 @@ B rows, P tokens of a prompt, T tokens, D hidden, V vocab
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.generation import Sampling
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.model.attention import Cache
+from atelier.engine.model.contract import Output
+
+
+class TextModel(Protocol):
+    """What sampling and scoring use of a model: an engine.model.contract.Model with a key/value cache."""
+
+    spec: ModelSpec
+
+    @property
+    def head_weight(self) -> Tensor: ...
+
+    def __call__(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Output: ...
+
+    def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache: ...
+
+    def class_logits(self, hidden_BD: Tensor, name: str) -> Tensor:
+        """[B, C]; only models with class heads have it."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 def sample(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
@@ -51,7 +73,7 @@ def sample_rows(logits_BV: Tensor, temperatures_B: Tensor, top_p: float, draws_B
 
 @torch.inference_mode()
 def continuations(
-    model: Any,
+    model: TextModel,
     prompts: Sequence[Sequence[int]],
     *,
     length: int,
@@ -91,13 +113,13 @@ def continuations(
     return [row[: row.index(end) + 1] if end in row else row for row in found]
 
 
-def num_positions(spec: Any) -> int | None:
+def num_positions(spec: ModelSpec) -> int | None:
     """How many tokens a row may have: the learned positions; None for rotary ones, which have no limit."""
-    return spec.max_positions if getattr(spec, "positions", "") == "learned" else None
+    return getattr(spec, "max_positions", None) if getattr(spec, "positions", "") == "learned" else None
 
 
-def room_behind(model: Any, prompt: Sequence[int], most: int) -> int:
-    """The largest length of `prompt` and its continuation, with at most `most` tokens drawn.
+def room_behind(model: TextModel, prompt: Sequence[int], most: int) -> int:
+    """The largest length in tokens of `prompt` with its continuation, when at most `most` are drawn.
 
     Raises ConfigError when the prompt is longer than the positions that the model learned.
     """
@@ -114,7 +136,7 @@ def room_behind(model: Any, prompt: Sequence[int], most: int) -> int:
 
 
 def continuation(
-    model: Any, prompt: list[int], sampling: Sampling, end: int, soft: list[int] | None = None
+    model: TextModel, prompt: list[int], sampling: Sampling, end: int, soft: list[int] | None = None
 ) -> Iterator[int]:
     """Token ids after `prompt` (one id or more), at most `sampling.max_tokens`; stops before the end token
     and where learned positions end. Raises ConfigError for a prompt longer than those.
@@ -138,7 +160,7 @@ def continuation(
 
 @torch.inference_mode()
 def next_logits(
-    model: Any, new: list[int], num_seen: int, cache: Any, soft: list[int] | None = None
+    model: TextModel, new: list[int], num_seen: int, cache: Cache, soft: list[int] | None = None
 ) -> Tensor:
     """Logits [V] after the tokens `new`, which follow the `num_seen` cached tokens and join the cache."""
     device = model.head_weight.device
@@ -147,7 +169,7 @@ def next_logits(
 
 
 def _last_logits(
-    model: Any, new_BT: Tensor, num_seen: int, cache: Any, prompts_BT: Tensor | None = None
+    model: TextModel, new_BT: Tensor, num_seen: int, cache: Cache, prompts_BT: Tensor | None = None
 ) -> Tensor:
     """Logits [B, V] after the last of these tokens."""
     places_T = torch.arange(num_seen, num_seen + new_BT.shape[1], device=new_BT.device)

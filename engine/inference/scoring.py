@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.inference.sampling import TextModel
 from atelier.engine.io.artifact import ArtifactInput
 
 TOKENS_AT_ONCE = 2048  # a forward pass; more is slower on a CPU
@@ -85,7 +85,7 @@ def read_held_out(
     )
 
 
-def text_nats(model: Any, text: HeldOutText, *, sequence: int, vocab: int, advance: Advance) -> float:
+def text_nats(model: TextModel, text: HeldOutText, *, sequence: int, vocab: int, advance: Advance) -> float:
     """Nats of all tokens of `text`. A document's first token has no context, and no model learns to predict
     it: it is charged ln V, the same for every model of a vocabulary. So every byte is accounted for, as with
     a compressor.
@@ -100,7 +100,7 @@ def text_nats(model: Any, text: HeldOutText, *, sequence: int, vocab: int, advan
 
 
 @torch.inference_mode()
-def label_nats(model: Any, batch: Batch) -> Tensor:
+def label_nats(model: TextModel, batch: Batch) -> Tensor:
     """-ln p(label) of every scored token of a batch, in order of rows and places, float64 [N] on the CPU."""
     device = model.head_weight.device
     hidden_BTD = model({name: values.to(device) for name, values in batch.items()}).hidden
@@ -139,7 +139,7 @@ def num_places(examples: Examples) -> int:
     return max(len(example.prompt) for example in examples.examples) + behind
 
 
-def choose(model: Any, examples: Examples, *, advance: Advance) -> Choices:
+def choose(model: TextModel, examples: Examples, *, advance: Advance) -> Choices:
     """For each example the option with the highest sum of ln p over its tokens and the end token (the first
     of equals), and the option with the highest mean. All options follow one prompt in one row.
     """

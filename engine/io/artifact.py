@@ -8,12 +8,12 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.document import MOST_BYTES, parse_lines
 from atelier.engine.config.record import FileEntry, Record
 from atelier.engine.io.storage import (
+    Part,
     fetch,
     is_local,
     join,
@@ -47,6 +47,7 @@ class ArtifactInput:
         raise FileNotFoundError(f"{self.url}: no file {name} in its record")
 
     def names(self) -> list[str]:
+        """The paths of its files below the payload folder."""
         return [entry.path.split("/", 1)[-1] for entry in self.record.files]
 
     def file(self, name: str, scratch: Path) -> Path:
@@ -65,9 +66,10 @@ class ArtifactInput:
         return target
 
     def json(self, name: str, scratch: Path) -> dict[str, Json]:
+        """The JSON object that is the content of a file."""
         return read_object(str(self.file(name, scratch)))
 
-    def lines(self, name: str, scratch: Path) -> list[dict[str, Any]]:  # each kind of rows has its fields
+    def lines(self, name: str, scratch: Path) -> list[dict[str, Json]]:
         """The objects of a file with one object per line."""
         path = str(self.file(name, scratch))
         return parse_lines(read_bytes(path), path)
@@ -89,6 +91,7 @@ class ArtifactOutput:
         self._entries: list[FileEntry] = []
 
     def add(self, name: str, local: Path) -> None:
+        """Copy a local file to the output as `name`."""
         entry = put_file(local, join(self.url, name))
         self._entries.append(entry.model_copy(update={"path": name}))
 
@@ -97,8 +100,8 @@ class ArtifactOutput:
             file.write(data)
         self._entries.append(FileEntry(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
 
-    def add_parts(self, name: str, parts: Iterable[Any]) -> None:
-        """A file of these parts (bytes-like), written and hashed one after another."""
+    def add_parts(self, name: str, parts: Iterable[Part]) -> None:
+        """Add a file of these parts, written and hashed one after another."""
         entry = put_parts(join(self.url, name), parts)
         self._entries.append(entry.model_copy(update={"path": name}))
 
@@ -108,6 +111,7 @@ class ArtifactOutput:
         )
 
     def close(self, summary: Mapping[str, Json]) -> None:
+        """Write body.json: the entries of the files, and the summary."""
         body = {"files": [entry.model_dump() for entry in self._entries], "summary": summary}
         with writing(join(self.url, BODY)) as file:
             file.write(json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False).encode())

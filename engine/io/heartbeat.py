@@ -33,6 +33,7 @@ class RankProgress:
 
 
 def unpack(data: bytes) -> RankProgress:
+    """The progress in the `SIZE` bytes of a heartbeat file."""
     step, beat, limit_s, phase = _BYTES.unpack(data)
     return RankProgress(step, beat, limit_s, phase.rstrip(b"\0").decode(errors="replace"))
 
@@ -90,7 +91,7 @@ class Heartbeat:
         self.at(phase)
 
     def at(self, phase: str) -> None:
-        """Beat: `phase` begins."""
+        """Record a beat: `phase` of the step begins."""
         self._beat += 1
         if self._file is not None:
             self._file[:] = RankProgress(self._step, self._beat, self._limit_s, phase).pack()

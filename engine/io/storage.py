@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
@@ -27,6 +27,7 @@ from atelier.engine.io.remote import ask, open_system
 
 BLOCK = 1 << 20
 TEMPORARY = ".tmp-"
+Part = bytes | memoryview  # of a file's content
 UMASK = os.umask(0o077)  # there is no other way to read it
 os.umask(UMASK)
 _memory_lock = threading.Lock()
@@ -318,16 +319,18 @@ def put_file(local: Path, url: str) -> FileEntry:
         return put_parts(url, iter(lambda: source.read(BLOCK), b""))
 
 
-def put_parts(url: str, parts: Iterable[Any]) -> FileEntry:
-    """Write the parts (bytes-like) to `url` one after another and return the file's entry. Of a part nothing
+def put_parts(url: str, parts: Iterable[Part]) -> FileEntry:
+    """Write the parts to `url` one after another and return the file's entry. Of a part nothing
     is kept when the next is taken.
     """
     with writing(url) as target:
         return hashed(url, parts, target.write)
 
 
-def hashed(url: str, parts: Iterable[Any], write: Callable[[memoryview], Any] = len) -> FileEntry:
-    """The entry that a file of these parts has; each block of it goes to `write`."""
+def hashed(url: str, parts: Iterable[Part], write: Callable[[memoryview], int] = len) -> FileEntry:
+    """Size and sha256 of a file of these parts, as its entry; each block of at most BLOCK bytes also goes to
+    `write`.
+    """
     digest, total = hashlib.sha256(), 0
 
     def take(block: memoryview) -> None:
@@ -340,7 +343,7 @@ def hashed(url: str, parts: Iterable[Any], write: Callable[[memoryview], Any] = 
     return FileEntry(path=url.rsplit("/", 1)[-1], bytes=total, sha256=digest.hexdigest())
 
 
-def _in_blocks(part: Any, take: Callable[[memoryview], None]) -> int:
+def _in_blocks(part: Part, take: Callable[[memoryview], None]) -> int:
     view = memoryview(part)
     for start in range(0, len(view), BLOCK):
         take(view[start : start + BLOCK])

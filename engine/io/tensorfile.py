@@ -1,5 +1,5 @@
-"""safetensors files, written from their parts while they are hashed: the bytes are those of the library's own
-writer, which needs all tensors and the whole file in memory. Torch-free.
+"""Headers of safetensors files, so that files can be written and hashed a tensor at a time. The bytes are
+those of the library's own writer, which needs all tensors and the whole file in memory. Torch-free.
 
 The format is eight bytes of header length, a JSON header and the raw bytes of the tensors.
 """
@@ -8,8 +8,9 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from atelier.engine.config.base import Json
 from atelier.engine.io.storage import open_regular
 
 _ALIGN = 8  # bytes
@@ -60,10 +61,10 @@ def in_file_order(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
 
 
 def head(entries: Sequence[TensorEntry], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes of a file before its tensors, which follow in the order of `entries`. At most one key of
-    metadata: the library writes several in random order.
+    """The header: the bytes of a file before its tensors, which follow in the order of `entries`. At most one
+    key of metadata: the library writes several in random order.
     """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, Json] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
     for entry in entries:
         end = position + entry.num_bytes

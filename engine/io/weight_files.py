@@ -1,13 +1,13 @@
-"""The files that hold a model's weights: model.safetensors, or above a size shards with an index that names
-the shard of every tensor, as transformers writes and reads them. Torch-free.
+"""The files that hold a model's weights: model.safetensors, or for large models shards and an index that
+names the shard of every tensor, as transformers writes and reads them. Torch-free.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import DamageError, DataError, printable
 from atelier.engine.config.record import FileEntry
 from atelier.engine.io.tensorfile import TensorEntry, in_file_order
@@ -47,7 +47,7 @@ def index_of(files: Mapping[str, Sequence[TensorEntry]]) -> bytes:
     return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
 
 
-def read_index(index: Mapping[str, Any], known: Iterable[str], place: str) -> dict[str, set[str]]:
+def read_index(index: Mapping[str, Json], known: Iterable[str], place: str) -> dict[str, set[str]]:
     """The names of the tensors that each shard has to hold, by shard. `known`: the files that there are.
 
     Raises DataError for a document that is no index, for a shard outside the model's folder and for one that
@@ -96,5 +96,5 @@ def weights_digest(files: Iterable[FileEntry], place: str) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _short(value: object) -> str:
+def _short(value: Json) -> str:
     return printable(value if isinstance(value, str) else repr(value), 80)

@@ -1,5 +1,5 @@
-"""`python -m atelier.engine.plan --row row.json --json`: the estimate of one bare row
-{"model", "parallel", "train", "pool"}.
+"""Print the estimate of one training without a flow: `python -m atelier.engine.plan --row row.json --json`.
+row.json is an object {"model", "parallel", "train", "pool"} of specs.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""Cost tables: bytes that a training program moves and keeps for each number, for ours and for that of the
-papers whose figures plans are compared with. And sums of named terms. Torch-free.
+"""Cost tables: the bytes that a training program moves and keeps per tensor element, one for this engine and
+one for each program of the papers that plans are compared with. Also sums of named terms. Torch-free.
 """
 
 from dataclasses import asdict, dataclass
@@ -16,17 +16,17 @@ class CostTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class CostTable:
-    """Bytes read and written for each number, where memory bandwidth is the limit, and bytes kept; all in
-    16-bit arithmetic with 32-bit states.
+    """Bytes read and written per element by what memory bandwidth limits, and bytes kept; all in 16-bit
+    arithmetic with 32-bit states.
 
-    `hidden_*` are norms, dropout and residual sums of a block, per number of the hidden state; `inner_*` the
-    MLP's activation, per number of its width; `scores_*` softmax and dropout of attention that has its scores
-    in memory, per score (0 = one fused kernel), `queries` at a time (0 = all), each piece with the keys that
-    it may see; `logits` the objective, per logit; `optimiser` one update, per weight.
+    `hidden_*` are norms, dropout and residual sums of a block, per element of the hidden state; `inner_*` the
+    MLP's activation, per element of its width; `scores_*` softmax and dropout of attention that has its
+    scores in memory, per score (0 = one fused kernel), `queries` at a time (0 = all), each piece with the
+    keys that it may see; `logits` the objective, per logit; `optimiser` one update, per weight.
 
-    Kept for the backward pass, per number of the hidden state: `kept_between` attention and MLP (rms norms:
+    Kept for the backward pass, per element of the hidden state: `kept_between` attention and MLP (rms norms:
     `kept_rms` more), `kept_products` inputs of their products, `kept_inside` attention, `kept_routed` for
-    each expert of a token; `kept_inner`, with a gate `kept_gated`, per number of the MLP's width;
+    each expert of a token; `kept_inner`, with a gate `kept_gated`, per element of the MLP's width;
     `kept_scores` per score.
 
     `gradient` are the bytes sent for a weight's gradient, `weight` for a gathered weight, `states` the memory

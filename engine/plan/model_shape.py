@@ -1,4 +1,4 @@
-"""The model shape for plans: sizes and FLOPs, counted once. Torch-free."""
+"""Sizes and FLOPs of a model, as the cost estimates use them. Torch-free."""
 
 from dataclasses import dataclass
 from math import prod
@@ -11,9 +11,10 @@ from atelier.engine.config.registry import ModelSpec
 class ModelShape:
     """The shape of a model on sequences of `sequence` tokens; its blocks are assumed to be equal.
 
-    `matrices` of a block are (number of them, out, in), `width` is that of all MLPs of a token, `inner`
-    counts gated ones half more, `flops` those of one token in each block, `after` in what follows them. A
-    model that is not made of equal transformer blocks has no `matrices`: only its FLOPs are known.
+    `matrices` of a block are (number of them, out, in). `width` is the inner width of all MLPs that a token
+    goes through (`met` experts, or one MLP), `inner` the same with gated MLPs counted 1.5 times. `flops` are
+    the forward and backward FLOPs of one token in each block, `after` those behind the blocks. A model that
+    is not made of equal transformer blocks has no `matrices`: only its FLOPs are known.
     """
 
     sequence: int

@@ -50,8 +50,8 @@ class BlockTime:
 def block_time(
     model_shape: ModelShape, rows: float, axes: Axes, machine: Machine, *, is_split: bool
 ) -> BlockTime:
-    """Time of a block on `rows` sequences; `is_split`: what is between products is split by tokens over the
-    axis tensor.
+    """Time of a block on `rows` sequences. With `is_split` (sequence parallelism) what is between matrix
+    products is split by tokens over the axis tensor.
     """
     if not model_shape.matrices:
         flops = model_shape.flops[0] * rows * model_shape.sequence / axes.context / axes.tensor

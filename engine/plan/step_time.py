@@ -54,7 +54,7 @@ class Stage(CostTerms):
 
 
 def micro_batch(train: Train, parallel: Parallel) -> int:
-    """Sequences of a micro-batch. auto: all of a step, in a pipeline one."""
+    """Sequences of a micro-batch. `auto` is all of a step's, in a pipeline one."""
     each = max(1, train.global_batch // parallel.axes.data)
     if train.micro_batch != "auto":
         return min(train.micro_batch, each)

@@ -8,6 +8,7 @@ from atelier.flows.cli.syntax import COMMANDS, Command
 from atelier.flows.run import catalog
 
 if TYPE_CHECKING:
+    from atelier.engine.config.base import Given
     from atelier.engine.config.registry import FieldPlace
 
 WIDTH = 22
@@ -120,14 +121,14 @@ def _places(place: "FieldPlace", name: str) -> list[str]:
 
 
 def _line(place: "FieldPlace", name: str) -> str:
-    value: object = place.value  # or the field's default, of whatever type
+    value: Given = place.value
     if value is None and place.field is not None and not place.field.is_required():
         value = place.field.default
     now = "" if value in (None, "", {}, ()) else f" [{'required' if value == '???' else _written(value)}]"
     return row(name, f"{place.type_text():<14} {place.about}{now}", 42)
 
 
-def _written(value: object) -> str:  # as above
+def _written(value: "Given") -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

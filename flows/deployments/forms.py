@@ -14,7 +14,7 @@ from typing import Required, TypedDict, cast
 
 from pydantic import create_model
 
-from atelier.engine.config.base import Json, JsonObject
+from atelier.engine.config.base import Given, Json, JsonObject
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import UNSEEN, ConfigError, nearest
 from atelier.engine.config.pool import Pool
@@ -287,7 +287,7 @@ def _schema(place: FieldPlace) -> FieldSchema:
     return cast(FieldSchema, plain | {"description": _help(place.about, now)})
 
 
-def _help(about: str, now: object) -> str:  # a default, of whatever type
+def _help(about: str, now: Given) -> str:
     """The help with what a blank box means."""
     if now == "???":
         return f"{about}. Needed".lstrip(". ")

@@ -3,9 +3,13 @@
 import re
 from collections.abc import Iterable
 from reprlib import Repr
+from typing import TYPE_CHECKING
 
 from atelier.engine.config.error import UNSEEN, ConfigError, nearest
 from atelier.flows.run.catalog import CONF, options
+
+if TYPE_CHECKING:
+    from atelier.engine.config.base import Json
 
 SPECIAL = re.compile(r"(?<![\w-])_(?!here_|global_|group_|self_)[a-z]+_(?![\w-])")
 HYDRA = re.compile(r"^[\s+~/]*hydra(?=[\s./@=:]|$)|^[^=@]*@[^=]*(?<![\w-])hydra(?![\w-])")
@@ -53,7 +57,7 @@ def calls_resolver(text: str) -> bool:
     return False
 
 
-def shown(value: object) -> str:  # what a form gave, of whatever type
+def shown(value: "Json") -> str:
     """`value` as an error may show it: at most 80 characters, none that a terminal or a page acts upon."""
     short = Repr()
     short.maxstring = short.maxother = short.maxlong = SHOWN

@@ -39,6 +39,7 @@ from atelier.infra.store.store import Store
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from optuna.trial import FrozenTrial
 
 
 DIRECTIONS = ("minimize", "maximize")
@@ -105,8 +106,8 @@ class Session:
 
     def choose(
         self, kind: str, words: list[Override], settings: JsonObject, width: int
-    ) -> object:  # what its sweeper returns, for Hydra to report
-        """Run a sweep whose points `atelier.flows.sweep.<kind>` chooses."""
+    ) -> "Sequence[FrozenTrial] | Sequence[float | None]":
+        """Run a sweep whose points `atelier.flows.sweep.<kind>` chooses; the best trials, or the values."""
         self.compare(*(listed(settings[name])[0] for name in ("metric", "direction")))
         return importlib.import_module(f"atelier.flows.sweep.{kind}").sweep(self, words, settings, width)
 

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import EllipsisType
+from typing import TypeAlias
 
 from atelier import PROJECT
 from atelier.engine.config.role import Role
@@ -25,6 +27,11 @@ from atelier.infra.dag import Node
 
 Map = dict[str, dict[str, str]]  # file -> function, Class, Class.method or '' (the rest) -> digest
 Cache = dict[str, tuple[list[str], dict[str, str]]]  # digest of a file -> its imports and parts
+
+# a node of a syntax tree, or what a field of one holds
+TreePart: TypeAlias = (
+    "ast.AST | Sequence[TreePart] | str | bytes | int | float | complex | bool | EllipsisType | None"
+)
 
 PACKAGE = "atelier."
 MOST = 2000  # files in the cache
@@ -257,7 +264,7 @@ def _is_string(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def _text(node: object) -> str:  # a node, or what a field of one holds
+def _text(node: TreePart) -> str:
     """A syntax tree as text that is the same for all Python versions: names of nodes and non-empty fields."""
     if isinstance(node, ast.Raise):  # the exception's type, not its message
         raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.record import DATA_KINDS, Record
 from atelier.infra.report.lineage import Index, teacher_label
 from atelier.infra.store.store import Store
@@ -91,7 +92,8 @@ def first_line(record: Record, teacher: Record | None, students: Sequence[Record
     return "; ".join(said)
 
 
-def number(value: object) -> str:  # of a summary, of whatever type
+def number(value: Json) -> str:
+    """A summary's value for people: whole numbers with commas, others with four significant digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if isinstance(value, int) or (value == int(value) and abs(value) >= 1000):

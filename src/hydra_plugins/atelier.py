@@ -2,8 +2,8 @@
 its task function, a flows.sweep.session.Session; the task function of another program runs in this process.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -11,10 +11,27 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from optuna.trial import FrozenTrial
+
+Setting = str | int | float | bool | list[str] | None  # of a sweeper in conf/
+Launch = Callable[[Sequence[Sequence[str]], int], Sequence[JobReturn]]
 
 NAMES = {"PrefectLauncher": "hydra/launcher/prefect", "GridSweeper": "hydra/sweeper/grid"}
 NAMES |= {"SlurmLauncher": "hydra/launcher/slurm"}
 NAMES |= {"OptunaSweeper": "hydra/sweeper/optuna", "HalvingSweeper": "hydra/sweeper/halving"}
+
+
+class ChoosingSession(Protocol):
+    """What a sweeper that chooses points calls of its session."""
+
+    def choose(
+        self, kind: str, words: list["Override"], settings: Mapping[str, Setting], width: int
+    ) -> "Sequence[FrozenTrial] | Sequence[float | None]": ...
 
 
 class PrefectLauncher(BasicLauncher):
@@ -25,7 +42,7 @@ class PrefectLauncher(BasicLauncher):
         self.width = width
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        launch: Any = getattr(self.task_function, "launch", None)
+        launch: Launch | None = getattr(self.task_function, "launch", None)
         if launch is None:
             return super().launch(job_overrides, initial_job_idx)
         return launch(job_overrides, self.width)
@@ -45,9 +62,10 @@ class GridSweeper(BasicSweeper):
         super().__init__(max_batch_size=None)
         self.metric, self.direction = metric, direction
 
-    def sweep(self, arguments: list[str]) -> Any:
+    def sweep(self, arguments: list[str]) -> Any:  # as Hydra declares it
         assert self.launcher is not None
-        compare: Any = getattr(getattr(self.launcher, "task_function", None), "compare", None)
+        task = getattr(self.launcher, "task_function", None)
+        compare: Callable[[str, str], None] | None = getattr(task, "compare", None)
         if compare is not None:
             compare(self.metric, self.direction)
         return super().sweep(arguments)
@@ -60,16 +78,17 @@ class _Chooser(Sweeper):
 
     kind = ""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Setting) -> None:
         self.settings = settings
 
-    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         if not hasattr(task_function, "launch"):
             raise ValueError(f"hydra/sweeper={self.kind} here is Atelier's: atelier <flow> -m ...")
-        self.session, self.width = task_function, int(config.hydra.launcher.get("width", 0))
+        self.session = cast(ChoosingSession, task_function)
+        self.width = int(config.hydra.launcher.get("width", 0))
         self.parser = OverridesParser.create(config_loader=hydra_context.config_loader)  # it knows the groups
 
-    def sweep(self, arguments: list[str]) -> Any:
+    def sweep(self, arguments: list[str]) -> "Sequence[FrozenTrial] | Sequence[float | None]":
         words = self.parser.parse_overrides(arguments)
         return self.session.choose(self.kind, words, self.settings, self.width)
 
@@ -86,7 +105,7 @@ class HalvingSweeper(_Chooser):
     kind = "halving"
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, Setting]] = {
     "PrefectLauncher": {"width": 0},
     "SlurmLauncher": {"width": 0},
     "GridSweeper": {"metric": "", "direction": "minimize"},

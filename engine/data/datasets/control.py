@@ -5,7 +5,7 @@ Shape letters: B rows, T tokens of a row, P tokens of a prefix.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import DataError
 from atelier.engine.config.generation import GENRES, GenerationAttributes
 from atelier.engine.config.objective.control import Control
-from atelier.engine.data.attributes import ATTRIBUTES
+from atelier.engine.data.attributes import ATTRIBUTES, AttributedParagraph
 from atelier.engine.data.control_prompt import Prefix, prefix_of
 from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered, uniform
 from atelier.engine.data.vocabulary import Vocabulary
@@ -34,7 +34,7 @@ class Asked:
 
     def __init__(
         self,
-        lines: list[dict[str, Any]],
+        lines: list[AttributedParagraph],
         vocabulary: Vocabulary,
         spec: Control,
         *,
@@ -110,5 +110,6 @@ def open_rows(
     seed: int,
 ) -> Asked:
     """The rows of a split; `tokens` is an attributes artifact."""
-    mine = [line for line in tokens.lines(ATTRIBUTES, scratch) if line["split"] == split]
+    lines = cast(list[AttributedParagraph], tokens.lines(ATTRIBUTES, scratch))
+    mine = [line for line in lines if line["split"] == split]
     return Asked(mine, vocabulary, spec, split=split, sequence=sequence, seed=seed)

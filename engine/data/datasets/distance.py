@@ -124,4 +124,5 @@ def open_rows(
     sequence: int,
     seed: int,
 ) -> Pairs:
+    """The rows of a split; `tokens` is a tokens artifact. Raises DataError without long enough documents."""
     return Pairs(TokenText(tokens, scratch, split), vocabulary, sequence=sequence, seed=seed)

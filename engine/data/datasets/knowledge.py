@@ -6,6 +6,7 @@ ordinary tokens.
 """
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -118,5 +119,6 @@ def open_rows(
     seed: int,
 ) -> Statements:
     """The rows of a split; `tokens` is a triples artifact."""
-    mine = [line for line in tokens.lines(TRIPLES, scratch) if line["split"] == split]
+    lines = cast(list[dict[str, str]], tokens.lines(TRIPLES, scratch))
+    mine = [line for line in lines if line["split"] == split]
     return Statements(mine, vocabulary, split=split, sequence=sequence, seed=seed, rate=spec.rate)

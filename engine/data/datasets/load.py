@@ -1,10 +1,37 @@
-"""The registry of kinds of rows is this folder: rows of kind `mlm` are engine/data/datasets/mlm.py."""
+"""Find the module of a kind of rows. The folder is the registry: rows of kind `mlm` are
+engine/data/datasets/mlm.py.
+"""
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Protocol, cast
 
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.data.blend import Dataset
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.io.artifact import ArtifactInput
+
+
+class RowsModule(Protocol):
+    """A module of this folder. Its `open_rows` opens a data set of a split, whose rows are a pure function of
+    (seed, index, epoch).
+
+    `spec` is the objective whose fields define the rows, `tokens` the artifact that the kind reads: tokens,
+    attributes, triples or imitations.
+    """
+
+    def open_rows(
+        self,
+        spec: ObjectiveSpec | None,
+        tokens: ArtifactInput,
+        vocabulary: Vocabulary,
+        scratch: Path,
+        *,
+        split: str,
+        sequence: int,
+        seed: int,
+    ) -> Dataset: ...
 
 
 def kinds() -> list[str]:
@@ -12,15 +39,10 @@ def kinds() -> list[str]:
     return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in ("__init__", "load"))
 
 
-def rows_of(kind: str) -> Any:
-    """A kind's module: its `open_rows(spec, tokens, vocabulary, scratch, *, split, sequence, seed)` opens a
-    data set of a split, whose rows are a pure function of (seed, index, epoch).
-
-    `tokens` is the artifact that the kind reads: tokens, attributes, triples or imitations. Raises
-    ConfigError for an unknown kind.
-    """
+def rows_of(kind: str) -> RowsModule:
+    """The module of a kind of rows. Raises ConfigError for an unknown kind."""
     if kind not in kinds():
         near = nearest(kind, kinds())
         hint = f"did you mean {near}? " if near else ""
         raise ConfigError("rows.kind", f"no rows {kind!r}", f"{hint}there are: {', '.join(kinds())}")
-    return importlib.import_module(f"atelier.engine.data.datasets.{kind}")
+    return cast(RowsModule, importlib.import_module(f"atelier.engine.data.datasets.{kind}"))

@@ -5,7 +5,7 @@ Shape letters: B rows, T tokens of a row.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict, cast
 
 import numpy as np
 
@@ -18,7 +18,20 @@ from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
 IMITATIONS = "imitations.jsonl"
-SIDES = ("generated", "original")  # a row's class is its place here
+# a row's class is its place here
+SIDES: tuple[Literal["generated"], Literal["original"]] = ("generated", "original")
+
+
+class Imitation(TypedDict):
+    """A line of imitations.jsonl: token ids of a paragraph and of its continuation by a model, whose first
+    `prefix` ids are the same.
+    """
+
+    split: str
+    prefix: int
+    temperature: float
+    original: list[int]
+    generated: list[int]
 
 
 class NaturalParagraphs:
@@ -29,9 +42,7 @@ class NaturalParagraphs:
     extras = ("bidirectional_B", "classes_B")
     part: int | None = None
 
-    def __init__(
-        self, lines: list[dict[str, Any]], vocabulary: Vocabulary, *, split: str, sequence: int
-    ) -> None:
+    def __init__(self, lines: list[Imitation], vocabulary: Vocabulary, *, split: str, sequence: int) -> None:
         if not lines:
             raise DataError(f"{IMITATIONS}: no {split} paragraph; ask for more of them")
         self._lines, self._pad, self._cls = lines, vocabulary.pad_id, vocabulary.special(CLS)
@@ -61,5 +72,6 @@ def open_rows(
     seed: int,
 ) -> NaturalParagraphs:
     """The rows of a split; `tokens` is an imitations artifact."""
-    mine = [line for line in tokens.lines(IMITATIONS, scratch) if line["split"] == split]
+    lines = cast(list[Imitation], tokens.lines(IMITATIONS, scratch))
+    mine = [line for line in lines if line["split"] == split]
     return NaturalParagraphs(mine, vocabulary, split=split, sequence=sequence)

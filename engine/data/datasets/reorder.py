@@ -115,5 +115,6 @@ def open_rows(
     sequence: int,
     seed: int,
 ) -> PermutedParagraphs:
+    """The rows of a split; `tokens` is a tokens artifact. Raises DataError without long enough documents."""
     text = TokenText(tokens, scratch, split)
     return PermutedParagraphs(text, vocabulary, sequence=sequence, seed=seed, max_segments=spec.max_segments)
