@@ -44,6 +44,7 @@ NAMES = {  # in the old tree (engine.x), in the new one (atelier.engine.x): a mo
     "poll": ("infra/tracking/:Following._poll", "infra/tracking/:Following._poll"),
     "flow module": ("infra.stack.flow_process", "atelier.infra.stack.flow_process"),
 }
+SAID = (".kind", ".term", ".compares")  # what says which objective it is
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 PACKAGE, LIBRARY, ORDER, PATIENCE_S = "atelier.", "site-packages/", "STRUCTURE_TRACE", 300
 WRITTEN, ASKED = "posix/:replace", f"{LIBRARY}prefect/client/:create_flow_run_from_deployment"
@@ -79,6 +80,7 @@ def figures(top: Path) -> dict[str, Any]:
         "cycles of folders": cycles(folders),
         "imports upwards": list(upward(imports, top)),
         "untyped annotations": len(found := list(untyped(trees))),
+        "dispatch on kinds of objectives elsewhere": list(dispatch(trees)),
         **{f"untyped annotations in {folder}": n for folder, n in sorted(Counter(found).items())},
     }
 
@@ -126,6 +128,25 @@ def upward(imports: list[tuple[str, set[str]]], top: Path) -> Iterator[str]:
             here, *others = (found[0] if found else None for found in each)
             if here and any(there and here != there and here[0] >= there[0] for there in others):
                 yield f"{path} -> {', '.join(sorted(targets))}"
+
+
+def dispatch(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Where code outside the objectives' folders tests which objective it has: isinstance of a class of
+    theirs, or a comparison of a kind with one of their names.
+    """
+    folders = tuple(f"{base}/objective/" for base in ("engine/config", "engine/spec", "engine"))
+    inside = {path: tree for path, tree in trees.items() if path.startswith(folders[:2])}
+    classes = {node.name for tree in inside.values() for node in tree.body if isinstance(node, ast.ClassDef)}
+    kinds = {Path(path).stem for path in inside} - {"__init__"}
+    for path, node in ((path, node) for path, tree in trees.items() for node in ast.walk(tree)):
+        if path.startswith(folders):
+            continue
+        words = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        asks = isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and words & classes
+        compares = isinstance(node, ast.Compare) and ast.unparse(node.left).endswith(SAID)
+        named = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)} & kinds
+        if asks or (compares and named):
+            yield f"{path}:{node.lineno}"
 
 
 def untyped(trees: dict[str, ast.Module]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Count, Json
+from atelier.engine.config.base import Count
 from atelier.engine.config.divisors import divisors
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
@@ -97,10 +97,6 @@ class Blocks(ModelSpec):
                 "model.vocab", f"is {self.vocab}, but the tokenizer has {vocab} tokens", "leave vocab=auto"
             )
         return self.model_copy(update={"vocab": vocab})
-
-    def arguments(self) -> dict[str, Json]:
-        """Plain JSON for a model's config.json."""
-        return self.model_dump(mode="json")
 
 
 def check_heads(hidden: int, num_heads: int, *, is_rotary: bool = True, place: str = "") -> None:

@@ -73,6 +73,10 @@ class ModelSpec(Kind, ABC):
         """
         return [self.flops_per_token(sequence) / self.num_layers] * self.num_layers + [0.0]
 
+    def arguments(self) -> dict[str, Json]:
+        """Plain JSON for a model's config.json."""
+        return self.model_dump(mode="json")
+
     @abstractmethod
     def resolved(self, vocab: int) -> Self:
         """The same model with its vocabulary filled in from the tokenizer."""

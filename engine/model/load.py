@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,7 +138,7 @@ def write_model(weights: Mapping[str, Weight], spec: ModelSpec, sink: Sink | Non
         return
     if WEIGHTS not in files:
         sink(INDEX, [index_of(files)])
-    config = json.loads(canonical(cast(Any, spec).arguments()))
+    config = json.loads(canonical(spec.arguments()))
     sink(CONFIG, [(json.dumps(config, indent=1, sort_keys=True) + "\n").encode()])
 
 
