@@ -151,17 +151,18 @@ def distances(
     yield "weights", max((here[name] - there[name]).abs().max().item() for name in here), weights or 0.0
 
 
-def try_for(seconds: float, seed: int, folder: Path, sizes: Sequence[int] = SIZES) -> Trials:
-    """Products of this seed until the time is over; what began then is ended."""
+def try_for(
+    seconds: float, seed: int, folder: Path, sizes: Sequence[int] = SIZES, *, until_wrong: bool = False
+) -> Trials:
+    """Products of this seed until the time is over, or until one is wrong; what began then is ended."""
     bench, found, until = Workbench(folder), Trials(), time.monotonic() + seconds
     drawn = {ranks: products(seed, ranks) for ranks in sizes}
-    while time.monotonic() < until:
+    while True:
         for ranks in sizes:
             bench.try_all(list(islice(drawn[ranks], AT_ONCE)), found)
             print(f"{max(0.0, until - time.monotonic()):.0f} s left: {found.told()}", flush=True)
-            if time.monotonic() > until:
-                break
-    return found
+            if time.monotonic() > until or (until_wrong and found.failures):
+                return found
 
 
 def main() -> int:
