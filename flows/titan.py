@@ -11,7 +11,9 @@ from atelier.engine.config.generation import Imitate
 from atelier.engine.config.mixture import sources
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
+from atelier.engine.config.schedule import WeightSchedule
 from atelier.engine.config.train import Ahead, Train
 from atelier.flows.corpus import corpus, extras
 from atelier.infra.dag import Reference
@@ -122,7 +124,7 @@ def before_all(name: str, roles: dict[str, Role]) -> Role:
         near = nearest(name, roles)
         raise ConfigError("ahead.role", f"there is no role {name!r}", f"did you mean {near}?" if near else "")
     role = alone(name, roles[name])
-    own = {key: spec for key, spec in role.objective.items() if type(spec).source != "imitations"}
+    own = {key: constant(spec) for key, spec in role.objective.items() if type(spec).source != "imitations"}
     return role.model_copy(update={"objective": own or {"lm": LM()}, "start": 0, "end": 0})
 
 
@@ -147,6 +149,11 @@ def fewer(parallel: Parallel, roles: dict[str, Role]) -> Parallel:
     return layout.model_copy(update={"roles": {}, "stages": ()})
 
 
+def constant(spec: ObjectiveSpec) -> ObjectiveSpec:
+    """The objective with its weight at every step."""
+    return spec.model_copy(update={"schedule": WeightSchedule()})
+
+
 def control_of(name: str) -> str:
     return f"{name}-alone"
 
@@ -155,7 +162,9 @@ def alone(name: str, student: Role) -> Role:
     """The same-seed control of a student: same network, seed and tokens, no teacher."""
     own = {name: spec for name, spec in student.objective.items() if not type(spec).needs_teacher}
     if len(own) == 1:  # its weight is a share of one: the same thing as any model of that objective
-        own = {name: spec.model_copy(update={"weight": 1.0}) for name, spec in own.items()}
+        own = {name: constant(spec).model_copy(update={"weight": 1.0}) for name, spec in own.items()}
+    elif not any(spec.schedule.is_constant for spec in own.values()):  # the teacher's may have filled a gap
+        own = {name: constant(spec) for name, spec in own.items()}
     return student.model_copy(
         update={
             "objective": own or {"lm": LM()},

@@ -14,6 +14,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, segments_of
+from atelier.engine.plan.checks import check_trainable
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
@@ -54,6 +55,7 @@ def finetune(
             "checkpoint_every": 10**9,
         }
     )
+    check_trainable("finetune.", _role("pretrained-0", spec, settings))
     settings.optim.schedule.check_floor(0, tuning.num_steps, "finetune.optim.schedule")
     config: dict[str, Json] = {
         "train": tuning.model_dump(mode="json"),

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema, ValidationError
 from typing_extensions import TypeAliasType
 
 from atelier.engine.config.error import ConfigError, nearest
@@ -22,6 +22,19 @@ AS_IT_IS = GetPydanticSchema(lambda _, handler: handler(dict[str, Any]))
 JsonObject = Annotated[Mapping[str, Json], AS_IT_IS]
 Given: TypeAlias = "Spec | Json | Sequence[Given] | Mapping[str, Given]"
 Count = Annotated[int, Field(ge=1)]  # a whole number above 0; a field may also allow a word such as auto
+
+
+def _whole(value: Given) -> Given:
+    if isinstance(value, bool):
+        raise ValueError("must be a step or a share of all steps")
+    if isinstance(value, float) and value >= 1:
+        if value != int(value):
+            raise ValueError("steps from 1 on are whole; a share of all steps is below 1")
+        return int(value)
+    return value
+
+
+Step = Annotated[int | float, BeforeValidator(_whole)]  # a step, or a share of all steps below 1
 
 
 class Spec(BaseModel):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from atelier.engine.config.base import Spec
+from atelier.engine.config.base import Spec, Step
 from atelier.engine.config.registry import Model, Objective, ObjectiveSpec, Optim
 
 
@@ -39,7 +39,7 @@ class Role(Spec):
     )
     trainable: Trainable = Field(default=Trainable(), description="which weights move")
     teacher: str = Field(default="", description="the role it learns from; empty = none")
-    start: int | float = Field(
+    start: Step = Field(
         default=0,
         ge=0,
         description=(
@@ -47,7 +47,7 @@ class Role(Spec):
             " compose)"
         ),
     )
-    end: int | float = Field(
+    end: Step = Field(
         default=0,
         ge=0,
         description="last step of its training: a step, or a fraction of all steps below 1 (resolved at"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from atelier.engine.config.base import Json, Kind, Spec
+from atelier.engine.config.base import Json, Kind, Step
 from atelier.engine.config.error import ConfigError
 
 
@@ -88,7 +88,7 @@ class Schedule(Kind):
         return {"kind": "constant", **({"warmup": self.warmup} if self.warmup else {})}
 
 
-class WeightSchedule(Spec):
+class WeightSchedule(Kind):
     """How an objective's weight moves: `first` times the weight until `begin`, `last` times it from the step
     before `end` on, between them along a line or half a cosine. Where it is 0 the objective is not computed.
 
@@ -101,10 +101,10 @@ class WeightSchedule(Spec):
     )
     first: float = Field(default=1.0, ge=0, description="at its beginning, as a share of the weight")
     last: float = Field(default=0.0, ge=0, description="at its end, as a share of the weight")
-    begin: int | float = Field(
+    begin: Step = Field(
         default=0, ge=0, description="step from which it moves, or a share of the role's steps below 1"
     )
-    end: int | float = Field(
+    end: Step = Field(
         default=0,
         ge=0,
         description="step by which it has arrived, or a share of the role's steps below 1; 0 = the last",

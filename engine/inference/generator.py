@@ -69,7 +69,7 @@ class Generator:
         for first in range(0, len(seeds), TOGETHER):
             for ids in self._drawn(before, sampling, seeds[first : first + TOGETHER]):
                 text = "".join(whole_characters(self.vocabulary.bytes_of([token]) for token in ids))
-                is_cut = len(ids) == most  # the head learned from whole sentences
+                is_cut = len(before.ids) + len(ids) == most  # the head learned from whole sentences
                 read = [*before.ids, *ids]
                 whole = self._sentences.whole(read, len(before.ids)) if is_cut else read
                 found.append(RankedText(text, self.natural(whole)))

@@ -61,7 +61,7 @@ class HeldOut:
         """Held-out means by metric name: the next-token loss on windows and each objective's mean on its
         rows, in nats; for classes also the accuracy.
         """
-        found = {"eval/loss": self._mean(member, "", "lm")[0]} if self._places[""] else {}
+        found = {"eval/loss": self._mean(member, "", member.text)[0]} if self._places[""] else {}
         for name, spec in member.role.objective.items():
             kind = type(spec).reads
             if type(spec).needs_teacher or not self._places.get(kind):

@@ -27,6 +27,7 @@ from atelier.engine.parallel.compute import Precision, computed_in
 from atelier.engine.parallel.context import own_tokens
 from atelier.engine.parallel.grid import Grid
 
+ALL = "*"  # names the cross-entropy of all scored tokens, where an objective called lm reads some rows only
 NOISE = (("noise_BT", "tokens_BT"), ("encoder_noise_BU", "encoder_tokens_BU", "encoder"))
 
 
@@ -149,7 +150,7 @@ class RoleState:
     def mix(self) -> Mix:
         """The active objectives with their shares: weight / sum of active weights."""
         if not self.moves:
-            return {"lm": (LM(), 1.0)}
+            return {self.text: (LM(), 1.0)}
         is_distilling = self.is_distilling()
         active = {
             name: (spec, weight)
@@ -167,6 +168,11 @@ class RoleState:
         if spec is None or not self.parts or type(spec).needs_teacher:
             return None
         return self.parts[type(spec).reads]
+
+    @property
+    def text(self) -> str:
+        """The name of the cross-entropy of all scored tokens among the sums."""
+        return "lm" if self.part("lm") is None else ALL
 
     def logged(self) -> list[str]:
         """The names of the sums that a step computes."""
@@ -190,7 +196,7 @@ class RoleState:
             if getattr(self.role.model, "dropout", 0.0) and self.moves:
                 more = self._noise(batch, clock)
             mine.append(own_tokens(batch | more, self.grid))
-        return StepWork(mine, self._shares(counts), self._parts())
+        return StepWork(mine, self._shares(counts), self._parts(), text=self.text)
 
     def _noise(self, batch: dict[str, Tensor], clock: int) -> dict[str, Tensor]:
         """Dropout keys of all tokens."""
@@ -219,7 +225,7 @@ class RoleState:
 
     def evaluate(self, batches: list[dict[str, Tensor]], name: str) -> Tensor:
         """Sum of one objective over held-out batches, and how many rows are right, float64; this rank's
-        contribution. The name "lm" is next-token loss, for any role.
+        contribution. The name `text` is next-token loss, for any role.
         """
         total = torch.zeros(2, dtype=torch.float64, device=self.gang.device)
         if self.body is None:
@@ -227,7 +233,9 @@ class RoleState:
         self.gang.heartbeat.at("look")
         spec, part = self.role.objective.get(name, LM()), self.part(name)
         parts = {} if part is None else {name: part}
-        work = StepWork([own_tokens(batch, self.grid) for batch in batches], {name: (spec, 1.0)}, parts)
+        work = StepWork(
+            [own_tokens(batch, self.grid) for batch in batches], {name: (spec, 1.0)}, parts, text=self.text
+        )
 
         def add(index: int, _: Tensor) -> None:
             sums = work.results.pop(index).sums

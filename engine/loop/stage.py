@@ -31,7 +31,7 @@ AUX = "aux/"  # prefix of the sums that leave a model's blocks
 
 class ForwardResult(NamedTuple):
     total: Tensor  # scalar: sum over scored tokens of the mixed objectives
-    sums: dict[str, Tensor]  # scalars: plain sums by objective, always with "lm"; and how many are right
+    sums: dict[str, Tensor]  # scalars: plain sums by objective and of all tokens; and how many are right
     hidden_BTD: Tensor  # detached, like everything that a student reads
     head_weight_VD: Tensor
     relations: Relations | None
@@ -48,6 +48,7 @@ class StepWork:
     sides: dict[int, TeacherSide] = field(default_factory=dict)
     results: dict[int, ForwardResult] = field(default_factory=dict)
     keeps_logits: bool = False  # a student learns from the logits
+    text: str = "lm"  # the name of the cross-entropy of all scored tokens
 
 
 class StageModule(nn.Module):
@@ -117,7 +118,7 @@ class StageModule(nn.Module):
             is_split=self.is_split,
         )
         rows = {name: batch["parts_B"] == part for name, part in work.parts.items()}
-        total, sums = mixed_terms(state, work.mix, work.sides.get(number), rows, logit_cache)
+        total, sums = mixed_terms(state, work.mix, work.sides.get(number), rows, logit_cache, work.text)
         for name, each in self.model.sums().items():
             sums[AUX + name] = output.aux[name].detach()
             if each.weight:

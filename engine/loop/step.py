@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atelier.engine.config.train import Bad
 from atelier.engine.loop.counts import Counts
-from atelier.engine.loop.role_state import RoleState, is_finite
+from atelier.engine.loop.role_state import ALL, RoleState, is_finite
 from atelier.engine.loop.stage import AUX, StepWork
 from atelier.engine.loop.teacher_outputs import own_rows, teacher_side_for
 from atelier.engine.objective.load import RIGHT, reads_relations
@@ -203,8 +203,9 @@ Numbers = dict[tuple[str, str], float]
 def _gather(
     tally: _Tally, step_group: StepGroup, counts: Counts, gang: Gang
 ) -> tuple[Numbers, dict[str, dict[str, Tensor]]]:
-    """All sums and squared gradient norms over all ranks: (role, objective or "") -> mean or norm. Objectives
-    of which the step has no row are left out. And by role, the sums that are only counted.
+    """All sums and squared gradient norms over all ranks: (role, objective, ALL or "") -> mean, mean of all
+    tokens, norm. Objectives of which the step has no row are left out. And by role, the sums that are only
+    counted.
 
     One collective per role: the order in which more than two ranks are summed follows from an element's place
     in the vector and the vector's length, and no role's last bit may depend on which other roles are present.
@@ -214,7 +215,7 @@ def _gather(
     names, added = {}, []
     for member in step_group.all():
         found = tally.sums.get(member.name, {}) if member.grid.is_counted else {}
-        names[member.name] = list(dict.fromkeys([*member.logged(), "lm"]))
+        names[member.name] = list(dict.fromkeys([*member.logged(), member.text]))
         parts = torch.stack([found.get(name, nothing) for name in names[member.name]])
         aux = [found.get(AUX + name, nothing.expand(s.shape)).flatten() for name, s in member.sums.items()]
         squares = [member.weights.squares()] if member.name in moving else []
@@ -227,6 +228,8 @@ def _gather(
         for name, value in zip(names[member.name], mine, strict=False):
             if divisor := counts.of(member.part(name)):
                 result[(member.name, name)] = value / divisor
+            if name == member.text and counts.scored:
+                result[(member.name, ALL)] = value / counts.scored
         place, counted[member.name] = len(names[member.name]), {}
         for name, one in member.sums.items():
             end = place + math.prod(one.shape)
@@ -243,18 +246,20 @@ def _gather(
 
 def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> StepOutcome:
     name = member.name
-    loss = numbers.get((name, "lm"), member.last.get("loss", 0.0))
+    loss = numbers.get((name, ALL), member.last.get("loss", 0.0))
     norm = numbers[(name, "")]
-    objectives = {key: value for (role, key), value in numbers.items() if role == name and key}
+    objectives = {
+        key: value for (role, key), value in numbers.items() if role == name and key not in ("", ALL)
+    }
     result = StepOutcome(loss=loss, objectives=objectives, grad_norm=norm, distilled=member.is_distilling())
     result.weights = member.weights_that_move()
-    result.has_text = (name, "lm") in numbers
+    result.has_text = (name, ALL) in numbers
     result.bad = member.health.judge(
         loss, norm, {metric_name(key): value for key, value in objectives.items()}
     )
     result.skipped = bool(result.bad)
     if member.gate is not None and result.has_text:
-        gap = loss - numbers[(member.role.teacher, "lm")]
+        gap = loss - numbers[(member.role.teacher, ALL)]
         if is_finite(gap):
             member.gate.observe(gap, member.step)
         result.gap = member.gate.gap

@@ -99,8 +99,7 @@ class Loop:
         self.stall_s = 0.0
         self.has_begun = False
         self.straggler = StragglerDetector(self.gang, self.train.health.straggler)
-        # step configurations computed so far: role, distilling or not, batch and sequence
-        self.known: set[tuple[str, bool, int, int]] = set()
+        self.known: set[tuple[str, ...]] = set()  # computed so far: role, its active objectives, sizes
         self._open_data()
 
     def _open_data(self) -> None:
@@ -163,7 +162,7 @@ class Loop:
         began = time.perf_counter()
         group, passing = part(step_group_at(self.members, clock), clock)
         sizes = self.train.at(clock)
-        now = {(m.name, m.is_distilling(), sizes.global_batch, sizes.sequence) for m in group.all()}
+        now = {(m.name, *m.mix(), f"{sizes.global_batch} x {sizes.sequence}") for m in group.all()}
         for member in group.all():
             member.scale_dropout(self.train.progressive.dropout_at(clock))
         is_usual, self.known = now <= self.known, self.known | now

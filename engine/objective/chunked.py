@@ -92,15 +92,16 @@ def objective_sums(
     is_split: bool = False,
     rows: Mapping[str, Tensor] | None = None,
     logit_cache: LogitCache | None = None,
+    text: str = "lm",
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over the scored tokens (label not -100) of sum_k share_k objective_k; and each objective's own sum;
     in nats.
 
     The mix maps a name to (spec, share); an empty mix has the total 0. The total is differentiable, once,
-    with respect to hidden states and head. The sums are detached; "lm", the cross-entropy, is always among
-    them. Products are computed in autocast's type, everything after the logits in fp32 (fp64 for fp64).
-    Unscored tokens cost nothing. `chunk` tokens are computed at once; None = as many as suit device and
-    vocabulary. `compiled` fuses what follows the logits (torch.compile).
+    with respect to hidden states and head. The sums are detached; the cross-entropy of all scored tokens is
+    always among them, as `text`. Products are computed in autocast's type, everything after the logits in
+    fp32 (fp64 for fp64). Unscored tokens cost nothing. `chunk` tokens are computed at once; None = as many as
+    suit device and vocabulary. `compiled` fuses what follows the logits (torch.compile).
 
     `rows` [B] selects, by objective, the rows that it reads; objectives without an entry read all. The token
     distributions are stored in `logit_cache`.
@@ -113,7 +114,7 @@ def objective_sums(
     """
     _check(hidden_BTD, head_weight_VD, labels_BT, mix, teacher)
     compute = compute_dtype(head_weight_VD)
-    names = {name: spec for name, (spec, _) in mix.items()} | ({} if "lm" in mix else {"lm": LM()})
+    names = {name: spec for name, (spec, _) in mix.items()} | ({} if text in mix else {text: LM()})
     masks = [None if rows is None else rows.get(name) for name in names]
     shares = [share for _, share in mix.values()]
     work = _Work(

@@ -49,10 +49,11 @@ def mixed_terms(
     teacher: TeacherSide | None,
     rows: Mapping[str, Tensor],
     logit_cache: LogitCache | None = None,
+    text: str = "lm",
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """sum_k share_k objective_k over this rank's tokens, differentiable; and the plain sums by name, always
-    with "lm". `rows` [B]: the rows that an objective reads, if not all. Raises as `objective_sums`, and
-    ConfigError when an output that an objective needs is missing.
+    """sum_k share_k objective_k over this rank's tokens, differentiable; and the plain sums by name, with
+    `text`, the cross-entropy of all scored tokens. `rows` [B]: the rows that an objective reads, if not all.
+    Raises as `objective_sums`, and ConfigError when an output that an objective needs is missing.
     """
     of_tokens = {name: part for name, part in mix.items() if is_of_tokens(part[0])}
     total, sums = objective_sums(
@@ -66,6 +67,7 @@ def mixed_terms(
         is_split=state.is_split,
         rows=rows,
         logit_cache=logit_cache,
+        text=text,
     )
     for name, (spec, share) in mix.items():
         if name in of_tokens:

@@ -245,7 +245,7 @@ def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None
     for name, role in roles.items():
         teacher = (role.teacher, roles[role.teacher].model) if role.teacher in roles else None
         place = f"{prefix}{name}." if prefix else ""
-        _check_trainable(place, role)
+        check_trainable(place, role)
         for key, objective in role.objective.items():
             objective.check(place, key, role.model, teacher)
 
@@ -261,8 +261,10 @@ def check_readers(
             spec.check_reader(f"{prefix}{name}." if prefix else "", role.model)
 
 
-def _check_trainable(place: str, role: Role) -> None:
-    """Check the names of parts and matrices by those of the weights."""
+def check_trainable(place: str, role: Role) -> None:
+    """Raise ConfigError when a role is to train parts or matrices that its model does not have. `place` with
+    a dot at its end, or ''.
+    """
     model, trainable = role.model, role.trainable
     if trainable.kind == "full":
         return
@@ -305,10 +307,12 @@ def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "r
         for key, spec in role.objective.items():
             spec.schedule.check(start, end, f"{place}objective.{key}.schedule")
             begin, after = spec.schedule.span(start, end)
-            points |= {begin, after - 1}  # between these, whatever moves is above 0
+            for point in (begin, after - 1):  # elsewhere, whatever moves is above 0
+                points |= {point - 1, point, point + 1}
         own = [spec for spec in role.objective.values() if not type(spec).needs_teacher]
-        is_alone = role.gate != "open" or role.period > 1  # on some steps without its teacher
+        is_gated = role.gate != "open"
         for step in sorted(point for point in points if start <= point < end):
+            is_alone = is_gated or (step - start) % role.period  # it may have to learn without its teacher
             for specs in (role.objective.values(), own if is_alone else ()):
                 if specs and not any(spec.weight_at(step, start, end) for spec in specs):
                     which = " of its own" if specs is own else ""

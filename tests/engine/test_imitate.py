@@ -20,6 +20,7 @@ from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.datasets.load import rows_of
 from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.words import Sentences
 from atelier.engine.imitate import imitate
 from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.inference.sampling import continuation, continuations
@@ -166,10 +167,20 @@ def test_prompts_continued_together_say_what_each_says_alone(studio: Studio) -> 
         )
 
 
-def test_candidates_are_ordered_by_the_judge_and_the_best_one_is_said(studio: Studio) -> None:
+def test_candidates_are_ordered_by_the_judge_and_the_best_one_is_said(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
     speaker = read_generator(open_input(studio.model), studio.folder, torch.device("cpu"))
     sampling = Sampling(max_tokens=12, best_of=5, seed=7)
+    cut: list[int] = []
+    whole = Sentences.whole
+    monkeypatch.setattr(
+        Sentences,
+        "whole",
+        lambda self, ids, first: [cut.append(len(ids) - first), whole(self, ids, first)][1],
+    )
     ranked = speaker.ranked("The pier", sampling)
+    assert cut and set(cut) == {12}, "those that the limit cut are judged without their last sentence"
     assert len({candidate.text for candidate in ranked}) > 1
     scores = [candidate.natural for candidate in ranked]
     assert scores == sorted(scores, reverse=True) and all(0 < score < 1 for score in scores)

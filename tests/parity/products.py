@@ -121,6 +121,8 @@ def training(draw: Draw, reads_library: bool) -> Train:
 def cast(draw: Draw, train: Train, vocab: int, reads_library: bool) -> dict[str, Role]:
     """One or two roots and up to three students, of roots or of students."""
     rows = own_objectives(draw) if reads_library else {"lm": LM()}
+    if len(rows) > 1 and draw.random() < 0.3:
+        rows |= moved(draw, rows)
     roles: dict[str, Role] = {}
     for number in range(1 if draw.random() < 0.8 else 2):
         roles[f"root{number}"] = Role(
@@ -139,8 +141,7 @@ def cast(draw: Draw, train: Train, vocab: int, reads_library: bool) -> dict[str,
             name: make(draw) for name, make in draw.sample(sorted(TAUGHT.items()), draw.choice((1, 1, 2)))
         }
         if draw.random() < 0.3:
-            name, spec = draw.choice(sorted((own | taught).items()))
-            taught |= {name: spec.model_copy(update={"schedule": weight_schedule(draw)})}
+            taught |= moved(draw, own | taught)
         start = draw.choice((0, 0, 0, 1, 2))
         roles[f"student{number}"] = Role(
             model=model(draw, vocab, own, num_layers=draw.choice((1, 2))),
@@ -164,14 +165,17 @@ def optimiser(draw: Draw) -> OptimSpec:
     return OPTIMISERS[draw.choice(sorted(OPTIMISERS))](draw, schedule)
 
 
-def weight_schedule(draw: Draw) -> WeightSchedule:
-    return WeightSchedule(
+def moved(draw: Draw, objectives: Mapping[str, ObjectiveSpec]) -> dict[str, ObjectiveSpec]:
+    """One of them, with a weight that moves."""
+    name, spec = draw.choice(sorted(objectives.items()))
+    schedule = WeightSchedule(
         kind=draw.choice(("linear", "cosine")),
         first=draw.choice((1.0, 0.0)),
         last=draw.choice((0.0, 0.5)),
         begin=draw.choice((0, 1, 0.25)),
         end=draw.choice((0, 3)),
     )
+    return {name: spec.model_copy(update={"schedule": schedule})}
 
 
 OPTIMISERS: Mapping[str, Callable[[Draw, Schedule], OptimSpec]] = {

@@ -5,15 +5,21 @@ ATELIER_PRODUCTS_SEED=7 ATELIER_PRODUCTS_S=600 repeats the products of a seed, o
 
 import os
 import random
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from atelier.engine.config.registry import kinds
-from tests.parity.products import MODELS, OPTIMISERS, OWN, TAUGHT
-from tests.parity.trials import try_for
+from tests.parity.products import MODELS, OPTIMISERS, OWN, TAUGHT, Product, products, regathers
+from tests.parity.trials import try_for, try_some
 
 SECONDS = 120.0
+
+
+def has_other_rows(one: Product) -> bool:
+    axes = one.layout.axes_of
+    return any(axes(name).data > axes(role.teacher).data for name, role in one.roles.items() if role.teacher)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +28,15 @@ SECONDS = 120.0
 )
 def test_every_kind_takes_part_in_the_products(group: str, drawn: set[str]) -> None:
     assert drawn == set(kinds(group))
+
+
+@pytest.mark.slow
+def test_students_that_lie_otherwise_than_their_teacher_learn_from_all_its_heads(tmp_path: Path) -> None:
+    """The same products each time: those in which a student's ranks have rows of their own."""
+    drawn = (one for one in products(1, 4) if regathers(one) and one.train.precision == "fp64")
+    some = list(islice((one for one in drawn if has_other_rows(one)), 4))
+    found = try_some(some, tmp_path)
+    assert not found.failures and len(some) == 4, found.told()
 
 
 @pytest.mark.slow

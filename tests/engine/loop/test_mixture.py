@@ -14,12 +14,14 @@ from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.objective.attention import Attention
 from atelier.engine.config.objective.control import Control
 from atelier.engine.config.objective.document import DocumentLM
+from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.objective.reorder import Reorder
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.run_file import Member, Training
+from atelier.engine.config.schedule import WeightSchedule
 from atelier.engine.io.artifact import open_input
 from atelier.engine.loop import step
 from atelier.engine.loop.counts import count
@@ -209,6 +211,22 @@ def test_a_model_without_the_head_of_an_objective_is_refused() -> None:
         check_teaching({"m": role(shape=net(classes={"reorder": 3}), objective=needs)})
     with pytest.raises(ConfigError, match="heads: none; model=ernie_tiny"):
         check_teaching({"m": role(objective=needs)})
+
+
+def test_the_loss_is_of_all_tokens_whatever_an_objective_is_called(
+    tmp_path: Path, inputs: dict[str, str]
+) -> None:
+    """Also where the objective that reads windows has come to weight 0; and so is the held-out loss."""
+    falling = LM(schedule=WeightSchedule(kind="linear", begin=2, end=5))
+    found = {}
+    for name in ("lm", "text"):
+        training_setup = TrainingSetup(tmp_path / name, inputs)
+        spec = role(shape=net(), objective={name: falling, "mlm": MLM(rows=0.5)})
+        training_setup.train(training_setup.training({"m": spec}, how(8, precision="fp64")))
+        lines = [line["values"] for line in training_setup.curve("m")]
+        found[name] = [(line["loss"], line["grad_norm"], line.get("eval/loss")) for line in lines]
+    assert found["lm"] == found["text"]
+    assert all(0 < loss < 6.1 for loss, _, _ in found["lm"]) and found["lm"][-1][2] > 0
 
 
 def test_rows_that_a_role_could_not_read_are_refused_before_a_gang_starts(

@@ -10,6 +10,7 @@ from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
+from atelier.engine.config.run_file import Member
 from atelier.engine.config.schedule import WeightSchedule
 from atelier.engine.plan.checks import check_schedules
 from tests.engine.trainings import TrainingSetup, role, train
@@ -61,3 +62,24 @@ def test_a_step_without_anything_to_optimise_is_refused() -> None:
     for gated in ({"gate": 0.1}, {"period": 2}):
         with pytest.raises(ConfigError, match="at step 11 no objective of its own has a weight above 0"):
             check_schedules({"s": swapped.model_copy(update=gated)}, train(STEPS))
+
+
+def test_a_longer_training_goes_on_from_the_trunk_before_a_weight_moves(tmp_path: Path) -> None:
+    """Cut at the step from which the weight falls, in a training of any length."""
+
+    def student(begin: float) -> Role:
+        return pupil(lm=LM(weight=0.5), kd=Logits(schedule=moving(begin=begin)))
+
+    def members(setup: TrainingSetup, begin: float, end: int, name: str) -> dict[str, Member]:
+        segments = (setup.segment("trunk", 0, 6), setup.segment(name, 6, end))
+        mine = setup.member("s", student(begin), end, segments=segments)
+        return {"teacher": setup.member("teacher", role(), end), "s": mine}
+
+    setup, whole = TrainingSetup(tmp_path / "setup"), TrainingSetup(tmp_path / "whole")
+    setup.train(setup.training(members(setup, 0.5, 12, "short"), train(12)))
+    setup.train(setup.training(members(setup, 0.25, 24, "long"), train(24)))
+    whole.train(whole.training({"teacher": role(), "s": student(0.25)}, train(24)))
+    assert setup.weights("s") == whole.weights("s")
+    losses = [[line["values"]["loss"] for line in each] for each in (
+        setup.curve("trunk") + setup.curve("long"), whole.curve("s"))]  # fmt: skip
+    assert losses[0] == losses[1] and len(setup.curve("short")) == 6
