@@ -62,7 +62,9 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert code in (0, 1, 2) and took < CPU_S, (took, err[:300])
     assert "fault of Atelier's own" not in err and "Traceback" not in err, err[:600]
     if code:
-        assert len(err) <= LONGEST and not UNSEEN.search(err.removesuffix("\n")), (len(err), err[:600])
+        first, *more = err.removesuffix("\n").split("\n")
+        assert len(err) <= LONGEST and not UNSEEN.search(first + "".join(more)), (len(err), err[:600])
+        assert all(line.startswith("plan: ") for line in (first, *more)) or not more, err[:600]
         assert "secret" not in err
     return err
 
