@@ -1,11 +1,14 @@
 """A role: one model in a training, its objectives and its teacher. Roles are data, never classes."""
 
+import re
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from atelier.engine.config.base import Spec, Step
 from atelier.engine.config.registry import Model, Objective, ObjectiveSpec, Optim
+
+NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective: it names metrics
 
 
 class Trainable(Spec):
@@ -85,6 +88,11 @@ class Role(Spec):
     @classmethod
     def _by_name(cls, objective: dict[str, ObjectiveSpec]) -> dict[str, ObjectiveSpec]:
         """Sorted: sums of floats depend on their order, and that of a configuration is not identity."""
+        for name, spec in objective.items():
+            if not re.fullmatch(NAME, name):
+                raise ValueError(f"{name!r} is no name of an objective: letters, digits, _ and -")
+            if name == "lm" and spec.kind != "lm":
+                raise ValueError(f"lm is of kind {spec.kind}; this name is kept for the cross-entropy")
         return dict(sorted(objective.items()))
 
     @model_validator(mode="after")

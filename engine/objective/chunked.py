@@ -110,9 +110,9 @@ def objective_sums(
     gradient of the hidden states is this slice's contribution to a sum over the ranks (2104.04473, section
     3.2). `is_split`: the backward pass runs twice, for the hidden states and for the head (zero-bubble).
 
-    Raises ConfigError when labels or vocabularies do not fit, or `lm` is of another kind.
+    Raises ConfigError when labels or vocabularies do not fit.
     """
-    _check(hidden_BTD, head_weight_VD, labels_BT, mix, teacher)
+    _check(hidden_BTD, head_weight_VD, labels_BT, teacher)
     compute = compute_dtype(head_weight_VD)
     names = {name: spec for name, (spec, _) in mix.items()} | ({} if text in mix else {text: LM()})
     masks = [None if rows is None else rows.get(name) for name in names]
@@ -139,13 +139,11 @@ def objective_sums(
 
 
 def _check(
-    hidden_BTD: Tensor, head_weight_VD: Tensor, labels_BT: Tensor, mix: Mix, teacher: TeacherSide | None
+    hidden_BTD: Tensor, head_weight_VD: Tensor, labels_BT: Tensor, teacher: TeacherSide | None
 ) -> None:
     if hidden_BTD.shape[:2] != labels_BT.shape:
         sizes = f"labels {tuple(labels_BT.shape)} do not fit hidden states {tuple(hidden_BTD.shape)}"
         raise ConfigError("objective", sizes, "a label for every token; -100 where it is not scored")
-    if "lm" in mix and not isinstance(mix["lm"][0], LM):
-        raise ConfigError("objective.lm", "is not of kind lm", "this name is kept for the cross-entropy")
     if teacher is not None and teacher.head_weight_VD.shape[0] != head_weight_VD.shape[0]:
         sizes = f"{teacher.head_weight_VD.shape[0]} tokens, the student's {head_weight_VD.shape[0]}"
         raise ConfigError(

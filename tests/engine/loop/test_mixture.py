@@ -194,6 +194,15 @@ def test_two_objectives_of_one_kind_of_rows_want_the_same_rows() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("lm", "this name is kept for the cross-entropy"), ("*", "is no name of an objective"), ("", "no name")],
+)
+def test_a_name_that_would_stand_for_another_sum_is_refused(name: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        role(objective={name: MLM()})
+
+
 def test_roles_of_one_training_read_the_same(tmp_path: Path) -> None:
     other = reader({"mlm": MLM(rate=0.3), "document": DocumentLM()})
     with pytest.raises(ConfigError, match=r"roles\.b\.objective: reads document, mlm; a reads document, mlm"):
