@@ -167,6 +167,13 @@ def reading(training_setup: TrainingSetup, steps: int = STEPS, **how: Any) -> Tr
     return training_setup.training(readers(), train(steps, **(HOW | ROWS | how)))
 
 
+def headed(training_setup: TrainingSetup, **how: Any) -> Training:
+    """Two heads of classes on enough blocks for several stages a rank."""
+    wide = readers()["reader"]
+    deep = wide.model_copy(update={"model": wide.model.model_copy(update={"num_layers": 4})})
+    return training_setup.training({"deep": deep}, train(FEW_STEPS, **(HOW | ROWS | how)))
+
+
 def chain(training_setup: TrainingSetup, students: dict[str, dict[str, Any]]) -> Training:
     """The teacher of `reading`; where there are students, an assistant between them and it."""
     whole = reading(training_setup, steps=CHAIN_STEPS)
@@ -212,12 +219,20 @@ TRAININGS = {
     "universal": universal,
     "tuned": tuned,
     "reading": reading,
+    "headed": headed,
     "chain of 0": chain_of_0,
     "chain of 1": chain_of_1,
     "chain of 3": chain_of_3,
 }
 ALIKE = {"paired": "taught", "classed": "reading"}  # the same training in one process
-READING = ("reading", "classed", "chain of 0", "chain of 1", "chain of 3")  # read the library's rows
+READING = (
+    "reading",
+    "headed",
+    "classed",
+    "chain of 0",
+    "chain of 1",
+    "chain of 3",
+)  # read the library's rows
 
 
 class Parity:

@@ -47,7 +47,7 @@ TWO = {
     "all objectives under tensor": (layout(tensor=2), "reading"),
     "all objectives under context": (layout(context=2), "reading"),
     "all objectives under pipeline": (layout(pipeline=2), "reading"),
-    "all objectives under zero-bubble": (layout(pipeline=2, schedule="zb"), "reading"),
+    "heads of classes under zero-bubble": (layout(pipeline=2, schedule="zb"), "headed"),
     "recompute full": (layout(shard=2, recompute="full"), "taught"),
     "recompute selective": (layout(tensor=2, recompute="selective", recompute_every=2), "taught"),
 }
@@ -125,6 +125,7 @@ ROLES = {
     "learned": ("gpt2", "muon", "lora"),
     "universal": ("ernie",),
     "tuned": ("net", "norm"),
+    "headed": ("deep",),
     "compared": tuple(lessons()),
     "reading": ("reader", "pupil"),
     "classed": ("reader", "pupil"),
