@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from atelier.engine.config.base import Spec, Step
-from atelier.engine.config.registry import Model, Objective, ObjectiveSpec, Optim
+from atelier.engine.config.registry import Model, Objective, ObjectiveSpec, Optim, kinds
 
 NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective: it names metrics
 
@@ -91,8 +91,8 @@ class Role(Spec):
         for name, spec in objective.items():
             if not re.fullmatch(NAME, name):
                 raise ValueError(f"{name!r} is no name of an objective: letters, digits, _ and -")
-            if name == "lm" and spec.kind != "lm":
-                raise ValueError(f"lm is of kind {spec.kind}; this name is kept for the cross-entropy")
+            if name in kinds("objective") and name != spec.kind:  # above all lm, which is what `loss` is of
+                raise ValueError(f"{name} is of kind {spec.kind}; a kind's name is for an objective of it")
         return dict(sorted(objective.items()))
 
     @model_validator(mode="after")

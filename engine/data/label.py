@@ -40,7 +40,7 @@ STATEMENT = re.compile(rf"^([ ]+)({'|'.join(KEYWORDS)})\b", re.MULTILINE)
 EACH = 24
 
 
-class Example(TypedDict):
+class PlainExample(TypedDict):
     """A labelled example before its options are known."""
 
     prompt: str
@@ -76,7 +76,7 @@ def label(labels: Labels, files: Files, output: ArtifactOutput, progress: Progre
     }
 
 
-def _line(example: Example, options: list[str]) -> str:
+def _line(example: PlainExample, options: list[str]) -> str:
     line: LabelledLine = {**example, "options": options}
     return json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n"
 
@@ -95,7 +95,7 @@ def _check_options(options: list[str], source: str) -> None:
 
 def _from_docstrings(
     labels: Labels, files: Files, reader: SourceReader
-) -> tuple[list[Example], dict[str, str]]:
+) -> tuple[list[PlainExample], dict[str, str]]:
     if labels.task == "keyword":
         examples = list(_statements(files, reader, labels.max_chars))
         return examples, split_of((e["group"] for e in examples), labels.held_out, "labels.source")
@@ -117,7 +117,7 @@ def _from_docstrings(
     return _examples(answers, "Package", labels.max_chars), splits
 
 
-def _statements(files: Files, reader: SourceReader, max_chars: int) -> Iterator[Example]:
+def _statements(files: Files, reader: SourceReader, max_chars: int) -> Iterator[PlainExample]:
     """Code up to a statement, and the keyword that the statement begins with; at most `EACH` of a file,
     chosen by hash.
     """
@@ -167,16 +167,16 @@ def _largest_packages(found: list[tuple[str, str, str]]) -> list[str]:
     return sorted(package for _, package in order[:PACKAGES])
 
 
-def _examples(answers: list[tuple[str, str, str]], question: str, max_chars: int) -> list[Example]:
+def _examples(answers: list[tuple[str, str, str]], question: str, max_chars: int) -> list[PlainExample]:
     """Prompts cut to `max_chars`; of equal ones the first is kept."""
-    result: dict[str, Example] = {}
+    result: dict[str, PlainExample] = {}
     for text, name, answer in answers:
         prompt = f"{text[:max_chars].strip()}\n\n{question}:"
         result.setdefault(prompt, {"prompt": prompt, "completion": f" {answer}", "group": name})
     return sorted(result.values(), key=lambda e: (e["group"], e["prompt"]))
 
 
-def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[Example]:
+def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[PlainExample]:
     """Examples of .jsonl lines, copies left out. The group is the line's own `group`, else its text."""
     seen: set[tuple[str, str]] = set()
     for path, expected in files:
@@ -187,7 +187,9 @@ def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[
                 yield example
 
 
-def _from_line(line: dict[str, Json], labels: Labels, reader: SourceReader, where: str) -> Example | None:
+def _from_line(
+    line: dict[str, Json], labels: Labels, reader: SourceReader, where: str
+) -> PlainExample | None:
     """Prompt and completion as given, or `text` and `label` joined by "Label:"; None for a broken line that
     is skipped.
 

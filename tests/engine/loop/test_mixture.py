@@ -196,7 +196,7 @@ def test_two_objectives_of_one_kind_of_rows_want_the_same_rows() -> None:
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("lm", "this name is kept for the cross-entropy"), ("*", "is no name of an objective"), ("", "no name")],
+    [("lm", "a kind's name is for an objective of it"), ("*", "is no name of an objective"), ("", "no name")],
 )
 def test_a_name_that_would_stand_for_another_sum_is_refused(name: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
