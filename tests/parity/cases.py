@@ -295,7 +295,9 @@ def start_gang(module: str, folder: Path, world: int, *given: str) -> None:
 
 
 def gang_errors(module: str, folder: Path, world: int, *given: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Run `module` as a gang; what its ranks wrote when one has failed or the time is over, else ''."""
+    """Run `module` as a gang; what its ranks wrote when one has failed, or none has said anything for
+    `timeout_s`, else ''.
+    """
     gang = {
         "WORLD_SIZE": str(world), "ATELIER_RENDEZVOUS": f"file://{folder}/meeting-{uuid.uuid4().hex}",
         "OMP_NUM_THREADS": "1",
@@ -306,9 +308,11 @@ def gang_errors(module: str, folder: Path, world: int, *given: str, timeout_s: f
         env = os.environ | gang | {"RANK": str(rank), "PYTHONWARNINGS": "ignore"}
         with log.open("w") as errors:
             processes.append(start_into(module, list(given), env, errors.fileno(), errors.fileno()))
-    deadline = time.monotonic() + timeout_s
+    said, since = 0, time.monotonic()
     while any(process.poll() is None for process in processes):
-        if time.monotonic() > deadline or any(process.poll() for process in processes):
+        now = sum(log.stat().st_size for log in logs)
+        said, since = now, since if now == said else time.monotonic()
+        if time.monotonic() > since + timeout_s or any(process.poll() for process in processes):
             break  # one has failed: the others would wait for it
         time.sleep(0.05)
     codes = [process.poll() for process in processes]

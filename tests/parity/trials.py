@@ -26,8 +26,8 @@ from tests.parity.cases import gang_errors
 from tests.parity.products import Product, product, products
 
 SIZES = (2, 4, 2, 4, 8)  # ranks of one gang after the other
-AT_ONCE = 6  # products a gang trains
-LONGEST_S = 300.0  # of a gang
+AT_ONCE = {2: 6, 4: 6, 8: 3}  # products that a gang trains, by ranks
+SILENT_S = 300.0  # a gang that says nothing for so long hangs
 BOUNDS = {"fp64": (1e-10, 1e-8), "fp32": (1e-5, None), "bf16": (1e-4, None)}  # of values, of weights
 
 NORM = "grad_norm"  # near a point where a norm layer sees almost nothing rounding grows a thousandfold a step
@@ -73,7 +73,7 @@ class Workbench:
             place.mkdir()
             paths = [self._write(one) for one in left]
             told = gang_errors(
-                "tests.parity.gang", place, left[0].layout.ranks, *map(str, paths), timeout_s=LONGEST_S
+                "tests.parity.gang", place, left[0].layout.ranks, *map(str, paths), timeout_s=SILENT_S
             )
             done = [one for one, path in zip(left, paths, strict=True) if (path.parent / "done").exists()]
             for one in done:
@@ -170,7 +170,7 @@ def try_for(
     drawn = {ranks: products(seed, ranks) for ranks in sizes}
     while True:
         for ranks in sizes:
-            bench.try_all(list(islice(drawn[ranks], AT_ONCE)), found)
+            bench.try_all(list(islice(drawn[ranks], AT_ONCE[ranks])), found)
             print(f"{max(0.0, until - time.monotonic()):.0f} s left: {found.told()}", flush=True)
             if time.monotonic() > until or (until_wrong and found.failures):
                 return found
