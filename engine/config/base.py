@@ -28,7 +28,7 @@ def _whole(value: Given) -> Given:
     if isinstance(value, bool):
         raise ValueError("must be a step or a share of all steps")
     if isinstance(value, float) and value >= 1:
-        if value != int(value):
+        if not value.is_integer():  # nor is infinity
             raise ValueError("steps from 1 on are whole; a share of all steps is below 1")
         return int(value)
     return value

@@ -35,9 +35,8 @@ class Limit(NamedTuple):
 class ModelSpec(Kind, ABC):
     """A network's fields, and what can be computed from them without building it."""
 
-    inputs: ClassVar[
-        tuple[str, ...]
-    ] = ()  # tensors that it reads besides tokens, positions, documents, memory
+    # tensors of a batch that it reads besides tokens, positions, documents and memory
+    inputs: ClassVar[tuple[str, ...]] = ()
 
     kind: str
     num_layers: int

@@ -5,7 +5,7 @@ before and after a step. The loop itself is in engine/train.py.
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import torch
@@ -70,7 +70,7 @@ class LoopStep:
     counts: Counts  # of all ranks
     began: float  # time.perf_counter()
     is_usual: bool  # this process has computed one like it, so that nothing is compiled
-    timing: Mapping[str, float] | None = None
+    timing: dict[str, float] = field(default_factory=dict)  # what it took, once it has ended
 
     def passed_over(self) -> Outcomes:
         """Advance the roles that pass over the step."""
@@ -248,7 +248,7 @@ class Loop:
                     role=name,
                     tokens=member.tokens,
                     values=outcome.values(),
-                    timing={**(step.timing or {}), "time": time.time()},
+                    timing=step.timing | {"time": time.time()},
                 )
                 self.curves[name].add(line)
 
@@ -311,8 +311,9 @@ class Loop:
     def tell(self, step: LoopStep, outcomes: Outcomes) -> None:
         """Progress on stdout."""
         losses = {name: outcome.loss for name, outcome in outcomes.items() if not outcome.passed_over}
-        step_s = (step.timing or {})["step_s"]
-        self.report.progress(step.clock + 1, step_s, losses, is_last=step.clock + 1 == self.end)
+        self.report.progress(
+            step.clock + 1, step.timing["step_s"], losses, is_last=step.clock + 1 == self.end
+        )
 
     def finish(self) -> None:
         """Wait until the last checkpoints are written, and close the metric files."""

@@ -55,7 +55,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.spec = spec
         super().__init__(groups, {"lr": spec.lr})
 
-    @torch.no_grad()
+    @torch.no_grad()  # torch declares two signatures, with a closure and without; this has both
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]

@@ -89,7 +89,7 @@ class Workbench:
         try:
             with redirect_stdout(StringIO()):
                 setup.train(setup.training(one.roles, one.train))
-        except Exception:
+        except Exception:  # whatever it is, it is a failure of the product, told whole; the others go on
             self._fail(one, found, f"alone: {traceback.format_exc()[-3000:]}")
             return False
         return True

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atelier.engine.config.error import AtelierError, ConfigError, DamageError, StoppedError
+from atelier.engine.config.error import AtelierError, DamageError, StoppedError
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.role import Role
@@ -350,24 +350,6 @@ def test_looking_at_held_out_text_moves_nothing(training_setup: TrainingSetup, o
     training_setup.train(training_setup.training(spec, train(8, eval_every=1)))
     other.train(other.training(spec, train(8, eval_every=8)))
     assert training_setup.weights("model") == other.weights("model")
-
-
-def test_a_batch_that_the_micro_batch_does_not_divide_is_refused_with_one_that_fits(
-    training_setup: TrainingSetup,
-) -> None:
-    with pytest.raises(ConfigError, match="micro_batch=2 would fit"):
-        training_setup.train(training_setup.training({"model": role()}, train(8, micro_batch=3)))
-
-
-def test_a_missing_input_is_named(training_setup: TrainingSetup) -> None:
-    training_setup.inputs = {}
-    with pytest.raises(ConfigError, match="no input 'tokens'"):
-        training_setup.train(training_setup.training({"model": role()}, train(8)))
-
-
-def test_a_teacher_that_starts_after_its_student_is_refused(training_setup: TrainingSetup) -> None:
-    with pytest.raises(ConfigError, match="a teacher starts no later than its students"):
-        training_setup.train(training_setup.training({"teacher": role(start=4), "s": student()}, train(8)))
 
 
 def test_a_failed_checkpoint_is_told_and_training_goes_on_from_an_earlier_one(

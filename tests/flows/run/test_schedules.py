@@ -41,7 +41,11 @@ def test_one_schedule_has_one_fingerprint_however_its_steps_are_written(store: S
         for begin in (10, 10.0, 1e1)
     }
     assert len(found) == 1
-    for begin, problem in (("10.7", "steps from 1 on are whole"), ("true", "must be a step or a share")):
+    for begin, problem in (
+        (".inf", "steps from 1 on are whole"),
+        ("10.7", "steps from 1 on are whole"),
+        ("true", "must be a step or a share"),
+    ):
         place = "roles.student_a.objective.logits.schedule"
         with pytest.raises(ConfigError, match=problem):
             fingerprints("distill", store, f"{place}.kind=linear", f"{place}.begin={begin}")
