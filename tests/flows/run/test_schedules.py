@@ -42,7 +42,6 @@ def test_one_schedule_has_one_fingerprint_however_its_steps_are_written(store: S
     }
     assert len(found) == 1
     for begin, problem in (
-        (".inf", "steps from 1 on are whole"),
         ("10.7", "steps from 1 on are whole"),
         ("true", "must be a step or a share"),
     ):
