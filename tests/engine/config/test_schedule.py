@@ -125,3 +125,9 @@ def test_a_weight_that_does_not_move_within_its_roles_steps_is_refused(given: di
         schedule.check(2, 12, "schedule")
     with pytest.raises(ValueError, match="a constant weight does not move"):
         WeightSchedule.model_validate(given)
+
+
+@pytest.mark.parametrize("begin", [math.inf, 10.7, True])
+def test_a_step_that_is_none_is_refused_with_a_sentence(begin: float) -> None:
+    with pytest.raises(ValueError, match=r"whole; a share|must be a step or a share"):
+        WeightSchedule.model_validate({"kind": "linear", "begin": begin})
