@@ -17,8 +17,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, Union, cast, 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
-from atelier.engine.config.base import Given, Json, Kind, Spec
-from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.base import Given, Json, Kind, Spec, parse
+from atelier.engine.config.error import ConfigError, DataError, nearest
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 
 Form = type | None  # what an annotation says: Literal, unions and Annotated too, as pydantic declares it
@@ -73,8 +73,8 @@ class ModelSpec(Kind, ABC):
         return [self.flops_per_token(sequence) / self.num_layers] * self.num_layers + [0.0]
 
     def arguments(self) -> dict[str, Json]:
-        """Plain JSON for a model's config.json."""
-        return self.model_dump(mode="json")
+        """Plain JSON for a model's config.json, with the version of the kind where it is not 1."""
+        return self.model_dump(mode="json") | ({} if self.version == 1 else {"version": self.version})
 
     @abstractmethod
     def resolved(self, vocab: int) -> Self:
@@ -200,6 +200,36 @@ def spec_class(group: str, kind: str) -> type[Kind]:
         if isinstance(v, type) and issubclass(v, Kind) and v.__module__ == module.__name__
     ]
     return next(v for v in found if "kind" in v.model_fields)
+
+
+def model_of(arguments: Mapping[str, Json], place: str) -> ModelSpec:
+    """The model that these `ModelSpec.arguments` describe. Raises DataError for an unknown kind, ConfigError
+    for wrong fields, and for a version of the kind that this code does not compute.
+    """
+    fields = dict(arguments)
+    made = fields.pop("version", 1)
+    try:
+        kind = spec_class("model", str(fields.get("kind", "")))
+    except ValueError as error:
+        raise DataError(f"{place}: {error}") from None
+    spec = cast(ModelSpec, parse(kind, fields, place))
+    check_version(made, spec, place, "the model")
+    return spec
+
+
+def check_version(made: Json, spec: ModelSpec, place: str, what: str, commit: str = "") -> None:
+    """Raise ConfigError unless `what`, a model made by version `made` of its kind, is what this code
+    computes. `commit`: of the code that made it.
+    """
+    if made == spec.version:
+        return
+    where = f"commit {commit[:12]}" if commit else "its record names the commit"
+    raise ConfigError(
+        place,
+        f"{what} is of version {made} of the kind {spec.kind}; this code computes version {spec.version}, "
+        "in which its weights would be another network",
+        f"use the code that made it ({where}), or train it again",
+    )
 
 
 @dataclass(frozen=True)

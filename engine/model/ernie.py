@@ -23,16 +23,18 @@ from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run
 
 
 class TaskNet(nn.Module):
-    """Blocks of a width of their own, between a matrix to it and one back; `inner` None: only a norm."""
+    """x + leave(blocks(enter x)), then a norm: blocks of a width of their own, between a matrix to it and one
+    back; `inner` None: only the norm.
+    """
 
     def __init__(self, outer: GPT, inner: GPT | None, *, is_causal: bool) -> None:
         super().__init__()
         if inner is not None:
             self.enter = nn.Linear(outer.hidden, inner.hidden, bias=False)
             self.blocks = make_blocks(inner, is_causal=is_causal)
-        self.norm = make_norm(inner or outer)
-        if inner is not None:
+            self.norm_inside = make_norm(inner)
             self.leave = nn.Linear(inner.hidden, outer.hidden, bias=False)
+        self.norm = make_norm(outer)
 
     def forward(self, x_BTD: Tensor, shared: Shared, cache: Cache | None, first: int) -> Tensor:
         """[B, T, D] from the universal states; `first` numbers the blocks, as in `run_blocks`."""
@@ -40,7 +42,7 @@ class TaskNet(nn.Module):
             return self.norm(x_BTD)
         x_BTN = self.enter(x_BTD).to(x_BTD.dtype)  # the residual stream keeps the universal one's precision
         carried, _ = run_blocks(self.blocks, {"hidden_BTD": x_BTN}, shared, cache, first=first)
-        return self.leave(self.norm(carried["hidden_BTD"])).to(x_BTD.dtype)
+        return self.norm(x_BTD + self.leave(self.norm_inside(carried["hidden_BTD"])))
 
 
 class ErnieDecoder(Decoder):
@@ -71,6 +73,8 @@ class ErnieDecoder(Decoder):
     def initial(self, name: str) -> tuple[str, float]:
         if name.startswith("classes."):  # whatever the head's name
             return "normal", self.spec.init_std
+        if name in [f"{net}.leave.weight" for net in NETS]:  # adds to the universal blocks' residual stream
+            return "normal", self.spec.init_std * (2 * self.spec.num_layers) ** -0.5
         return super().initial(name)
 
     def _depth(self, name: str) -> int:
@@ -136,7 +140,7 @@ class ErnieDecoder(Decoder):
         for name in NETS:
             for path in inside:
                 found[f"{name}.{path}"] = found[path]
-            found[f"{name}.enter"] = found[f"{name}.leave"] = "tokens"
+            found |= {f"{name}.{path}": "tokens" for path in ("enter", "norm_inside", "leave")}
         found["prompts"] = "tokens"
         return found
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from atelier.engine.config.base import canonical, parse
+from atelier.engine.config.base import canonical
 from atelier.engine.config.error import DataError
-from atelier.engine.config.registry import ModelSpec, spec_class
+from atelier.engine.config.registry import ModelSpec, model_of
 from atelier.engine.config.seed import seed_of
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.weight_files import INDEX, WEIGHTS, index_of, plan_files
@@ -98,15 +98,10 @@ def read_weights(source: ArtifactInput, scratch: Path) -> tuple[StoredWeights, M
     """The weights of a model artifact, not yet in memory, and its spec.
 
     Raises DamageError when bytes do not match their digests, DataError when the weights do not fit the
-    config.
+    config, ConfigError when it is of a version of its kind that this code does not compute.
     """
     config = source.json(CONFIG, scratch)
-    try:
-        kind = spec_class("model", str(config.get("kind", "")))
-    except ValueError as error:
-        raise DataError(f"{source.url}/{CONFIG}: {error}") from None
-    spec = parse(kind, config, f"{source.url}/{CONFIG}")
-    assert isinstance(spec, ModelSpec)  # as every kind of the group `model`
+    spec = model_of(config, f"{source.url}/{CONFIG}")
     stored = open_weights(source, scratch)
     check_shapes(stored.shapes(), spec, f"{source.url}/{WEIGHTS if WEIGHTS in source.names() else INDEX}")
     return stored, spec

@@ -10,7 +10,7 @@ from typing import cast
 from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
 from atelier.engine.config.record import Record
-from atelier.engine.config.registry import ModelSpec, spec_class
+from atelier.engine.config.registry import ModelSpec, check_version, spec_class
 from atelier.engine.config.role import Role
 from atelier.engine.io.storage import join, read_object
 from atelier.infra.dag import Reference
@@ -37,15 +37,15 @@ class Existing:
 
 
 def existing_model(word: str, place: str) -> Existing:
-    """The model called `word`. Raises ConfigError at `place` when there is none, DamageError when its spec is
-    unreadable.
+    """The model called `word`. Raises ConfigError at `place` when there is none, or when this code computes
+    another version of its kind; DamageError when its spec is unreadable.
     """
     store = _store.get()
     try:
         record = store.resolve(word, "model")
     except AtelierError as error:
         raise ConfigError(place, str(error)) from None
-    spec = _spec_of(record, store)
+    spec = spec_of(record, store, place, word)
     tokens = record.parents.get("tokens.main", "")  # of a blend: the source whose held-out text is scored
     if not tokens and "init" in record.parents:  # a fine-tuned model: tokens of its parent
         parent = existing_model(record.parents["init"], place)
@@ -94,20 +94,25 @@ def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "ro
     return found
 
 
-def _spec_of(record: Record, store: Store) -> ModelSpec:
-    """The model spec of a record. Raises DamageError when its config.json describes none."""
+def spec_of(record: Record, store: Store, where: str, word: str) -> ModelSpec:
+    """The model spec of a record. Raises DamageError when its config.json describes none; ConfigError at
+    `where`, calling the model `word`, when this code computes another version of its kind.
+    """
     address = store.address("model", record.fingerprint)
     entry = next((file for file in record.files if file.path.endswith("/config.json")), None)
     if entry is None:
         raise DamageError(f"{address}: a model without config.json")
     place = join(address, entry.path)
     document = read_object(place, "a model's configuration")
-    model = section_of(document.get("model", document))
+    model = dict(section_of(document.get("model", document)))
+    made = model.pop("version", 1)
     try:
         found = spec_class("model", str(model["kind"])).model_validate({**model, "vocab": "auto"})
-        return cast(ModelSpec, found)
     except (ValueError, TypeError, KeyError) as error:
         raise DamageError(f"{place}: not a model's configuration ({str(error).splitlines()[0]})") from None
+    spec = cast(ModelSpec, found)
+    check_version(made, spec, where, word, record.provenance.get("commit", ""))
+    return spec
 
 
 def _reference(record: Record) -> Reference:

@@ -12,6 +12,7 @@ from atelier.engine.config.record import DATA_KINDS, Record
 from atelier.engine.io.storage import join
 from atelier.infra.report.lineage import Index, find_trajectory, step_of, teacher_label, trajectory_segments
 from atelier.infra.run.run_tracker import TaskHandle
+from atelier.infra.store.existing_model import spec_of
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import checkpoint_steps
 from atelier.infra.tracking.about import Followed
@@ -270,10 +271,12 @@ class Models:
 
     def register(self, record: Record, chosen: str, aliases: list[str]) -> str:
         """Create a version of the registered model `chosen`, loadable with `mlflow.pyfunc.load_model`;
-        returns its address. Raises AtelierError for a record that is no model.
+        returns its address. Raises AtelierError for a record that is no model, or one that the engine's code,
+        which is registered with it, does not compute.
         """
         if record.kind != "model":
             raise AtelierError(f"{record.kind} {record.name} cannot be registered: only models can")
+        spec_of(record, self.store, f"registering {chosen}", record.name)
         ids = self.model(record)
         # imported here: mlflow.pyfunc takes another second, and not every run registers
         from atelier.infra.tracking.registered_version import new_version

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.document import with_digest
 from atelier.engine.config.metric import segment_name
+from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.record import Record, identify
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.trajectory import Segment
@@ -19,6 +21,7 @@ from atelier.infra.store.store import Store, read_body
 from atelier.infra.store.trajectory import register_trajectory
 
 ENDED = 1_790_000_000.0
+NET = GPT(num_layers=1, hidden=32, num_heads=4, vocab=64)  # what every model of these records is
 
 
 @dataclass
@@ -128,8 +131,10 @@ class Shelf:
         *,
         step: int,
         run: str = "run-1",
+        config: dict[str, Json] | None = None,
         **summary: Any,
     ) -> Record:
+        """`config`: of the model; None = a small gpt."""
         summary = {
             "step": step,
             "tokens": step * 64,
@@ -140,7 +145,7 @@ class Shelf:
         } | summary
         files = {
             "model.safetensors": b"weights of " + name.encode(),
-            "config.json": b"{}",
+            "config.json": json.dumps(config or NET.arguments()).encode(),
             "tokenizer.json": b"{}",
         }
         return self.publish(

@@ -1,6 +1,7 @@
 """A shared universal decoder with two task nets on top: understanding (NLU, bidirectional rows) and
 generation (NLG, causal rows); ERNIE 3.0 (2107.02137, section 3.2) and ERNIE 3.0 Titan (2112.12731, section
-3.1).
+3.1). The papers do not say how a net joins the universal states; here it adds to them, like a block, and a
+norm of the universal width follows.
 
 D hidden, V vocab, C classes, R prompts
 """
@@ -19,7 +20,9 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
 class Net(Spec):
-    """The blocks of one task net, between a matrix from the universal width to its own and one back."""
+    """The blocks of one task net, between a matrix from the universal width to its own and one back; what
+    comes out is added to the universal states.
+    """
 
     num_layers: int = Field(
         default=0, ge=0, le=1000, description="blocks; 0 = no net: a norm of the universal states alone"
@@ -47,6 +50,13 @@ class Ernie(Blocks):
         for name in NETS:
             check_heads(self._hidden_of(name), self._heads_of(name), place=f"{name}.")
         return self
+
+    @property
+    def version(self) -> int:
+        """2 with a task net: its output is added to the universal states, and a norm follows; in version 1 it
+        took their place.
+        """
+        return 2 if any(getattr(self, name).num_layers for name in NETS) else self.VERSION
 
     @property
     def universal(self) -> GPT:
@@ -78,18 +88,25 @@ class Ernie(Blocks):
         norm = {name: shape for name, shape in whole.items() if name.startswith("norm.")}
         result = {name: shape for name, shape in whole.items() if name not in norm}
         for name in NETS:
-            net = self.net(name)
-            if net is None:
-                result |= {f"{name}.{weight}": shape for weight, shape in norm.items()}
-                continue
-            result[f"{name}.enter.weight"] = (net.hidden, D)
-            inside = {weight: shape for weight, shape in net.shapes().items() if weight != "embed.weight"}
-            result |= {f"{name}.{weight}": shape for weight, shape in inside.items()}
-            result[f"{name}.leave.weight"] = (D, net.hidden)
+            result |= {f"{name}.{weight}": shape for weight, shape in norm.items()}
+            result |= {f"{name}.{weight}": shape for weight, shape in self._inside(name).items()}
         result |= {f"classes.{name}.weight": (number, D) for name, number in self.classes.items()}
         if self.prompts:
             result["prompts.weight"] = (self.prompts, D)
         return result
+
+    def _inside(self, name: str) -> dict[str, tuple[int, ...]]:
+        """The weights of a task net besides its last norm; none when it has no blocks."""
+        net = self.net(name)
+        if net is None:
+            return {}
+        found = {"enter.weight": (net.hidden, self.hidden), "leave.weight": (self.hidden, net.hidden)}
+        for weight, shape in net.shapes().items():
+            if weight.startswith("norm."):
+                found[f"norm_inside.{weight.removeprefix('norm.')}"] = shape
+            elif weight != "embed.weight":
+                found[weight] = shape
+        return found
 
     def block_flops(self, sequence: int) -> list[float]:
         """FLOPs of one token in each universal block; the last entry is a task net and the head. A row passes

@@ -18,6 +18,7 @@ from atelier.engine.config.run_file import RunFile
 from atelier.flows.run.store_check import open_store
 from atelier.infra.launch.machine import num_cores
 from atelier.infra.launch.supervisor import rank_env
+from atelier.infra.store.existing_model import spec_of
 
 GRACE_S = 5.0
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -43,6 +44,7 @@ def run(options: Namespace) -> int:
         record = store.resolve(options.model, "model")
     except AtelierError as error:
         raise ConfigError("generate", str(error)) from None
+    spec_of(record, store, "generate", options.model)
     with tempfile.TemporaryDirectory(prefix="atelier-generate-") as scratch:
         run = RunFile(
             schema=1,

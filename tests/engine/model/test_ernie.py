@@ -86,7 +86,17 @@ def test_each_kind_of_rows_passes_its_own_net() -> None:
     before = model(batch).hidden
     torch.nn.init.zeros_(model.nlu.leave.weight)
     after = model(batch).hidden
-    assert after[0].abs().max() == 0 and torch.equal(after[1], before[1])
+    assert not torch.equal(after[0], before[0]) and torch.equal(after[1], before[1])
+
+
+def test_what_a_net_computes_is_added_to_the_universal_states_and_a_norm_follows() -> None:
+    model, without = model_of(**NETS), model_of(**BARE | {"classes": NETS["classes"], "prompts": 4})
+    for net in (model.nlu, model.nlg):
+        torch.nn.init.zeros_(net.leave.weight)
+    batch = rows(NLU, NLG)
+    hidden = model(batch).hidden
+    assert torch.equal(hidden, without(batch).hidden)  # equal weights: they are drawn by name
+    assert hidden.mean(-1).abs().max() < 1e-12 and (hidden.var(-1, correction=0) - 1).abs().max() < 1e-3
 
 
 @BOTH
@@ -263,6 +273,8 @@ def test_weights_begin_as_their_places_say() -> None:
     assert model.classes["normal"].weight.std() > 0
     assert model.initial("nlg.blocks.1.mlp.down.weight") == ("normal", 0.2 * 4**-0.5)
     assert model.initial("nlu.blocks.0.mlp.down.weight") == ("normal", 0.2 * 2**-0.5)
+    assert model.initial("nlu.leave.weight") == ("normal", 0.2 * 4**-0.5)
+    assert model.initial("nlu.norm_inside.bias") == ("zeros", 0.0)
 
 
 def test_a_head_whose_name_a_module_cannot_have_is_refused() -> None:

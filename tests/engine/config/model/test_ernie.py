@@ -7,8 +7,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.ernie import Ernie
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.registry import model_of
 
 TITAN = Path(__file__).parents[4] / "conf/model/ernie_titan_260b.yaml"
 PUBLISHED = 260.92e9
@@ -59,3 +61,16 @@ def test_heads_that_do_not_divide_a_net_are_refused_with_its_name() -> None:
 def test_a_head_is_named_by_a_plain_word(name: str) -> None:
     with pytest.raises(ValidationError, match="pattern"):
         Ernie(**SMALL, classes={name: 2})
+
+
+def test_a_task_net_that_adds_is_version_2_and_without_nets_nothing_changed() -> None:
+    plain, nets = Ernie(**SMALL), Ernie(**SMALL, nlg=NARROW)
+    assert "version" not in plain.as_identity() and nets.as_identity()["version"] == 2
+    assert "version" not in plain.arguments() and nets.arguments()["version"] == 2
+    assert model_of(nets.arguments(), "config.json") == nets
+    with pytest.raises(
+        ConfigError, match=r"config\.json: .*version 1 of the kind ernie.*computes version 2.*commit"
+    ):
+        model_of(nets.model_dump(mode="json"), "config.json")
+    with pytest.raises(ConfigError, match="version 3 of the kind gpt"):
+        model_of(GPT(**SMALL).arguments() | {"version": 3}, "config.json")
