@@ -70,7 +70,7 @@ ABSENT: dict[str, dict[str, Json]] = {
     },
     "Schedule": {"warmup": 0, "floor": 0.0},
     "ObjectiveSpec": {"schedule": {}},
-    "WeightSchedule": {"kind": "constant", "first": 1.0, "last": 0.0, "begin": 0, "end": 0},
+    "WeightSchedule": {"kind": "constant", "nats": 0.0, "first": 1.0, "last": 0.0, "begin": 0, "end": 0},
     "Trainable": {
         "kind": "full",
         "parts": ["nlg"],

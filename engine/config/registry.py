@@ -96,9 +96,9 @@ class ObjectiveSpec(Kind):
         default=WeightSchedule(), description="how the weight moves over the role's steps"
     )
 
-    def weight_at(self, step: int, start: int, end: int) -> float:
-        """The weight at a step of a role from `start` to `end`."""
-        return self.weight * self.schedule.factor(step, start, end)
+    def weight_at(self, step: int, start: int, end: int, lead: float = 0.0) -> float:
+        """The weight at a step of a role from `start` to `end`. `lead`: its teacher's, in nats."""
+        return self.weight * self.schedule.factor(step, start, end, lead)
 
     @property
     def encoder_length(self) -> int:

@@ -112,6 +112,12 @@ class Role(Spec):
     def _teacher_for_distillation(self) -> "Role":
 
         needing = [name for name, objective in self.objective.items() if type(objective).needs_teacher]
+        for name, objective in self.objective.items():
+            if objective.schedule.follows_lead and name not in needing:
+                raise ValueError(
+                    f"the weight of objective {name} follows a teacher's lead, but {objective.kind} needs no "
+                    "teacher"
+                )
         if needing and not self.teacher:
             raise ValueError(f"objective {needing[0]} needs a teacher; set teacher=<role>")
         if self.teacher and not needing:

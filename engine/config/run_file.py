@@ -108,6 +108,15 @@ class Training(Spec):
     def _by_name(cls, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
         return in_order(streams)
 
+    def settled(self, name: str) -> int:
+        """The clock's first step at which the learning rates of a role and of its teacher have risen."""
+        mine = self.members[name]
+        both = [mine, *([self.members[mine.role.teacher]] if mine.role.teacher else [])]
+        risen = [
+            int(each.role.start) + each.role.optim.schedule.warmup for each in both if each.mode != "frozen"
+        ]
+        return max(self.train.progressive.steps, *risen, 0)
+
     @property
     def parts(self) -> tuple[str, ...]:
         """The kinds of rows between which objectives distinguish, in the order of their numbers; empty when

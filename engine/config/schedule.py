@@ -90,14 +90,18 @@ class Schedule(Kind):
 
 class WeightSchedule(Kind):
     """How an objective's weight moves: `first` times the weight until `begin`, `last` times it from the step
-    before `end` on, between them along a line or half a cosine. Where it is 0 the objective is not computed.
+    before `end` on, between them along a line or half a cosine; or, for an objective that needs a teacher, in
+    proportion to the teacher's measured lead. Where it is 0 the objective is not computed.
 
     Steps are the role's own. Those given as shares, and the default end, depend on where the role's training
     ends: they cut its trajectory, as the decay of a learning rate does.
     """
 
-    kind: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="constant, linear or cosine"
+    kind: Literal["constant", "linear", "cosine", "lead"] = Field(
+        default="constant", description="constant, linear, cosine or lead"
+    )
+    nats: float = Field(
+        default=0.0, ge=0, description="lead: the teacher's lead at which the weight is whole"
     )
     first: float = Field(default=1.0, ge=0, description="at its beginning, as a share of the weight")
     last: float = Field(default=0.0, ge=0, description="at its end, as a share of the weight")
@@ -113,8 +117,16 @@ class WeightSchedule(Kind):
     @model_validator(mode="after")
     def _moves(self) -> "WeightSchedule":
         if self.kind == "constant" and self != WeightSchedule.model_construct():
-            raise ValueError("a constant weight does not move; kind=linear or cosine does")
+            raise ValueError("a constant weight does not move; kind=linear, cosine or lead does")
+        if self.kind == "lead" and self != WeightSchedule.model_construct(kind="lead", nats=self.nats):
+            raise ValueError("a weight that follows the teacher's lead has no steps; leave out all but nats")
+        if (self.kind == "lead") != (self.nats > 0):
+            raise ValueError(f"nats is {self.nats:g}; kind=lead needs it above 0, other kinds have none")
         return self
+
+    @property
+    def follows_lead(self) -> bool:
+        return self.kind == "lead"
 
     @property
     def is_constant(self) -> bool:
@@ -132,12 +144,17 @@ class WeightSchedule(Kind):
     def branch_step(self, start: int, end: int) -> int:
         """The first step whose weight depends on `end`; `end` itself when none does."""
         is_absolute = self.end >= 1 and (self.begin >= 1 or not self.begin)
-        return end if self.is_constant or is_absolute else min(end, self.span(start, end)[0])
+        has_none = self.is_constant or self.follows_lead or is_absolute
+        return end if has_none else min(end, self.span(start, end)[0])
 
-    def factor(self, step: int, start: int, end: int) -> float:
-        """The weight at `step` (start <= step < end) as a share of `weight`."""
+    def factor(self, step: int, start: int, end: int, lead: float = 0.0) -> float:
+        """The weight at `step` (start <= step < end) as a share of `weight`. `lead`: the teacher's, in
+        nats.
+        """
         if self.is_constant:
             return 1.0
+        if self.follows_lead:
+            return min(1.0, max(0.0, lead / self.nats))
         begin, after = self.span(start, end)
         if step <= begin:
             return self.first
@@ -150,7 +167,7 @@ class WeightSchedule(Kind):
     def check(self, start: int, end: int, place: str) -> None:
         """Raise ConfigError when it does not move within the role's steps. `place`: its configuration key."""
         begin, after = self.span(start, end)
-        if not self.is_constant and not begin + 1 < after <= end:
+        if not self.is_constant and not self.follows_lead and not begin + 1 < after <= end:
             raise ConfigError(
                 f"{place}.end",
                 f"the weight moves from step {begin - start} to {after - start} of the role's {end - start}",

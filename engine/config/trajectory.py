@@ -16,6 +16,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
 VERSION = 1
+GATE = 2  # version of how a gate measures: from the end of the warm-up on
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,8 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
     identity.pop("end", None)  # part of `horizon` below, if it matters
     if identity.get("attach") == "replay":
         identity.pop("attach")
+    if role.gate != "open":
+        identity["gate"] = {"nats": role.gate, "version": GATE}
     identity["seed_name"] = role.seed_name or name
     start, end = int(role.start), role.last(train.num_steps)
     if not knows_end:

@@ -112,6 +112,7 @@ def build_member(
         health=health,
         parts=training.parts,
         progressive=train.progressive,
+        settled=training.settled(name),
     )
 
 

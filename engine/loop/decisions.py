@@ -4,6 +4,7 @@ and whether a step went wrong.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from atelier.engine.checkpoint.state import Nested
@@ -11,48 +12,72 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.train import Bad, Health
 
-GATE_BETA = 0.98
+BETA = 0.98  # of running averages over steps
+GATE_STEPS = 10  # that a gate sees before it may open
 
 
-class DistillationGate:
-    """Opens for good when the bias-corrected EMA of (student loss - teacher loss) reaches `threshold` nats;
-    threshold "open": open from `start` on.
+@dataclass
+class Average:
+    """An exponential running average, bias-corrected as Adam's (1412.6980)."""
 
-    Sums are float64 and come from all-reduced losses, so every rank decides alike and a resumed run decides
-    as an uninterrupted one.
+    sum: float = 0.0
+    num_seen: int = 0
+
+    @property
+    def value(self) -> float:
+        """0 before the first number."""
+        return self.sum / (1.0 - BETA**self.num_seen) if self.num_seen else 0.0
+
+    def add(self, number: float) -> None:
+        self.sum = BETA * self.sum + (1.0 - BETA) * number
+        self.num_seen += 1
+
+    def state(self) -> dict[str, float | int]:
+        return {"sum": self.sum, "num_seen": self.num_seen}
+
+    def restore(self, state: Nested) -> None:
+        self.sum, self.num_seen = float(state["sum"]), int(state["num_seen"])
+
+
+class TeacherLead:
+    """The teacher's lead, (student loss - teacher loss) on the same batches, averaged over steps; and the
+    gate, which opens for good when it reaches `threshold` nats ("open": open from `start` on).
+
+    The gate's average leaves out steps before `settled`, in which learning rates still rise and losses say
+    little. Numbers are float64 and come from all-reduced losses, so every rank decides alike and a resumed
+    run as an uninterrupted one.
     """
 
-    def __init__(self, threshold: float | Literal["open"], start: int) -> None:
-        self.threshold = threshold
+    def __init__(self, threshold: float | Literal["open"], start: int, settled: int = 0) -> None:
+        self.threshold, self.settled = threshold, settled
         self.opened = start if threshold == "open" else -1  # the first step with distillation; -1 = not yet
-        self.sum = 0.0
-        self.num_seen = 0
+        self.all, self.late = Average(), Average()  # of all steps, of those from `settled` on
 
     @property
     def is_open(self) -> bool:
         return self.opened >= 0
 
     @property
-    def gap(self) -> float:
-        """The bias-corrected EMA in nats (Adam's correction, 1412.6980); 0 before the first step."""
-        return self.sum / (1.0 - GATE_BETA**self.num_seen) if self.num_seen else 0.0
+    def nats(self) -> float:
+        """The lead over all steps; 0 before the first."""
+        return self.all.value
 
-    def observe(self, gap: float, step: int) -> None:
-        """Add the gap of the clock's `step`; if that opens the gate, distillation begins with step + 1."""
-        self.sum = GATE_BETA * self.sum + (1.0 - GATE_BETA) * gap
-        self.num_seen += 1
-        if not isinstance(self.threshold, str) and not self.is_open and self.gap >= self.threshold:
+    def observe(self, lead: float, step: int) -> None:
+        """Add the lead of the clock's `step`; if that opens the gate, distillation begins with step + 1."""
+        self.all.add(lead)
+        if isinstance(self.threshold, str) or step < self.settled:
+            return
+        self.late.add(lead)
+        if not self.is_open and self.late.num_seen >= GATE_STEPS and self.late.value >= self.threshold:
             self.opened = step + 1
 
-    def state(self) -> dict[str, float | int]:
-        return {"sum": self.sum, "num_seen": self.num_seen, "opened": self.opened}
+    def state(self) -> dict[str, Nested]:
+        return {"all": self.all.state(), "late": self.late.state(), "opened": self.opened}
 
-    def restore(self, state: dict[str, float | int]) -> None:
-        self.sum, self.num_seen = float(state["sum"]), int(state["num_seen"])
+    def restore(self, state: Nested) -> None:
+        self.all.restore(state["all"])
+        self.late.restore(state["late"])
         self.opened = int(state["opened"])
-
-
-BETA = 0.98
 
 
 class HealthDetector:

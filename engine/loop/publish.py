@@ -82,8 +82,8 @@ def summary(member: RoleState) -> dict[str, Json]:
     }
     if len(member.codes) > 1:
         result["codes"] = list(member.codes)  # resumed with other code, by --accept-code
-    if member.gate is not None:
-        opened = member.gate.opened
+    if member.lead is not None:
+        opened = member.lead.opened
         result["gate_step"] = opened if opened >= 0 else None
         result["teacher_steps"] = [opened, member.end - 1] if 0 <= opened < member.end else []
         result["teacher_forwards"] = member.teacher_forwards

@@ -11,12 +11,13 @@ from torch import Tensor
 from atelier.engine.checkpoint.state import Nested, State
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.lm import LM
+from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
 from atelier.engine.loop.counts import Counts
-from atelier.engine.loop.decisions import DistillationGate, HealthDetector
+from atelier.engine.loop.decisions import HealthDetector, TeacherLead
 from atelier.engine.loop.stage import After, RoleModel, Seen, StepWork
 from atelier.engine.loop.weights import RoleWeights
 from atelier.engine.model.contract import Sum
@@ -50,6 +51,7 @@ class RoleState:
         health: HealthDetector,
         parts: Sequence[str] = (),
         progressive: Progressive = Progressive(),  # noqa: B008 - frozen
+        settled: int = 0,
     ) -> None:
         self.name, self.spec, self.role = name, spec, spec.role
         self.grid, self.gang, self.seed = grid, grid.gang, seed
@@ -61,7 +63,7 @@ class RoleState:
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
         self.stored_step = -1  # of the newest checkpoint that this process read or began to write
-        self.gate = DistillationGate(spec.role.gate, self.start) if spec.role.teacher else None
+        self.lead = TeacherLead(spec.role.gate, self.start, settled) if spec.role.teacher else None
         self.tokens = self.forwards = self.teacher_forwards = self.num_skipped = 0
         self.codes: tuple[str, ...] = (
             (spec.code,) if spec.code else ()
@@ -128,21 +130,22 @@ class RoleState:
     def is_distilling(self) -> bool:
         """Whether the next step distils: the gate is open and the step is a multiple of `period`."""
         is_due = (self.step - self.start) % self.role.period == 0
-        is_open = self.gate is not None and self.gate.is_open
+        is_open = self.lead is not None and self.lead.is_open
         return is_open and is_due and any(type(spec).needs_teacher for spec, _ in self._weighted().values())
 
     def _weighted(self) -> Mix:
         """All objectives that have a weight at the next step, with their weights."""
-        weights = {
-            name: (spec, spec.weight_at(self.step, self.start, self.end))
-            for name, spec in self.role.objective.items()
-        }
+        weights = {name: (spec, self._weight(spec)) for name, spec in self.role.objective.items()}
         return {name: (spec, weight) for name, (spec, weight) in weights.items() if weight}
+
+    def _weight(self, spec: ObjectiveSpec) -> float:
+        lead = self.lead.nats if self.lead is not None else 0.0
+        return spec.weight_at(self.step, self.start, self.end, lead)
 
     def weights_that_move(self) -> dict[str, float]:
         """The next step's weights of the objectives with a schedule."""
         return {
-            name: spec.weight_at(self.step, self.start, self.end)
+            name: self._weight(spec)
             for name, spec in self.role.objective.items()
             if not spec.schedule.is_constant
         }
@@ -278,7 +281,7 @@ class RoleState:
     def state(self) -> State:
         """Everything to checkpoint, under names independent of role and layout. Tensors are the live ones."""
         return self.weights.state() | {
-            "gate": self.gate.state() if self.gate is not None else {},
+            "lead": self.lead.state() if self.lead is not None else {},
             "counts": {
                 "tokens": self.tokens,
                 "forwards": self.forwards,
@@ -291,8 +294,8 @@ class RoleState:
 
     def restore(self, state: Nested, step: int) -> None:
         """Restore the values that loading a `state()` returned; its tensors were filled in place."""
-        if self.gate is not None:
-            self.gate.restore(state["gate"])
+        if self.lead is not None and "lead" in state:  # not in older checkpoints
+            self.lead.restore(state["lead"])
         counts = state["counts"]
         self.tokens, self.forwards = counts["tokens"], counts["forwards"]
         self.teacher_forwards, self.num_skipped = counts["teacher_forwards"], counts["num_skipped"]

@@ -71,7 +71,7 @@ class StepOutcome:
     objectives: dict[str, float]
     grad_norm: float
     lr: float = 0.0
-    gap: float | None = None  # the EMA that the gate compares, nats
+    lead: float | None = None  # the teacher's, averaged over steps, nats
     distilled: bool = False
     skipped: bool = False
     bad: Bad = ""
@@ -87,8 +87,8 @@ class StepOutcome:
         """
         result = {"loss": self.loss, "grad_norm": self.grad_norm, "lr": self.lr}
         result |= {metric_name(name): value for name, value in self.objectives.items()}
-        if self.gap is not None:
-            result |= {"gap": self.gap, "distilling": float(self.distilled)}
+        if self.lead is not None:
+            result |= {"lead": self.lead, "distilling": float(self.distilled)}
         result |= {f"objective/weight/{name}": weight for name, weight in self.weights.items()}
         result |= self.looks
         if not self.has_text:
@@ -258,11 +258,11 @@ def _update(member: RoleState, numbers: Numbers, sums: dict[str, Tensor]) -> Ste
         loss, norm, {metric_name(key): value for key, value in objectives.items()}
     )
     result.skipped = bool(result.bad)
-    if member.gate is not None and result.has_text:
-        gap = loss - numbers[(member.role.teacher, ALL)]
-        if is_finite(gap):
-            member.gate.observe(gap, member.step)
-        result.gap = member.gate.gap
+    if member.lead is not None and result.has_text:
+        lead = loss - numbers[(member.role.teacher, ALL)]
+        if is_finite(lead):
+            member.lead.observe(lead, member.step)
+        result.lead = member.lead.nats
     result.lr = member.update(norm, is_good=not result.skipped)
     if not result.skipped and member.role.trainable.kind == "full":  # else its base stays as it is
         member.weights.after_step(sums)

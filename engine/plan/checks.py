@@ -306,6 +306,8 @@ def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "r
         points = {start, end - 1}
         for key, spec in role.objective.items():
             spec.schedule.check(start, end, f"{place}objective.{key}.schedule")
+            if spec.schedule.follows_lead:
+                continue
             begin, after = spec.schedule.span(start, end)
             for point in (begin, after - 1):  # elsewhere, whatever moves is above 0
                 points |= {point - 1, point, point + 1}
@@ -313,11 +315,14 @@ def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "r
         is_gated = role.gate != "open"
         for step in sorted(point for point in points if start <= point < end):
             is_alone = is_gated or (step - start) % role.period  # it may have to learn without its teacher
+            # (what follows a lead counts for nothing here: there may be none)
             for specs in (role.objective.values(), own if is_alone else ()):
                 if specs and not any(spec.weight_at(step, start, end) for spec in specs):
                     which = " of its own" if specs is own else ""
                     raise ConfigError(
                         f"{place}objective",
                         f"at step {step} no objective{which} has a weight above 0",
-                        "leave one constant, or give schedule.last",
+                        "leave one constant, or give schedule.last; a lead may be 0"
+                        if any(spec.schedule.follows_lead for spec in specs)
+                        else "leave one constant, or give schedule.last",
                     )

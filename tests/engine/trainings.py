@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from atelier.engine.config.error import StoppedError
 from atelier.engine.config.metric import FOLDER, merge
 from atelier.engine.config.mixture import Stream, row_specs, streams
 from atelier.engine.config.model.gpt import GPT
@@ -36,6 +37,19 @@ from tests.forks import Rank, start
 
 VOCAB = 64
 ONE = Parallel(shard=1, threads=1, compile="none", device="cpu")
+
+
+class AfterSteps(StopRequest):
+    """Asks to stop when the loop has looked so many times: once a step."""
+
+    def __init__(self, folder: Path, num_steps: int) -> None:
+        super().__init__(folder)
+        self._left = num_steps
+
+    @property
+    def is_asked(self) -> bool:
+        self._left -= 1
+        return self._left < 0
 
 
 def artifact(folder: Path, kind: str, files: dict[str, bytes], **summary: Any) -> str:
@@ -173,6 +187,18 @@ class TrainingSetup:
         """Train in this process."""
         run = self.run_file(*trainings, layout=layout, **more)
         train_run(run, start_gang(layout), stop or StopRequest(Path(run.scratch)))
+
+    def train_in_pieces(self, training: Training, every: int) -> int:
+        """Stop the training after every so many steps and run it again, up to its end; returns how often it
+        was stopped.
+        """
+        for number in range(30):
+            try:
+                self.train(training, stop=AfterSteps(self.folder, every))
+                return number
+            except StoppedError:
+                pass
+        raise AssertionError("it does not get on")
 
     def output(self, name: str) -> Path:
         return self.folder / "outputs" / name

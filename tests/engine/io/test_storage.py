@@ -21,9 +21,8 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.io import storage
 from atelier.engine.io.storage import TEMPORARY, join
-from atelier.engine.loop.stop import StopRequest
 from tests.engine.checkpoint.ftp import serving
-from tests.engine.trainings import ONE, TrainingSetup, model, role, student, train
+from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, model, role, student, train
 from tests.forks import Rank
 
 ROLES: dict[str, Role] = {"teacher": role(shape=model(32, dropout=0.1)), "s": student()}
@@ -43,19 +42,6 @@ class Away(TrainingSetup):
     def segment(self, name: str, start: int, end: int, *, attempt: int = 1) -> SegmentAddress:
         here = super().segment(name, start, end, attempt=attempt)
         return here.model_copy(update={"url": join(self.url, name)})
-
-
-class AtStep(StopRequest):
-    """Asked to stop before a step of the clock."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        super().__init__(folder)
-        self._left = step
-
-    @property
-    def is_asked(self) -> bool:
-        self._left -= 1
-        return self._left < 0
 
 
 @pytest.fixture
@@ -99,7 +85,7 @@ def test_any_fsspec_url_holds_a_training_that_stops_resumes_and_ends_with_the_sa
     away = Away(tmp_path / "away", url)
     training_setup.train(training_setup.training(ROLES, how))
     with pytest.raises(StoppedError):
-        away.train(away.training(ROLES, how), stop=AtStep(tmp_path, 5))
+        away.train(away.training(ROLES, how), stop=AfterSteps(tmp_path, 5))
     capsys.readouterr()
     away.train(away.training(ROLES, how))
     assert said(capsys, "resumed") == [5]

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atelier.engine.config.error import AtelierError, StoppedError
-from atelier.engine.config.run_file import Training
+from atelier.engine.config.error import AtelierError
 from atelier.engine.config.train import Health, Train
 from atelier.engine.io.heartbeat import PULSE, Heartbeat, heartbeat_file, unpack
 from atelier.engine.loop.decisions import HealthDetector
@@ -18,7 +17,6 @@ from atelier.engine.loop.replica_check import digest
 from atelier.engine.loop.resume import resume_point
 from atelier.engine.loop.role_state import RoleState
 from atelier.engine.loop.step import RoleStep
-from atelier.engine.loop.stop import StopRequest
 from atelier.engine.loop.straggler import StragglerDetector
 from atelier.engine.parallel.gang import Gang
 from tests.engine.trainings import TrainingSetup, model, role, student, train
@@ -65,27 +63,6 @@ def marked(training_setup: TrainingSetup, name: str, mark: str) -> list[int]:
 def warnings(capsys: pytest.CaptureFixture[str]) -> list[str]:
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     return [line["warning"] for line in said if "warning" in line]
-
-
-class AfterSteps(StopRequest):
-    def __init__(self, training_setup: TrainingSetup, num_steps: int) -> None:
-        super().__init__(training_setup.folder)
-        self._left = num_steps
-
-    @property
-    def is_asked(self) -> bool:
-        self._left -= 1
-        return self._left < 0
-
-
-def stopped_and_again(training_setup: TrainingSetup, make: Training, every: int) -> int:
-    for number in range(30):
-        try:
-            training_setup.train(make, stop=AfterSteps(training_setup, every))
-            return number
-        except StoppedError:
-            pass
-    raise AssertionError("it does not get on")
 
 
 def assert_same(mine: TrainingSetup, its: TrainingSetup, *names: str) -> None:
@@ -159,7 +136,7 @@ def test_stopped_again_and_again_around_rollbacks_it_ends_with_the_same_bits(
     training_setup.train(training_setup.training(roles, settings))
     assert marked(training_setup, "teacher", "passed_over") == [8, 9, 10, 12, 13, 14]
     assert marked(training_setup, "s", "skipped") == [6], "step 12 was passed over with its teacher"
-    assert stopped_and_again(other, other.training(roles, settings), every) > 2
+    assert other.train_in_pieces(other.training(roles, settings), every) > 2
     assert_same(training_setup, other, *roles)
 
 
@@ -184,7 +161,7 @@ def test_a_student_of_a_replayed_teacher_that_rolled_back_learns_what_it_would_h
     digest_ = hashlib.sha256(training_setup.weights("teacher")).hexdigest()
     replayed = training_setup.member("teacher", DROPPING, 16, mode="replay", output=False, digest=digest_)
     again = training_setup.training({"teacher": replayed, "s": student(start=4)}, settings)
-    assert stopped_and_again(training_setup, again, 5) > 1
+    assert training_setup.train_in_pieces(again, 5) > 1
     assert training_setup.weights("s") == other.weights("s")
     assert training_setup.curve("s") == other.curve("s")
 

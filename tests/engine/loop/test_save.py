@@ -14,8 +14,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.io.storage import TEMPORARY
 from atelier.engine.loop.resume import checkpoints
 from atelier.engine.loop.save import Retention, held_out_loss
-from atelier.engine.loop.stop import StopRequest
-from tests.engine.trainings import TrainingSetup, role, student, train
+from tests.engine.trainings import AfterSteps, TrainingSetup, role, student, train
 
 STEPS = 24
 
@@ -23,19 +22,6 @@ STEPS = 24
 @pytest.fixture
 def training_setup(tmp_path: Path) -> TrainingSetup:
     return TrainingSetup(tmp_path)
-
-
-class AtStep(StopRequest):
-    """Asked to stop before a step of the clock."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        super().__init__(folder)
-        self._left = step
-
-    @property
-    def is_asked(self) -> bool:
-        self._left -= 1
-        return self._left < 0
 
 
 def losses(training_setup: TrainingSetup, name: str) -> dict[int, float]:
@@ -93,7 +79,7 @@ def test_the_best_are_known_again_after_a_resume_from_the_checkpoints_alone(
     how = train(STEPS, checkpoint_every=2, keep=1, keep_best=2)
     training = training_setup.training({"model": role(lr=0.3)}, how)
     with pytest.raises(StoppedError):
-        training_setup.train(training, stop=AtStep(training_setup.folder / "nowhere", 13))
+        training_setup.train(training, stop=AfterSteps(training_setup.folder / "nowhere", 13))
     shutil.rmtree(training_setup.folder / "trajectory" / "model" / "best")
     kept = training_setup.steps("model")
     training_setup.train(training)

@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
-from atelier.engine.loop.decisions import GATE_BETA, DistillationGate
+from atelier.engine.config.role import Role
+from atelier.engine.config.schedule import WeightSchedule
+from atelier.engine.config.train import Progressive
+from atelier.engine.loop.decisions import BETA, GATE_STEPS, Average, TeacherLead
 from tests.engine.trainings import TrainingSetup, model, role, student, train
 
 TEACHER = role(shape=model(32, dropout=0.1))
@@ -63,21 +67,26 @@ def test_a_control_starts_as_its_twin_and_a_closed_gate_keeps_them_alike(
     assert training_setup.summary("twin")["teacher_steps"] == []
 
 
-def test_a_gate_opens_with_the_step_after_its_gap_was_reached_and_stays_open(
+def test_a_gate_opens_with_the_step_after_its_lead_was_reached_and_stays_open(
     training_setup: TrainingSetup,
 ) -> None:
-    roles = {"teacher": role(48, lr=1e-2), "gated": student(8, lr=1e-4, gate=0.1)}
-    training_setup.train(training_setup.training(roles, train(12)))
+    roles = {"teacher": role(48, lr=1e-2), "gated": student(8, lr=1e-4, gate=0.8)}
+    training_setup.train(training_setup.training(roles, train(30)))
     lines = [line["values"] for line in training_setup.curve("gated")]
-    first = next(i for i, line in enumerate(lines) if line["gap"] >= 0.1)
-    assert 0 < first < 10
-    assert [line["distilling"] for line in lines] == [0.0] * (first + 1) + [1.0] * (11 - first)
+    teacher = [line["values"]["loss"] for line in training_setup.curve("teacher")]
+    lead, after = Average(), []
+    for line, other in list(zip(lines, teacher, strict=True))[2:]:  # after two steps of warm-up
+        lead.add(line["loss"] - other)
+        after.append(lead.value)
+    first = 2 + next(i for i, nats in enumerate(after) if nats >= 0.8)
+    assert GATE_STEPS < first < 20
+    assert [line["distilling"] for line in lines] == [0.0] * (first + 1) + [1.0] * (29 - first)
     assert training_setup.summary("gated")["gate_step"] == first + 1
-    assert training_setup.summary("gated")["teacher_steps"] == [first + 1, 11]
+    assert training_setup.summary("gated")["teacher_steps"] == [first + 1, 29]
     assert "objective/kd" not in lines[first] and "objective/kd" in lines[first + 1]
 
 
-def test_the_gap_is_the_bias_corrected_average_of_the_losses_differences(
+def test_the_lead_is_the_bias_corrected_average_of_the_losses_differences(
     training_setup: TrainingSetup,
 ) -> None:
     training_setup.train(
@@ -86,17 +95,73 @@ def test_the_gap_is_the_bias_corrected_average_of_the_losses_differences(
     teacher = {line["step"]: line["values"]["loss"] for line in training_setup.curve("teacher")}
     sum_ = 0.0
     for count, line in enumerate(training_setup.curve("s"), start=1):
-        sum_ = GATE_BETA * sum_ + (1 - GATE_BETA) * (line["values"]["loss"] - teacher[line["step"]])
-        assert line["values"]["gap"] == pytest.approx(sum_ / (1 - GATE_BETA**count), abs=1e-12)
+        sum_ = BETA * sum_ + (1 - BETA) * (line["values"]["loss"] - teacher[line["step"]])
+        assert line["values"]["lead"] == pytest.approx(sum_ / (1 - BETA**count), abs=1e-12)
 
 
 def test_a_gate_never_closes_again() -> None:
-    gate = DistillationGate(0.5, 0)
-    gate.observe(0.6, 0)
-    assert gate.opened == 1
-    for step in range(1, 200):
-        gate.observe(-5.0, step)
-    assert gate.is_open and gate.opened == 1 and gate.gap < 0
+    lead = TeacherLead(0.5, 0)
+    for step in range(GATE_STEPS):
+        assert not lead.is_open
+        lead.observe(0.6, step)
+    assert lead.opened == GATE_STEPS
+    for step in range(GATE_STEPS, 200):
+        lead.observe(-5.0, step)
+    assert lead.is_open and lead.opened == GATE_STEPS and lead.nats < 0
+
+
+def test_a_gate_does_not_open_on_what_the_warm_up_shows() -> None:
+    lead = TeacherLead(0.1, 0, settled=20)
+    for step in range(20):
+        lead.observe(3.0, step)
+    assert lead.nats > 2.9 and not lead.is_open
+    for step in range(20, 120):
+        lead.observe(0.05, step)
+    assert lead.nats > 0.1 and not lead.is_open  # the warm-up still weighs in the average of all steps
+    for step in range(120, 200):
+        lead.observe(0.3, step)
+    assert 120 < lead.opened < 160
+
+
+def test_a_gate_waits_for_the_warm_up_of_both(training_setup: TrainingSetup) -> None:
+    def warm(spec: Role, steps: int) -> Role:
+        schedule = spec.optim.schedule.model_copy(update={"warmup": steps})
+        return spec.model_copy(update={"optim": spec.optim.model_copy(update={"schedule": schedule})})
+
+    roles = {"teacher": warm(TEACHER, 5), "a": warm(student(), 3), "b": warm(student(start=4), 3)}
+    training = training_setup.training(roles, train(8))
+    assert [training.settled(name) for name in roles] == [5, 5, 7]
+    grown = training_setup.training(roles, train(8, progressive=Progressive(steps=6)))
+    assert [grown.settled(name) for name in roles] == [6, 6, 7]
+
+
+def test_a_weight_that_follows_the_lead_does_so_again_after_a_stop(
+    training_setup: TrainingSetup,
+) -> None:
+    """At 0 while the teacher is behind, in proportion to its lead, whole from `nats` on."""
+    follows = {
+        "lm": LM(weight=0.25),
+        "kd": Logits(weight=1.0, schedule=WeightSchedule(kind="lead", nats=0.4)),
+    }
+    roles = {
+        "teacher": role(48, lr=1e-2),
+        "ahead": role(8, teacher="teacher", lr=1e-4, objective=follows),
+        "behind": role(64, teacher="ahead", lr=1e-2, objective=follows),
+    }
+    training_setup.train(training_setup.training(roles, train(24)))
+    lines = [line["values"] for line in training_setup.curve("ahead")]
+    shares = [line["objective/weight/kd"] for line in lines]
+    before = [0.0, *(line["lead"] for line in lines[:-1])]
+    assert shares == [min(1.0, max(0.0, lead / 0.4)) for lead in before]
+    assert shares[0] == 0 and 0 < shares[3] < 1 and shares[-1] == 1
+    behind = [line["values"] for line in training_setup.curve("behind")]
+    assert behind[-1]["lead"] < 0 and behind[-1]["objective/weight/kd"] == 0
+    assert "objective/kd" not in behind[-1] and behind[-1]["distilling"] == 0
+    parts = TrainingSetup(training_setup.folder / "parts")
+    assert parts.train_in_pieces(parts.training(roles, train(24)), every=9) == 2
+    for name in roles:
+        assert parts.weights(name) == training_setup.weights(name)
+        assert parts.curve(name)[-1] == training_setup.curve(name)[-1]
 
 
 def test_a_gate_before_an_objective_of_its_own_is_refused(training_setup: TrainingSetup) -> None:
@@ -145,7 +210,7 @@ def test_a_frozen_teacher_teaches_without_moving_by_one_forward_a_micro_batch(
     kl = [line["values"]["objective/kd"] for line in training_setup.curve("a")]
     assert kl[-1] < 0.8 * kl[0]
     assert training_setup.summary("a")["eval_loss"] < training_setup.summary("control")["eval_loss"]
-    assert training_setup.summary("b")["gate_step"] == 1
+    assert training_setup.summary("b")["gate_step"] == 2 + GATE_STEPS  # after two steps of warm-up
 
 
 def test_a_student_that_leaves_or_comes_late_changes_nothing_for_the_others(tmp_path: Path) -> None:

@@ -13,14 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atelier.engine.config.error import AtelierError, DamageError, StoppedError
+from atelier.engine.config.error import AtelierError, DamageError
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, SegmentAddress, Training
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 from atelier.engine.config.train import Progressive, Train
-from atelier.engine.loop.stop import StopRequest
 from tests.engine.trainings import TrainingSetup, model, role, student, train
 
 WSD = Schedule(kind="wsd", warmup=2, decay=0.25)
@@ -83,32 +82,6 @@ def test_micro_batches_of_1_2_and_4_agree_to_1e_10_in_float64(tmp_path: Path) ->
             assert torch.allclose(weight, found[4][1][name], rtol=0, atol=1e-10)
 
 
-class AfterSteps(StopRequest):
-    """Asks to stop when the loop has looked so many times: once a step."""
-
-    def __init__(self, training_setup: TrainingSetup, num_steps: int) -> None:
-        super().__init__(training_setup.folder)
-        self._left = num_steps
-
-    @property
-    def is_asked(self) -> bool:
-        self._left -= 1
-        return self._left < 0
-
-
-def stopped_and_again(training_setup: TrainingSetup, make: Training, every: int) -> int:
-    """Stop the training after every so many steps and run it again, up to its end; returns how often it was
-    stopped.
-    """
-    for number in range(20):
-        try:
-            training_setup.train(make, stop=AfterSteps(training_setup, every))
-            return number
-        except StoppedError:
-            pass
-    raise AssertionError("it does not get on")
-
-
 def test_a_training_stopped_again_and_again_ends_with_the_bits_of_an_uninterrupted_one(
     training_setup: TrainingSetup, other: TrainingSetup
 ) -> None:
@@ -121,7 +94,7 @@ def test_a_training_stopped_again_and_again_ends_with_the_bits_of_an_uninterrupt
     }
     how = train(24)
     training_setup.train(training_setup.training(roles, how))
-    assert stopped_and_again(other, other.training(roles, how), every=5) == 4
+    assert other.train_in_pieces(other.training(roles, how), every=5) == 4
     for name in roles:
         assert other.weights(name) == training_setup.weights(name)
         assert other.curve(name) == training_setup.curve(name)
@@ -241,7 +214,7 @@ def test_a_student_added_later_is_taught_by_a_replay_that_resumes(
     digest = hashlib.sha256(training_setup.weights("teacher")).hexdigest()
     replayed = training_setup.member("teacher", spec, 16, mode="replay", output=False, digest=digest)
     again = training_setup.training({"teacher": replayed, "s": student(start=4)}, how)
-    assert stopped_and_again(training_setup, again, every=7) == 2
+    assert training_setup.train_in_pieces(again, every=7) == 2
     assert training_setup.curve("s") == other.curve("s")
     assert training_setup.weights("s") == other.weights("s")
 
@@ -381,7 +354,7 @@ def test_what_grows_is_the_same_however_often_it_was_stopped(
     training_setup: TrainingSetup, other: TrainingSetup
 ) -> None:
     training_setup.train(growing(training_setup, 12))
-    assert stopped_and_again(other, growing(other, 12), every=5) > 0
+    assert other.train_in_pieces(growing(other, 12), every=5) > 0
     for name in ("teacher", "s"):
         assert other.weights(name) == training_setup.weights(name)
         assert other.curve(name) == training_setup.curve(name)
