@@ -13,7 +13,6 @@ from atelier.engine.config.error import AtelierError
 from atelier.engine.config.train import Bad, Health
 
 BETA = 0.98  # of running averages over steps
-GATE_STEPS = 10  # that a gate sees before it may open
 
 
 @dataclass
@@ -68,7 +67,7 @@ class TeacherLead:
         if isinstance(self.threshold, str) or step < self.settled:
             return
         self.late.add(lead)
-        if not self.is_open and self.late.num_seen >= GATE_STEPS and self.late.value >= self.threshold:
+        if not self.is_open and self.late.value >= self.threshold:
             self.opened = step + 1
 
     def state(self) -> dict[str, Nested]:

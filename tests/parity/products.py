@@ -168,6 +168,9 @@ def optimiser(draw: Draw) -> OptimSpec:
 def moved(draw: Draw, objectives: Mapping[str, ObjectiveSpec]) -> dict[str, ObjectiveSpec]:
     """One of them, with a weight that moves."""
     name, spec = draw.choice(sorted(objectives.items()))
+    if type(spec).needs_teacher and draw.random() < 0.5:
+        follows = WeightSchedule(kind="lead", nats=draw.choice((0.001, 0.1, 2.0)))
+        return {name: spec.model_copy(update={"schedule": follows})}
     schedule = WeightSchedule(
         kind=draw.choice(("linear", "cosine")),
         first=draw.choice((1.0, 0.0)),

@@ -83,3 +83,20 @@ def test_a_longer_training_goes_on_from_the_trunk_before_a_weight_moves(tmp_path
     losses = [[line["values"]["loss"] for line in each] for each in (
         setup.curve("trunk") + setup.curve("long"), whole.curve("s"))]  # fmt: skip
     assert losses[0] == losses[1] and len(setup.curve("short")) == 6
+
+
+def test_a_weight_that_follows_a_lead_needs_a_teacher_a_number_and_something_else_to_optimise() -> None:
+    follows = WeightSchedule(kind="lead", nats=0.3)
+    with pytest.raises(ValueError, match=r"weight of objective lm follows a teacher's lead, but lm needs no"):
+        pupil(lm=LM(schedule=follows), kd=Logits())
+    for given in ({"kind": "lead"}, {"kind": "linear", "nats": 0.3}, {"nats": 0.3}):
+        with pytest.raises(ValueError, match=r"kind=lead needs it above 0|does not move"):
+            WeightSchedule(**given)
+    with pytest.raises(ValueError, match="has no steps; leave out all but nats"):
+        WeightSchedule(kind="lead", nats=0.3, begin=4)
+    check_schedules({"s": pupil(lm=LM(), kd=Logits(schedule=follows))}, train(STEPS))
+    with pytest.raises(ConfigError, match=r"at step 0 no objective.*give schedule\.last; a lead may be 0"):
+        check_schedules({"s": pupil(kd=Logits(schedule=follows))}, train(STEPS))
+    assert follows.as_identity() == {"kind": "lead", "nats": 0.3}
+    assert follows.branch_step(2, 12) == 12  # it does not depend on where training ends
+    assert [follows.factor(4, 2, 12, nats) for nats in (-1.0, 0.15, 1.0)] == [0.0, 0.5, 1.0]

@@ -10,7 +10,7 @@ from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.role import Role
 from atelier.engine.config.schedule import WeightSchedule
 from atelier.engine.config.train import Progressive
-from atelier.engine.loop.decisions import BETA, GATE_STEPS, Average, TeacherLead
+from atelier.engine.loop.decisions import BETA, Average, TeacherLead
 from tests.engine.trainings import TrainingSetup, model, role, student, train
 
 TEACHER = role(shape=model(32, dropout=0.1))
@@ -79,7 +79,7 @@ def test_a_gate_opens_with_the_step_after_its_lead_was_reached_and_stays_open(
         lead.add(line["loss"] - other)
         after.append(lead.value)
     first = 2 + next(i for i, nats in enumerate(after) if nats >= 0.8)
-    assert GATE_STEPS < first < 20
+    assert 5 < first < 20
     assert [line["distilling"] for line in lines] == [0.0] * (first + 1) + [1.0] * (29 - first)
     assert training_setup.summary("gated")["gate_step"] == first + 1
     assert training_setup.summary("gated")["teacher_steps"] == [first + 1, 29]
@@ -101,13 +101,11 @@ def test_the_lead_is_the_bias_corrected_average_of_the_losses_differences(
 
 def test_a_gate_never_closes_again() -> None:
     lead = TeacherLead(0.5, 0)
-    for step in range(GATE_STEPS):
-        assert not lead.is_open
-        lead.observe(0.6, step)
-    assert lead.opened == GATE_STEPS
-    for step in range(GATE_STEPS, 200):
+    lead.observe(0.6, 0)
+    assert lead.opened == 1
+    for step in range(1, 200):
         lead.observe(-5.0, step)
-    assert lead.is_open and lead.opened == GATE_STEPS and lead.nats < 0
+    assert lead.is_open and lead.opened == 1 and lead.nats < 0
 
 
 def test_a_gate_does_not_open_on_what_the_warm_up_shows() -> None:
@@ -210,7 +208,7 @@ def test_a_frozen_teacher_teaches_without_moving_by_one_forward_a_micro_batch(
     kl = [line["values"]["objective/kd"] for line in training_setup.curve("a")]
     assert kl[-1] < 0.8 * kl[0]
     assert training_setup.summary("a")["eval_loss"] < training_setup.summary("control")["eval_loss"]
-    assert training_setup.summary("b")["gate_step"] == 2 + GATE_STEPS  # after two steps of warm-up
+    assert training_setup.summary("b")["gate_step"] == 3  # after two steps of warm-up
 
 
 def test_a_student_that_leaves_or_comes_late_changes_nothing_for_the_others(tmp_path: Path) -> None:
