@@ -25,7 +25,7 @@ def curate(name: str, source: Source, data: Data) -> Reference:
     prefix = "data." if name == "main" else f"data.blend.{name}."
     product = Product(
         kind="corpus",
-        name=name,
+        name=source.title if name == "main" else name,
         version=VERSION,
         identity=identity | content,
         parents={},

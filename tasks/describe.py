@@ -12,7 +12,7 @@ VERSION = 1
 def describe(name: str, corpus: Reference) -> Reference:
     product = Product(
         kind="attributes",
-        name=name,
+        name=corpus.name,
         version=VERSION,
         identity={},
         parents={"corpus": corpus.fingerprint},

@@ -12,7 +12,7 @@ VERSION = 1
 def encode(name: str, corpus: Reference, tokenizer: Reference) -> Reference:
     product = Product(
         kind="tokens",
-        name=name,
+        name=corpus.name,
         version=VERSION,
         identity={},
         parents={"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint},

@@ -12,7 +12,7 @@ VERSION = 1
 def extract(name: str, corpus: Reference) -> Reference:
     product = Product(
         kind="triples",
-        name=name,
+        name=corpus.name,
         version=VERSION,
         identity={},
         parents={"corpus": corpus.fingerprint},

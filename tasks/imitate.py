@@ -20,7 +20,7 @@ def imitate(
     identity = settings.as_identity()
     product = Product(
         kind="imitations",
-        name=name,
+        name=tokens.name,
         version=VERSION,
         identity=identity,
         parents={role: reference.fingerprint for role, reference in parents.items()},

@@ -1,10 +1,12 @@
 """Specs of data: text sources, tokenizer, labelled examples, fine-tuning, scoring."""
 
+import re
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.error import printable
 from atelier.engine.config.registry import Optim
 from atelier.engine.config.role import Trainable
 
@@ -28,6 +30,17 @@ class Source(Spec):
         default="stop", description="at a broken line: stop, or skip and count it"
     )
     weight: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
+
+    @property
+    def title(self) -> str:
+        """What people call the text: stdlib, or the last part of the path that is no pattern, without its
+        ending.
+        """
+        if self.source.partition(":")[0] == "stdlib":
+            return "stdlib"
+        path = re.sub(r"^[\w+.-]+://|[?#].*$", "", self.source) if "://" in self.source else self.source
+        plain = [part for part in path.split("/") if part.strip(".") and not set(part) & set("*?[]{}")]
+        return printable(plain[-1].partition(".")[0] or plain[-1], 40) if plain else "text"
 
 
 class Data(Source):

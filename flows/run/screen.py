@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from atelier.engine.config.error import printable
 from atelier.engine.config.message import Message
 
-EVERY_S = 5.0
+EVERY_S = 10.0  # between lines about progress where there is no terminal
 
 
 class Screen:
@@ -22,7 +22,8 @@ class Screen:
         self.console = console or Console(file=sys.stdout, highlight=False)
         self._lock = threading.Lock()
         self._bars: dict[str, TaskID] = {}
-        self._spoke: dict[str, float] = {}
+        self._at: dict[str, str] = {}  # the progress of each running node, in words
+        self._spoke = 0.0
         self._began: dict[str, float] = {}
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -79,6 +80,7 @@ class Screen:
             if not self.is_live:
                 self.line(f"> {node}")
             return
+        self._at.pop(node, None)
         if self.is_live and node in self._bars:
             self._progress.remove_task(self._bars.pop(node))
         took = f"{time.monotonic() - self._began[node]:.1f} s" if node in self._began else ""
@@ -98,12 +100,13 @@ class Screen:
                 self._bars[node] = self._progress.add_task(node, total=total, detail="")
             self._progress.update(self._bars[node], completed=done, total=total, detail=detail)
             return
+        rate = message.get("rate") or 0
+        left = f", {(total - done) / rate:.0f} s left" if rate else ""
+        self._at[node] = f"{node}: {done}/{total} {message.get('unit', '')}{left}  {detail}".rstrip()
         now = time.monotonic()
-        if now - self._spoke.get(node, 0.0) >= EVERY_S:
-            self._spoke[node] = now
-            rate = message.get("rate") or 0
-            left = f", {(total - done) / rate:.0f} s left" if rate else ""
-            self.line(f"  {node}: {done}/{total} {message.get('unit', '')}{left}  {detail}".rstrip())
+        if now - self._spoke >= EVERY_S:
+            self._spoke = now
+            self.line(f"  {' | '.join(list(self._at.values()))}")
 
 
 def _said(node: str, text: str) -> str:

@@ -69,7 +69,7 @@ def test_a_record_damaged_in_its_log_too_is_named(command_store: CommandStore) -
     record = folder / "record.json"
     [entry] = [path for path in (folder / "log").iterdir() if '"publish"' in path.read_text()]
     for path in (record, entry):
-        path.write_text(path.read_text().replace('"name": "main"', '"name": "mair"'))
+        path.write_text(path.read_text().replace('"name": "stdlib"', '"name": "stdlyb"'))
     code, _, err = command_store.finish()
     assert code == 1 and str(folder) in err and WAY_OUT in err and "Traceback" not in err, err
 
