@@ -70,7 +70,7 @@ class TeacherLead:
         if not self.is_open and self.late.value >= self.threshold:
             self.opened = step + 1
 
-    def state(self) -> dict[str, Nested]:
+    def state(self) -> dict[str, dict[str, float | int] | int]:
         return {"all": self.all.state(), "late": self.late.state(), "opened": self.opened}
 
     def restore(self, state: Nested) -> None:

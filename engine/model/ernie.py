@@ -140,7 +140,7 @@ class ErnieDecoder(Decoder):
         for name in NETS:
             for path in inside:
                 found[f"{name}.{path}"] = found[path]
-            found |= {f"{name}.{path}": "tokens" for path in ("enter", "norm_inside", "leave")}
+            found[f"{name}.enter"] = found[f"{name}.norm_inside"] = found[f"{name}.leave"] = "tokens"
         found["prompts"] = "tokens"
         return found
 

@@ -51,7 +51,7 @@ def run(flow: str, parameters: JsonObject) -> State:
         log.error(text)
         return Failed(message=text)
     with suppress(Exception), get_client(sync_client=True) as client:  # a name is only for display
-        client.set_flow_run_name(UUID(str(flow_run.id)), run_id_of())
+        client.set_flow_run_name(UUID(str(flow_run.id)), frozen.title(run_id_of()))
     command = shlex.join(["atelier", flow, *frozen.overrides])
     log.info("%s   store %s", command, store.root)
     outcome = _run(frozen, plan, store, command, str(parameters.get("code") or ""), sweep)
@@ -101,7 +101,7 @@ def _run(frozen: Frozen, plan: Plan, store: Store, command: str, code: str, swee
 
 
 def run_id_of() -> str:
-    """The run's name in store and MLflow; a retried Prefect run keeps it."""
+    """The run's id in store and MLflow; a retried Prefect run keeps it."""
     moment = flow_run.scheduled_start_time or datetime.now(UTC)
     return f"{moment:%Y%m%d-%H%M%S}-{str(flow_run.id)[:6]}"
 

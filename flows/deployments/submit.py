@@ -10,7 +10,7 @@ from atelier.engine.config.error import AtelierError, ConfigError, StoppedError
 from atelier.flows.deployments.cancellation import end_of
 from atelier.flows.deployments.live import left_s, read_live
 from atelier.flows.deployments.progress_page import amount_text, time_text
-from atelier.flows.run.compose import Frozen
+from atelier.flows.run.compose import Frozen, run_of
 from atelier.flows.run.overrides import check_overrides
 from atelier.infra.code.frozen import freeze
 from atelier.infra.stack import prefect_api
@@ -87,7 +87,9 @@ def _until_end(run_id: str, store: Store, say: Callable[[str], None]) -> FlowRun
 
 
 def _say_live(store: Store, run: FlowRun, say: Callable[[str], None]) -> None:
-    for node, now in sorted(read_live(store.root, str(run.name)).items()):  # the parent names its run so
+    for node, now in sorted(
+        read_live(store.root, run_of(str(run.name))).items()
+    ):  # the parent gives it a title
         if "total" in now and now.get("state") == "running":
             left = time_text(left_s(now))
             say(f"  {node}: {amount_text(now)}, {left} left")

@@ -10,7 +10,7 @@ from typing import cast
 from atelier.engine.config.base import Given, Json, JsonObject, Spec, parse
 from atelier.engine.config.data import Score
 from atelier.engine.config.document import section_of
-from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.error import ConfigError, nearest, printable
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
@@ -30,6 +30,8 @@ _lock = threading.Lock()  # Hydra's global state allows one composition at a tim
 KEY = re.compile(r"^(?P<mark>\+{0,2}|~)(?P<key>[^=@~+]+)(?P<package>@[^=]+)?(?P<rest>=.*)?$", re.DOTALL)
 CALL = re.compile(r"^\w+\(.*\)$", re.DOTALL)
 SETTINGS = ("pool", "tracker", "resume")
+WHERE = ("pool", "site", "tracker")  # choices that say nothing of what is computed
+BEFORE_ID, LONGEST_TITLE = " · ", 90
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,29 @@ class Frozen:
         }
         return {**arguments, **({"companions": self.companions} if self.companions else {})}
 
+    def title(self, run_id: str) -> str:
+        """What people see in a list of runs: the flow, its experiment, what else was given; the run's id last
+        (`run_of` finds it there).
+        """
+        pairs = [text.lstrip("+").partition("=") for text in self.overrides]
+        given = {key: value for key, _, value in pairs}
+        experiment, more = given.pop("experiment", ""), list[str]()
+        for key, value in given.items():
+            if key not in WHERE:
+                name = ".".join(key.split(".")[-2:])
+                more.append(f"{name}={value}" if value else name)
+        words = f"{self.flow} {experiment}".strip() + (f": {', '.join(more)}" if more else "")
+        return f"{printable(words, LONGEST_TITLE)}{BEFORE_ID}{run_id}"
+
     @property
     def roles(self) -> dict[str, Role]:
         """The roles of a flow that has any."""
         return getattr(self.arguments, "roles", None) or {}
+
+
+def run_of(title: str) -> str:
+    """The id of the run that `Frozen.title` names."""
+    return title.rpartition(BEFORE_ID)[2]
 
 
 def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Frozen:

@@ -230,6 +230,7 @@ def open_context(
         command=command,
         run_id=run_id,
         config=frozen.document,
+        title=frozen.title(run_id),
         sweep=sweep,
     )
     return RunContext(
@@ -287,7 +288,10 @@ def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: 
     runner: Any = ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE)  # Prefect's types ask for another's futures
 
     @prefect.flow(
-        name=frozen.flow, flow_run_name=outcome.run_id, task_runner=runner, validate_parameters=False
+        name=frozen.flow,
+        flow_run_name=frozen.title(outcome.run_id),
+        task_runner=runner,
+        validate_parameters=False,
     )
     def dag(config: dict[str, Any]) -> None:  # Prefect makes a schema of it
         inside()

@@ -15,6 +15,7 @@ class RunAbout(TypedDict):
     command: str
     run_id: str
     config: JsonObject
+    title: NotRequired[str]
     sweep: NotRequired[str]
     is_part: NotRequired[bool]
     tags: NotRequired[Mapping[str, str]]
@@ -22,12 +23,15 @@ class RunAbout(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """A flow run to track. `is_part`: another process begins and ends the flow's MLflow run."""
+    """A flow run to track. `is_part`: another process begins and ends the flow's MLflow run. `title`: what
+    people see in a list of runs; empty = its id.
+    """
 
     flow: str
     command: str
     run_id: str
     config: JsonObject
+    title: str = ""
     sweep: str = ""
     is_part: bool = False
     tags: dict[str, str] = field(default_factory=dict)

@@ -66,7 +66,7 @@ class RunWriter:
             "atelier.holder": json.dumps(vars(me)),
         }
         if found is None:
-            self.flow_run = backend.new_run(self.experiment, about.run_id, tags)
+            self.flow_run = backend.new_run(self.experiment, about.title or about.run_id, tags)
         else:
             self.flow_run = found.info.run_id
             backend.reopen(self.flow_run)

@@ -100,7 +100,10 @@ class Ernie(Blocks):
         net = self.net(name)
         if net is None:
             return {}
-        found = {"enter.weight": (net.hidden, self.hidden), "leave.weight": (self.hidden, net.hidden)}
+        found: dict[str, tuple[int, ...]] = {
+            "enter.weight": (net.hidden, self.hidden),
+            "leave.weight": (self.hidden, net.hidden),
+        }
         for weight, shape in net.shapes().items():
             if weight.startswith("norm."):
                 found[f"norm_inside.{weight.removeprefix('norm.')}"] = shape
