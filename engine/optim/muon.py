@@ -9,6 +9,7 @@ from torch.optim.adamw import adamw
 from atelier.engine.config.optim.muon import Muon
 from atelier.engine.model.placement import by_mesh, has_half, like, whole
 
+INSIDE = ("blocks.", ".enter.", ".leave.")  # in the names of matrices between hidden states
 ParameterGroup = dict[str, list[Tensor] | bool | float]  # as torch takes it
 
 # Quintic coefficients of K. Jordan's Muon: steep at zero, singular values end between about 0.7 and 1.2.
@@ -16,9 +17,11 @@ A, B, C = 3.4445, -4.7750, 2.0315
 
 
 def build(spec: Muon, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
-    """Muon for matrices in blocks, AdamW with decay for other matrices, AdamW without decay for vectors."""
+    """Muon for matrices in blocks and around task nets, AdamW with decay for other matrices, AdamW without
+    decay for vectors.
+    """
     chosen = list({id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values())
-    inside = [p for name, p in chosen if "blocks." in name and p.dim() == 2]
+    inside = [p for name, p in chosen if any(word in name for word in INSIDE) and p.dim() == 2]
     taken = {id(p) for p in inside}
     outside = [p for _, p in chosen if p.dim() >= 2 and id(p) not in taken]
     vectors = [p for _, p in chosen if p.dim() < 2]

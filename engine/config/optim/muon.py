@@ -1,5 +1,5 @@
-"""Muon (K. Jordan et al. 2024, 2502.16982) on the matrices inside blocks, AdamW on embeddings, heads and
-vectors.
+"""Muon (K. Jordan et al. 2024, 2502.16982) on the matrices inside blocks and around task nets, AdamW on
+embeddings, heads and vectors.
 """
 
 from typing import Literal

@@ -2,6 +2,7 @@
 
 import torch
 
+from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.optim.muon import Muon
 from atelier.engine.optim.load import build, set_lr
@@ -42,6 +43,18 @@ def test_embeddings_and_vectors_move_as_under_adamw() -> None:
     for name in ("embed.weight", "norm.weight"):
         assert torch.equal(ours[name], theirs[name])
     assert not torch.equal(ours["blocks.0.mlp.up.weight"], theirs["blocks.0.mlp.up.weight"])
+
+
+def test_the_matrices_between_hidden_states_are_muons_and_no_others() -> None:
+    spec = Ernie(
+        num_layers=1, hidden=8, num_heads=2, vocab=20, prompts=3, classes={"topic": 2}, nlg=Net(num_layers=1)
+    )
+    named = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in spec.shapes().items()}
+    groups = build(Muon(lr=0.01), list(named.items())).param_groups
+    mine = {id(weight) for group in groups if group["is_muon"] for weight in group["params"]}
+    left = {name for name, weight in named.items() if weight.dim() == 2 and id(weight) not in mine}
+    assert left == {"embed.weight", "prompts.weight", "classes.topic.weight"}
+    assert {"nlg.enter.weight", "nlg.leave.weight"} <= {name for name in named if id(named[name]) in mine}
 
 
 def test_both_learning_rates_follow_the_schedule_in_proportion() -> None:
