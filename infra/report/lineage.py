@@ -28,6 +28,7 @@ NUMBERS = (
     "vocab",
 )
 ENDS = ("scores", "report", "registration")
+TEXT = ("corpus", "tokenizer", "tokens", "triples", "attributes", "labels")
 SIBLINGS = 4  # shown of one family in a brief graph
 
 
@@ -78,10 +79,10 @@ class Graph:
         return Graph(focus=self.focus, nodes=kept, edges=edges).brief()
 
     def brief(self) -> "Graph":
-        """A graph for display: without scores, reports and registrations; of many siblings without children
-        only the first few and the number of the others.
+        """A graph for display: without scores, reports and registrations, text in one box; of many siblings
+        without children only the first few and the number of the others.
         """
-        graph = self.only({node.kind for node in self.nodes.values()} - set(ENDS))
+        graph = self.only({node.kind for node in self.nodes.values()} - set(ENDS)).folded()
         groups: dict[tuple[str, ...], list[str]] = {}
         for fp, node in graph.nodes.items():
             if fp != graph.focus and graph.parents(fp) and not graph.children(fp):
@@ -98,6 +99,31 @@ class Graph:
                 nodes = {fp: node for fp, node in nodes.items() if fp not in others}
         edges = tuple(edge for edge in graph.edges if edge.parent in nodes and edge.child in nodes)
         return Graph(focus=graph.focus, nodes=nodes, edges=edges)
+
+    def folded(self) -> "Graph":
+        """A graph for display: artifacts of text that come from each other (corpora, their tokenizer, tokens,
+        triples ...) as one node of kind "text". Unchanged where the focus is one of them.
+        """
+        if self.nodes[self.focus].kind in TEXT:
+            return self
+        groups: list[set[str]] = []
+        for fp in (fp for fp, node in self.nodes.items() if node.kind in TEXT):
+            mine = {fp, *(edge.parent for edge in self.parents(fp)), *(e.child for e in self.children(fp))}
+            mine = {one for one in mine if self.nodes[one].kind in TEXT}
+            touched = [group for group in groups if group & mine]
+            groups = [group for group in groups if group not in touched] + [mine.union(*touched)]
+        nodes, box = dict(self.nodes), {fp: fp for fp in self.nodes}
+        for group in (group for group in groups if len(group) > 1):
+            one = _text_of([self.nodes[fp] for fp in sorted(group)])
+            nodes = {fp: node for fp, node in nodes.items() if fp not in group} | {one.fingerprint: one}
+            box |= dict.fromkeys(group, one.fingerprint)
+        edges: dict[tuple[str, str], Edge] = {}
+        for edge in self.edges:
+            parent, child = box[edge.parent], box[edge.child]
+            if parent != child:
+                label = "text" if nodes[parent].kind == "text" else edge.label
+                edges.setdefault((parent, child), Edge(parent, child, label))
+        return Graph(focus=self.focus, nodes=nodes, edges=tuple(edges.values()))
 
     def parents(self, fingerprint: str) -> list[Edge]:
         return [edge for edge in self.edges if edge.child == fingerprint]
@@ -189,6 +215,21 @@ class Index:
         """The model of the trajectory that `model` learned from."""
         trajectory = model.parents.get("teacher", "")
         return self.model_of(trajectory, model) if trajectory else None
+
+
+def _text_of(nodes: list[LineageNode]) -> LineageNode:
+    """One node for corpora and what was made of them: their names, documents, tokens and vocabulary."""
+    corpora = [node for node in nodes if node.kind == "corpus"] or nodes
+    found = {
+        key: sum(node.numbers.get(key, 0) for node in nodes if node.kind == kind)
+        for key, kind in (("documents", "corpus"), ("tokens", "tokens"), ("vocab", "tokenizer"))
+    }
+    return LineageNode(
+        fingerprint=corpora[0].fingerprint,
+        kind="text",
+        name=", ".join(dict.fromkeys(node.name for node in corpora)),
+        numbers={key: number for key, number in found.items() if number},
+    )
 
 
 def find_trajectory(store: Store, fingerprint: str) -> Record | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from atelier.infra.report.lineage import ENDS, Edge, Graph, LineageNode
 
 COLOURS = {  # kind -> (light fill, light line, dark fill, dark line); the box names the kind, too
+    "text": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "corpus": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "tokenizer": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "tokens": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),

@@ -195,8 +195,12 @@ def test_a_brief_picture_has_no_scores_and_counts_what_it_leaves_out(tmp_path: P
         made.shelf.model(f"pupil_{number}", segment, teaching, step=9)
     names = [node.name for node in lineage(made.shelf.store, "teacher").brief().nodes.values()]
     assert sorted(name for name in names if "pupil" in name) == ["pupil_0", "pupil_1", "pupil_2"]
-    assert "and 7 more" in names and {"student_a", "student_b", "stdlib", "bpe"} <= set(names)
+    assert "and 7 more" in names and {"student_a", "student_b", "stdlib"} <= set(names)
     near = lineage(made.shelf.store, "student_a").near()
-    assert {node.kind for node in near.nodes.values()} == {"corpus", "tokenizer", "tokens", "model"}
+    assert sorted(node.kind for node in near.nodes.values()) == ["model", "model", "text"]
+    [text] = [node for node in near.nodes.values() if node.kind == "text"]
+    assert text.name == "stdlib" and text.fingerprint == made["corpus"].fingerprint
+    assert text.numbers == {"documents": 714, "tokens": 2_800_000, "vocab": 4096}
+    assert {edge.label for edge in near.edges} == {"text", "teacher @ steps 101-400"}
     above = lineage(made.shelf.store, made["corpus"].fingerprint).near()
     assert {node.kind for node in above.nodes.values()} == {"corpus", "tokenizer", "tokens"}
