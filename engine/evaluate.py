@@ -40,7 +40,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.examples import Examples
-from atelier.engine.data.ngram import gzip_bits, trigram_bits, xz_bits
+from atelier.engine.data.ngram import gzip_bits, shuffled, trigram_bits, xz_bits
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.generator import TOKENIZER, Generator, check_vocabulary
@@ -63,6 +63,7 @@ SCORES, BASELINES = "scores.json", "baselines"
 SAMPLE = Sampling(max_tokens=120, temperature=0.8, top_p=1.0, seed=0)
 EXAMPLES_SEED = 0  # every model of every run gets the same test examples
 UNCUT = 1 << 30
+TRIGRAM_FROM = 16  # 2^16 tokens of training text are the fewest that it learns from
 TRIGRAM_TOKENS = 20_000_000  # of training text that the trigram learns from: its tables are in memory
 
 
@@ -253,19 +254,24 @@ def counts(text: HeldOutText) -> dict[str, int]:
 def baselines(
     text: HeldOutText, vocabulary: Vocabulary, tokens: ArtifactInput, scratch: Path
 ) -> dict[str, Json]:
-    """Scores that need no model, in bits per byte; the trigram too is charged ln V for first tokens."""
+    """Scores that need no model, in bits per byte; the trigram too is charged ln V for first tokens. It also
+    learns from 2^16, 2^17 ... tokens of shuffled documents, beside models that have read as many.
+    """
     raw = vocabulary.bytes_of(text.tokens_N)
     dtype = token_dtype(vocabulary.size)
     train_N = np.fromfile(tokens.file("train.bin", scratch), dtype=dtype, count=TRIGRAM_TOKENS)
-    trigram = trigram_bits(
-        train_N, text.tokens_N, vocab=vocabulary.size, end=vocabulary.end_id, num_bytes=text.num_bytes
-    )
+    how = {"vocab": vocabulary.size, "end": vocabulary.end_id, "num_bytes": text.num_bytes}
     first = len(text.ends_D) * math.log2(vocabulary.size) / text.num_bytes
+    sizes = [2**power for power in range(TRIGRAM_FROM, 40) if 2**power < len(train_N)]
+    some_N = shuffled(train_N, vocabulary.end_id)
+    found = {size: trigram_bits(some_N[:size], text.tokens_N, **how) + first for size in sizes}
+    whole = trigram_bits(train_N, text.tokens_N, **how) + first
     return {
         "gzip": gzip_bits(raw),
         "xz": xz_bits(raw),
-        "trigram": trigram + first,
+        "trigram": whole,
         "trigram_tokens": len(train_N),
+        "trigram_by_tokens": {str(size): bits for size, bits in found.items()},
     } | counts(text)
 
 

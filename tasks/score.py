@@ -14,6 +14,7 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 
 VERSION = 1
+BASELINES = 2  # version of the baselines: with the trigram of few tokens
 
 
 def score(
@@ -41,7 +42,7 @@ def score(
         products["baselines"] = Product(
             kind="scores",
             name="baselines",
-            version=VERSION,
+            version=BASELINES,
             identity={"max_tokens": settings.max_tokens},
             parents={"tokens": tokens.fingerprint},
             origin={"max_tokens": "score.max_tokens"},

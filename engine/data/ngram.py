@@ -24,6 +24,14 @@ def xz_bits(text: bytes) -> float:
     return 8.0 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / len(text)
 
 
+def shuffled(tokens_N: np.ndarray, end: int) -> np.ndarray:
+    """The same documents in a random order, always the same one."""
+    ends_D = np.flatnonzero(tokens_N == end) + 1
+    documents = np.split(tokens_N, ends_D)
+    order = np.random.default_rng(0).permutation(len(documents))
+    return np.concatenate([documents[place] for place in order])
+
+
 def trigram_bits(
     train_N: np.ndarray, held_out_N: np.ndarray, *, vocab: int, end: int, num_bytes: int
 ) -> float:

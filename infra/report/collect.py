@@ -2,6 +2,7 @@
 infra/report/render.py renders it.
 """
 
+import itertools
 import math
 import tempfile
 from pathlib import Path
@@ -106,7 +107,8 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         for key in found
         if "bits_per_byte" in scores.get(key, NONE)
     ]
-    rows += _baseline_rows(scores.get("baselines", NONE))
+    read = next((row["tokens"] for row in rows if row["kind"] in ("teacher", "model")), None)
+    rows += _baseline_rows(scores.get("baselines", NONE), read)
     rows += [_asked_row(key, score) for key, score in scores.items() if key.endswith(ASKED)]
     rows += _tuned_rows(found, scores)
     curves = {
@@ -143,6 +145,8 @@ class Scores(TypedDict):
     gzip: float
     xz: float
     trigram: float
+    trigram_tokens: int
+    trigram_by_tokens: dict[str, float]
 
 
 NONE = cast(Scores, {})
@@ -190,17 +194,33 @@ def _text_row(
     return row
 
 
-def _baseline_rows(baselines: Scores) -> list[ReportRow]:
+def _baseline_rows(baselines: Scores, read: int | None) -> list[ReportRow]:
+    """`read`: the tokens that the teacher has seen."""
     found = {
         "gzip -9": baselines.get("gzip"),
         "xz -9e": baselines.get("xz"),
         "interpolated trigram": baselines.get("trigram"),
     }
+    if read and read < baselines.get("trigram_tokens", 0):
+        found["trigram of the teacher's tokens"] = _trigram_of(baselines, read)
     return [
         {"name": name, "kind": "baseline", "bits_per_byte": value}
         for name, value in found.items()
         if value is not None
     ]
+
+
+def _trigram_of(baselines: Scores, read: int) -> float | None:
+    """Bits per byte of the trigram that has learned from `read` tokens: between the measured sizes along a
+    line over the logarithm of their number; None below the smallest.
+    """
+    known = {int(size): bits for size, bits in baselines.get("trigram_by_tokens", {}).items()}
+    known = sorted((known | {baselines["trigram_tokens"]: baselines["trigram"]}).items())
+    for (few, worse), (many, better) in itertools.pairwise(known):
+        if few <= read <= many:
+            share = math.log(read / few) / math.log(many / few)
+            return worse + share * (better - worse)
+    return None
 
 
 def _asked_row(key: str, score: Scores) -> ReportRow:

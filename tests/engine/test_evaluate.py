@@ -232,6 +232,14 @@ def test_baselines_compress_the_same_documents(study):
     assert scores["baselines"]["trigram"] > first
 
 
+def test_the_trigram_also_learns_from_fewer_tokens(study, monkeypatch):
+    monkeypatch.setattr("atelier.engine.evaluate.TRIGRAM_FROM", 9)
+    scores = scored(study, asked(study, labels=False), study.model(), "baselines")["baselines"]
+    by_tokens = {int(size): bits for size, bits in scores["trigram_by_tokens"].items()}
+    assert min(by_tokens) == 512 and max(by_tokens) < scores["trigram_tokens"]
+    assert len({*by_tokens.values(), scores["trigram"]}) == len(by_tokens) + 1
+
+
 def test_only_what_has_an_output_is_scored_and_an_output_without_target_is_refused(study):
     config = asked(study, labels=False)
     config["targets"]["two"] = {"text": True, "labels": True}  # its model is not even given

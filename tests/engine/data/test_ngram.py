@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from atelier.engine.data.ngram import _Counts, _fit, _mixed, gzip_bits, trigram_bits, xz_bits
+from atelier.engine.data.ngram import _Counts, _fit, _mixed, gzip_bits, shuffled, trigram_bits, xz_bits
 
 V = 12
 
@@ -80,3 +80,12 @@ def test_compressors_report_bits_per_byte_of_the_text_alone():
     assert gzip_bits(text) == 8 * len(gzip.compress(text, 9)) / 20_000
     assert xz_bits(text) == 8 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / 20_000
     assert 3.0 < gzip_bits(text) < 3.8 and 3.0 < xz_bits(text) < 3.8
+
+
+def test_shuffled_documents_are_the_same_documents() -> None:
+    tokens_N = np.array([1, 2, 0, 3, 0, 4, 5, 6, 0, 7])
+    mixed_N = shuffled(tokens_N, end=0)
+    assert sorted(mixed_N) == sorted(tokens_N) and not np.array_equal(mixed_N, tokens_N)
+    parts = {tuple(part) for part in np.split(mixed_N, np.flatnonzero(mixed_N == 0) + 1)}
+    assert {(1, 2, 0), (3, 0), (4, 5, 6, 0)} & parts
+    assert np.array_equal(mixed_N, shuffled(tokens_N, end=0))

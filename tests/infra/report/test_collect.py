@@ -1,0 +1,32 @@
+"""Rows of a report."""
+
+from typing import cast
+
+import pytest
+
+from atelier.infra.report.collect import Scores, _baseline_rows
+
+KNOWN = cast(
+    Scores,
+    {
+        "gzip": 2.5, "xz": 1.9, "trigram": 1.6, "trigram_tokens": 400_000,
+        "trigram_by_tokens": {"65536": 2.2, "131072": 2.0, "262144": 1.8},
+    },
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("read", "bits"),
+    [(131_072, 2.0), (185_364, 1.9), (400_000, None), (10**7, None), (1000, None), (None, None)],
+)
+def test_the_trigram_is_also_shown_with_as_many_tokens_as_the_teacher_read(
+    read: int | None, bits: float | None
+) -> None:
+    found = {row["name"]: row.get("bits_per_byte") for row in _baseline_rows(KNOWN, read)}
+    assert found["interpolated trigram"] == 1.6
+    assert found.get("trigram of the teacher's tokens") == (pytest.approx(bits, abs=1e-4) if bits else None)
+
+
+def test_baselines_of_an_earlier_version_have_the_whole_trigram_only() -> None:
+    old = cast(Scores, {"trigram": 1.6, "trigram_tokens": 400_000})
+    assert [row["name"] for row in _baseline_rows(old, 300_000)] == ["interpolated trigram"]
