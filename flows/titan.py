@@ -51,7 +51,7 @@ def titan(
     begun = beginnings({**roles, **companions}, text.tokenizer)
     first: dict[str, Reference] = {}
     if ahead.role:
-        lone = {ahead.role: before_all(ahead.role, roles)}
+        lone = {ahead.role: before_all(ahead, roles)}
         settings = train.model_copy(update={"steps": ahead.steps, "tokens": 0.0})
         how = {"settings": settings, "name": "train.ahead", "labels": {ahead.role: f"{ahead.role}-ahead"}}
         how["inits"] = {name: begun[name] for name in lone if name in begun}
@@ -116,16 +116,24 @@ def last(roles: dict[str, Role]) -> set[str]:
     return set(roles) - {role.teacher for role in roles.values()}
 
 
-def before_all(name: str, roles: dict[str, Role]) -> Role:
+def before_all(ahead: Ahead, roles: dict[str, Role]) -> Role:
     """The role as it is trained alone, before there is a teacher or an imitation. Raises ConfigError for an
-    unknown role.
+    unknown role, and for an objective that needs one of these.
     """
+    name = ahead.role
     if name not in roles:
         near = nearest(name, roles)
         raise ConfigError("ahead.role", f"there is no role {name!r}", f"did you mean {near}?" if near else "")
+    for key, spec in ahead.objective.items():
+        if type(spec).needs_teacher or type(spec).source == "imitations":
+            what = "a teacher" if type(spec).needs_teacher else "imitations"
+            raise ConfigError(
+                f"ahead.objective.{key}", f"{spec.kind} needs {what}: there is none yet", "leave it out"
+            )
     role = alone(name, roles[name])
     own = {key: constant(spec) for key, spec in role.objective.items() if type(spec).source != "imitations"}
-    return role.model_copy(update={"objective": own or {"lm": LM()}, "start": 0, "end": 0})
+    chosen = ahead.objective or own or {"lm": LM()}
+    return role.model_copy(update={"objective": chosen, "start": 0, "end": 0})
 
 
 def generator(first: dict[str, Reference]) -> Reference:

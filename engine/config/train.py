@@ -10,6 +10,7 @@ from pydantic.config import JsonDict
 
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.registry import Objective
 
 HEALTH_LAYOUT: JsonDict = {"layout": True}
 Bad = Literal["", "nan", "spike"]
@@ -157,6 +158,13 @@ class Ahead(Spec):
         default="", description="the role that is trained alone first and goes on from there; empty = none"
     )
     steps: int = Field(default=0, ge=0, description="steps that it is trained alone")
+    objective: dict[str, Objective] = Field(
+        default={},
+        description=(
+            "what it optimises alone; empty = of its own objectives those that need neither a teacher nor"
+            " imitations"
+        ),
+    )
 
     @model_validator(mode="after")
     def _both(self) -> "Ahead":
