@@ -107,7 +107,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         for key in found
         if "bits_per_byte" in scores.get(key, NONE)
     ]
-    read = next((row["tokens"] for row in rows if row["kind"] in ("teacher", "model")), None)
+    read = next((row.get("tokens") for row in rows if row["kind"] in ("teacher", "model")), None)
     rows += _baseline_rows(scores.get("baselines", NONE), read)
     rows += [_asked_row(key, score) for key, score in scores.items() if key.endswith(ASKED)]
     rows += _tuned_rows(found, scores)
@@ -201,8 +201,9 @@ def _baseline_rows(baselines: Scores, read: int | None) -> list[ReportRow]:
         "xz -9e": baselines.get("xz"),
         "interpolated trigram": baselines.get("trigram"),
     }
-    if read and read < baselines.get("trigram_tokens", 0):
-        found["trigram of the teacher's tokens"] = _trigram_of(baselines, read)
+    of_read = _trigram_of(baselines, read) if read and "trigram_tokens" in baselines else None
+    if of_read is not None:
+        found["trigram of the teacher's tokens"] = of_read
     return [
         {"name": name, "kind": "baseline", "bits_per_byte": value}
         for name, value in found.items()
@@ -211,13 +212,13 @@ def _baseline_rows(baselines: Scores, read: int | None) -> list[ReportRow]:
 
 
 def _trigram_of(baselines: Scores, read: int) -> float | None:
-    """Bits per byte of the trigram that has learned from `read` tokens: between the measured sizes along a
-    line over the logarithm of their number; None below the smallest.
+    """Bits per byte of the trigram that has learned from `read` tokens, fewer than there are: between the
+    measured sizes along a line over the logarithm of their number; None below the smallest.
     """
     known = {int(size): bits for size, bits in baselines.get("trigram_by_tokens", {}).items()}
     known = sorted((known | {baselines["trigram_tokens"]: baselines["trigram"]}).items())
     for (few, worse), (many, better) in itertools.pairwise(known):
-        if few <= read <= many:
+        if few <= read < many:
             share = math.log(read / few) / math.log(many / few)
             return worse + share * (better - worse)
     return None
