@@ -80,31 +80,36 @@ def run_training(training: Training, services: TrainingServices) -> list[RoleSta
 
 
 def train_from(history: History, training: Training, services: TrainingServices) -> list[RoleState]:
-    """Build the roles, load their newest checkpoints that fit `history`, take the steps that are left,
-    publish. A role that is ahead of the clock waits; one that has ended takes no step.
+    """One attempt, from the newest checkpoints that fit `history` to the end. Returns the roles that took
+    part; none where everything is finished.
+
+    All roles see the batches of one clock, the gang's step; one that has come further waits for it. A role is
+    a network, its optimiser, objectives and checkpointed decisions. A checkpoint is written every
+    `train.checkpoint_every` steps, where another trajectory branches off, at the end, and before a stop.
     """
     gang = services.build_context.gang
-    where = resume_point_together(training.members, history.at_most, gang.aside)
-    roles = build_roles(training, where.steps, services.build_context)
+    where = resume_point_together(training.members, history.at_most, gang.aside)  # a step for each role
+    roles = build_roles(training, where.steps, services.build_context)  # this rank's parts, initialised
     if not roles:
         return []
-    loop = Loop(training, roles, services)
+    loop = Loop(training, roles, services)  # data, held-out sets, metric files, checkpoints
     try:
         loop.load(where, history)
         loop.save_if_due(loop.begin)
         for clock in range(loop.begin, loop.end):
-            step = loop.begin_step(clock)  # its roles, its data; a stop request ends the loop here
+            step = loop.begin_step(clock)  # who trains, on what; a stop request saves and raises StoppedError
+            # forward, backward and update of every role, students beside their teacher; a bad step: no update
             outcomes = train_step(step.group, step.data.batches, clock=clock, counts=step.counts, gang=gang)
-            outcomes |= step.passed_over()
-            loop.end_step(step, outcomes)
+            outcomes |= step.passed_over()  # roles that rolled back and leave this step out
+            loop.measure(step, outcomes)
             loop.evaluate_if_due(outcomes)
-            loop.log(step, outcomes)
-            loop.check(step, outcomes)  # health: skip, roll back or stop
+            loop.log(step, outcomes)  # a metric line of every role
+            loop.act_on_faults(step, outcomes)  # after a bad step: go on, raise RolledBack, or end
             loop.save_if_due(clock + 1)
-            loop.tell(step, outcomes)
-        loop.finish()
+            loop.show_progress(step, outcomes)
+        loop.settle()  # the last checkpoints are written
     finally:
-        loop.close()
+        loop.stop_reading()
     loop.publish()
     return list(roles.values())
 

@@ -198,7 +198,7 @@ class Loop:
         self.report.say(stopped=self.report.before + clock)
         raise StoppedError(f"stopped at step {clock}")
 
-    def end_step(self, step: LoopStep, outcomes: Outcomes) -> None:
+    def measure(self, step: LoopStep, outcomes: Outcomes) -> None:
         """Count the step's tokens and measure what it took."""
         self.straggler.end(step.data.wait_s, is_usual=step.is_usual and not step.passing)
         step.timing = self._timing(step, time.perf_counter() - step.began)
@@ -252,7 +252,7 @@ class Loop:
                 )
                 self.curves[name].add(line)
 
-    def check(self, step: LoopStep, outcomes: Outcomes) -> None:
+    def act_on_faults(self, step: LoopStep, outcomes: Outcomes) -> None:
         """Act as the health settings say where a step went wrong; compare replayed teachers with their
         digests, and copies of weights.
 
@@ -308,20 +308,20 @@ class Loop:
             self._check_copies(step)
             self.stall_s += self.saver.save(due, step)
 
-    def tell(self, step: LoopStep, outcomes: Outcomes) -> None:
+    def show_progress(self, step: LoopStep, outcomes: Outcomes) -> None:
         """Progress on stdout."""
         losses = {name: outcome.loss for name, outcome in outcomes.items() if not outcome.passed_over}
         self.report.progress(
             step.clock + 1, step.timing["step_s"], losses, is_last=step.clock + 1 == self.end
         )
 
-    def finish(self) -> None:
+    def settle(self) -> None:
         """Wait until the last checkpoints are written, and close the metric files."""
         self.saver.settle(is_last=True)
         for curve in self.curves.values():
             curve.flush()
 
-    def close(self) -> None:
+    def stop_reading(self) -> None:
         """End the thread that reads ahead."""
         self.feed.close()
 
