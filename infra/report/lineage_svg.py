@@ -4,7 +4,7 @@ import html
 import itertools
 from dataclasses import dataclass
 
-from atelier.infra.report.lineage import ENDS, Edge, Graph, LineageNode
+from atelier.infra.report.lineage_graph import ENDS, Edge, Graph, LineageNode
 
 COLOURS = {  # kind -> (light fill, light line, dark fill, dark line); the box names the kind, too
     "text": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),

@@ -8,7 +8,7 @@ from rich.tree import Tree
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import printable
-from atelier.infra.report.lineage import Graph, LineageNode
+from atelier.infra.report.lineage_graph import Graph, LineageNode
 from atelier.infra.report.lineage_svg import numbers_of, to_svg
 
 # text

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from atelier.engine.config.metric import CurveLine
-from atelier.infra.report.lineage import Graph
+from atelier.infra.report.lineage_graph import Graph
 from atelier.infra.report.lineage_svg import to_svg
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.error import AtelierError
-from atelier.infra.report.lineage import Graph, Index, lineage, trajectory_segments
+from atelier.infra.report.lineage import Index, lineage, trajectory_segments
+from atelier.infra.report.lineage_graph import Graph
 from atelier.infra.report.lineage_svg import to_svg
 from atelier.infra.report.lineage_text import to_html, to_json, to_mermaid, to_text
 from atelier.infra.store.store import Store
