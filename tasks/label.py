@@ -3,8 +3,8 @@
 import sys
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.data import Labels
-from atelier.engine.io.source_files import files_of, is_stdlib
+from atelier.engine.config.data import Labels, is_stdlib
+from atelier.engine.io.source_files import files_of
 from atelier.infra.dag import Node, Product, Reference, declare
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest

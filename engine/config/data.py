@@ -15,6 +15,11 @@ MASK, CLS, SEP = "<|mask|>", "<|cls|>", "<|sep|>"  # used in rows other than win
 BYTES = 256
 
 
+def is_stdlib(source: str) -> bool:
+    """True for `stdlib` and for `stdlib:<package>,<package>`."""
+    return source == "stdlib" or source.startswith("stdlib:")
+
+
 class Source(Spec):
     source: str = Field(
         default="stdlib",
@@ -36,7 +41,7 @@ class Source(Spec):
         """What people call the text: stdlib, or the last part of the path that is no pattern, without its
         ending.
         """
-        if self.source.partition(":")[0] == "stdlib":
+        if is_stdlib(self.source):
             return "stdlib"
         path = re.sub(r"^[\w+.-]+://|[?#].*$", "", self.source) if "://" in self.source else self.source
         plain = [part for part in path.split("/") if part.strip(".") and not set(part) & set("*?[]{}")]

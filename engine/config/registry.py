@@ -6,6 +6,7 @@ select a file of that folder. Torch-free.
 """
 
 import importlib
+import re
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,13 +15,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, Union, cast, get_args, get_origin
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
 from atelier.engine.config.base import Given, Json, Kind, Spec, parse
 from atelier.engine.config.error import ConfigError, DataError, nearest
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 
+NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective: it names metrics
 Form = type | None  # what an annotation says: Literal, unions and Annotated too, as pydantic declares it
 
 
@@ -255,6 +257,19 @@ def group_of(metadata: Iterable[object]) -> str:  # pydantic's: of any type
 Model = Annotated[SerializeAsAny[ModelSpec], BeforeValidator(_KindChooser("model"))]
 Objective = Annotated[SerializeAsAny[ObjectiveSpec], BeforeValidator(_KindChooser("objective"))]
 Optim = Annotated[SerializeAsAny[OptimSpec], BeforeValidator(_KindChooser("optim"))]
+
+
+def _by_name(objectives: dict[str, ObjectiveSpec]) -> dict[str, ObjectiveSpec]:
+    """Sorted: sums of floats depend on their order, and that of a configuration is not identity."""
+    for name, spec in objectives.items():
+        if not re.fullmatch(NAME, name):
+            raise ValueError(f"{name!r} is no name of an objective: letters, digits, _ and -")
+        if name in kinds("objective") and name != spec.kind:  # above all lm, which is what `loss` is of
+            raise ValueError(f"{name} is of kind {spec.kind}; a kind's name is for an objective of it")
+    return dict(sorted(objectives.items()))
+
+
+Objectives = Annotated[dict[str, Objective], AfterValidator(_by_name)]
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,11 @@
 """A role: one model in a training, its objectives and its teacher. Roles are data, never classes."""
 
-import re
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Spec, Step
-from atelier.engine.config.registry import Model, Objective, ObjectiveSpec, Optim, kinds
-
-NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective: it names metrics
+from atelier.engine.config.registry import Model, Objectives, Optim
 
 
 class Trainable(Spec):
@@ -33,9 +30,7 @@ class Trainable(Spec):
 
 class Role(Spec):
     model: Model = Field(description="the network")
-    objective: dict[str, Objective] = Field(
-        min_length=1, description="what is optimised, by name; weights are shares"
-    )
+    objective: Objectives = Field(min_length=1, description="what is optimised, by name; weights are shares")
     optim: Optim = Field(description="optimiser and learning-rate schedule")
     init: str = Field(
         default="", description="a model (name, alias or fingerprint) to start from; empty = from the seed"
@@ -83,17 +78,6 @@ class Role(Spec):
     def last(self, num_steps: int) -> int:
         """The step at which the role's training ends, in a training of `num_steps`."""
         return int(self.end) or num_steps
-
-    @field_validator("objective")
-    @classmethod
-    def _by_name(cls, objective: dict[str, ObjectiveSpec]) -> dict[str, ObjectiveSpec]:
-        """Sorted: sums of floats depend on their order, and that of a configuration is not identity."""
-        for name, spec in objective.items():
-            if not re.fullmatch(NAME, name):
-                raise ValueError(f"{name!r} is no name of an objective: letters, digits, _ and -")
-            if name in kinds("objective") and name != spec.kind:  # above all lm, which is what `loss` is of
-                raise ValueError(f"{name} is of kind {spec.kind}; a kind's name is for an objective of it")
-        return dict(sorted(objective.items()))
 
     @model_validator(mode="after")
     def _one_kind_of_rows(self) -> "Role":

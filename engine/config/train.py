@@ -10,7 +10,7 @@ from pydantic.config import JsonDict
 
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.registry import Objective
+from atelier.engine.config.registry import Objectives
 
 HEALTH_LAYOUT: JsonDict = {"layout": True}
 Bad = Literal["", "nan", "spike"]
@@ -158,7 +158,7 @@ class Ahead(Spec):
         default="", description="the role that is trained alone first and goes on from there; empty = none"
     )
     steps: int = Field(default=0, ge=0, description="steps that it is trained alone")
-    objective: dict[str, Objective] = Field(
+    objective: Objectives = Field(
         default={},
         description=(
             "what it optimises alone; empty = of its own objectives those that need neither a teacher nor"

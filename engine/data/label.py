@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import TypedDict
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.data import Labels
+from atelier.engine.config.data import Labels, is_stdlib
 from atelier.engine.config.error import DataError
 from atelier.engine.data import standard_library
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, LabelledLine, fraction, split_of
@@ -30,7 +30,7 @@ from atelier.engine.data.source import (
 )
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.process import Progress
-from atelier.engine.io.source_files import TOPICS, is_stdlib
+from atelier.engine.io.source_files import TOPICS
 
 PACKAGES = 10
 MASK = "***"

@@ -17,7 +17,7 @@ from typing import IO
 from typing_extensions import Buffer
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.data import Source
+from atelier.engine.config.data import Source, is_stdlib
 from atelier.engine.config.error import DataError
 from atelier.engine.data import standard_library
 from atelier.engine.io.process import Progress
@@ -27,7 +27,6 @@ from atelier.engine.io.source_files import (
     TEXT,
     TOPICS,
     content_id,
-    is_stdlib,
     reading,
     short_names,
     stdlib_folder,

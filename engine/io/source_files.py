@@ -12,7 +12,7 @@ from typing import IO
 
 from fsspec.implementations.local import LocalFileSystem
 
-from atelier.engine.config.data import Labels, Source
+from atelier.engine.config.data import Labels, Source, is_stdlib
 from atelier.engine.config.error import AtelierError, ConfigError, DataError, nearest, printable
 from atelier.engine.io import remote
 
@@ -93,11 +93,6 @@ def _text_files(
             f" {known}"
         )
     return kept
-
-
-def is_stdlib(source: str) -> bool:
-    """True for `stdlib` and for `stdlib:<package>,<package>`."""
-    return source == "stdlib" or source.startswith("stdlib:")
 
 
 def stdlib_folder() -> Path:

@@ -322,7 +322,7 @@ def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "r
                     raise ConfigError(
                         f"{place}objective",
                         f"at step {step} no objective{which} has a weight above 0",
-                        "leave one constant, or give schedule.last; a lead may be 0"
+                        "leave one constant, as lm: what follows a teacher's lead has no weight without one"
                         if any(spec.schedule.follows_lead for spec in specs)
                         else "leave one constant, or give schedule.last",
                     )

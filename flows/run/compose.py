@@ -63,7 +63,7 @@ class Frozen:
         experiment, more = given.pop("experiment", ""), list[str]()
         for key, value in given.items():
             if key not in WHERE:
-                name = ".".join(key.split(".")[-2:])
+                name = "~" * key.startswith("~") + ".".join(key.lstrip("~").split(".")[-2:])
                 more.append(f"{name}={value}" if value else name)
         words = f"{self.flow} {experiment}".strip() + (f": {', '.join(more)}" if more else "")
         return f"{printable(words, LONGEST_TITLE)}{BEFORE_ID}{run_id}"

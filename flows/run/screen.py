@@ -23,7 +23,7 @@ class Screen:
         self._lock = threading.Lock()
         self._bars: dict[str, TaskID] = {}
         self._at: dict[str, str] = {}  # the progress of each running node, in words
-        self._spoke = 0.0
+        self._spoke = -EVERY_S
         self._began: dict[str, float] = {}
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -80,7 +80,8 @@ class Screen:
             if not self.is_live:
                 self.line(f"> {node}")
             return
-        self._at.pop(node, None)
+        with self._lock:
+            self._at.pop(node, None)
         if self.is_live and node in self._bars:
             self._progress.remove_task(self._bars.pop(node))
         took = f"{time.monotonic() - self._began[node]:.1f} s" if node in self._began else ""
@@ -102,11 +103,14 @@ class Screen:
             return
         rate = message.get("rate") or 0
         left = f", {(total - done) / rate:.0f} s left" if rate else ""
-        self._at[node] = f"{node}: {done}/{total} {message.get('unit', '')}{left}  {detail}".rstrip()
-        now = time.monotonic()
-        if now - self._spoke >= EVERY_S:
-            self._spoke = now
-            self.line(f"  {' | '.join(list(self._at.values()))}")
+        text = f"{node}: {done}/{total} {message.get('unit', '')}{left}  {detail}".rstrip()
+        with self._lock:
+            self._at[node] = text
+            is_due = time.monotonic() - self._spoke >= EVERY_S
+            self._spoke = time.monotonic() if is_due else self._spoke
+            now = " | ".join(self._at.values())
+        if is_due:
+            self.line(f"  {now}")
 
 
 def _said(node: str, text: str) -> str:

@@ -103,7 +103,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     config = ReportConfig.model_validate(node.config)
     teachers, controls = config.teachers, config.controls
     rows = [
-        _text_row(key, found[key], scores[key], config, scores)
+        _text_row(key, found[key], scores[key], config, scores, _tokens_read(store, found[key]))
         for key in found
         if "bits_per_byte" in scores.get(key, NONE)
     ]
@@ -166,7 +166,9 @@ def _text_row(
     score: Scores,
     config: "ReportConfig",
     scores: dict[str, Scores],
+    read: int,
 ) -> ReportRow:
+    """`read`: the tokens that the model has seen."""
     teachers, controls = config.teachers, config.controls
     is_control = key in controls.values()
     kind = (
@@ -183,7 +185,7 @@ def _text_row(
         "kind": kind,
         "fingerprint": record.fingerprint,
         "params": record.summary.get("params"),
-        "tokens": record.summary.get("tokens"),
+        "tokens": read,
         "bits_per_byte": score["bits_per_byte"],
         "loss": score["loss"],
     }
@@ -192,6 +194,19 @@ def _text_row(
         if score.get("held_out", "") == control.get("held_out", score.get("held_out", "")):
             row["delta"] = score["loss"] - control["loss"]
     return row
+
+
+def _tokens_read(store: Store, record: Record) -> int:
+    """The tokens that a model was trained on, with those of the models that it began from."""
+    found, fingerprint = whole_of(record.summary.get("tokens")), record.parents.get("trajectory", "")
+    while fingerprint:
+        segment = find_trajectory(store, fingerprint)
+        parents = segment.parents if segment is not None else {}
+        earlier = store.find("model", parents["init"]) if "init" in parents else None
+        if earlier is not None:
+            return found + _tokens_read(store, earlier)
+        fingerprint = parents.get("trunk", "")
+    return found
 
 
 def _baseline_rows(baselines: Scores, read: int | None) -> list[ReportRow]:

@@ -20,6 +20,7 @@ ID = "20261125-004211-3fa2c1"
             "titan tiny: train.seed=2, optim.lr=0.01, role@roles.c=student",
         ),
         (("~roles.student_b",), "titan: ~roles.student_b"),
+        (("~roles.teacher.objective.mlm",), "titan: ~objective.mlm"),
         (("data.source='a b'\n",), r"titan: data.source='a b'\n"),
     ],
 )

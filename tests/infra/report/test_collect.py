@@ -1,10 +1,12 @@
 """Rows of a report."""
 
+from pathlib import Path
 from typing import cast
 
 import pytest
 
-from atelier.infra.report.collect import Scores, _baseline_rows
+from atelier.infra.report.collect import Scores, _baseline_rows, _tokens_read
+from tests.infra.records import family
 
 KNOWN = cast(
     Scores,
@@ -30,3 +32,13 @@ def test_the_trigram_is_also_shown_with_as_many_tokens_as_the_teacher_read(
 def test_baselines_of_an_earlier_version_have_the_whole_trigram_only() -> None:
     old = cast(Scores, {"trigram": 1.6, "trigram_tokens": 400_000})
     assert [row["name"] for row in _baseline_rows(old, 300_000)] == ["interpolated trigram"]
+
+
+def test_a_model_has_read_what_the_model_that_it_began_from_had_read(tmp_path: Path) -> None:
+    made = family(tmp_path)
+    data = {key: made["teacher"].parents[key] for key in ("tokens.main", "tokenizer")}
+    first = made.shelf.trajectory("later", data | {"init": made["teacher"].fingerprint}, end=100)
+    last = made.shelf.trajectory("later", data | {"trunk": first.fingerprint}, start=100, end=200)
+    later = made.shelf.model("later", last, data, step=200)
+    assert _tokens_read(made.shelf.store, made["teacher"]) == 400 * 64
+    assert _tokens_read(made.shelf.store, later) == 400 * 64 + 200 * 64

@@ -203,6 +203,24 @@ def test_a_version_stands_alone_and_its_page_names_the_students(
     assert not list(root.rglob("*.pkl")) and not list(root.rglob(".tmp-version*"))
 
 
+def test_a_model_that_the_engine_here_does_not_compute_is_not_registered_with_it(root: Path) -> None:
+    made = family(root)
+    old = {"kind": "gpt", "num_layers": 1, "hidden": 32, "num_heads": 4, "vocab": 64, "version": 9}
+    data = {key: made["teacher"].parents[key] for key in ("tokens.main", "tokenizer")}
+    record = made.shelf.model("old", made.shelf.trajectory("old", data, end=9), data, step=9, config=old)
+    tracked = tracker(root)
+    with pytest.raises(AtelierError, match=r"registering old: old is of version 9 of the kind gpt"):
+        tracked.register(record)
+    assert "version 9" in tracked.close()[0]
+    assert not client(root).search_model_versions("name = 'old'")
+
+
+def test_a_run_is_listed_under_its_title(root: Path) -> None:
+    assert tracker(root, title="demo tiny · run-1").close() == []
+    [run] = runs(root, "tags.`atelier.kind` = 'flow'")
+    assert run.info.run_name == "demo tiny · run-1" and run.data.tags["atelier.run"] == "run-1"
+
+
 def test_what_a_model_was_computed_in_is_a_tag_of_its_run_its_model_and_its_version(root: Path) -> None:
     shelf = Shelf(Store(str(root)))
     segment = shelf.trajectory("model", DATA)

@@ -1,0 +1,52 @@
+"""The role that flow titan trains before all others."""
+
+from pathlib import Path
+
+import pytest
+
+from atelier.engine.config.error import ConfigError
+from atelier.flows.run.compose import compose
+from atelier.flows.run.plan import collect_nodes
+from atelier.infra.dag import Node
+from atelier.infra.store.store import Store
+
+TINY = ("experiment=tiny", "tracker=none")
+
+
+def ahead(root: Path, *words: str) -> Node:
+    nodes = collect_nodes(compose("titan", [*TINY, *words]), Store(str(root)))
+    return next(node for node in nodes if node.name == "train.ahead")
+
+
+def test_the_teacher_may_first_learn_from_plain_text_alone(tmp_path: Path) -> None:
+    [(name, role)] = ahead(tmp_path, "ahead=teacher", "ahead.steps=8").training.roles.items()
+    assert name == "teacher" and {key: spec.kind for key, spec in role.objective.items()} == {"lm": "lm"}
+
+
+def test_without_an_objective_of_its_own_a_role_keeps_what_needs_neither_teacher_nor_imitations(
+    tmp_path: Path,
+) -> None:
+    [(name, role)] = ahead(tmp_path).training.roles.items()
+    assert name == "assistant" and {"document", "mlm", "control"} <= role.objective.keys()
+    assert not {"natural", "logits", "attention"} & role.objective.keys()
+
+
+def test_its_objectives_have_one_order(tmp_path: Path) -> None:
+    more = ("+ahead.objective.document.kind=document", "+ahead.objective.document.rows=0.5")
+    [role] = ahead(tmp_path, "ahead=teacher", *more).training.roles.values()
+    assert list(role.objective) == ["document", "lm"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "needs"), [("natural", "imitations"), ("logits", "a teacher"), ("attention", "a teacher")]
+)
+def test_what_needs_a_teacher_or_imitations_is_refused(tmp_path: Path, kind: str, needs: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"ahead\.objective\.{kind}: {kind} needs {needs}: there is none yet"
+    ):
+        ahead(tmp_path, f"+ahead.objective.{kind}.kind={kind}")
+
+
+def test_a_kinds_name_is_for_an_objective_of_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lm is of kind document"):
+        ahead(tmp_path, "+ahead.objective.lm.kind=document")
