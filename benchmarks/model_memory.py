@@ -96,7 +96,7 @@ def publishing(model: str, folder: Path, world: int) -> dict[str, float]:
     publish(state, str(folder / "published"), inputs={}, scratch=scratch, most=FILE_BYTES)
     seconds = time.perf_counter() - began
     gang.barrier()
-    held = sum(local(weight).nbytes for weight in state.parameters().values()) / MB
+    held = sum(local(weight).nbytes for weight in state.weights.parameters().values()) / MB
     if gang.is_first:
         assert same_weights(source.record.files, folder / "published"), "other bytes were published"
     return {"weights": held, "loaded": loaded, "seconds": seconds}

@@ -176,6 +176,14 @@ def test_a_student_is_cut_where_its_teacher_first_depends_on_the_end() -> None:
     assert parts["s"][1].parents["teacher"] == parts["teacher"][1].fingerprint
 
 
+def test_a_gate_that_measures_otherwise_is_another_training_and_an_open_one_is_as_it_was() -> None:
+    def gate(**more: Any) -> Any:
+        parts = segments_of({"teacher": role(), "s": role(**STUDENT, **more)}, train(), FEED, {})
+        return parts["s"][0].identity.get("gate", "open")
+
+    assert gate() == "open" and gate(gate=0.25) == {"nats": 0.25, "version": 2}
+
+
 def test_a_fraction_becomes_a_step_and_a_circle_is_refused() -> None:
     assert resolve_starts({"m": role(start=0.5)}, train())["m"].start == 50
     with pytest.raises(Exception, match="circle"):
