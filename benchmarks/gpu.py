@@ -77,7 +77,7 @@ def trained(training_setup: TrainingSetup, name: str, steps: int, options: argpa
             training_setup.training({name: role(shape=model, lr=3e-4)}, how), layout=layout
         )
     )
-    out, errors = process.communicate()
+    out, errors = process.communicate(timeout=3600)
     if process.returncode:
         raise SystemExit(f"{name}: {out[-500:]}{errors[-2000:]}")
 
