@@ -11,7 +11,7 @@ import statistics
 from typing import Any
 
 from machine import keep
-from online_distillation import GATE, LONG, Bench
+from online_distillation import LONG, Bench
 from parts import options
 
 TURNS = 3
@@ -24,7 +24,7 @@ def main() -> None:
     teacher = bench.role(bench.teacher, "teacher", LONG, objective={"lm": {"kind": "lm"}})
     ways: dict[str, dict[str, Any]] = {
         "without lessons": {name: bench.role(model, name) for name, model in bench.students.items()},
-        "online": {name: bench.student(name, "logits", gate=GATE) for name in bench.students},
+        "online": {name: bench.student(name, "logits") for name in bench.students},
     }
     found: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(1 if chosen.tiny else TURNS):

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from importlib import metadata
@@ -36,7 +37,20 @@ def about() -> dict[str, Any]:
         "versions": found,
         "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *map(_plain, sys.argv[1:])]),
         "date": time.strftime("%Y-%m-%d"),
+        "code": commit(),
     }
+
+
+def commit() -> str:
+    """The commit of this checkout, with `+` where files differ from it; '' without one."""
+    top = Path(__file__).resolve().parent.parent
+    git = ["git", "-C", str(top)]
+    told = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run(
+        [*git, "status", "--porcelain", "--", ".", ":!benchmarks/results", ":!docs", ":!*.md"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    return told.stdout.strip() + ("+" if changed.stdout.strip() else "") if not told.returncode else ""
 
 
 def _plain(argument: str) -> str:

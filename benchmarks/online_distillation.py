@@ -4,13 +4,14 @@ forwards and when the last student is ready.
 python benchmarks/online_distillation.py [--seeds 1 2 3] [--steps 384] [--store DIR] [--tiny]  40 min a seed
 python benchmarks/online_distillation.py --seeds 3 --go-on      adds a seed to those of the kept result
 
-Students of about 1/4, 1/8 and 1/16 of the teacher's FLOPs see the same tokens in every way:
-  a  online, from the gate on                     (logits, attention + auxiliary layer, both)
-  b  from the finished teacher, one shared pass   (likewise)
+Students of about 1/4, 1/8 and 1/16 of the teacher's FLOPs. In a to d they come at half of the steps and see
+the same tokens:
+  a  online, from the teacher that still trains   (logits; logits and attention)
+  b  from the finished teacher, one shared pass
   c  from the finished teacher, a pass for each
-  d  without a teacher; "longer": with the teacher's schedule
-  e  online, from step 0
-  f  alone, for as many CPU seconds as a took for student and distillation together
+  d  without a teacher; "longer": with the teacher's schedule; "whole": from step 0, all tokens
+  e  online, from step 0; "lead": with a weight in proportion to the teacher's lead
+  f  alone from step 0, for as many CPU seconds as a took for student and distillation together
 Every part is one engine.train process whose result is kept in DIR; run again, what is there is not made anew.
 Every seed is kept in benchmarks/results as soon as the ways that the goals are about are there (a and b with
 logits, d, and training all without distillation), and again when it is complete.
@@ -24,8 +25,10 @@ from typing import Any
 from machine import keep
 from parts import Parts, interval, kept_seeds, options, student_model
 
-WAYS = {"logits": ("logits",), "attention": ("attention",), "both": ("logits", "attention")}
-GATE = 0.3  # nats that a student is behind when its lessons begin
+WAYS = {"logits": ("logits",), "both": ("logits", "attention")}
+LATE = 0.5  # of the steps, when students come
+TAUGHT = 0.9  # of a student's objective that is its teacher's
+LEAD = 0.3  # nats from which on a weight that follows the lead is whole
 LONG = 0.7  # of the teacher's steps, in which its rate falls: it is ahead of its students early
 SHARES = {"quarter": 4, "eighth": 8, "sixteenth": 16}
 
@@ -38,57 +41,58 @@ class Bench(Parts):
         self.students = {
             name: student_model(self.teacher, share, self.sequence) for name, share in SHARES.items()
         }
+        self.late = {"start": round(LATE * self.steps)}
 
-    def student(self, name: str, way: str, **more: Any) -> dict[str, Any]:
+    def student(self, name: str, way: str, *, follows_lead: bool = False, **more: Any) -> dict[str, Any]:
         """A student that learns from `teacher` in this way."""
-        lessons = {kind: {"kind": kind, "weight": 0.5} for kind in WAYS[way]}
-        objective = {"lm": {"kind": "lm", "weight": 0.5}} | lessons
+        kinds = WAYS[way]
+        objective: dict[str, dict[str, Any]] = {"lm": {"kind": "lm", "weight": 1 - TAUGHT}}
+        objective |= {kind: {"kind": kind, "weight": TAUGHT / len(kinds)} for kind in kinds}
+        if follows_lead:
+            objective["logits"]["schedule"] = {"kind": "lead", "nats": LEAD}
         return self.role(self.students[name], name, objective=objective, teacher="teacher", **more)
 
     def seed(self, seed: int) -> Iterator[dict[str, Any]]:
         """The ways with one seed: first those that the goals are about, then all of them."""
         teacher = self.role(self.teacher, "teacher", LONG, objective={"lm": {"kind": "lm"}})
-        alone = {name: self.role(model, name) for name, model in self.students.items()}
-        longer = {name: self.role(model, name, LONG) for name, model in self.students.items()}
+        alone = {name: self.role(model, name, **self.late) for name, model in self.students.items()}
+        longer = {name: self.role(model, name, LONG, **self.late) for name, model in self.students.items()}
+        whole = {name: self.role(model, name) for name, model in self.students.items()}
         found: dict[str, Any] = {"t": self.part("teacher-alone", seed, {"teacher": teacher})}
         finished = self.publish(seed, "teacher-alone")
 
-        def learn(way: str, kind: str, **more: Any) -> dict[str, Any]:
-            gate = {} if more else {"gate": GATE}
-            students = {name: self.student(name, kind, **gate) for name in self.students}
-            return self.part(f"{way}-{kind}", seed, {"teacher": teacher} | students, **more)
+        def learn(way: str, kind: str, frozen: str = "") -> dict[str, Any]:
+            students = {name: self.student(name, kind, **self.late) for name in self.students}
+            return self.part(f"{way}-{kind}", seed, {"teacher": teacher} | students, frozen=frozen)
 
         found["a logits"] = learn("a", "logits")
-        found["b logits"] = learn("b", "logits", frozen=finished)
+        found["b logits"] = learn("b", "logits", finished)
         found["d"] = self.part("d", seed, alone)
         found["d longer"] = self.part("d-longer", seed, longer)
         found["joint"] = self.part("joint", seed, {"teacher": teacher} | alone)
         yield found
-        early = {name: self.student(name, "logits") for name in self.students}
-        found["e logits"] = self.part("e", seed, {"teacher": teacher} | early)
-        for kind in ("attention", "both"):
-            found[f"a {kind}"] = learn("a", kind)
-            found[f"b {kind}"] = learn("b", kind, frozen=finished)
+        found["d whole"] = self.part("d-whole", seed, whole)
+        for way, follows_lead in (("e", False), ("e lead", True)):
+            early = {name: self.student(name, "logits", follows_lead=follows_lead) for name in self.students}
+            found[way] = self.part(way.replace(" ", "-"), seed, {"teacher": teacher} | early)
+        found["a both"] = learn("a", "both")
         for name in self.students:
-            one = {"teacher": teacher, name: self.student(name, "logits")}
+            one = {"teacher": teacher, name: self.student(name, "logits", **self.late)}
             found[f"c {name}"] = self.part(f"c-{name}", seed, one, frozen=finished)
-        for name, model in self.students.items():
-            each = self.part(f"alone-{name}", seed, {name: self.role(model, name)})
-            spent = (found["a logits"]["cpu_s"] - found["t"]["cpu_s"]) * self._share(name)
-            steps = max(self.steps, round(self.steps * spent / each["cpu_s"]))
-            found[f"f {name}"] = self.part(f"f-{name}", seed, {name: self.role(model, name)}, steps=steps) | {
-                "steps": steps
-            }
+        each = {name: self.part(f"whole-{name}", seed, {name: role}) for name, role in whole.items()}
+        spent = found["a logits"]["cpu_s"] - found["t"]["cpu_s"]
+        total = sum(part["cpu_s"] for part in each.values())
+        # of each: a student's part of what is spent is as its own training's of theirs, as measured
+        steps = max(1, round(self.steps * spent / total))
+        for name, role in whole.items():
+            found[f"f {name}"] = self.part(f"f-{name}", seed, {name: role}, steps=steps) | {"steps": steps}
         yield found
-
-    def _share(self, name: str) -> float:
-        """A student's part of what all students compute."""
-        flops = {key: model.flops_per_token(self.sequence) for key, model in self.students.items()}
-        return flops[name] / sum(flops.values())
 
 
 def table(seeds: list[dict[str, Any]], students: list[str]) -> dict[str, Any]:
-    """Held-out loss of every student in every way: mean, interval and the paired difference to d."""
+    """Held-out loss of every student in every way: mean, interval and the paired difference to the better
+    of the two controls of equal tokens.
+    """
     rows: dict[str, Any] = {}
     for way in dict.fromkeys(way for each in seeds for way in each):
         for name in students:
@@ -96,11 +100,14 @@ def table(seeds: list[dict[str, Any]], students: list[str]) -> dict[str, Any]:
             if not shown:
                 continue
             losses = [each[way]["loss"][name] for each in shown]
-            gains = [each["d"]["loss"][name] - each[way]["loss"][name] for each in shown]
+            gains = [
+                min(each[control]["loss"][name] for control in ("d", "d longer")) - each[way]["loss"][name]
+                for each in shown
+            ]
             rows[f"{way}: {name}"] = {
                 "seeds": len(shown),
                 "loss": round(statistics.mean(losses), 4),
-                "below_d": round(statistics.mean(gains), 4),
+                "below_control": round(statistics.mean(gains), 4),
                 "interval": interval(gains),
             }
     return rows
@@ -118,7 +125,9 @@ def costs(seeds: list[dict[str, Any]]) -> dict[str, Any]:
 
     whole = [each for each in seeds if "c quarter" in each]  # of which every way is there
     ways = [way for way in seeds[0] if way[0] in "abe" or way in ("d", "joint")] + ["c"]
-    return {
+    online = [each["a logits"]["cpu_s"] / total(each, "b logits") for each in seeds]
+    ratio = {"a / b with its teacher": round(statistics.median(online), 4)}
+    return ratio | {
         way: {"cpu_s": round(statistics.median([total(each, way) for each in whole]), 1)}
         for way in ways
         if whole
@@ -148,7 +157,6 @@ def summary(bench: Bench, by_seed: dict[int, dict[str, Any]]) -> dict[str, Any]:
         "steps": bench.steps, "students": shapes,
         "teacher": statistics.mean(each["t"]["loss"]["teacher"] for each in seeds),
         "losses": table(seeds, list(bench.students)), "costs": costs(seeds),
-        "gate_steps": [each["a logits"]["gate_step"] for each in seeds],
         "teacher_forwards": {way: seeds[0][way]["teacher_forwards"] for way in ("a logits", "b logits")},
         "by_seed": by_seed,
     }  # fmt: skip

@@ -161,7 +161,7 @@ class Parts:
                 continue
             fingerprint = hashlib.sha256(f"{place}/{name}".encode()).hexdigest()
             url = str(place / "trajectory" / name)
-            segment = {"fingerprint": fingerprint, "url": url, "start": 0, "end": steps}
+            segment = {"fingerprint": fingerprint, "url": url, "start": role.get("start", 0), "end": steps}
             members[name] = {"role": role, "segments": [segment], "output": name}
             outputs[name] = str(place / name)
         train = {

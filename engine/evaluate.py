@@ -11,9 +11,9 @@ Each output is a scores.json. For a model:
   held_out       the name of that text and its windows: losses of others are not compared
   bits_per_byte  loss x tokens / ln 2 / bytes: comparable with compressors and between tokenizers
   tokens, bytes, documents   what was scored; bytes are UTF-8
-  accuracy       share of test examples whose completion is the option of highest likelihood, end token
-                 included unless `shots` is given; accuracy_normalised: highest likelihood a token; `correct`:
-                 0 or 1 an example
+  accuracy       share of test examples whose completion is the option of highest likelihood, with end
+                 tokens where one option begins another; accuracy_normalised: highest likelihood a token;
+                 `correct`: 0 or 1 an example
   majority       the accuracy of always giving the most common answer
   sample         score.sample and its continuation: 120 tokens, temperature 0.8, seed 0
 The baselines: gzip -9, xz -9e and an interpolated token trigram on the same documents, in bits per byte,

@@ -133,7 +133,8 @@ def before_all(ahead: Ahead, roles: dict[str, Role]) -> Role:
     role = alone(name, roles[name])
     own = {key: constant(spec) for key, spec in role.objective.items() if type(spec).source != "imitations"}
     chosen = ahead.objective or own or {"lm": LM()}
-    return role.model_copy(update={"objective": chosen, "start": 0, "end": 0})
+    optim = ahead.optim or role.optim
+    return role.model_copy(update={"objective": chosen, "optim": optim, "start": 0, "end": 0})
 
 
 def generator(first: dict[str, Reference]) -> Reference:

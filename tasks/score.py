@@ -14,6 +14,7 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 
 VERSION = 1
+ANSWERS = 2  # version of a fine-tuned model's answers: no end token where none is needed
 BASELINES = 2  # version of the baselines: with the trigram of few tokens
 
 
@@ -86,7 +87,7 @@ def _product(
     return Product(
         kind="scores",
         name=f"{key} scores",
-        version=VERSION,
+        version=ANSWERS if target.labels and target.shots is None else VERSION,
         identity=identity,
         parents=parents,
         origin=origin,

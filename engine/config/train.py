@@ -10,7 +10,7 @@ from pydantic.config import JsonDict
 
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.registry import Objectives
+from atelier.engine.config.registry import Objectives, Optim
 
 HEALTH_LAYOUT: JsonDict = {"layout": True}
 Bad = Literal["", "nan", "spike"]
@@ -164,6 +164,9 @@ class Ahead(Spec):
             "what it optimises alone; empty = of its own objectives those that need neither a teacher nor"
             " imitations"
         ),
+    )
+    optim: Optim | None = Field(
+        default=None, description="its optimiser and learning rates alone; none = those of the role"
     )
 
     @model_validator(mode="after")

@@ -49,12 +49,13 @@ class Examples:
     """`num_examples` of a split ("train" or "test"; 0 = all), drawn by (seed, draw) alone: a larger draw
     contains the smaller one.
 
-    A row is prompt, completion and end token; only completion and end token are scored. A prompt that does
-    not fit loses its beginning, in training and in scoring alike. All batches have the same T, the longest
-    row of this draw, so no batch depends on its rows. With `shots` every prompt follows that many solved
-    training examples, the same for all, and options have no end token: text that continues (few-shot,
-    2005.14165, section 2). Raises DataError when there are fewer examples than requested, ConfigError when
-    `sequence` has no room for an option.
+    A row is prompt and completion; only the completion is scored. Where one option is the beginning of
+    another, an end token follows each; elsewhere it would only have to be learned. A prompt that does not fit
+    loses its beginning, in training and in scoring alike. All batches have the same T, the longest row of
+    this draw, so no batch depends on its rows. With `shots` every prompt follows that many solved training
+    examples, the same for all, and options have no end token: text that continues (few-shot, 2005.14165,
+    section 2). Raises DataError when there are fewer examples than requested, ConfigError when `sequence` has
+    no room for an option.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class Examples:
             )
         order = Permutation(len(lines), seed, "draw", split, draw)(np.arange(num_examples or len(lines)))
         self.options: tuple[str, ...] = tuple(lines[0]["options"])
-        end = (self._vocabulary.end_id,) if shots is None else ()
-        self._option_ids = tuple((*self._vocabulary.encode(option), *end) for option in self.options)
+        plain = tuple(tuple(self._vocabulary.encode(option)) for option in self.options)
+        has_end = shots is None and any_begins_another(plain)
+        end = (self._vocabulary.end_id,) if has_end else ()
+        self._option_ids = tuple((*ids, *end) for ids in plain)
         room = sequence + 1 - max(map(len, self._option_ids))
         if room < 1:
             raise ConfigError(
@@ -176,6 +179,16 @@ class Examples:
             for r in rows
         ]
         return _stacked(parts, max(len(r.tokens_T) for r in rows), self._vocabulary.pad_id), rows
+
+
+def any_begins_another(options: Sequence[Sequence[int]]) -> bool:
+    """Whether one of the options is the beginning of another, so that only its end tells them apart."""
+    return any(
+        list(long[: len(short)]) == list(short)
+        for place, short in enumerate(options)
+        for other, long in enumerate(options)
+        if other != place
+    )
 
 
 def _lines(labels: ArtifactInput, split: str, scratch: Path) -> list[LabelledLine]:

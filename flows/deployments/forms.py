@@ -54,6 +54,7 @@ class FormSchema(TypedDict):
 POOL_WHEN_BLANK = "local"
 ALWAYS = ("experiment", "pool")
 NEVER = ("role", "tracker")  # a whole role is swapped, or left untracked, by an override
+NESTED = ("ahead.",)  # what only some options of another select have is chosen by an override
 KEYS = (  # the keys changed most; `*` stands for every name; keys that a flow lacks are left out
     "name",
     "init",
@@ -83,6 +84,11 @@ KEYS = (  # the keys changed most; `*` stands for every name; keys that a flow l
     "score.max_tokens",
     "score.max_examples",
 )
+SECTIONS = (  # of a form, in order; what is not here follows in the flow's order
+    "experiment", "pool", "name", "init", "models", "data", "tokenizer", "train", "model", "objective",
+    "optim", "roles", "ahead", "imitate", "finetune", "score",
+)  # fmt: skip
+RARE = ("train.precision", "train.checkpoint_every", "parallel", "pool.queue")  # behind all sections
 ONE_RANK = ("finetune",)  # flows of short trainings on one rank: axes and checkpoints are not asked for
 BOUNDS = {  # of JSON schema: what pydantic calls it, in words, when it holds
     "minimum": ("ge", "at least", operator.ge),
@@ -187,8 +193,7 @@ def _fields(flow: str) -> dict[str, Field]:
     shape = FlowShape(flow)
     fields: dict[str, Field] = {}
     for field in (
-        *_selects(shape),
-        *_boxes(shape),
+        *sorted([*_selects(shape), *_boxes(shape)], key=_section_of),
         Field("overrides", OVERRIDES),
         Field("code", CODE),
         Field("sweep", SWEEP),
@@ -199,11 +204,26 @@ def _fields(flow: str) -> dict[str, Field]:
     return fields
 
 
+def _section_of(field: Field) -> tuple[int, str]:
+    """Where a box stands: its section, and of the roles each by itself."""
+    place = field.title.partition("@")[2] or field.title
+    first, *rest = place.split(".")
+    if any(place == rare or place.startswith(f"{rare}.") for rare in RARE):
+        return len(SECTIONS) + 1, ""
+    if first not in SECTIONS:
+        return len(SECTIONS), ""
+    return SECTIONS.index(first), rest[0] if first == "roles" else ""
+
+
 def _selects(shape: FlowShape) -> Iterator[Field]:
     """Experiment, pool, then every group in which there is something to choose."""
     chosen = list(used_choices(shape))
     first = [choice for name in ALWAYS for choice in chosen if choice.group == name]
-    rest = [choice for choice in chosen if choice.group not in (*ALWAYS, *NEVER)]
+    rest = [
+        choice
+        for choice in chosen
+        if choice.group not in (*ALWAYS, *NEVER) and not choice.package.startswith(NESTED)
+    ]
     for choice in (*first, *rest):
         offered = _offered(shape, choice)
         if choice.group in ALWAYS or len(offered) > 1:

@@ -20,6 +20,7 @@ from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.memory_fit import too_much
 from atelier.flows.run.registry import body
+from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
 from atelier.infra.calibration.history import factor
 from atelier.infra.code.code_map import TRAINED, maps_of
 from atelier.infra.dag import Node, Product, Reference, scheduling
@@ -91,6 +92,7 @@ class PlanTotals(TypedDict):
     flops: float
     device_hours: float
     memory_gb: float
+    wall_s: float
 
 
 class PlanDocument(TypedDict):
@@ -124,6 +126,7 @@ class Plan:
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     pace: float = 1.0  # measured / planned step time on this pool, median
+    wall_s: float = 0.0  # from the start of the run to its end
 
     def document(self) -> PlanDocument:
         running = [row for row in self.rows if row["state"] != "reuse"]
@@ -135,6 +138,7 @@ class Plan:
             "flops": sum(row["flops"] for row in running),
             "device_hours": round(sum(row["device_hours"] for row in running), 6),
             "memory_gb": max((row["memory_gb"] for row in running), default=0.0),
+            "wall_s": round(self.wall_s, 1),
         }
         return {
             "flow": self.flow,
@@ -178,6 +182,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
     known = {row.name: row for row in before.tasks} if before else {}
     rows: list[PlanRow] = []
     refusals: list[str] = []
+    seconds: dict[str, float] = {}
     outdated: dict[str, list[str]] = {}
     _check_fresh(frozen, nodes)
     vocab = vocab_of(frozen.arguments)
@@ -196,13 +201,27 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
                 outdated.setdefault(other, []).append(row_name(node, key))
             mine.append(_row(node, key, product, record, standing, plan_inputs))
         rows += mine
+        if any(row["state"] != "reuse" for row in mine):
+            seconds[node.name] = seconds_of(node, _left_s(mine), known, store)
         refusal = too_much(node, mine, frozen.pool, plan_inputs.vocab)
         if refusal is not None:
             refusals.append(refusal)
     notes = _notes(frozen, outdated, short_of(nodes))
     return Plan(
-        flow=frozen.flow, nodes=nodes, rows=rows, refusals=refusals, notes=notes, pace=plan_inputs.pace
+        flow=frozen.flow,
+        nodes=nodes,
+        rows=rows,
+        refusals=refusals,
+        notes=notes,
+        pace=plan_inputs.pace,
+        wall_s=RUN_S + wall_clock(nodes, seconds, frozen.pool) if seconds else 0.0,
     )
+
+
+def _left_s(rows: list[PlanRow]) -> float:
+    """Seconds of the steps that are left of a node's trainings; roles of one gang take turns."""
+    ranks = Parallel.model_validate(rows[0]["layout"]).ranks if rows[0]["layout"] else 1
+    return 3600 * sum(row["device_hours"] for row in rows if row["state"] != "reuse") / max(1, ranks)
 
 
 def _notes(frozen: Frozen, outdated: dict[str, list[str]], short: list[str]) -> list[str]:

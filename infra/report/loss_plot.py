@@ -22,40 +22,45 @@ def loss_png(
     controls: Mapping[str, str] | None = None,
     starts: Mapping[str, int] | None = None,
 ) -> bytes:
-    """PNG of training loss (smoothed line), held-out loss (points) and the steps at which students began;
-    below it the students' difference to their controls.
+    """PNG of what students gained on their controls, if any; below it training loss (smoothed line),
+    held-out loss (dots) and the steps at which students began.
     """
     controls, starts = dict(controls or {}), dict(starts or {})
     shown = {name: list(lines) for name, lines in curves.items() if lines}
     gaps = {c: s for c, s in controls.items() if c in shown and s in shown and _gap(shown[s], shown[c])}
-    figure = Figure(figsize=(9.0, 6.6 if gaps else 5.0), dpi=150, layout="constrained")
+    figure = Figure(figsize=(9.0, 7.0 if gaps else 5.0), dpi=150, layout="constrained")
     if gaps:
-        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.25))
+        gains, losses = figure.subplots(2, 1, sharex=True, height_ratios=(1.5, 3))
     else:
-        top, bottom = figure.subplots(1, 1), None
+        gains, losses = None, figure.subplots(1, 1)
     colours = colours_of(list(shown), controls)
     for name, lines in shown.items():
-        _draw(top, name, lines, colours[name], is_control=name in controls)
-    _mark_starts(top, starts, shown, colours, controls)
-    _crop(top, shown)
-    top.set_ylabel("loss (nats per token)")
-    lowest = bottom if bottom is not None else top
-    if bottom is not None:
-        _draw_gaps(bottom, gaps, shown, colours)
-    lowest.set_xlabel("step")
-    lowest.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    for axes in (top, *([bottom] if bottom is not None else [])):
+        _draw(losses, name, lines, colours[name], is_control=name in controls)
+    _mark_starts(losses, starts, shown, colours, controls)
+    _crop(losses, shown)
+    losses.set_ylabel("loss (nats per token)")
+    losses.set_xlabel("step")
+    losses.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    if gains is not None:
+        _draw_gains(gains, gaps, shown, colours)
+        losses.set_title(
+            "line: training, smoothed    dot: held-out    dashed: the same network without a teacher",
+            fontsize=9,
+            color=GREY,
+        )
+    for axes in (losses, *([gains] if gains is not None else [])):
         axes.grid(color="#e4e7ea", linewidth=0.7)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    top.set_title(
-        "line: training, smoothed    dot: held-out    dashed: the same network without a teacher"
-        if gaps
-        else "",
-        fontsize=9,
-        color=GREY,
+    handles, labels = losses.get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        frameon=False,
+        fontsize=10,
+        loc="outside upper center",
+        ncols=min(5, max(1, len(shown))),
     )
-    figure.legend(frameon=False, fontsize=10, loc="outside upper center", ncols=min(5, max(1, len(shown))))
     target = io.BytesIO()
     figure.savefig(target, format="png", facecolor="white")
     return target.getvalue()
@@ -161,18 +166,27 @@ def _gap(student: Lines, control: Lines) -> list[tuple[int, float]]:
     return [(s, v - theirs[s]) for s, v in zip(*_values(student, "eval/loss"), strict=True) if s in theirs]
 
 
-def _draw_gaps(
+def _draw_gains(
     axes: Axes, gaps: Mapping[str, str], shown: Mapping[str, Lines], colours: Mapping[str, str]
 ) -> None:
+    """How far each student is below its control on held-out text, and at the end in numbers."""
     axes.axhline(0, color=GREY, linewidth=1.0)
     for control, student in gaps.items():
-        points = _gap(shown[student], shown[control])
+        steps, gaps_N = zip(*_gap(shown[student], shown[control]), strict=True)
+        gained = [-gap for gap in gaps_N]
         axes.plot(
-            [s for s, _ in points],
-            [g for _, g in points],
+            steps,
+            gained,
             color=colours[student],
             marker="o",
             markersize=4,
             linewidth=1.5,
+            label=f"{student} {gained[-1]:+.2f}",
         )
-    axes.set_ylabel("student − control\n(below 0: better)", fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="lower right", ncols=min(4, len(gaps)), title="at the end")
+    axes.set_ylabel("nats gained from\nthe teacher", fontsize=9)
+    axes.set_title(
+        "held-out loss below that of the same network, seed and tokens without a teacher (above 0: better)",
+        fontsize=9,
+        color=GREY,
+    )

@@ -156,7 +156,7 @@ def test_options_in_one_row_score_as_one_by_one(study):
     examples = Examples(
         study.labels(), tokenizer, study.scratch, sequence=200, num_examples=40, seed=0, split="test"
     )
-    options = [[*study.vocabulary.encode(option), study.vocabulary.end_id] for option in OPTIONS]
+    options = [study.vocabulary.encode(option) for option in OPTIONS]  # none begins another
     correct, normalised = [], []
     for example in examples.examples:
         sums = []

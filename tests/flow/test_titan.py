@@ -55,14 +55,14 @@ def test_again_every_task_is_reused_and_no_process_is_started(atelier: Atelier) 
 
 
 def test_a_plan_names_the_changed_key_and_exactly_what_follows(atelier: Atelier) -> None:
-    plan = atelier.plan(*ARGUMENTS, "roles.teacher.model.num_layers=5")
+    plan = atelier.plan(*ARGUMENTS, "roles.teacher.optim.lr=1e-3")
     untouched = ("curate", "learn_tokenizer", "encode", "describe", "extract", "imitate", "label")
     kept = ("train.ahead", "-alone", "scratch-", "score.baselines")
     for row in plan.rows:
         is_kept = row["name"] in untouched or any(part in row["name"] for part in kept)
         assert row["state"] == ("reuse" if is_kept else "run"), row["name"]
     reasons = {row["name"]: row["reasons"] for row in plan.rows}
-    assert reasons["train.teacher"] == [{"key": "roles.teacher.model.num_layers", "old": 4, "new": 5}]
+    assert reasons["train.teacher"] == [{"key": "roles.teacher.optim.lr", "old": 0.002, "new": 0.001}]
 
 
 def test_without_controls_no_student_is_trained_twice(atelier: Atelier) -> None:
@@ -88,7 +88,7 @@ def test_lineage_of_a_student_names_all_that_it_came_from(atelier: Atelier) -> N
     """Teacher and assistant with their steps, the generator of the imitations, corpus and tokenizer."""
     said = atelier("lineage", "student_a")
     assert said.code == 0, said.err
-    for name in ("teacher", "assistant", "assistant-ahead", "imitations", "corpus", "tokenizer"):
+    for name in ("teacher", "assistant", "teacher-ahead", "imitations", "corpus", "tokenizer"):
         assert name in said.out, name
 
 

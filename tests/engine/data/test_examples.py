@@ -31,7 +31,7 @@ def _examples(made, tmp_path, **options):
     return Examples(*made, tmp_path, **({"sequence": 64} | options))
 
 
-def test_only_completion_and_end_token_are_scored(made, tmp_path, workshop):
+def test_only_the_completion_is_scored(made, tmp_path, workshop):
     examples, vocabulary = _examples(made, tmp_path), Vocabulary.read(made[1])
     batch = examples.batch(range(len(examples)))
     by_prompt = {line["prompt"]: line["completion"] for line in workshop.lines(made[0], "train.jsonl")}
@@ -40,7 +40,7 @@ def test_only_completion_and_end_token_are_scored(made, tmp_path, workshop):
         scored = labels[labels != -100].tolist()
         real = batch["documents_BT"][row] == 0
         prompt = vocabulary.decode(tokens[: int(np.argmax(labels != -100)) + 1].tolist())
-        assert scored[-1] == vocabulary.end_id
+        assert scored[-1] != vocabulary.end_id
         assert vocabulary.decode(scored) == by_prompt[prompt]
         assert (tokens[real][1:] == labels[real][:-1])[labels[real][:-1] != -100].all()
         assert batch["positions_BT"][row][real].tolist() == list(range(real.sum()))
@@ -93,7 +93,7 @@ def test_a_row_of_options_scores_for_each_option_what_a_row_of_its_own_would(mad
         row, example = examples.option_row(index), examples.examples[index]
         assert len(row.spans) == len(examples.options) == 3
         for branch, (begin, end) in enumerate(row.spans, start=1):
-            option = [*vocabulary.encode(examples.options[branch - 1]), vocabulary.end_id]
+            option = vocabulary.encode(examples.options[branch - 1])
             assert row.labels_T[begin:end].tolist() == option
             seen = (row.branches_T == 0) | (row.branches_T == branch)
             assert row.tokens_T[seen].tolist() == [*example.prompt, *option[:-1]]
@@ -134,13 +134,22 @@ def test_few_shot_prompts_stand_behind_the_same_solved_training_examples(made, t
     assert {each[3] for each in parts} == asked
 
 
-def test_models_that_were_not_fine_tuned_are_asked_without_an_end_token(made, tmp_path):
-    end = Vocabulary.read(made[1]).end_id
+def test_options_of_which_one_begins_another_are_told_apart_by_their_ends(workshop, poems, tmp_path):
+    path = tmp_path / "labels.jsonl"
+    names = (" red", " red and green")
+    path.write_text(
+        "".join(json.dumps({"prompt": f"poem {n}:", "completion": names[n % 2]}) + "\n" for n in range(40))
+    )
+    tokenizer = Path(workshop.tokenizer(workshop.corpus(poems)).url) / "tokenizer.json"
+    made = workshop.labels(Labels(source=str(path))), tokenizer
     tuned, zero = _examples(made, tmp_path, split="test"), _examples(made, tmp_path, split="test", shots=0)
+    end = Vocabulary.read(tokenizer).end_id
     assert [each.prompt for each in tuned.examples] == [each.prompt for each in zero.examples]
     assert all(each.completion[-1] == end for each in tuned.examples)
-    assert all(end not in each.completion for each in zero.examples)
-    assert end in tuned.option_row(0).labels_T and end not in zero.option_row(0).labels_T
+    assert all(end not in each.completion for each in zero.examples)  # text that continues
+    row = tuned.option_row(0)
+    assert [int(row.labels_T[last - 1]) for _, last in row.spans] == [end, end]
+    assert end not in zero.option_row(0).labels_T
 
 
 def test_more_shots_than_training_examples_are_refused(made, tmp_path):

@@ -1,6 +1,7 @@
 """The form of each flow: what it offers, that a filled one is the command line, and what it refuses."""
 
 import keyword
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -177,12 +178,23 @@ def test_a_blank_form_is_no_word(flow: str) -> None:
     assert to_overrides(flow, {}) == to_overrides(flow, {"code": DIGEST}) == []
 
 
+@pytest.mark.parametrize("flow", FLOWS)
+def test_boxes_stand_by_section_each_role_by_itself_and_rare_ones_last(flow: str) -> None:
+    places = [one["title"].partition("@")[2] or one["title"] for one in properties(flow).values()]
+    assert places[:2] == ["experiment", "pool"] and places[-3:] == ["overrides", "code", "sweep"]
+    sections = [".".join(place.split(".")[: 2 if place.startswith("roles.") else 1]) for place in places]
+    rare = next((n for n, place in enumerate(places) if place == "pool.queue"), len(places))
+    common = sections[:rare]
+    assert [name for name, _ in groupby(common)] == list(dict.fromkeys(common))
+    assert not [place for place in places[:rare] if place.startswith("parallel.")]
+
+
 def test_the_list_of_overrides_comes_last_and_wins() -> None:
     words = to_overrides(
         "pretrain",
         {"overrides": ["train.seed=3", "", "model=gpt_mini"], "train_seed": 2, "model": "gpt_nano"},
     )
-    assert words == ["model=gpt_nano", "train.seed=2", "train.seed=3", "model=gpt_mini"]
+    assert words == ["train.seed=2", "model=gpt_nano", "train.seed=3", "model=gpt_mini"]
     document = compose("pretrain", words, from_form=True).document
     assert document["train"]["seed"] == 3 and document["model"]["hidden"] == 192
 

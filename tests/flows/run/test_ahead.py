@@ -26,7 +26,7 @@ def test_the_teacher_may_first_learn_from_plain_text_alone(tmp_path: Path) -> No
 def test_without_an_objective_of_its_own_a_role_keeps_what_needs_neither_teacher_nor_imitations(
     tmp_path: Path,
 ) -> None:
-    [(name, role)] = ahead(tmp_path).training.roles.items()
+    [(name, role)] = ahead(tmp_path, "ahead=assistant").training.roles.items()
     assert name == "assistant" and {"document", "mlm", "control"} <= role.objective.keys()
     assert not {"natural", "logits", "attention"} & role.objective.keys()
 
@@ -44,9 +44,15 @@ def test_what_needs_a_teacher_or_imitations_is_refused(tmp_path: Path, kind: str
     with pytest.raises(
         ConfigError, match=rf"ahead\.objective\.{kind}: {kind} needs {needs}: there is none yet"
     ):
-        ahead(tmp_path, f"+ahead.objective.{kind}.kind={kind}")
+        ahead(tmp_path, "ahead=assistant", f"+ahead.objective.{kind}.kind={kind}")
 
 
 def test_a_kinds_name_is_for_an_objective_of_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lm is of kind document"):
-        ahead(tmp_path, "+ahead.objective.lm.kind=document")
+        ahead(tmp_path, "ahead=assistant", "+ahead.objective.lm.kind=document")
+
+
+def test_alone_it_may_learn_at_other_rates_than_later(tmp_path: Path) -> None:
+    [own] = ahead(tmp_path, "~ahead.optim").training.roles.values()
+    [other] = ahead(tmp_path, "ahead.optim.lr=7e-3").training.roles.values()
+    assert (own.optim.lr, other.optim.lr) == (2e-3, 7e-3)

@@ -31,12 +31,12 @@ def test_every_node_of_titan_has_a_layout_of_its_own_ranks(given: tuple[str, ...
 
 
 def test_what_is_given_for_the_students_of_one_task_is_not_asked_of_another(store: Store) -> None:
-    given = ("parallel.shard=1", "parallel.pipeline=2", "parallel.stages=[3,1]", "parallel.tensor=2")
+    given = ("parallel.shard=1", "parallel.pipeline=2", "parallel.stages=[1,1]", "parallel.tensor=2")
     own = "parallel.roles.student_a.shard=2"
     found = {
         node.name: node for node in collect_nodes(compose("titan", ["experiment=tiny", *given, own]), store)
     }
-    assert found["train"].layout["roles"] and found["train"].layout["stages"] == [3, 1]
+    assert found["train"].layout["roles"] and found["train"].layout["stages"] == [1, 1]
     for name in ("train.ahead", "train.controls", "finetune.student_a"):
         assert not found[name].layout["roles"] and not found[name].layout["stages"], name
 

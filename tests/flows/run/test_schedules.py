@@ -29,8 +29,8 @@ def moving(role: str, name: str, **schedule: float) -> list[str]:
 
 def test_a_control_and_the_role_trained_ahead_keep_constant_weights(store: Store) -> None:
     """The control of a student whose text comes in as its teacher goes is the same as any other's."""
-    plain = fingerprints("titan", store)
-    faded = fingerprints("titan", store, *moving("assistant", "document", begin=6, end=12))
+    plain = fingerprints("titan", store, "ahead=assistant")
+    faded = fingerprints("titan", store, "ahead=assistant", *moving("assistant", "document", begin=6, end=12))
     assert {name for name in plain if plain[name] != faded[name]} >= {"train.assistant"}
     assert plain["train.ahead.assistant"] == faded["train.ahead.assistant"]
 

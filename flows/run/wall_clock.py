@@ -1,0 +1,66 @@
+"""How long a run takes by the clock: its nodes on the slots of the pool in the order of the DAG, starts of
+processes included. A training takes its planned steps; any other task what it took in the nearest finished
+run, or else what it took on two laptop cores at the default sizes.
+"""
+
+import heapq
+
+from atelier.engine.config.pool import Pool
+from atelier.infra.code.code_map import TRAINED
+from atelier.infra.dag import Node
+from atelier.infra.launch.slots import num_slots
+from atelier.infra.store.run_manifest import Row
+from atelier.infra.store.store import Store
+
+RUN_S = 6.0  # Prefect's server and flow
+GANG_S = 3.0  # a gang's processes: imports, rendezvous, last checkpoint
+ROLE_S = 5.0  # a role in a gang: kernels compiled, evaluations, publication
+TASK_S = {  # without a training
+    "curate": 2.0,
+    "learn_tokenizer": 3.0,
+    "encode": 3.0,
+    "extract": 3.0,
+    "describe": 2.0,
+    "label": 1.0,
+    "imitate": 10.0,
+    "score": 20.0,
+    "report": 1.0,
+}
+
+
+def seconds_of(node: Node, trained_s: float, known: dict[str, Row], store: Store) -> float:
+    """Of one node that has something to make. `trained_s`: of its steps; `known`: the nearest finished run's
+    products by name.
+    """
+    if node.task in TRAINED:
+        return GANG_S + ROLE_S * len(node.products) + trained_s
+    for product in node.products.values():
+        before = known.get(product.name)
+        record = store.find(before.kind, before.fingerprint) if before else None
+        if record is not None and "ended" in record.provenance and "started" in record.provenance:
+            return float(record.provenance["ended"]) - float(record.provenance["started"])
+    return TASK_S.get(node.task, 0.0)
+
+
+def wall_clock(nodes: list[Node], seconds: dict[str, float], pool: Pool) -> float:
+    """Seconds until the last of the nodes has ended, each begun as soon as what it waits for has ended and
+    the pool has slots for it, earlier ones first; nodes without `seconds` are there already.
+    """
+    total = num_slots(pool)
+    if pool.gpus and pool.gpus_per_node:
+        total = max(total, pool.gpus)
+    free, now = total, 0.0
+    ended: set[str] = {node.name for node in nodes if node.name not in seconds}
+    waiting = [node for node in nodes if node.name in seconds]
+    running: list[tuple[float, int, str, int]] = []  # end, place, name, slots
+    while waiting or running:
+        for place, node in enumerate(list(waiting)):
+            needs = min(total, node.ranks * (node.threads if pool.is_cpu else 1))
+            if set(node.waits) <= ended and needs <= free:
+                waiting.remove(node)
+                free -= needs
+                heapq.heappush(running, (now + seconds[node.name], place, node.name, needs))
+        now, _, name, freed = heapq.heappop(running)
+        ended.add(name)
+        free += freed
+    return now

@@ -1,0 +1,53 @@
+"""How long a run is planned to take by the clock."""
+
+from pathlib import Path
+
+import pytest
+
+from atelier.engine.config.pool import Pool
+from atelier.flows.run.compose import compose
+from atelier.flows.run.plan import make_plan
+from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
+from atelier.infra.dag import Node
+from atelier.infra.store.store import Store
+
+
+def node(name: str, *waits: str, ranks: int = 1) -> Node:
+    return Node(name=name, task="score", products={}, waits=waits, ranks=ranks)
+
+
+TEN = {"a": 10.0, "b": 10.0, "c": 10.0, "d": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slots", "seconds"),
+    [
+        ([node("a"), node("b"), node("c")], 3, 10),
+        ([node("a"), node("b"), node("c")], 2, 20),
+        ([node("a"), node("b", "a"), node("c", "b")], 3, 30),
+        ([node("a", ranks=2), node("b"), node("d")], 2, 20),
+        ([node("a", ranks=4), node("d")], 2, 15),  # a gang takes at most what there is
+        ([node("there"), node("a", "there"), node("d", "a")], 1, 15),  # the first is finished before
+        ([node("a", ranks=0), node("b", ranks=0), node("c")], 1, 10),  # without a gang nothing is waited for
+    ],
+)
+def test_nodes_run_side_by_side_as_far_as_slots_and_the_dag_allow(
+    nodes: list[Node], slots: int, seconds: float
+) -> None:
+    mine = {name: s for name, s in TEN.items() if name in {one.name for one in nodes}}
+    assert wall_clock(nodes, mine, Pool(slots=slots)) == seconds
+
+
+def test_a_plan_says_what_the_clock_will_and_nothing_when_all_is_there(tmp_path: Path) -> None:
+    plan = make_plan(compose("titan", ["experiment=tiny", "tracker=none"]), Store(str(tmp_path)))
+    totals = plan.document()["totals"]
+    longest = max(row["device_hours"] for row in plan.rows) * 3600
+    assert totals["wall_s"] > RUN_S + longest
+    quick = make_plan(compose("corpus", ["experiment=tiny", "tracker=none"]), Store(str(tmp_path)))
+    assert RUN_S < quick.document()["totals"]["wall_s"] < totals["wall_s"]
+
+
+def test_a_task_without_a_training_takes_what_is_known_of_its_kind(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    assert seconds_of(node("score"), 0.0, {}, store) > 0
+    assert seconds_of(node("score").model_copy(update={"task": "new"}), 0.0, {}, store) == 0
