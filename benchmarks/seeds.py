@@ -1,5 +1,6 @@
 """The demo for several seeds: minutes, and whether its signs hold each time: the teacher below the trigram,
-every student below xz and 0.2 nats below its same-seed control, every fine-tuned model above its zero-shot self.
+every student below xz and 0.2 nats below its same-seed control, every fine-tuned model above itself asked
+zero-shot.
 
 python benchmarks/seeds.py [--seeds 1 2 3] [--store DIR]      about as long as the demo, a seed, each in a
 store of its own; finished seeds are reused, and their minutes are then those of the reuse

@@ -292,8 +292,7 @@ class FieldPlace:
         containers.
         """
         found = [arm for arm in _arms(self.annotation) if isinstance(arm, type) and issubclass(arm, Spec)]
-        own = get_args(self.annotation)[1:] if get_origin(self.annotation) is Annotated else ()
-        group = group_of((*self.metadata, *own))
+        group = group_of((*self.metadata, *_metadata(self.annotation)))
         if not found or not group:
             return found[0] if found else None
         kind = str(self.value.get("kind", "")) if isinstance(self.value, Mapping) else ""
@@ -345,8 +344,18 @@ def _item(name: str, annotation: Form, value: Given) -> FieldPlace:
     return FieldPlace(name, annotation, value)
 
 
+def _union(annotation: Form) -> tuple[Form, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _metadata(annotation: Form) -> tuple[object, ...]:
+    """Of an Annotated type, or of those in a union."""
+    arms = [arm for arm in _union(annotation) if get_origin(arm) is Annotated]
+    return tuple(one for arm in arms for one in get_args(arm)[1:])
+
+
 def _arms(annotation: Form) -> tuple[Form, ...]:
-    arms = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    arms = _union(annotation)
     return tuple(get_args(arm)[0] if get_origin(arm) is Annotated else arm for arm in arms)
 
 

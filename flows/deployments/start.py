@@ -10,6 +10,7 @@ from atelier.flows.run.execute import RunOutcome, reuse_all, run_flow
 from atelier.flows.run.plan import Plan, make_plan
 from atelier.flows.run.pools import check_launcher
 from atelier.flows.run.screen import Screen
+from atelier.flows.run.table import duration
 from atelier.infra.dag import Node
 from atelier.infra.stack.stack import Stack, join_stack
 from atelier.infra.store.store import Store
@@ -35,9 +36,10 @@ def run_to_end(
         raise ConfigError("plan", plan.refusals[0], "; ".join(plan.refusals[1:]))
     with Screen() as screen:
         totals = plan.document()["totals"]
+        takes = f", about {duration(plan.wall_s)}" if plan.wall_s else ""
         screen.line(
             f"{frozen.flow}: {totals['tasks']} tasks, {totals['reuse']} artifacts to reuse, {totals['run']}"
-            f" to make   store {store.root}"
+            f" to make{takes}   store {store.root}"
         )
         for note in plan.notes:
             screen.line(f"note: {note}")

@@ -218,7 +218,7 @@ def _baseline_rows(baselines: Scores, read: int | None) -> list[ReportRow]:
     }
     of_read = _trigram_of(baselines, read) if read and "trigram_tokens" in baselines else None
     if of_read is not None:
-        found["trigram of the teacher's tokens"] = of_read
+        found["trigram, same tokens"] = of_read
     return [
         {"name": name, "kind": "baseline", "bits_per_byte": value}
         for name, value in found.items()

@@ -26,7 +26,7 @@ def test_the_trigram_is_also_shown_with_as_many_tokens_as_the_teacher_read(
 ) -> None:
     found = {row["name"]: row.get("bits_per_byte") for row in _baseline_rows(KNOWN, read)}
     assert found["interpolated trigram"] == 1.6
-    assert found.get("trigram of the teacher's tokens") == (pytest.approx(bits, abs=1e-4) if bits else None)
+    assert found.get("trigram, same tokens") == (pytest.approx(bits, abs=1e-4) if bits else None)
 
 
 def test_baselines_of_an_earlier_version_have_the_whole_trigram_only() -> None:

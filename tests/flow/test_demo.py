@@ -1,0 +1,32 @@
+"""The demo at about a tenth of its size keeps the signs that it is there to show."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.flow.command import Atelier
+
+TENTH = (
+    "titan", "experiment=laptop", "tracker=none", "tokenizer.vocab=1024", "train.sequence=128",
+    "ahead.steps=200", "train.steps=120", "train.checkpoint_every=40", "score.max_tokens=30000",
+    "finetune.num_labels=64", "finetune.draws=1", "finetune.scratch=false", "score.max_examples=40",
+    "imitate.paragraphs=60", "imitate.tokens=48",
+)  # fmt: skip
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_students_gain_from_a_chain_that_is_in_order(atelier: Atelier) -> None:
+    said = atelier(*TENTH, "train.seed=21")
+    assert said.code == 0, said.err
+    [report] = atelier.records("report", "titan")
+    rows = {row["name"]: row for row in report["summary"]["table"]}
+    gains = {name: row["delta"] for name, row in rows.items() if "delta" in row}
+    assert gains.keys() == {"assistant", "student_a", "student_b"}
+    assert all(delta < -0.1 for delta in gains.values()), gains
+    bits = {name: row["bits_per_byte"] for name, row in rows.items() if "bits_per_byte" in row}
+    assert bits["teacher"] < bits["assistant"] < min(bits["student_a"], bits["student_b"])

@@ -1,0 +1,66 @@
+"""The commands of README and docs are commands: flows compose with their words, the others parse."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from atelier.engine.config.error import AtelierError
+from atelier.flows.cli import syntax
+from atelier.flows.run.catalog import flow_names
+from atelier.flows.run.compose import compose
+from tests.checkout import TOP
+
+PAGES = sorted([*(TOP / "docs").rglob("*.md"), *TOP.glob("*.md")])
+BLOCK = re.compile(r"(?ms)^ *```\w*\n(.*?)^ *```")
+PLACEHOLDERS = {"<name>": "gpt_nano", "<run>": "3f2a", "<its id>": "3f2a"}
+
+
+def commands(page: Path) -> list[str]:
+    """What follows `atelier` in the lines of a page's blocks, without comments."""
+    lines = [
+        line.strip().removeprefix("$ ")
+        for block in BLOCK.findall(page.read_text())
+        for line in block.splitlines()
+    ]
+    found = [line.removeprefix("atelier ") for line in lines if line.startswith("atelier ")]
+    for placeholder, word in PLACEHOLDERS.items():
+        found = [line.replace(placeholder, word) for line in found]
+    return found
+
+
+ALL = sorted({(str(page.relative_to(TOP)), line) for page in PAGES for line in commands(page)})
+
+
+def first_point(word: str) -> str:
+    """The first of several values of a sweep, commas inside brackets aside."""
+    key, equals, values = word.partition("=")
+    return key + equals + re.split(r",(?![^\[({]*[\])}])", values)[0]
+
+
+def check(line: str) -> None:
+    first, *words = [word for word in shlex.split(line, comments=True) if word != "..."]
+    if first in flow_names():
+        if "-m" in words:
+            words = [first_point(word) for word in words]
+        compose(first, [word for word in words if not word.startswith("-")])
+    elif first in syntax.COMMANDS:
+        options = syntax.parse_words(syntax.COMMANDS[first], words)
+        if first == "plan":
+            compose(options.flow, options.overrides)
+    else:
+        assert first in ("--help", "--version", "help"), line
+
+
+@pytest.mark.parametrize(("page", "line"), ALL)
+def test_a_command_of_a_page_is_one(page: str, line: str) -> None:
+    check(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["titan experiment=laptob", "titen", "generate", "plan pretrain model=gpt_nan"]
+)
+def test_a_wrong_one_would_be_found(line: str) -> None:
+    with pytest.raises((AtelierError, AssertionError)):
+        check(line)
