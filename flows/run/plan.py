@@ -202,7 +202,8 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
             mine.append(_row(node, key, product, record, standing, plan_inputs))
         rows += mine
         if any(row["state"] != "reuse" for row in mine):
-            seconds[node.name] = seconds_of(node, _left_s(mine), known, store)
+            earlier = [known[row["name"]] for row in mine if row["name"] in known]
+            seconds[node.name] = seconds_of(node, _left_s(mine), earlier, store)
         refusal = too_much(node, mine, frozen.pool, plan_inputs.vocab)
         if refusal is not None:
             refusals.append(refusal)

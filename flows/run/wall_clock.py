@@ -4,6 +4,7 @@ run, or else what it took on two laptop cores at the default sizes.
 """
 
 import heapq
+from collections.abc import Iterable
 
 from atelier.engine.config.pool import Pool
 from atelier.infra.code.code_map import TRAINED
@@ -28,15 +29,14 @@ TASK_S = {  # without a training
 }
 
 
-def seconds_of(node: Node, trained_s: float, known: dict[str, Row], store: Store) -> float:
-    """Of one node that has something to make. `trained_s`: of its steps; `known`: the nearest finished run's
-    products by name.
+def seconds_of(node: Node, trained_s: float, before: Iterable[Row], store: Store) -> float:
+    """Of one node that has something to make. `trained_s`: of its steps; `before`: what the nearest finished
+    run has of its products.
     """
     if node.task in TRAINED:
         return GANG_S + ROLE_S * len(node.products) + trained_s
-    for product in node.products.values():
-        before = known.get(product.name)
-        record = store.find(before.kind, before.fingerprint) if before else None
+    for row in before:
+        record = store.find(row.kind, row.fingerprint)
         if record is not None and "ended" in record.provenance and "started" in record.provenance:
             return float(record.provenance["ended"]) - float(record.provenance["started"])
     return TASK_S.get(node.task, 0.0)
@@ -50,17 +50,17 @@ def wall_clock(nodes: list[Node], seconds: dict[str, float], pool: Pool) -> floa
     if pool.gpus and pool.gpus_per_node:
         total = max(total, pool.gpus)
     free, now = total, 0.0
-    ended: set[str] = {node.name for node in nodes if node.name not in seconds}
+    to_come = set(seconds)
     waiting = [node for node in nodes if node.name in seconds]
     running: list[tuple[float, int, str, int]] = []  # end, place, name, slots
     while waiting or running:
         for place, node in enumerate(list(waiting)):
             needs = min(total, node.ranks * (node.threads if pool.is_cpu else 1))
-            if set(node.waits) <= ended and needs <= free:
+            if to_come.isdisjoint(node.waits) and needs <= free:
                 waiting.remove(node)
                 free -= needs
                 heapq.heappush(running, (now + seconds[node.name], place, node.name, needs))
         now, _, name, freed = heapq.heappop(running)
-        ended.add(name)
+        to_come.remove(name)
         free += freed
     return now

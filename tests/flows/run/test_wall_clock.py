@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.pool import Pool
+from atelier.engine.config.record import Provenance, Record
 from atelier.flows.run.compose import compose
 from atelier.flows.run.plan import make_plan
-from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
+from atelier.flows.run.wall_clock import RUN_S, TASK_S, seconds_of, wall_clock
 from atelier.infra.dag import Node
+from atelier.infra.store.run_manifest import Row
 from atelier.infra.store.store import Store
 
 
@@ -47,7 +49,18 @@ def test_a_plan_says_what_the_clock_will_and_nothing_when_all_is_there(tmp_path:
     assert RUN_S < quick.document()["totals"]["wall_s"] < totals["wall_s"]
 
 
-def test_a_task_without_a_training_takes_what_is_known_of_its_kind(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    assert seconds_of(node("score"), 0.0, {}, store) > 0
-    assert seconds_of(node("score").model_copy(update={"task": "new"}), 0.0, {}, store) == 0
+class Kept(Store):
+    """A store whose artifacts took twelve seconds each."""
+
+    def find(self, kind: str, fingerprint: str) -> Record | None:
+        times = Provenance(started=100.0, ended=112.0)
+        return Record(
+            kind=kind, name="", fingerprint=fingerprint, version=1, identity={}, parents={}, provenance=times
+        )
+
+
+def test_a_task_without_a_training_takes_what_it_took_or_what_is_known_of_its_kind(tmp_path: Path) -> None:
+    store = Kept(str(tmp_path))
+    assert seconds_of(node("score"), 0.0, [Row(fingerprint="f", kind="scores")], store) == 12
+    assert seconds_of(node("score"), 0.0, [], store) == TASK_S["score"]
+    assert seconds_of(node("score").model_copy(update={"task": "new"}), 0.0, [], store) == 0
