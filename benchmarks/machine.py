@@ -42,12 +42,12 @@ def about() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of this checkout, with `+` where files differ from it; '' without one."""
+    """The commit of this checkout, with `+` where its files differ; '' without one."""
     top = Path(__file__).resolve().parent.parent
     git = ["git", "-C", str(top)]
     told = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
     changed = subprocess.run(
-        [*git, "status", "--porcelain", "--", ".", ":!benchmarks/results", ":!docs", ":!*.md"],
+        [*git, "status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results", ":!docs", ":!*.md"],
         capture_output=True, text=True,
     )  # fmt: skip
     return told.stdout.strip() + ("+" if changed.stdout.strip() else "") if not told.returncode else ""

@@ -3,10 +3,10 @@ on bigrams, samples it ranked, lengths that were asked for, prompts, memory, ord
 
 python benchmarks/objectives.py [--steps 1500] [--store DIR] [--tiny]      two to four hours
 
-Trains Titan's teacher with an assistant that imitates the text (`atelier titan`; resumable in DIR), where
-the objectives with classes have one row in twenty. At this size that is too few for them to learn anything,
-so the teacher then goes on once for each of four aims, with most rows for one objective. Every interval is
-one of 95 %.
+Trains Titan's teacher, which learns plain text first and then imitates it (`atelier titan`; resumable in
+DIR), where the objectives with classes have one row in fifty. At this size that is too few for them to learn
+anything, so the teacher then goes on once for each of four aims, with most rows for one objective. Every
+interval is one of 95 %.
 """
 
 import argparse

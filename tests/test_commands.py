@@ -14,7 +14,7 @@ from tests.checkout import TOP
 
 PAGES = sorted([*(TOP / "docs").rglob("*.md"), *TOP.glob("*.md")])
 BLOCK = re.compile(r"(?ms)^ *```\w*\n(.*?)^ *```")
-PLACEHOLDERS = {"<name>": "gpt_nano", "<run>": "3f2a", "<its id>": "3f2a"}
+READERS_PART = {"<name>": "gpt_nano", "<run>": "3f2a"}  # what a reader puts in
 
 
 def commands(page: Path) -> list[str]:
@@ -25,8 +25,8 @@ def commands(page: Path) -> list[str]:
         for line in block.splitlines()
     ]
     found = [line.removeprefix("atelier ") for line in lines if line.startswith("atelier ")]
-    for placeholder, word in PLACEHOLDERS.items():
-        found = [line.replace(placeholder, word) for line in found]
+    for mark, word in READERS_PART.items():
+        found = [line.replace(mark, word) for line in found]
     return found
 
 

@@ -15,7 +15,7 @@ from atelier.infra.store.store import Store
 
 RUN_S = 6.0  # Prefect's server and flow
 GANG_S = 3.0  # a gang's processes: imports, rendezvous, last checkpoint
-ROLE_S = 5.0  # a role in a gang: kernels compiled, evaluations, publication
+ROLE_S = 5.0  # a network in a gang: kernels compiled, evaluations, publication
 TASK_S = {  # without a training
     "curate": 2.0,
     "learn_tokenizer": 3.0,
@@ -34,7 +34,8 @@ def seconds_of(node: Node, trained_s: float, before: Iterable[Row], store: Store
     run has of its products.
     """
     if node.task in TRAINED:
-        return GANG_S + ROLE_S * len(node.products) + trained_s
+        num_networks = len(node.products) if node.task == "train" else 1  # draws share one and its kernels
+        return GANG_S + ROLE_S * num_networks + trained_s
     for row in before:
         record = store.find(row.kind, row.fingerprint)
         if record is not None and "ended" in record.provenance and "started" in record.provenance:

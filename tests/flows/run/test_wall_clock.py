@@ -40,7 +40,7 @@ def test_nodes_run_side_by_side_as_far_as_slots_and_the_dag_allow(
     assert wall_clock(nodes, mine, Pool(slots=slots)) == seconds
 
 
-def test_a_plan_says_what_the_clock_will_and_nothing_when_all_is_there(tmp_path: Path) -> None:
+def test_a_longer_flow_takes_longer_by_the_clock_and_more_than_its_longest_training(tmp_path: Path) -> None:
     plan = make_plan(compose("titan", ["experiment=tiny", "tracker=none"]), Store(str(tmp_path)))
     totals = plan.document()["totals"]
     longest = max(row["device_hours"] for row in plan.rows) * 3600

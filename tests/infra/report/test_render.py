@@ -8,11 +8,14 @@ from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 
+from atelier.engine.config.metric import CurveLine
 from atelier.infra.report.lineage import lineage
-from atelier.infra.report.loss_plot import colours_of, smooth
+from atelier.infra.report.loss_plot import colours_of, loss_png, smooth
 from atelier.infra.report.render import ReportContent, interval, size, terminal_table, write_report
 from tests.infra.records import family
 
@@ -126,6 +129,24 @@ def test_the_picture_is_sharp_and_shows_all_roles(tmp_path: Path) -> None:
     assert image.width >= 1200
     colours = {colour for _, colour in image.getcolors(1 << 24) or []}
     assert {(0, 114, 178), (28, 28, 28)} <= colours  # the student's blue and the teacher's black
+
+
+def test_the_picture_begins_with_what_students_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *a, **more: (drawn.append(self), save(self, *a, **more))
+    )
+
+    def curve(*looks: float) -> list[CurveLine]:
+        return [{"step": n, "values": {"loss": loss, "eval/loss": loss}} for n, loss in enumerate(looks)]
+
+    curves = {"teacher": curve(4, 3, 2), "student": curve(6, 4, 3), "alone": curve(6, 5, 4.5)}
+    loss_png(curves, controls={"alone": "student"})
+    gains, losses = drawn[0].axes
+    assert "gained" in gains.get_ylabel() and "loss" in losses.get_ylabel()
+    assert gains.get_position().y0 > losses.get_position().y0
+    assert list(gains.lines[-1].get_ydata()) == [0, 1, 1.5] and gains.lines[-1].get_label() == "student +1.50"
 
 
 def test_controls_stand_behind_their_students_in_every_form(tmp_path: Path) -> None:
