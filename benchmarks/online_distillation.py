@@ -13,8 +13,8 @@ the same tokens:
   e  online, from step 0; "lead": with a weight in proportion to the teacher's lead
   f  alone from step 0, for as many CPU seconds as a took for student and distillation together
 Every part is one engine.train process whose result is kept in DIR; run again, what is there is not made anew.
-Every seed is kept in benchmarks/results as soon as the ways that the goals are about are there (a and b with
-logits, d, and training all without distillation), and again when it is complete.
+benchmarks/results has of every seed first the ways that the goals are about (a and b with logits, d, and
+training all without distillation), then the others.
 """
 
 import argparse
@@ -137,12 +137,11 @@ def costs(seeds: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     chosen = options(__doc__ or "", steps=384, store="online-distillation")
     bench = Bench(chosen)
-    seeds: dict[int, Any] = {}
-    for seed in chosen.seeds:
-        for found in bench.seed(seed):
-            seeds[seed] = found
-            if chosen.go_on:
-                seeds = kept_seeds("online_distillation", bench.steps) | seeds
+    seeds = kept_seeds("online_distillation", bench.steps) if chosen.go_on else {}
+    ways = {seed: bench.seed(seed) for seed in chosen.seeds}
+    for _ in ("what the goals are about", "all ways"):  # of every seed, then the next
+        for seed, found in ways.items():
+            seeds[seed] = next(found)
             keep("online_distillation", summary(bench, seeds), is_trial=chosen.tiny)
 
 
