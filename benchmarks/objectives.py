@@ -14,7 +14,6 @@ import json
 import statistics
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,18 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from aims import AIMS
+from baselines import by_overlap, by_teacher, by_trigram, likeliest
 from intervals import auc, mean_of, resampled
 from machine import keep
-from study import Batch, Study, batches
+from study import Study, batches
 
 from atelier.engine.config.batch import NOT_SCORED, PADDING
-from atelier.engine.config.data import SEP
 from atelier.engine.config.generation import GenerationAttributes, Sampling
 from atelier.engine.config.objective.control import Control
 from atelier.engine.config.objective.distance import Distance
 from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.config.objective.reorder import Reorder
+from atelier.engine.config.registry import RowClasses
 from atelier.engine.data.control_prompt import prefix_of
 from atelier.engine.data.datasets.natural import IMITATIONS
 from atelier.engine.inference.sampling import continuation
@@ -142,7 +142,7 @@ def lengths(study: Study) -> dict[str, Any]:
                 found[way].append((asked, produced(study, wishes, seed=1000 * asked + number)))
 
     def correlation(pairs: np.ndarray, chosen: np.ndarray) -> float:
-        return float(spearmanr(pairs[chosen, 0], pairs[chosen, 1]).statistic)
+        return float(spearmanr(pairs[chosen, 0], pairs[chosen, 1])[0])
 
     result: dict[str, Any] = {}
     for way, pairs in found.items():
@@ -200,61 +200,51 @@ def memory(study: Study) -> dict[str, Any]:
     return {"on": mean_of(on_N), "off": mean_of(off_N), "on - off": mean_of(on_N - off_N)}
 
 
-def accuracy(study: Study, name: str, spec: Any, chance: float) -> dict[str, Any]:
-    """Of the class head on held-out rows, beside what one knows without reading."""
-    rows = study.rows(name, spec, study.only("tokens"))
-    logits_NC, classes_N = study.classes(name, rows, 100 if study.tiny else 2000)
-    return mean_of((logits_NC.argmax(1) == classes_N).astype(float)) | {"chance": round(chance, 4)}
-
-
-def chance_of_orders(max_segments: int) -> float:
-    """A row shows of how many segments it is; every order is as frequent as any other."""
-    return max_segments / Reorder(max_segments=max_segments).num_classes
-
-
-@torch.inference_mode()
-def by_likelihood(study: Study) -> dict[str, Any]:
-    """How often the true order of two segments has fewer nats, read as a text, than the other one: what the
-    teacher knows of order without a head for it.
+def right(study: Study, spec: RowClasses, rivals: dict[str, np.ndarray], chance: float) -> dict[str, Any]:
+    """The share of held-out rows that the class head gets right; beside those of rivals, by the classes that
+    they say, and of what one knows without reading.
     """
-    rows = study.rows("reorder", Reorder(), study.only("tokens"))
-    end, sep = study.vocabulary.end_id, study.vocabulary.special(SEP)
-    right: list[float] = []
-    for batch in batches(rows, 100 if study.tiny else 2000):
-        for tokens_T, document_T, kind in zip(
-            batch["tokens_BT"], batch["documents_BT"], batch["classes_B"], strict=True
-        ):
-            if kind not in (1, 2):
-                continue
-            shown = tokens_T[document_T == 0][1:]
-            first, second = (part[part != sep] for part in np.split(shown, np.flatnonzero(shown == sep)[:1]))
-            nats = [
-                study.nats(text_row(np.concatenate([[end], *order])))[0]
-                for order in ((first, second), (second, first))
-            ]
-            right.append(float((nats[0] < nats[1]) == (kind == 1)))
-    return mean_of(np.array(right)) | {"chance": 0.5}
+    rows, most = held_out(study, spec)
+    logits_NC, classes_N = study.classes(spec.kind, rows, most)
+    head_N = (logits_NC.argmax(1) == classes_N).astype(float)
+    found = mean_of(head_N) | {"chance": round(chance, 4)}
+    for name, said_N in rivals.items():
+        rival_N = (said_N == classes_N).astype(float)
+        found |= {name: mean_of(rival_N), f"head - {name}": mean_of(head_N - rival_N)}
+    return found
 
 
-def text_row(ids: np.ndarray) -> Batch:
-    """One row that is read as text, every token but the first to be predicted."""
-    labels = np.append(ids[1:], NOT_SCORED)
-    row = {"tokens_BT": ids, "labels_BT": labels, "positions_BT": np.arange(len(ids))}
-    return {name: values[None].astype(np.int64) for name, values in row.items()} | {
-        "documents_BT": np.zeros((1, len(ids)), np.int64)
+def held_out(study: Study, spec: RowClasses) -> tuple[Any, int]:
+    """The rows, and how many of them count."""
+    return study.rows(spec.kind, spec, study.only("tokens")), 100 if study.tiny else 2000
+
+
+def reordered(study: Study) -> dict[str, Any]:
+    """The head beside the order of least nats by a trigram, and by the model itself."""
+    spec = Reorder()
+    some = list(batches(*held_out(study, spec)))
+    rivals = {
+        name: np.concatenate([likeliest(batch, spec, nats) for batch in some])
+        for name, nats in (("trigram", by_trigram(study)), ("likelihood", by_teacher(study)))
     }
+    return right(study, spec, rivals, chance=spec.max_segments / spec.num_classes)
+
+
+def distant(study: Study) -> dict[str, Any]:
+    """The head beside a logistic regression on what the fragments have in common."""
+    spec = Distance()
+    some = list(batches(*held_out(study, spec)))
+    train = study.rows("distance", spec, study.only("tokens"), split="train")
+    said_N = by_overlap(study, train, some, 300 if study.tiny else 12000)
+    return right(study, spec, {"logistic regression": said_N}, chance=1 / spec.num_classes)
 
 
 PARTS: dict[str, dict[str, Any]] = {  # by the aim that the teacher has gone on with
-    "": {"document_memory": memory, "order by likelihood": by_likelihood},
+    "": {"document_memory": memory},
     "natural": {"adversarial": adversarial, "repetition": ranked},
     "control": {"length": lengths, "control_loss": prompts},
-    "distance": {"distance": partial(accuracy, name="distance", spec=Distance(), chance=1 / 3)},
-    "reorder": {
-        "reorder": partial(
-            accuracy, name="reorder", spec=Reorder(), chance=chance_of_orders(Reorder().max_segments)
-        )
-    },
+    "distance": {"distance": distant},
+    "reorder": {"reorder": reordered},
 }
 
 

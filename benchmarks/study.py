@@ -7,10 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
@@ -19,11 +20,13 @@ from aims import AIMS
 from machine import use_own_code
 
 from atelier.engine.config.batch import NOT_SCORED
+from atelier.engine.config.registry import RowClasses, spec_class
 from atelier.engine.data.datasets.load import rows_of
 from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.inference.scoring import label_nats
 from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.load import read_weights
+from atelier.engine.objective.classes import class_logits
 from tests.engine.trainings import artifact
 
 Batch = dict[str, np.ndarray]
@@ -127,24 +130,29 @@ class Study:
         """The newest one of this name."""
         found = [open_input(str(place.parent)) for place in self.store.glob(f"{kind}/*/record.json")]
         named = [each for each in found if each.record.name == name]
-        return max(named, key=lambda each: each.record.provenance["started"])
+        return max(named, key=lambda each: each.record.provenance.get("started", 0.0))
 
     def only(self, kind: str) -> ArtifactInput:
         [place] = self.store.glob(f"{kind}/*/record.json")
         return open_input(str(place.parent))
 
-    def rows(self, kind: str, spec: Any, source: ArtifactInput) -> Any:
+    def rows(self, kind: str, spec: Any, source: ArtifactInput, split: str = "held_out") -> Any:
         return rows_of(kind).open_rows(
-            spec, source, self.vocabulary, self.scratch, split="held_out", sequence=self.sequence, seed=1
+            spec, source, self.vocabulary, self.scratch, split=split, sequence=self.sequence, seed=1
         )
 
     @torch.inference_mode()
     def classes(self, name: str, rows: Any, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """(logits [N, C], classes [N]) of the first rows."""
+        """(logits [N, C], classes [N]) of the first rows, by the objective of this name."""
+        spec = cast(RowClasses, spec_class("objective", name).model_validate({"kind": name}))
+        has_pairs = name in getattr(self.model, "pairs", {})
+        weights = {key: value for key, value in cast(nn.Module, self.model).named_parameters()}
         logits, classes = [], []
         for batch in batches(rows, most):
-            hidden_BD = self.model(tensors(batch)).hidden[:, 0]
-            logits.append(self.model.class_logits(hidden_BD, name).float().numpy())
+            given = tensors(batch)
+            hidden_BTD = self.model(given).hidden
+            logits_BC = class_logits(spec, hidden_BTD, given, weights.__getitem__, has_pairs=has_pairs)
+            logits.append(logits_BC.numpy())
             classes.append(batch["classes_B"])
         return np.concatenate(logits), np.concatenate(classes)
 

@@ -39,6 +39,7 @@ TENSORS: Mapping[str, BatchTensor] = {
     "memory_BT": BatchTensor("BT", between=True),  # 1 = visible, but without gradient
     "prompts_BT": BatchTensor("BT", -1, between=True),  # row of the soft prompts; -1 = a token
     "branches_BT": BatchTensor("BT"),  # options after one prompt
+    "segments_BT": BatchTensor("BT", -1, whole="segments_BS"),  # segment of its row; -1 = of none
     "encoder_tokens_BU": BatchTensor("BU"),
     "encoder_positions_BU": BatchTensor("BU"),
     "encoder_documents_BU": BatchTensor("BU", PADDING, whole="encoder_documents_BW"),

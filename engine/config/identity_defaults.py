@@ -37,6 +37,7 @@ ABSENT: dict[str, dict[str, Json]] = {
         "nlu": {},
         "nlg": {},
         "classes": {},
+        "pairs": {},
         "prompts": 0,
     },
     "Net": {"num_layers": 0, "hidden": "auto", "num_heads": "auto", "ffn": "auto"},

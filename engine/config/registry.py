@@ -23,6 +23,7 @@ from atelier.engine.config.error import ConfigError, DataError, nearest
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 
 NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective: it names metrics
+Follows = tuple[tuple[tuple[int, int], ...], ...]  # by class, pairs (i, j) of segments: j follows i
 Form = type | None  # what an annotation says: Literal, unions and Annotated too, as pydantic declares it
 
 
@@ -152,12 +153,26 @@ class ObjectiveSpec(Kind):
 
 
 class RowClasses(ObjectiveSpec):
-    """An objective that predicts the class of a row from its first token, with a head of its kind's name."""
+    """An objective that predicts the class of a row from its first token, with a head of its kind's name; and
+    from which segment follows which, where the model has a head for that.
+    """
 
     term: ClassVar[str] = "classes"
 
+    @property
+    def follows(self) -> Follows:
+        """For each class the segments, by their number in the row, that it says to be neighbours in the text;
+        () for rows without segments.
+        """
+        return ()
+
     def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
         heads: dict[str, int] = getattr(model, "classes", {})
+        if self.kind in getattr(model, "pairs", {}) and not self.follows:
+            raise ConfigError(
+                f"{place}model.pairs", f"rows of the objective {self.kind} have no segments to compare",
+                f"~{place}model.pairs.{self.kind}",
+            )  # fmt: skip
         if heads.get(self.kind) == self.num_classes:
             return
         known = ", ".join(f"{name}: {size}" for name, size in heads.items()) or "none"

@@ -102,6 +102,15 @@ class Windows:
         }
 
 
+def segments(tokens_BT: np.ndarray, documents_BT: np.ndarray, cls: int, sep: int) -> np.ndarray:
+    """The number of the segment that each token is in, [B, T], -1 for `cls`, `sep` and padding: rows
+    <|cls|> segment <|sep|> segment ..., of one document each.
+    """
+    is_sep_BT = tokens_BT == sep
+    is_text_BT = ~is_sep_BT & (tokens_BT != cls) & (documents_BT != PADDING)
+    return np.where(is_text_BT, is_sep_BT.cumsum(1), -1)
+
+
 def packed(rows: Sequence[np.ndarray], length: int, pad: int) -> dict[str, np.ndarray]:
     """A padded batch with one document per row, bidirectional, nothing scored: [B, length] int64 and
     bidirectional_B.

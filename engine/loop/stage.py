@@ -20,7 +20,7 @@ from atelier.engine.objective.chunked import Mix, TeacherSide
 from atelier.engine.objective.terms import State, mixed_terms
 from atelier.engine.objective.vocab_slice import LogitCache, VocabSlice
 from atelier.engine.parallel.compute import Precision, arithmetic
-from atelier.engine.parallel.context import whole_keys
+from atelier.engine.parallel.context import over_context, whole_keys
 from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.pipeline import Pipeline, add_up_tied
 from atelier.engine.parallel.shard import between_micro_batches, reshard
@@ -111,6 +111,7 @@ class StageModule(nn.Module):
             batch=work.batches[number],
             weight=lambda name: output.weights[name] if name in output.weights else self._local(name),
             whole_keys=lambda relations: whole_keys(relations, self.grid),
+            over_context=lambda part: over_context(part, self.grid),
             group=self.grid.group("tensor"),
             part=self._slice(head_weight_VD),
             has_first=not self.grid.places["context"],

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.model.ernie import NETS
+from atelier.engine.config.model.ernie import NETS, SIDES
 from atelier.engine.config.model.ernie import Ernie as Spec
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache
@@ -20,6 +20,8 @@ from atelier.engine.model.contract import Carried, Output, Relations, Split
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.placement import local
 from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks
+
+HEADS = ("classes", "pairs")  # parts whose weights objectives of rows read
 
 
 class TaskNet(nn.Module):
@@ -60,9 +62,11 @@ class ErnieDecoder(Decoder):
         self.num_prompts = spec.prompts
         self.classes = nn.ModuleDict()
         for name, number in spec.classes.items():
-            if hasattr(self.classes, name):
-                raise ConfigError("model.classes", f"{name} cannot be the name of a head", "rename it")
-            self.classes[name] = nn.Linear(spec.hidden, number, bias=False)
+            _add(self.classes, "classes", name, nn.Linear(spec.hidden, number, bias=False))
+        self.pairs = nn.ModuleDict()
+        for name, width in spec.pairs.items():
+            sides = {side: nn.Linear(spec.hidden, width, bias=False) for side in SIDES}
+            _add(self.pairs, "pairs", name, nn.ModuleDict(sides))
         if spec.prompts:
             self.prompts = nn.Embedding(spec.prompts, spec.hidden)
 
@@ -71,7 +75,7 @@ class ErnieDecoder(Decoder):
         return self.classes[name](hidden_BD)
 
     def initial(self, name: str) -> tuple[str, float]:
-        if name.startswith("classes."):  # whatever the head's name
+        if name.split(".")[0] in HEADS:  # whatever the head's name
             return "normal", self.spec.init_std
         if name in [f"{net}.leave.weight" for net in NETS]:  # adds to the universal blocks' residual stream
             return "normal", self.spec.init_std * (2 * self.spec.num_layers) ** -0.5
@@ -115,10 +119,14 @@ class ErnieDecoder(Decoder):
             found.append((rows, getattr(self, name)(x_BTD[taken], given, None, first)[: len(rows)]))
         order, parts = zip(*found, strict=True)
         hidden_BTD = torch.cat(parts)[torch.cat(order).argsort()]
-        names = [f"classes.{name}" for name, _ in self.classes.named_parameters()]
-        hidden_BTD, *heads = _Reached.apply(hidden_BTD, *map(local, self.classes.parameters()))
+        named = {
+            f"{part}.{name}": local(weight)
+            for part in HEADS
+            for name, weight in getattr(self, part).named_parameters()
+        }
+        hidden_BTD, *heads = _Reached.apply(hidden_BTD, *named.values())
         relations = self._compared(x_BTD, shared, relations)
-        weights = dict(zip(names, heads, strict=True))
+        weights = dict(zip(named, heads, strict=True))
         return Output(hidden=hidden_BTD, relations=relations, mask=shared.mask, weights=weights)
 
     def _of_net(self, name: str, shared: Shared, rows: Tensor | slice) -> Shared:
@@ -131,10 +139,10 @@ class ErnieDecoder(Decoder):
 
     def parts(self) -> dict[str, list[str]]:
         prompts = ["prompts"] if self.num_prompts else []
-        return {"enter": ["embed", *prompts], "leave": [*NETS, "classes", "embed"]}
+        return {"enter": ["embed", *prompts], "leave": [*NETS, "classes", "pairs", "embed"]}
 
     def splits(self) -> dict[str, Split]:
-        """As the decoder's, in the task nets too; class heads are not split."""
+        """As the decoder's, in the task nets too; heads of rows are not split."""
         found = super().splits()
         inside = [path for path in found if path.startswith("blocks.") or path == "norm"]
         for name in NETS:
@@ -145,9 +153,15 @@ class ErnieDecoder(Decoder):
         return found
 
 
+def _add(heads: nn.ModuleDict, field: str, name: str, head: nn.Module) -> None:
+    if hasattr(heads, name):
+        raise ConfigError(f"model.{field}", f"{name} cannot be the name of a head", "rename it")
+    heads[name] = head
+
+
 class _Reached(torch.autograd.Function):
-    """Hidden states and class heads as they are. In the backward pass every head gets a gradient, 0 where no
-    objective reads it; and all of them come from one node, as a backward pass in two parts needs it (torch
+    """Hidden states and heads of rows as they are. In the backward pass every head gets a gradient, 0 where
+    no objective reads it; and all of them come from one node, as a backward pass in two parts needs it (torch
     2.13 goes twice through heads that meet the states in nodes of their own).
     """
 

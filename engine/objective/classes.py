@@ -1,14 +1,20 @@
-"""Row classification: cross-entropy of the first token's hidden state with the head of the objective's name.
+"""Row classification: cross-entropy with the head of the objective's name on the first token's hidden state.
 
-B rows, D hidden, C classes
+A class that says which segments of the row follow each other in the text has, besides, the sum of how well
+those fit: q_i . k_j / sqrt(W) with q from the last token of segment i and k from the first one of segment j.
+The papers (ERNIE 3.0, 2107.02137) have the first token's head alone; pairs are ours.
+
+B rows, T tokens, S tokens of whole rows, D hidden, C classes, N segments, W width of a comparison
 """
+
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from atelier.engine.config.batch import NOT_SCORED
+from atelier.engine.config.batch import NOT_SCORED, PLACES
 from atelier.engine.config.registry import RowClasses
 from atelier.engine.objective.chunked import TeacherSide
 from atelier.engine.objective.load import RIGHT
@@ -24,23 +30,70 @@ def terms(spec: RowClasses, state: State, teacher: TeacherSide | None, rows_B: T
         classes_B = classes_B.masked_fill(~rows_B, NOT_SCORED)
     if not state.has_first:
         classes_B = torch.full_like(classes_B, NOT_SCORED)
-    head_CD = state.weight(f"classes.{spec.kind}.weight")
-    total, value, num_right = state_sum(state.hidden_BTD[:, 0], head_CD, classes_B, state.group)
+    share = 1 if state.group is None else dist.get_world_size(state.group)
+    has_pairs = f"pairs.{spec.kind}.end.weight" in state.output.weights
+    logits_BC = class_logits(
+        spec, state.hidden_BTD, state.batch, state.weight, has_pairs=has_pairs, share=share,
+        over_context=state.over_context,
+    )  # fmt: skip
+    total, value, num_right = logits_sum(logits_BC, classes_B)
     return Term(total, {"": value, RIGHT: num_right})
 
 
-def state_sum(
-    first_BD: Tensor, head_CD: Tensor, classes_B: Tensor, group: dist.ProcessGroup | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """sum over the rows with a class of -log softmax(W h)_class, nats: differentiable, and its value; and the
-    number of rows whose class has the largest logit. In a `group` every rank has the full sum, and its share
-    of the hidden states' gradient.
+def class_logits(
+    spec: RowClasses,
+    hidden_BTD: Tensor,
+    batch: Mapping[str, Tensor],
+    weight: Callable[[str], Tensor],
+    *,
+    has_pairs: bool,
+    share: int = 1,
+    over_context: Callable[[Tensor], Tensor] = lambda part: part,
+) -> Tensor:
+    """[B, C] logits of a row's classes, in float32 or more. Of `share` ranks each has them whole, and its
+    share of the hidden states' gradient. `over_context` sums over the ranks that have tokens of the same
+    rows.
     """
-    if group is not None:
-        size = dist.get_world_size(group)
-        first_BD = first_BD.detach() + (first_BD - first_BD.detach()) / size
-    exact = torch.promote_types(first_BD.dtype, torch.float32)
-    logits_BC = F.linear(first_BD, head_CD).to(exact)
+    exact = torch.promote_types(hidden_BTD.dtype, torch.float32)
+    first_BD = _shared(hidden_BTD[:, 0], share)
+    logits_BC = F.linear(first_BD, weight(f"classes.{spec.kind}.weight")).to(exact)
+    if not has_pairs:
+        return logits_BC
+    number = 1 + max(max(pair) for pairs in spec.follows for pair in pairs)
+    sides = torch.cat(_edges(batch, number), dim=1).to(hidden_BTD.dtype)
+    end_BND, begin_BND = _shared(over_context(sides @ hidden_BTD), share).chunk(2, dim=1)
+    query_BNW = F.linear(end_BND, weight(f"pairs.{spec.kind}.end.weight")).to(exact)
+    key_BNW = F.linear(begin_BND, weight(f"pairs.{spec.kind}.begin.weight")).to(exact)
+    fit_BNN = query_BNW @ key_BNW.mT * query_BNW.shape[-1] ** -0.5
+    says_CNN = fit_BNN.new_zeros(len(spec.follows), number, number)
+    for kind, pairs in enumerate(spec.follows):
+        for before, after in pairs:
+            says_CNN[kind, before, after] = 1
+    return logits_BC + torch.einsum("bij,cij->bc", fit_BNN, says_CNN)
+
+
+def _shared(state: Tensor, share: int) -> Tensor:
+    return state if share == 1 else state.detach() + (state - state.detach()) / share
+
+
+def _edges(batch: Mapping[str, Tensor], number: int) -> tuple[Tensor, Tensor]:
+    """[B, N, T] each: 1 at the last, and at the first, of this rank's tokens that are so in the whole row."""
+    segments_BS = batch.get("segments_BS", batch["segments_BT"])
+    outside = segments_BS.new_full((len(segments_BS), 1), -1)
+    is_last_BS = segments_BS != torch.cat([segments_BS[:, 1:], outside], dim=1)
+    is_first_BS = segments_BS != torch.cat([outside, segments_BS[:, :-1]], dim=1)
+    found = []
+    for is_edge_BS in (is_last_BS, is_first_BS):
+        edges_BS = torch.where(is_edge_BS, segments_BS, -1)
+        here_BT = edges_BS[:, batch[PLACES["T"]]] if PLACES["T"] in batch else edges_BS
+        found.append(here_BT[:, None] == torch.arange(number, device=here_BT.device)[:, None])
+    return found[0], found[1]
+
+
+def logits_sum(logits_BC: Tensor, classes_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """sum over the rows with a class of -log softmax(logits)_class, nats: differentiable, and its value; and
+    the number of rows whose class has the largest logit.
+    """
     total = F.cross_entropy(logits_BC, classes_B, ignore_index=NOT_SCORED, reduction="sum")
     num_right = ((logits_BC.argmax(1) == classes_B) & (classes_B != NOT_SCORED)).sum()
     return total, total.detach(), num_right

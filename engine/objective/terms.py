@@ -27,6 +27,7 @@ class State:
     batch: Mapping[str, Tensor]
     weight: Callable[[str], Tensor]  # this rank's shard of a weight, by its name in the model
     whole_keys: Callable[[Relations], Relations]  # with the keys of whole rows
+    over_context: Callable[[Tensor], Tensor]  # the sum over the ranks that have tokens of the same rows
     group: dist.ProcessGroup | None = None  # of the ranks that matrices and vocabulary are split over
     part: VocabSlice | None = None
     has_first: bool = True  # whether this rank has the rows' first tokens

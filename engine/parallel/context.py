@@ -95,6 +95,12 @@ def whole_keys(relations: Relations, grid: Grid) -> Relations:
     return Relations(relations.query_BHTE, keys)
 
 
+def over_context(part: Tensor, grid: Grid) -> Tensor:
+    """The sum of `part` over the ranks that have tokens of the same rows; differentiable."""
+    group = grid.group("context")
+    return part if group is None else gather_rows(part, group).sum(0)
+
+
 def in_order(parts_CX: Tensor, size: int, dim: int) -> Tensor:
     """Whole rows from the parts of `size` ranks, [C, ...]; `dim` is the token dimension of a part."""
     halves = [part.chunk(2, dim=dim) for part in parts_CX.unbind(0)]

@@ -124,11 +124,11 @@ def learned(training_setup: TrainingSetup, **how: Any) -> Training:
 
 
 def universal(training_setup: TrainingSetup, **how: Any) -> Training:
-    """Universal blocks with two task nets, one without rows; a classification head and soft prompts."""
+    """Universal blocks with two task nets, one without rows; heads that nothing reads and soft prompts."""
     shape = Ernie(
         num_layers=4, hidden=32, num_heads=4, num_kv_heads=2, vocab=64, dropout=0.1, prompts=4,
         nlu=Net(num_layers=1, hidden=16, num_heads=2), nlg=Net(num_layers=2, hidden=16, num_heads=2),
-        classes={"topic": 3},
+        classes={"topic": 3}, pairs={"topic": 4},
     )  # fmt: skip
     return training_setup.training({"ernie": role(shape=shape)}, train(STEPS, **(HOW | how)))
 
@@ -154,7 +154,8 @@ def readers() -> dict[str, Role]:
         "nlg": Net(num_layers=1, hidden=16, num_heads=2),
     }
     more: dict[str, Any] = {"vocab": VOCAB, "classes": {"reorder": 9, "distance": 3}, "num_kv_heads": 2}
-    wide = Ernie(num_layers=2, hidden=32, num_heads=4, dropout=0.1, **nets, **more)
+    pairs = {"reorder": 8, "distance": 4}
+    wide = Ernie(num_layers=2, hidden=32, num_heads=4, dropout=0.1, pairs=pairs, **nets, **more)
     small = Ernie(num_layers=1, hidden=16, num_heads=2, **nets, **more)
     lessons = {"kd": Logits(weight=0.5), "attention": Attention(weight=0.5)}
     return {

@@ -25,7 +25,7 @@ from atelier.engine.config.objective.reorder import Reorder
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.optim.muon import Muon
 from atelier.engine.config.parallel import Axes, Parallel
-from atelier.engine.config.registry import ModelSpec, ObjectiveSpec, OptimSpec
+from atelier.engine.config.registry import ModelSpec, ObjectiveSpec, OptimSpec, RowClasses
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 from atelier.engine.config.train import Health, Progressive, Train
@@ -219,12 +219,14 @@ def gpt(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: i
 
 def ernie(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: int) -> Ernie:
     prompts = [spec.num_prompts for spec in rows.values() if isinstance(spec, Control)]
+    compared = [spec.kind for spec in rows.values() if isinstance(spec, RowClasses) and spec.follows]
     return Ernie(
         num_layers=num_layers,
         vocab=vocab,
         nlu=Net(num_layers=draw.choice((0, 1)), hidden=16, num_heads=2),
         nlg=Net(num_layers=draw.choice((0, 1, 2)), hidden=16, num_heads=2),
         classes={spec.kind: spec.num_classes for spec in rows.values() if spec.num_classes},
+        pairs={kind: 4 for kind in compared if draw.random() < 0.5},
         prompts=prompts[0] if prompts else 0,
         mlp=draw.choice(("swiglu", "gelu")),
         **widths(draw),

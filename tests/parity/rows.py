@@ -24,7 +24,7 @@ from tests.parity.cases import layout
 SPEC = Ernie(
     num_layers=2, hidden=32, num_heads=4, num_kv_heads=2, vocab=64, prompts=4, init_std=0.2, dropout=0.1,
     nlu=Net(num_layers=1, hidden=16, num_heads=2), nlg=Net(num_layers=2, hidden=24, num_heads=2),
-    classes={"topic": 3},
+    classes={"topic": 3}, pairs={"topic": 4},
 )  # fmt: skip
 T = 16
 LAYOUTS: dict[str, tuple[Axes, bool]] = {

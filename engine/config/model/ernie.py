@@ -3,7 +3,7 @@ generation (NLG, causal rows); ERNIE 3.0 (2107.02137, section 3.2) and ERNIE 3.0
 3.1). The papers do not say how a net joins the universal states; here it adds to them, like a block, and a
 norm of the universal width follows.
 
-D hidden, V vocab, C classes, R prompts
+D hidden, V vocab, C classes, W width of a comparison, R prompts
 """
 
 from typing import Annotated, ClassVar, Literal, Self
@@ -16,6 +16,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import Limit
 
 NETS = ("nlu", "nlg")
+SIDES = ("end", "begin")  # of the segments that a head of pairs compares
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
@@ -42,6 +43,10 @@ class Ernie(Blocks):
     nlg: Net = Field(default=Net(), description="net of causal rows")
     classes: dict[Name, Count] = Field(
         default_factory=dict, description="heads on a row's first token: name -> number of classes"
+    )
+    pairs: dict[Name, Count] = Field(
+        default_factory=dict,
+        description="heads that tell which segment of a row follows which: name -> width of the comparison",
     )
     prompts: int = Field(default=0, ge=0, description="rows R of the table of soft prompts; 0 = no table")
 
@@ -91,6 +96,8 @@ class Ernie(Blocks):
             result |= {f"{name}.{weight}": shape for weight, shape in norm.items()}
             result |= {f"{name}.{weight}": shape for weight, shape in self._inside(name).items()}
         result |= {f"classes.{name}.weight": (number, D) for name, number in self.classes.items()}
+        for name, width in self.pairs.items():
+            result |= {f"pairs.{name}.{side}.weight": (width, D) for side in SIDES}
         if self.prompts:
             result["prompts.weight"] = (self.prompts, D)
         return result

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from atelier.engine.config.registry import RowClasses
+from atelier.engine.config.registry import Follows, RowClasses
 
 
 class Distance(RowClasses):
@@ -21,3 +21,8 @@ class Distance(RowClasses):
     @property
     def num_classes(self) -> int:
         return 3
+
+    @property
+    def follows(self) -> Follows:
+        """Adjacent fragments do, the others do not."""
+        return (((0, 1),), (), ())

@@ -1,11 +1,20 @@
 """Sentence reordering: in which order are a paragraph's permuted segments? (ERNIE 3.0, 2107.02137)"""
 
-import math
+import itertools
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from atelier.engine.config.registry import RowClasses
+from atelier.engine.config.registry import Follows, RowClasses
+
+
+def orders(max_segments: int) -> list[tuple[int, ...]]:
+    """The order of each class: 0 is (0,); then the orders of two segments, then of three, in lexicographic
+    order. Class c > 0 has, at place p, segment orders[c][p] of the text.
+
+    Of n segments the classes are sum_{i<n} i! .. sum_{i<=n} i! - 1; the first of them is the identity.
+    """
+    return [o for n in range(1, max_segments + 1) for o in itertools.permutations(range(n))]
 
 
 class Reorder(RowClasses):
@@ -23,4 +32,12 @@ class Reorder(RowClasses):
     @property
     def num_classes(self) -> int:
         """k = sum over n = 1 .. max_segments of n!, the number of orders."""
-        return sum(math.factorial(n) for n in range(1, self.max_segments + 1))
+        return len(orders(self.max_segments))
+
+    @property
+    def follows(self) -> Follows:
+        """In the order of a class, the places of segments that were neighbours in the text."""
+        places = [
+            [order.index(segment) for segment in range(len(order))] for order in orders(self.max_segments)
+        ]
+        return tuple(tuple(itertools.pairwise(one)) for one in places)

@@ -13,7 +13,7 @@ from atelier.engine.config.data import CLS, SEP
 from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.distance import Distance
 from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered
-from atelier.engine.data.tokens import TokenText, packed
+from atelier.engine.data.tokens import TokenText, packed, segments
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
 from atelier.engine.io.artifact import ArtifactInput
@@ -35,7 +35,8 @@ class Pair(NamedTuple):
 
 
 class Pairs:
-    """Rows <|cls|> a <|sep|> b <|sep|>; classes_B is the class, nothing else is scored.
+    """Rows <|cls|> a <|sep|> b <|sep|>; classes_B is the class, nothing else is scored; segments_BT is 0 in a
+    and 1 in b.
 
     A document is cut into cells of equal width, their borders moved to the next end of a sentence if there is
     one within half a cell. Every cell but the last is the `a` of one row; its `b` is the next cell, a cell of
@@ -43,7 +44,7 @@ class Pairs:
     end and `b` its beginning. All classes occur equally often in an epoch.
     """
 
-    extras = ("bidirectional_B", "classes_B")
+    extras = ("bidirectional_B", "classes_B", "segments_BT")
     part: int | None = None
 
     def __init__(self, text: TokenText, vocabulary: Vocabulary, *, sequence: int, seed: int) -> None:
@@ -76,7 +77,9 @@ class Pairs:
             for p in pairs
         ]
         classes_B = np.array([pair.kind for pair in pairs], dtype=np.int64)
-        return packed(rows, self.length, self._pad) | {"classes_B": classes_B}
+        batch = packed(rows, self.length, self._pad)
+        segments_BT = segments(batch["tokens_BT"], batch["documents_BT"], self._cls, self._sep)
+        return batch | {"classes_B": classes_B, "segments_BT": segments_BT}
 
     def pairs(self, indices: Numbers, epochs: Numbers | None = None) -> list[Pair]:
         """The fragments of the rows at `indices`."""

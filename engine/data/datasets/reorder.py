@@ -4,16 +4,15 @@ is the permutation (ERNIE 3.0, 2107.02137).
 Shape letters: B rows, T tokens of a row, D documents.
 """
 
-import itertools
 from pathlib import Path
 
 import numpy as np
 
 from atelier.engine.config.data import CLS, SEP
 from atelier.engine.config.error import DataError
-from atelier.engine.config.objective.reorder import Reorder
+from atelier.engine.config.objective.reorder import Reorder, orders
 from atelier.engine.data.counter_rng import Chance, Numbers, numbered, uniform
-from atelier.engine.data.tokens import TokenText, packed
+from atelier.engine.data.tokens import TokenText, packed, segments
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
 from atelier.engine.io.artifact import ArtifactInput
@@ -21,23 +20,15 @@ from atelier.engine.io.artifact import ArtifactInput
 SHORTEST = 16  # tokens of a paragraph
 
 
-def orders(max_segments: int) -> list[tuple[int, ...]]:
-    """The order of each class: 0 is (0,); then the orders of two segments, then of three, in lexicographic
-    order. Class c > 0 has, at place p, segment orders[c][p] of the text.
-
-    Of n segments the classes are sum_{i<n} i! .. sum_{i<=n} i! - 1; the first of them is the identity.
-    """
-    return [o for n in range(1, max_segments + 1) for o in itertools.permutations(range(n))]
-
-
 class PermutedParagraphs:
-    """Rows <|cls|> segment <|sep|> segment ...; classes_B is the class, nothing else is scored.
+    """Rows <|cls|> segment <|sep|> segment ...; classes_B is the class, nothing else is scored; segments_BT
+    numbers the segments.
 
     A document is cut into paragraphs that fit a row; a partial sentence at the beginning or end of one is
     dropped. All classes occur equally often in an epoch. A paragraph of too few sentences is cut within them.
     """
 
-    extras = ("bidirectional_B", "classes_B")
+    extras = ("bidirectional_B", "classes_B", "segments_BT")
     part: int | None = None
 
     def __init__(
@@ -74,7 +65,9 @@ class PermutedParagraphs:
             self._row(self._orders[kind], *self._paragraph(row), key)
             for row, kind, key in zip(rows_B.tolist(), classes_B.tolist(), keys_B, strict=True)
         ]
-        return packed(rows, self.length, self._pad) | {"classes_B": classes_B}
+        batch = packed(rows, self.length, self._pad)
+        segments_BT = segments(batch["tokens_BT"], batch["documents_BT"], self._cls, self._sep)
+        return batch | {"classes_B": classes_B, "segments_BT": segments_BT}
 
     def _paragraph(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """A paragraph's tokens, and the positions before which a sentence ends."""
@@ -98,10 +91,10 @@ class PermutedParagraphs:
         num_cuts = len(order) - 1
         places = ends if len(ends) >= num_cuts else np.arange(1, len(tokens))
         cuts = np.sort(places[np.argsort(uniform(np.asarray(key), places, 1), kind="stable")[:num_cuts]])
-        segments = np.split(tokens, cuts)
+        pieces = np.split(tokens, cuts)
         parts = [np.array([self._cls])]
         for place, segment in enumerate(order):
-            parts += [np.array([self._sep])] * (place > 0) + [segments[segment]]
+            parts += [np.array([self._sep])] * (place > 0) + [pieces[segment]]
         return np.concatenate(parts)
 
 

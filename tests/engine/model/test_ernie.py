@@ -23,9 +23,9 @@ NETS: dict[str, Any] = {
     "num_layers": 2, "hidden": 32, "num_heads": 4, "vocab": V, "init_std": 0.2,
     "nlu": {"num_layers": 1, "hidden": 16, "num_heads": 2},
     "nlg": {"num_layers": 2, "hidden": 24, "num_heads": 2},
-    "classes": {"normal": 3, "topic": 5}, "prompts": 4,
+    "classes": {"normal": 3, "topic": 5}, "pairs": {"topic": 6}, "prompts": 4,
 }  # fmt: skip
-BARE: dict[str, Any] = NETS | {"nlu": {}, "nlg": {}, "classes": {}, "prompts": 0}
+BARE: dict[str, Any] = NETS | {"nlu": {}, "nlg": {}, "classes": {}, "pairs": {}, "prompts": 0}
 BOTH = pytest.mark.parametrize("settings", [NETS, BARE], ids=["nets", "norms"])
 NLU, NLG = 1, 0
 
@@ -90,7 +90,10 @@ def test_each_kind_of_rows_passes_its_own_net() -> None:
 
 
 def test_what_a_net_computes_is_added_to_the_universal_states_and_a_norm_follows() -> None:
-    model, without = model_of(**NETS), model_of(**BARE | {"classes": NETS["classes"], "prompts": 4})
+    model, without = (
+        model_of(**NETS),
+        model_of(**BARE | {name: NETS[name] for name in ("classes", "pairs", "prompts")}),
+    )
     for net in (model.nlu, model.nlg):
         torch.nn.init.zeros_(net.leave.weight)
     batch = rows(NLU, NLG)
@@ -231,7 +234,7 @@ def test_bidirectional_rows_are_not_decoded() -> None:
 def test_what_no_row_reaches_has_gradients_of_0(settings: dict[str, Any], kinds: tuple[int, ...]) -> None:
     model = model_of(**settings)
     model(rows(*kinds)).hidden.pow(3).sum().backward()
-    idle = ("classes", "prompts", "nlg" if kinds[0] == NLU else "nlu")
+    idle = ("classes", "pairs", "prompts", "nlg" if kinds[0] == NLU else "nlu")
     for name, weight in model.named_parameters():
         assert weight.grad is not None, name
         assert bool(weight.grad.any()) == (not name.startswith(idle)), name
@@ -271,6 +274,7 @@ def test_weights_begin_as_their_places_say() -> None:
     model = model_of(**NETS)
     assert model.nlg.norm.weight.eq(1).all() and model.nlg.norm.bias.eq(0).all()
     assert model.classes["normal"].weight.std() > 0
+    assert model.pairs["topic"]["end"].weight.std() > 0
     assert model.initial("nlg.blocks.1.mlp.down.weight") == ("normal", 0.2 * 4**-0.5)
     assert model.initial("nlu.blocks.0.mlp.down.weight") == ("normal", 0.2 * 2**-0.5)
     assert model.initial("nlu.leave.weight") == ("normal", 0.2 * 4**-0.5)
@@ -278,8 +282,9 @@ def test_weights_begin_as_their_places_say() -> None:
 
 
 def test_a_head_whose_name_a_module_cannot_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.classes: train cannot be the name of a head"):
-        build(Ernie(**NETS | {"classes": {"train": 2}}))
+    for field in ("classes", "pairs"):
+        with pytest.raises(ConfigError, match=rf"model\.{field}: train cannot be the name of a head"):
+            build(Ernie(**NETS | {field: {"train": 2}}))
 
 
 def test_low_rank_additions_go_into_the_nets_too() -> None:

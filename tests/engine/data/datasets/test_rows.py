@@ -57,7 +57,7 @@ def test_every_kind_of_rows_is_read_by_the_objective_of_its_name():
 
 @pytest.mark.parametrize("kind", kinds())
 def test_what_only_these_rows_have_is_said_by_their_objective(opened, kind):
-    of_objectives = {"classes_B", "memory_BT"}  # read by the objective, or by blocks of every kind
+    of_objectives = {"classes_B", "segments_BT", "memory_BT"}  # read by them, or by blocks of every kind
     assert set(opened(kind).extras) - of_objectives == set(spec_class("objective", kind).extras)
 
 
@@ -126,11 +126,12 @@ def test_a_blend_of_windows_and_rows_says_which_rows_see_both_ways(opened, harbo
     blend = Blend([(one, 1.0) for one in sets], 5)
     batch = blend.batch(0, 48)
     text = {"tokens_BT", "positions_BT", "documents_BT", "labels_BT"}
-    assert set(batch) == text | {"bidirectional_B", "classes_B", "parts_B"}
+    assert set(batch) == text | {"bidirectional_B", "classes_B", "segments_BT", "parts_B"}
     owners = np.array([owner for owner, _ in blend.samples(0, 48)])
     assert (batch["parts_B"] == owners).all() and set(owners) == {0, 1, 2}
     assert ((batch["bidirectional_B"] == 1) == (owners > 0)).all()
     assert ((batch["classes_B"] >= 0) == (owners == 2)).all()
+    assert ((batch["segments_BT"] >= 0).any(1) == (owners == 2)).all()
 
 
 @pytest.mark.parametrize("kind", ["distance", "knowledge", "mlm", "reorder"])
