@@ -22,6 +22,8 @@ AIMS = {
         {"document": 0.1, "control": 0.9}, 3200, 16, 160, 5e-4,
         {"control": {"asked": 1.0, "dropped": 0.25, "cut": 0.75}},
     ),
+    "knowledge": Aim({"document": 0.1, "mlm": 0.5, "knowledge": 0.4}, 600, 64, 64, 1e-3),
+    "words": Aim({"document": 0.1, "mlm": 0.9}, 600, 64, 64, 1e-3),
     "distance": Aim({"document": 0.1, "distance": 0.9}, 1600, 64, 64, 1e-3),
     "reorder": Aim({"document": 0.1, "mlm": 0.3, "reorder": 0.6}, 1600, 64, 64, 1e-3),
 }  # fmt: skip

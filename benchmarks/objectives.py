@@ -1,11 +1,11 @@
 """What each of Titan's objectives brings, on held-out text: the adversarial head beside a logistic regression
 on bigrams, samples it ranked, lengths that were asked for, prompts, memory, orders and distances.
 
-python benchmarks/objectives.py [--steps 1500] [--store DIR] [--tiny]      two to four hours
+python benchmarks/objectives.py [--steps 360] [--store DIR] [--tiny]      two to four hours
 
 Trains Titan's teacher, which learns plain text first and then imitates it (`atelier titan`; resumable in
 DIR), where the objectives with classes have one row in fifty. At this size that is too few for them to learn
-anything, so the teacher then goes on once for each of four aims, with most rows for one objective. Every
+anything, so the teacher then goes on once for each of some aims, with most rows for one objective. Every
 interval is one of 95 %.
 """
 
@@ -28,7 +28,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 from aims import AIMS
-from baselines import by_overlap, by_teacher, by_trigram, likeliest
+from heads import distant, relations, reordered
 from intervals import auc, mean_of, resampled
 from machine import keep
 from study import Study, batches
@@ -36,10 +36,7 @@ from study import Study, batches
 from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.generation import GenerationAttributes, Sampling
 from atelier.engine.config.objective.control import Control
-from atelier.engine.config.objective.distance import Distance
 from atelier.engine.config.objective.document import DocumentLM
-from atelier.engine.config.objective.reorder import Reorder
-from atelier.engine.config.registry import RowClasses
 from atelier.engine.data.control_prompt import prefix_of
 from atelier.engine.data.datasets.natural import IMITATIONS
 from atelier.engine.inference.sampling import continuation
@@ -200,49 +197,12 @@ def memory(study: Study) -> dict[str, Any]:
     return {"on": mean_of(on_N), "off": mean_of(off_N), "on - off": mean_of(on_N - off_N)}
 
 
-def right(study: Study, spec: RowClasses, rivals: dict[str, np.ndarray], chance: float) -> dict[str, Any]:
-    """The share of held-out rows that the class head gets right; beside those of rivals, by the classes that
-    they say, and of what one knows without reading.
-    """
-    rows, most = held_out(study, spec)
-    logits_NC, classes_N = study.classes(spec.kind, rows, most)
-    head_N = (logits_NC.argmax(1) == classes_N).astype(float)
-    found = mean_of(head_N) | {"chance": round(chance, 4)}
-    for name, said_N in rivals.items():
-        rival_N = (said_N == classes_N).astype(float)
-        found |= {name: mean_of(rival_N), f"head - {name}": mean_of(head_N - rival_N)}
-    return found
-
-
-def held_out(study: Study, spec: RowClasses) -> tuple[Any, int]:
-    """The rows, and how many of them count."""
-    return study.rows(spec.kind, spec, study.only("tokens")), 100 if study.tiny else 2000
-
-
-def reordered(study: Study) -> dict[str, Any]:
-    """The head beside the order of least nats by a trigram, and by the model itself."""
-    spec = Reorder()
-    some = list(batches(*held_out(study, spec)))
-    rivals = {
-        name: np.concatenate([likeliest(batch, spec, nats) for batch in some])
-        for name, nats in (("trigram", by_trigram(study)), ("likelihood", by_teacher(study)))
-    }
-    return right(study, spec, rivals, chance=spec.max_segments / spec.num_classes)
-
-
-def distant(study: Study) -> dict[str, Any]:
-    """The head beside a logistic regression on what the fragments have in common."""
-    spec = Distance()
-    some = list(batches(*held_out(study, spec)))
-    train = study.rows("distance", spec, study.only("tokens"), split="train")
-    said_N = by_overlap(study, train, some, 300 if study.tiny else 12000)
-    return right(study, spec, {"logistic regression": said_N}, chance=1 / spec.num_classes)
-
-
 PARTS: dict[str, dict[str, Any]] = {  # by the aim that the teacher has gone on with
     "": {"document_memory": memory},
     "natural": {"adversarial": adversarial, "repetition": ranked},
     "control": {"length": lengths, "control_loss": prompts},
+    "knowledge": {"relations": relations},
+    "words": {"relations without their rows": relations},
     "distance": {"distance": distant},
     "reorder": {"reorder": reordered},
 }
@@ -252,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=360)
     parser.add_argument("--store", type=Path, default=Path("objectives"))
     parser.add_argument("--tiny", action="store_true", help="a minute: tries the script, shows nothing")
     chosen = parser.parse_args()

@@ -83,7 +83,7 @@ class Study:
             kind: {"kind": kind, "weight": share, "rows": share} | aim.settings.get(kind, {})
             for kind, share in aim.shares.items()
         }
-        kinds = {"natural": "imitations", "control": "attributes"}
+        kinds = {"natural": "imitations", "control": "attributes", "knowledge": "triples"}
         streams = [
             {"input": kinds.get(kind, "tokens"), "kind": kind, "weight": share, "rows": objective[kind]}
             for kind, share in aim.shares.items()
@@ -98,7 +98,8 @@ class Study:
             "steps": steps, "global_batch": 8 if self.tiny else aim.rows, "sequence": sequence,
             "checkpoint_every": 200, "eval_every": 200, "eval_sequences": 32,
         }  # fmt: skip
-        inputs = {kind: self.only(kind).url for kind in ("tokens", "tokenizer", "imitations", "attributes")}
+        needed = ("tokens", "tokenizer", *kinds.values())
+        inputs = {kind: self.only(kind).url for kind in needed}
         run = {
             "schema": 1, "task": "train", "version": 1,
             "config": {"trainings": [{"members": {"model": member}, "streams": streams, "train": train}]},
@@ -120,7 +121,7 @@ class Study:
         ]  # fmt: skip
         if not self.tiny:
             words += [
-                f"train.steps={self.steps}", "ahead.steps=256",
+                f"train.steps={self.steps}",
                 "imitate.paragraphs=3000", "imitate.tokens=128",
             ]  # fmt: skip
         env = os.environ | {"ATELIER_ROOT": str(self.store)}

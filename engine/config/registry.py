@@ -23,7 +23,7 @@ from atelier.engine.config.error import ConfigError, DataError, nearest
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 
 NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of an objective: it names metrics
-Follows = tuple[tuple[tuple[int, int], ...], ...]  # by class, pairs (i, j) of segments: j follows i
+Comparisons = tuple[tuple[tuple[int, int, int], ...], ...]  # by class: (relation, segment, other segment)
 Form = type | None  # what an annotation says: Literal, unions and Annotated too, as pydantic declares it
 
 
@@ -154,25 +154,26 @@ class ObjectiveSpec(Kind):
 
 class RowClasses(ObjectiveSpec):
     """An objective that predicts the class of a row from its first token, with a head of its kind's name; and
-    from which segment follows which, where the model has a head for that.
+    from how its segments fit each other, where the model has a head for that.
     """
 
     term: ClassVar[str] = "classes"
 
     @property
-    def follows(self) -> Follows:
-        """For each class the segments, by their number in the row, that it says to be neighbours in the text;
-        () for rows without segments.
+    def comparisons(self) -> Comparisons:
+        """For each class what it says of pairs of segments, by their numbers in the row: that the first has a
+        relation (0, 1, ..) to the second. () for rows without segments.
         """
         return ()
 
+    @property
+    def num_relations(self) -> int:
+        """Relations that segments are compared in."""
+        return 1 + max((relation for said in self.comparisons for relation, _, _ in said), default=-1)
+
     def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
         heads: dict[str, int] = getattr(model, "classes", {})
-        if self.kind in getattr(model, "pairs", {}) and not self.follows:
-            raise ConfigError(
-                f"{place}model.pairs", f"rows of the objective {self.kind} have no segments to compare",
-                f"~{place}model.pairs.{self.kind}",
-            )  # fmt: skip
+        self._check_pairs(place, getattr(model, "pairs", {}).get(self.kind, 0))
         if heads.get(self.kind) == self.num_classes:
             return
         known = ", ".join(f"{name}: {size}" for name, size in heads.items()) or "none"
@@ -183,6 +184,18 @@ class RowClasses(ObjectiveSpec):
             if hasattr(model, "classes")
             else "model=ernie_tiny",
         )
+
+    def _check_pairs(self, place: str, width: int) -> None:
+        number, field = self.num_relations, f"{place}model.pairs.{self.kind}"
+        if width and not number:
+            raise ConfigError(
+                field, f"rows of the objective {self.kind} have no segments to compare", f"~{field}"
+            )
+        if number and width % number:
+            raise ConfigError(
+                field, f"{width} is not divisible by the {number} relations of {self.kind}",
+                f"{field}={width - width % number + number}",
+            )  # fmt: skip
 
 
 class OptimSpec(Kind):

@@ -1,10 +1,10 @@
 """Row classification: cross-entropy with the head of the objective's name on the first token's hidden state.
 
-A class that says which segments of the row follow each other in the text has, besides, the sum of how well
+A class that says something of pairs of segments (`RowClasses.comparisons`) has, besides, the sum of how well
 those fit: q_i . k_j / sqrt(W) with q from the last token of segment i and k from the first one of segment j.
 The papers (ERNIE 3.0, 2107.02137) have the first token's head alone; pairs are ours.
 
-B rows, T tokens, S tokens of whole rows, D hidden, C classes, N segments, W width of a comparison
+B rows, T tokens, S tokens of whole rows, D hidden, C classes, N segments, R relations, W width of each
 """
 
 from collections.abc import Callable, Mapping
@@ -59,17 +59,17 @@ def class_logits(
     logits_BC = F.linear(first_BD, weight(f"classes.{spec.kind}.weight")).to(exact)
     if not has_pairs:
         return logits_BC
-    number = 1 + max(max(pair) for pairs in spec.follows for pair in pairs)
+    says = [(kind, *said) for kind, found in enumerate(spec.comparisons) for said in found]
+    number, relations = 1 + max(max(i, j) for _, _, i, j in says), spec.num_relations
     sides = torch.cat(_edges(batch, number), dim=1).to(hidden_BTD.dtype)
     end_BND, begin_BND = _shared(over_context(sides @ hidden_BTD), share).chunk(2, dim=1)
-    query_BNW = F.linear(end_BND, weight(f"pairs.{spec.kind}.end.weight")).to(exact)
-    key_BNW = F.linear(begin_BND, weight(f"pairs.{spec.kind}.begin.weight")).to(exact)
-    fit_BNN = query_BNW @ key_BNW.mT * query_BNW.shape[-1] ** -0.5
-    says_CNN = fit_BNN.new_zeros(len(spec.follows), number, number)
-    for kind, pairs in enumerate(spec.follows):
-        for before, after in pairs:
-            says_CNN[kind, before, after] = 1
-    return logits_BC + torch.einsum("bij,cij->bc", fit_BNN, says_CNN)
+    query_BNX = F.linear(end_BND, weight(f"pairs.{spec.kind}.end.weight")).to(exact)
+    key_BNX = F.linear(begin_BND, weight(f"pairs.{spec.kind}.begin.weight")).to(exact)
+    query_BRNW, key_BRNW = (x.unflatten(2, (relations, -1)).transpose(1, 2) for x in (query_BNX, key_BNX))
+    fit_BRNN = query_BRNW @ key_BRNW.mT * query_BRNW.shape[-1] ** -0.5
+    says_CRNN = fit_BRNN.new_zeros(len(spec.comparisons), relations, number, number)
+    says_CRNN[tuple(zip(*says, strict=True))] = 1
+    return logits_BC + torch.einsum("brij,crij->bc", fit_BRNN, says_CRNN)
 
 
 def _shared(state: Tensor, share: int) -> Tensor:

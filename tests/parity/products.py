@@ -219,7 +219,7 @@ def gpt(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: i
 
 def ernie(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: int) -> Ernie:
     prompts = [spec.num_prompts for spec in rows.values() if isinstance(spec, Control)]
-    compared = [spec.kind for spec in rows.values() if isinstance(spec, RowClasses) and spec.follows]
+    compared = [spec.kind for spec in rows.values() if isinstance(spec, RowClasses) and spec.comparisons]
     return Ernie(
         num_layers=num_layers,
         vocab=vocab,

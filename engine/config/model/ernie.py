@@ -46,7 +46,7 @@ class Ernie(Blocks):
     )
     pairs: dict[Name, Count] = Field(
         default_factory=dict,
-        description="heads that tell which segment of a row follows which: name -> width of the comparison",
+        description="heads that compare the segments of a row: name -> width of the comparison",
     )
     prompts: int = Field(default=0, ge=0, description="rows R of the table of soft prompts; 0 = no table")
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from atelier.engine.config.registry import Follows, RowClasses
+from atelier.engine.config.registry import Comparisons, RowClasses
 
 
 class Distance(RowClasses):
@@ -23,6 +23,6 @@ class Distance(RowClasses):
         return 3
 
     @property
-    def follows(self) -> Follows:
-        """Adjacent fragments do, the others do not."""
-        return (((0, 1),), (), ())
+    def comparisons(self) -> Comparisons:
+        """Relation 0: the second fragment follows the first; relation 1: it is of another document."""
+        return (((0, 0, 1),), (), ((1, 0, 1),))

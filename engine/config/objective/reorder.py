@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from atelier.engine.config.registry import Follows, RowClasses
+from atelier.engine.config.registry import Comparisons, RowClasses
 
 
 def orders(max_segments: int) -> list[tuple[int, ...]]:
@@ -35,9 +35,9 @@ class Reorder(RowClasses):
         return len(orders(self.max_segments))
 
     @property
-    def follows(self) -> Follows:
-        """In the order of a class, the places of segments that were neighbours in the text."""
+    def comparisons(self) -> Comparisons:
+        """The only relation: the second segment follows the first one in the text."""
         places = [
             [order.index(segment) for segment in range(len(order))] for order in orders(self.max_segments)
         ]
-        return tuple(tuple(itertools.pairwise(one)) for one in places)
+        return tuple(tuple((0, i, j) for i, j in itertools.pairwise(one)) for one in places)

@@ -34,7 +34,7 @@ def weights(spec: RowClasses) -> dict[str, Tensor]:
 def fit(states: Tensor, found: dict[str, Tensor], kind: str, end: int, begin: int) -> Tensor:
     """Of the tokens at these places."""
     query = found[f"pairs.{kind}.end.weight"] @ states[end]
-    return query @ (found[f"pairs.{kind}.begin.weight"] @ states[begin]) / W**0.5
+    return query @ (found[f"pairs.{kind}.begin.weight"] @ states[begin]) / len(query) ** 0.5
 
 
 def test_the_logit_of_an_order_is_that_of_its_row_and_how_well_what_follows_fits() -> None:
@@ -57,20 +57,27 @@ def test_the_logit_of_an_order_is_that_of_its_row_and_how_well_what_follows_fits
     assert (given[2] - alone).abs().max() < 1e-12
 
 
-def test_only_adjacent_fragments_follow_each_other() -> None:
+def test_adjacent_fragments_and_those_of_two_documents_have_a_comparison_each() -> None:
     torch.manual_seed(0)
     spec, hidden_BTD, found = Distance(), torch.randn(B, T, D), weights(Distance())
     batch = {"segments_BT": SEGMENTS[1:2]}
     bare = class_logits(spec, hidden_BTD[1:2], batch, found.__getitem__, has_pairs=False)
     more = class_logits(spec, hidden_BTD[1:2], batch, found.__getitem__, has_pairs=True)
-    assert torch.equal(more[:, 1:], bare[:, 1:])
-    assert (more[0, 0] - bare[0, 0] - fit(hidden_BTD[1], found, "distance", 5, 7)).abs() < 1e-5
+    assert torch.equal(more[:, 1], bare[:, 1])
+    for kind, relation in ((0, 0), (2, 1)):
+        own = {name: value.chunk(2)[relation] for name, value in found.items() if name.startswith("pairs")}
+        fits = fit(hidden_BTD[1], own, "distance", 5, 7)
+        assert (more[0, kind] - bare[0, kind] - fits).abs() < 1e-5
 
 
 def test_a_head_that_compares_needs_segments_to_compare() -> None:
     shape: dict[str, Any] = {"num_layers": 1, "hidden": 8, "num_heads": 2, "vocab": 20}
-    with pytest.raises(ConfigError, match=r"roles\.m\.model\.pairs: .*natural have no segments to compare"):
+    with pytest.raises(
+        ConfigError, match=r"roles\.m\.model\.pairs\.natural: .*natural have no segments to compare"
+    ):
         Natural().check(
             "roles.m.", "natural", Ernie(**shape, classes={"natural": 2}, pairs={"natural": 4}), None
         )
     Reorder().check("roles.m.", "reorder", Ernie(**shape, classes={"reorder": 9}, pairs={"reorder": 4}), None)
+    with pytest.raises(ConfigError, match=r"5 is not divisible by the 2 relations of distance; .*distance=6"):
+        Distance().check("", "distance", Ernie(**shape, classes={"distance": 3}, pairs={"distance": 5}), None)

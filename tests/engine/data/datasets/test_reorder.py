@@ -44,7 +44,7 @@ def test_undoing_the_order_of_its_class_makes_a_row_text_again(harbour):
             assert restored.astype("<u2").tobytes() in flat
             numbered = [batch["tokens_BT"][row][batch["segments_BT"][row] == n] for n in range(len(order))]
             assert [part.tolist() for part in numbered] == [part.tolist() for part in shown]
-            for before, after in Reorder().follows[kind]:  # neighbours in the text
+            for _, before, after in Reorder().comparisons[kind]:  # neighbours in the text
                 both = np.concatenate([shown[before], shown[after]])
                 assert both.astype("<u2").tobytes() in flat
 
@@ -52,9 +52,9 @@ def test_undoing_the_order_of_its_class_makes_a_row_text_again(harbour):
 @pytest.mark.parametrize("most", [2, 3, 4])
 def test_no_two_classes_of_as_many_segments_say_the_same_of_what_follows_what(most):
     spec = Reorder(max_segments=most)
-    assert len({(len(order), pairs) for order, pairs in zip(orders(most), spec.follows, strict=True)}) == (
-        spec.num_classes
-    )
+    assert len(
+        {(len(order), pairs) for order, pairs in zip(orders(most), spec.comparisons, strict=True)}
+    ) == (spec.num_classes)
 
 
 def test_every_class_comes_equally_often_in_an_epoch(harbour):
