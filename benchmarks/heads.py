@@ -84,7 +84,7 @@ def relations(study: Study) -> dict[str, Any]:
                 rows = {name: values[chosen] for name, values in batch.items()}
                 logits_BTV = study.model(tensors(rows)).hidden @ study.model.head_weight.T
                 is_right_BT = logits_BTV.argmax(2).numpy() == rows["labels_BT"]
-                found_N.append(np.where(is_hidden_BT[chosen], is_right_BT, True).all(1))
+                found_N.append(np.asarray((is_right_BT | ~is_hidden_BT[chosen]).all(1)))
     (rows_N, classes_N), (held_out_N, true_N) = (zip(*said[split], strict=True) for split in said)
     words = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\S+", sublinear_tf=True)
     rival = LogisticRegression(max_iter=2000, C=10.0).fit(words.fit_transform(rows_N), classes_N)

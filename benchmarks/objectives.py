@@ -11,6 +11,7 @@ interval is one of 95 %.
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -214,12 +215,14 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=360)
     parser.add_argument("--store", type=Path, default=Path("objectives"))
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each training")
     parser.add_argument("--tiny", action="store_true", help="a minute: tries the script, shows nothing")
     chosen = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)  # of this process: products of a few rows are no work for two
     with tempfile.TemporaryDirectory() as scratch:
-        study = Study(chosen.store.resolve(), chosen.steps, Path(scratch), tiny=chosen.tiny)
+        place, threads = chosen.store.resolve(), chosen.threads
+        study = Study(place, chosen.steps, Path(scratch), threads=threads, tiny=chosen.tiny)
         numbers: dict[str, Any] = {
             "steps": chosen.steps,
             "further steps": {name: f"{aim.steps} of {aim.rows} rows" for name, aim in AIMS.items()},

@@ -37,8 +37,9 @@ use_own_code()
 class Study:
     """A trained teacher and what it was trained on."""
 
-    def __init__(self, store: Path, steps: int, scratch: Path, *, tiny: bool) -> None:
-        self.store, self.steps, self.scratch, self.tiny = store, steps, scratch, tiny
+    def __init__(self, store: Path, steps: int, scratch: Path, *, threads: int, tiny: bool) -> None:
+        self.store, self.steps, self.scratch = store, steps, scratch
+        self.threads, self.tiny = threads, tiny
         self.sequence = 64 if tiny else 256
         self._train()
         self.teacher = self.artifact("model", "teacher")
@@ -105,7 +106,7 @@ class Study:
             "config": {"trainings": [{"members": {"model": member}, "streams": streams, "train": train}]},
             "inputs": inputs | {"teacher": self.teacher.url}, "outputs": {"out": str(place / "out")},
             "scratch": str(place / "scratch"), "seed": 1,
-            "layout": {"shard": 1, "threads": os.cpu_count() or 1, "device": "cpu"},
+            "layout": {"shard": 1, "threads": self.threads, "device": "cpu"},
         }  # fmt: skip
         place.mkdir(parents=True, exist_ok=True)
         path = place / "run.json"
