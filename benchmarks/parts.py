@@ -137,6 +137,7 @@ class Parts:
             "cpu_s": usage.ru_utime + usage.ru_stime,
             "wall_s": time.monotonic() - began,
             "loss": {role: body["eval_loss"] for role, body in bodies.items()},
+            "tokens": {role: body["tokens"] for role, body in bodies.items()},
             "looks": {role: _looks(place / "trajectory" / role) for role in kept},
             "gate_step": {role: body.get("gate_step") for role, body in bodies.items()},
             "teacher_forwards": max((b.get("teacher_forwards", 0) for b in bodies.values()), default=0),
