@@ -1,5 +1,5 @@
-"""A student directly under the teacher beside one under an assistant; and what attention adds, with a layer of
-its own and without: held-out nats below controls of equal tokens.
+"""A student directly under the teacher beside one under an assistant; and what attention adds, with a layer
+of its own and without: held-out nats below controls of equal tokens.
 
 python benchmarks/chain.py [--seeds 1 2 3] [--steps 384] [--store DIR] [--tiny]      15 minutes a seed
 
