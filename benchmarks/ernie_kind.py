@@ -44,7 +44,8 @@ MIXTURE = (
 STEPS = {"lm": 320, "mixture": 150}
 WAYS: dict[str, tuple[tuple[str, ...], str]] = {
     "lm: ernie": (OURS, ""), "lm: gpt": (GPT, ""), "lm: gpt of equal FLOPs": (FLOPS, ""),
-    "lm: version 1": (ERNIE, OLD), "mixture: ernie": ((*OURS, *MIXTURE), ""), "mixture: version 1": ((*ERNIE, *MIXTURE), OLD),
+    "lm: version 1": (ERNIE, OLD),
+    "mixture: ernie": ((*OURS, *MIXTURE), ""), "mixture: version 1": ((*ERNIE, *MIXTURE), OLD),
 }  # fmt: skip
 
 
