@@ -27,16 +27,22 @@ fi
 failed=0
 tests() { "$PYTHON" -m pytest "$@" -rs --durations=25; }
 part() { tests "$@" || failed=1; echo "verify: after $((SECONDS / 60)) min"; }
-beside=(tests/service/test_{installed,slurm,slurm_array,slurm_cluster,slurm_served,s3,swift,leases,sweep}.py)
+clusters=(tests/service/test_slurm{,_array,_cluster,_served}.py)
+stores=(tests/service/test_{installed,s3,swift,leases,sweep}.py)
+beside=()  # process ids and outputs of parts that wait, mostly: beside each other
+start() { beside+=("$(mktemp)"); tests "$@" >"${beside[-1]}" 2>&1 & beside+=($!); }
 part tests --ignore tests/parity -n "${JOBS:-2}" --dist loadfile -m "$marks and (slow or root or gpu) and not service and not browser"
 part tests/parity -m "$marks and (slow or gpu)"  # gangs of up to eight ranks: one at a time
-said=$(mktemp)  # clusters and the stack wait, mostly: beside each other
-tests "${beside[@]}" -m "$marks" >"$said" 2>&1 &
-part tests -m "$marks and (service or browser)" "${beside[@]/#/--ignore=}"
+start "${clusters[@]}" -m "$marks"
+start "${stores[@]}" -m "$marks"
+part tests -m "$marks and (service or browser)" "${clusters[@]/#/--ignore=}" "${stores[@]/#/--ignore=}"
 "$PYTHON" tests/mutants/run.py || failed=1
-wait $! || failed=1
-cat "$said"
-rm "$said"
+for ((n = 0; n < ${#beside[@]}; n += 2)); do
+  wait "${beside[n + 1]}" || failed=1
+  cat "${beside[n]}"
+  rm "${beside[n]}"
+done
+echo "verify: after $((SECONDS / 60)) min"
 echo "left out:"
 printf '  %s\n' "${left[@]}"
 echo "  and each test listed as SKIPPED above, with its reason"

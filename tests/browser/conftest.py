@@ -1,14 +1,18 @@
 """A stack and a signed-in browser: Debian's chromium, driven by playwright. Screenshots go to ATELIER_SHOTS,
-if that is set.
+if that is set. The pictures of docs/ are these:
+
+    ATELIER_SHOTS=docs/pictures ATELIER_SHOWN=laptop python -m pytest tests/browser
 """
 
 import os
 import shutil
 from collections.abc import Generator, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.flow.served import Served, running
 
@@ -94,7 +98,17 @@ class Browser:
         self.page.goto(f"{where}?tab={tab}" if tab else where)
 
     def shot(self, name: str) -> None:
+        """The page without the menu at its left, in few colours."""
         folder = os.environ.get("ATELIER_SHOTS")
-        if folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=f"{folder}/{name}.png")
+        if not folder:
+            return
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        main = self.page.locator("main").first
+        whole = self.page.screenshot()
+        picture = Image.open(BytesIO(whole)).convert("RGB")
+        box = main.bounding_box() if main.count() else None
+        if box is not None:
+            left, top = max(0, int(box["x"])), max(0, int(box["y"]))
+            right, low = min(picture.width, int(box["x"] + box["width"])), picture.height
+            picture = picture.crop((left, top, right, low))
+        picture.quantize(64).save(f"{folder}/{name}.png", optimize=True)

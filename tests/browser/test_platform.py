@@ -1,5 +1,6 @@
 """What a person does on the pages: fill a form, watch, cancel, compare, find the teacher."""
 
+import os
 import re
 
 import pytest
@@ -8,6 +9,7 @@ from tests.flow.served import wait_for
 
 pytestmark = pytest.mark.browser
 SOON_S = 15
+SHOWN = os.environ.get("ATELIER_SHOWN", "tiny")  # the experiment that runs
 
 
 def test_a_bad_number_is_refused_at_its_field(browser) -> None:
@@ -21,7 +23,7 @@ def test_a_bad_number_is_refused_at_its_field(browser) -> None:
 
 def test_a_run_of_the_form_completes_and_shows_plan_progress_and_report(browser, served) -> None:
     browser.open_form("titan")
-    browser.select("experiment", "tiny")
+    browser.select("experiment", SHOWN)
     browser.fill("train.seed", "3")
     browser.page.get_by_role("button", name="Add item").click()
     browser.page.locator("//button[normalize-space()='Add item']/preceding::textarea[1]").fill(
@@ -29,20 +31,19 @@ def test_a_run_of_the_form_completes_and_shows_plan_progress_and_report(browser,
     )
     browser.shot("form")
     run = browser.submit()
-    assert served.wait_final(run, 900)["type"] == "COMPLETED"
+    assert served.wait_final(run, 3000)["type"] == "COMPLETED"
     parameters = served.api("GET", f"/flow_runs/{run}")["parameters"]
-    assert parameters == {"experiment": "tiny", "train_seed": 3, "overrides": ["finetune.epochs=1"]}
+    assert parameters == {"experiment": SHOWN, "train_seed": 3, "overrides": ["finetune.epochs=1"]}
     browser.open_run(run)
     browser.page.get_by_text("Completed").first.wait_for()
     browser.open_run(run, "Artifacts")
     for key in ("plan", "progress", "report", "mlflow-compare"):
         browser.page.get_by_text(key, exact=True).first.wait_for()
-    browser.shot("artifacts")
+    browser.shot("prefect-run")
     browser.page.locator("a[href*='/artifacts/']", has_text="report").last.click()
     browser.page.locator("a[href*='/artifacts/artifact/']").first.click()
     browser.page.get_by_text("bits/byte").first.wait_for()
     browser.page.locator("img[src^='data:image/png']").first.wait_for()
-    browser.shot("report")
 
 
 def test_mlflow_shows_the_curves_of_two_runs_and_the_way_from_student_to_teacher(browser, served) -> None:
@@ -50,17 +51,16 @@ def test_mlflow_shows_the_curves_of_two_runs_and_the_way_from_student_to_teacher
     browser.page.goto(student)
     browser.page.get_by_text(re.compile(r"student of assistant @ steps \d+-\d+")).first.wait_for()
     browser.page.locator("img[src*='get-artifact']").first.wait_for()
-    browser.shot("student")
+    browser.shot("mlflow-student")
     browser.follow("curves of this run")
     browser.page.get_by_text("eval/loss").first.wait_for()
     for name in ("student_a", "assistant", "teacher"):
         browser.page.get_by_role("link", name=name, exact=True).first.wait_for()
     browser.page.locator("path.js-line, .scatterlayer path").first.wait_for()
-    browser.shot("compare")
+    browser.shot("mlflow-compare")
     browser.page.goto(student)
     browser.follow("assistant")
     browser.page.get_by_text(re.compile("teaches student_a, student_b")).first.wait_for()
-    browser.shot("assistant")
     browser.follow("student_b")
     browser.page.get_by_text(re.compile(r"student of assistant @ steps")).first.wait_for()
 
