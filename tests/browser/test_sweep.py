@@ -23,12 +23,11 @@ def test_mlflow_shows_a_sweep_s_report_and_its_points_as_parallel_coordinates(br
     picture = browser.page.locator("img[src*='parallel.png']").first
     picture.wait_for()
     browser.page.wait_for_function("img => img.naturalWidth > 500", arg=picture.element_handle())
-    browser.shot("sweep-report")
     browser.follow("All points beside each other: parallel coordinates")
     browser.page.get_by_text("Parallel Coordinates", exact=False).first.wait_for()
     browser.page.locator(".parcoords, .js-plotly-plot").first.wait_for()
     for key in ("optim.lr", "train.seed"):
         browser.page.get_by_text(key).first.wait_for()
-    browser.shot("sweep-coordinates")
+    browser.shot("sweep-mlflow")
     points = [json.loads(path.read_text()) for path in served.root.glob("sweeps/*/points/*.json")]
     assert len(points) == 6

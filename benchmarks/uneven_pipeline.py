@@ -1,0 +1,117 @@
+"""A pipeline of two ranks, one of them on a slower device: seconds a step with equally many blocks on each
+and with the cut that `parallel.speeds` makes (2112.12731, section 4.2).
+
+python benchmarks/uneven_pipeline.py [--tiny]      ten minutes, on a quiet machine of two cores
+
+The slower device is simulated: each rank is bound to a core of its own, and on the second core another
+process computes all the time, so that its rank has half of it. All ways in turn, three times, in another
+order each time; medians of the steps after the first eight.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent)]  # for tests/
+from machine import keep, use_own_code
+
+from atelier.engine.config.metric import FOLDER, merge
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.parallel import Parallel
+from tests.checkout import TOP
+from tests.engine.trainings import TrainingSetup, role, train
+
+SPEEDS, WARM, TURNS = (1.0, 0.5), 8, 3
+WAYS: dict[str, tuple[bool, tuple[float, ...]]] = {  # whether a process is in the way; speeds given
+    "alike: equal cut": (False, ()),
+    "one slower: equal cut": (True, ()),
+    "one slower: cut by speeds": (True, SPEEDS),
+}
+
+use_own_code()
+
+
+@contextmanager
+def busy(core: int) -> Iterator[None]:
+    """A process that computes all the time on this core."""
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        os.sched_setaffinity(other.pid, {core})
+        yield
+    finally:
+        other.kill()
+        other.wait()
+
+
+def seconds(folder: Path, speeds: tuple[float, ...], steps: int, cores: list[int]) -> float:
+    """Median seconds of a step of this pipeline."""
+    setup = TrainingSetup(folder)
+    shape = GPT(num_layers=12, hidden=128, num_heads=4, vocab=64)
+    how = train(steps, global_batch=16, micro_batch=2, sequence=128, checkpoint_every=1000)
+    layout = Parallel(shard=1, pipeline=2, speeds=speeds, threads=1, compile="none", device="cpu")
+    run = setup.run_file(setup.training({"model": role(shape=shape)}, how), layout=layout)
+    (folder / "run.json").write_text(run.model_dump_json(by_alias=True))
+    base = os.environ | {
+        "WORLD_SIZE": "2", "ATELIER_RENDEZVOUS": f"file://{folder}/meeting", "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }  # fmt: skip
+    command = ["-m", "atelier.engine.train", str(folder / "run.json")]
+    ranks = [
+        subprocess.Popen(
+            ["taskset", "--cpu-list", str(core), sys.executable, *command],
+            cwd=TOP,
+            env=base | {"RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+        )
+        for rank, core in enumerate(cores)
+    ]
+    if any([rank.wait() for rank in ranks]):
+        raise SystemExit("a rank ended with an error")
+    [place] = (folder / "trajectory").iterdir()
+    lines = list(merge((path.name, path.read_text()) for path in sorted((place / FOLDER).iterdir())))
+    times = [timing["step_s"] for line in lines if (timing := line.get("timing"))]
+    return statistics.median(times[WARM:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tiny", action="store_true", help="a minute: tries the script, shows nothing")
+    chosen = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise SystemExit("this needs two cores")
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    for turn in range(1 if chosen.tiny else TURNS):
+        ways = list(WAYS)
+        for way in ways[turn:] + ways[:turn]:
+            is_slowed, speeds = WAYS[way]
+            with tempfile.TemporaryDirectory() as folder:
+                steps = 12 if chosen.tiny else 60
+                if is_slowed:
+                    with busy(cores[1]):
+                        found[way].append(seconds(Path(folder), speeds, steps, cores))
+                else:
+                    found[way].append(seconds(Path(folder), speeds, steps, cores))
+            print(f"{way}: {found[way][-1]:.3f} s a step", flush=True)
+    medians = {way: statistics.median(times) for way, times in found.items()}
+    numbers: dict[str, Any] = {
+        "step_s": found, "medians": medians, "speeds": SPEEDS,
+        "cut by speeds / equal cut": round(
+            medians["one slower: cut by speeds"] / medians["one slower: equal cut"], 4
+        ),
+    }  # fmt: skip
+    keep("uneven_pipeline", numbers, is_trial=chosen.tiny)
+
+
+if __name__ == "__main__":
+    main()
