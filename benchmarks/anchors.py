@@ -88,8 +88,7 @@ def parameters() -> list[dict[str, Any]]:
 
 def titan() -> int:
     """The universal blocks of ERNIE 3.0 Titan, which are what its 260 billions count."""
-    shape = {"num_layers": 48, "hidden": 12288, "num_heads": 192, "ffn": 196608, "vocab": 40000}
-    model = Ernie(**shape)
+    model = Ernie(num_layers=48, hidden=12288, num_heads=192, ffn=196608, vocab=40000)
     inside = [size for name, size in model.universal.shapes().items() if name.startswith("blocks.")]
     return sum(prod(size) for size in inside)
 

@@ -83,9 +83,9 @@ def main() -> None:
     numbers = {
         "generate_tokens_per_s": {"quiet": median(rates[0]), "busy": median(rates[BUSY])},
         "train_step_s": {"quiet": median(steps[0]), "busy": median(steps[BUSY])},
+        "generate_share": round(median(rates[BUSY]) / median(rates[0]), 3),
+        "step_times": round(median(steps[BUSY]) / median(steps[0]), 2),
     }
-    numbers["generate_share"] = round(median(rates[BUSY]) / median(rates[0]), 3)
-    numbers["step_times"] = round(median(steps[BUSY]) / median(steps[0]), 2)
     keep("busy", numbers | {"rates": rates, "steps": steps})
 
 

@@ -140,7 +140,8 @@ def lengths(study: Study) -> dict[str, Any]:
                 found[way].append((asked, produced(study, wishes, seed=1000 * asked + number)))
 
     def correlation(pairs: np.ndarray, chosen: np.ndarray) -> float:
-        return float(spearmanr(pairs[chosen, 0], pairs[chosen, 1])[0])
+        coefficient, _ = np.array(spearmanr(pairs[chosen, 0], pairs[chosen, 1]))
+        return float(coefficient)
 
     result: dict[str, Any] = {}
     for way, pairs in found.items():

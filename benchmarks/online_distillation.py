@@ -41,7 +41,7 @@ class Bench(Parts):
         self.students = {
             name: student_model(self.teacher, share, self.sequence) for name, share in SHARES.items()
         }
-        self.late = {"start": round(LATE * self.steps)}
+        self.late = round(LATE * self.steps)
 
     def student(self, name: str, way: str, *, follows_lead: bool = False, **more: Any) -> dict[str, Any]:
         """A student that learns from `teacher` in this way."""
@@ -55,14 +55,16 @@ class Bench(Parts):
     def seed(self, seed: int) -> Iterator[dict[str, Any]]:
         """The ways with one seed: first those that the goals are about, then all of them."""
         teacher = self.role(self.teacher, "teacher", LONG, objective={"lm": {"kind": "lm"}})
-        alone = {name: self.role(model, name, **self.late) for name, model in self.students.items()}
-        longer = {name: self.role(model, name, LONG, **self.late) for name, model in self.students.items()}
+        alone = {name: self.role(model, name, start=self.late) for name, model in self.students.items()}
+        longer = {
+            name: self.role(model, name, LONG, start=self.late) for name, model in self.students.items()
+        }
         whole = {name: self.role(model, name) for name, model in self.students.items()}
         found: dict[str, Any] = {"t": self.part("teacher-alone", seed, {"teacher": teacher})}
         finished = self.publish(seed, "teacher-alone")
 
         def learn(way: str, kind: str, frozen: str = "") -> dict[str, Any]:
-            students = {name: self.student(name, kind, **self.late) for name in self.students}
+            students = {name: self.student(name, kind, start=self.late) for name in self.students}
             return self.part(f"{way}-{kind}", seed, {"teacher": teacher} | students, frozen=frozen)
 
         found["a logits"] = learn("a", "logits")
@@ -77,7 +79,7 @@ class Bench(Parts):
             found[way] = self.part(way.replace(" ", "-"), seed, {"teacher": teacher} | early)
         found["a both"] = learn("a", "both")
         for name in self.students:
-            one = {"teacher": teacher, name: self.student(name, "logits", **self.late)}
+            one = {"teacher": teacher, name: self.student(name, "logits", start=self.late)}
             found[f"c {name}"] = self.part(f"c-{name}", seed, one, frozen=finished)
         each = {name: self.part(f"whole-{name}", seed, {name: role}) for name, role in whole.items()}
         spent = found["a logits"]["cpu_s"] - found["t"]["cpu_s"]

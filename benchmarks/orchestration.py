@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -119,7 +120,7 @@ def deploy_bare(stack: served.Served, folder: Path) -> None:
         stack.api("POST", "/deployments/", body)
 
 
-def seconds(stack: served.Served, deployment: str, parameters: dict[str, object]) -> float:
+def seconds(stack: served.Served, deployment: str, parameters: Mapping[str, object]) -> float:
     """Duration of a parent run."""
     found = stack.api("GET", f"/deployments/name/{deployment}")
     run = stack.api("POST", f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})

@@ -188,8 +188,9 @@ class Parts:
         return str(folder)
 
 
-def _looks(trajectory: Path) -> list[float]:
-    """All held-out losses of a training, in order."""
+def _looks(trajectory: Path) -> list[float | None]:
+    """All held-out losses of a training, in order; None is one that is no number."""
     folder = trajectory / FOLDER
     lines = merge((path.name, path.read_text()) for path in sorted(folder.iterdir()))
-    return [line["values"]["eval/loss"] for line in lines if "eval/loss" in line["values"]]
+    values = [line.get("values", {}) for line in lines]
+    return [each["eval/loss"] for each in values if "eval/loss" in each]

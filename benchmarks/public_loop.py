@@ -41,7 +41,12 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
 
 def transformers_trainer(folder: Path, steps: int, compiled: bool) -> float:
     """`transformers.Trainer` of a LlamaForCausalLM, in bf16 where there is 16-bit arithmetic."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+    from transformers import (  # pyright: ignore[reportMissingImports]  # in an environment of its own
+        LlamaConfig,
+        LlamaForCausalLM,
+        Trainer,
+        TrainingArguments,
+    )
 
     config = LlamaConfig(
         vocab_size=V,
@@ -89,9 +94,9 @@ def transformers_trainer(folder: Path, steps: int, compiled: bool) -> float:
 
 def litgpt_loop(folder: Path, steps: int, compiled: bool) -> float:
     """litgpt's GPT, chunked_cross_entropy and the lines of its `fit`, in lightning's Fabric, likewise."""
-    import lightning
-    from litgpt import GPT, Config
-    from litgpt.utils import chunked_cross_entropy
+    import lightning  # pyright: ignore[reportMissingImports]  # in an environment of its own
+    from litgpt import GPT, Config  # pyright: ignore[reportMissingImports]  # likewise
+    from litgpt.utils import chunked_cross_entropy  # pyright: ignore[reportMissingImports]  # likewise
 
     fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed" if HALF else "32-true")
     config = Config(

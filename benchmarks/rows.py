@@ -20,7 +20,7 @@ from machine import keep
 
 from atelier.engine.config.data import CLS, MASK, SEP, Source, Tokenizer
 from atelier.engine.config.record import Record, identify
-from atelier.engine.config.registry import spec_class
+from atelier.engine.config.registry import ObjectiveSpec, spec_class
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.datasets.load import kinds, rows_of
 from atelier.engine.data.tokens import Windows
@@ -80,8 +80,10 @@ def main() -> None:
         vocabulary = Vocabulary.read(tokenizer.file("tokenizer.json", folder))
         sets: dict[str, Any] = {"windows": Windows(tokens, folder, "train", asked.sequence)}
         for kind in kinds():
+            objective = spec_class("objective", kind)()
+            assert isinstance(objective, ObjectiveSpec), kind
             sets[kind] = rows_of(kind).open_rows(
-                spec_class("objective", kind)(),
+                objective,
                 triples if kind == "knowledge" else tokens,
                 vocabulary,
                 folder,

@@ -51,16 +51,18 @@ class Scarce(Parts):
         teacher = self.role(self.teacher, "teacher", objective={"lm": {"kind": "lm"}})
         objective = {"lm": {"kind": "lm", "weight": 0.5}, "logits": {"kind": "logits", "weight": 0.5}}
         taught = self.role(self.student, "student", objective=objective, teacher="teacher")
-        looks = {"eval_every": 4 if self.tiny else 16, "eval_sequences": 100}
+        every = 4 if self.tiny else 16
+
+        def looked(name: str, roles: dict[str, dict[str, Any]], frozen: str = "") -> dict[str, Any]:
+            return self.part(name, seed, roles, frozen=frozen, eval_every=every, eval_sequences=100)
+
         self.inputs["tokens"] = self.whole
         self.part("whole-teacher", seed, {"teacher": teacher})
         finished = self.publish(seed, "whole-teacher")
         self.inputs["tokens"] = self.piece
-        alone = self.part("alone", seed, {"student": self.role(self.student, "student")}, **looks)
-        from_finished = self.part(
-            "finished", seed, {"teacher": teacher, "student": taught}, frozen=finished, **looks
-        )
-        online = self.part("online", seed, {"teacher": teacher, "student": taught}, **looks)
+        alone = looked("alone", {"student": self.role(self.student, "student")})
+        from_finished = looked("finished", {"teacher": teacher, "student": taught}, finished)
+        online = looked("online", {"teacher": teacher, "student": taught})
         parts = {"alone": alone, "finished": from_finished, "online": online}
         return {way: part["looks"]["student"] for way, part in parts.items()}
 

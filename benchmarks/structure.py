@@ -46,6 +46,7 @@ NAMES = {  # in the old tree (engine.x), in the new one (atelier.engine.x): a mo
 }
 SAID = (".kind", ".term", ".compares")  # what says which objective it is
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Alias = ast.Name | ast.Subscript | ast.BinOp  # a value that may be another name of a type
 PACKAGE, LIBRARY, ORDER, PATIENCE_S = "atelier.", "site-packages/", "STRUCTURE_TRACE", 300
 WRITTEN, ASKED = "posix/:replace", f"{LIBRARY}prefect/client/:create_flow_run_from_deployment"
 SENT = f"{LIBRARY}mlflow/:MlflowClient.log_batch metrics"  # a call that has some
@@ -139,7 +140,7 @@ def dispatch(trees: dict[str, ast.Module]) -> Iterator[str]:
     classes = {node.name for tree in inside.values() for node in tree.body if isinstance(node, ast.ClassDef)}
     kinds = {Path(path).stem for path in inside} - {"__init__"}
     for path, node in ((path, node) for path, tree in trees.items() for node in ast.walk(tree)):
-        if path.startswith(folders):
+        if path.startswith(folders) or not isinstance(node, ast.Call | ast.Compare):
             continue
         words = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
         asks = isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and words & classes
@@ -160,8 +161,7 @@ def untyped(trees: dict[str, ast.Module]) -> Iterator[str]:
             if isinstance(node, ast.ImportFrom) and (source := files.get(node.module or "")):
                 names[path] |= {a.asname or a.name for a in node.names if a.name in names[source]}
             elif isinstance(node, ast.Assign | ast.AnnAssign) and node in trees[path].body:
-                kinds, value = (ast.Name | ast.Subscript | ast.BinOp), node.value
-                is_type = isinstance(value, kinds) and not names[path].isdisjoint(words(value))
+                is_type = isinstance(node.value, Alias) and not names[path].isdisjoint(words(node.value))
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 names[path] |= {t.id for t in targets if isinstance(t, ast.Name) and is_type}
     for path, node in ((path, node) for path, tree in trees.items() for node in ast.walk(tree)):
@@ -170,7 +170,7 @@ def untyped(trees: dict[str, ast.Module]) -> Iterator[str]:
             yield os.path.dirname(path)
 
 
-def words(annotation: ast.expr) -> Iterator[str]:
+def words(annotation: ast.AST) -> Iterator[str]:
     """The names of types in it, in quotes too; texts of Literal and the notes of Annotated are none."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         with suppress(SyntaxError):  # a key of a table
@@ -179,7 +179,8 @@ def words(annotation: ast.expr) -> Iterator[str]:
         yield annotation.id if isinstance(annotation, ast.Name) else annotation.attr
     elif isinstance(annotation, ast.Subscript) and (name := [*words(annotation.value)]) != ["Literal"]:
         yield from name
-        yield from words(annotation.slice.elts[0] if name == ["Annotated"] else annotation.slice)
+        inner, has_notes = annotation.slice, name == ["Annotated"]
+        yield from words(inner.elts[0] if has_notes and isinstance(inner, ast.Tuple) else inner)
     elif isinstance(annotation, ast.Tuple | ast.List) or (
         isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr)
     ):
