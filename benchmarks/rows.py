@@ -19,6 +19,7 @@ import numpy as np
 from machine import keep
 
 from atelier.engine.config.data import CLS, MASK, SEP, Source, Tokenizer
+from atelier.engine.config.generation import TAGS
 from atelier.engine.config.record import Record, identify
 from atelier.engine.config.registry import ObjectiveSpec, spec_class
 from atelier.engine.config.run_file import RunFile
@@ -73,18 +74,24 @@ def main() -> None:
         corpus = made(
             folder, "curate", "corpus", {"source": source.model_dump(), "held_out": 0.05, "files": files}
         )
-        spec = Tokenizer(specials=(MASK, CLS, SEP)).model_dump(mode="json")
+        spec = Tokenizer(specials=(MASK, CLS, SEP, *TAGS)).model_dump(mode="json")
         tokenizer = made(folder, "learn_tokenizer", "tokenizer", {"tokenizer": spec}, corpus_0=corpus)
         tokens = made(folder, "encode", "tokens", {}, corpus=corpus, tokenizer=tokenizer)
-        triples = made(folder, "extract", "triples", {}, corpus=corpus)
+        sources = {
+            "tokens": tokens,
+            "triples": made(folder, "extract", "triples", {}, corpus=corpus),
+            "attributes": made(folder, "describe", "attributes", {}, corpus=corpus),
+        }  # imitations need a model
         vocabulary = Vocabulary.read(tokenizer.file("tokenizer.json", folder))
         sets: dict[str, Any] = {"windows": Windows(tokens, folder, "train", asked.sequence)}
         for kind in kinds():
             objective = spec_class("objective", kind)()
             assert isinstance(objective, ObjectiveSpec), kind
+            if objective.source not in sources:
+                continue
             sets[kind] = rows_of(kind).open_rows(
                 objective,
-                triples if kind == "knowledge" else tokens,
+                sources[objective.source],
                 vocabulary,
                 folder,
                 split="train",
