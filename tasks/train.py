@@ -49,7 +49,7 @@ def train(
     check_layout(parallel, everybody, settings, prefix=prefix)
     check_teaching(everybody, prefix=prefix)
     check_schedules(everybody, settings, prefix=prefix)
-    check_readers(everybody, row_specs(everybody, prefix).values(), prefix=prefix)
+    check_readers(everybody, row_specs(everybody, prefix).values(), settings.at(0).sequence, prefix=prefix)
     for key, role in everybody.items():
         place = f"{prefix}{key}." if prefix else ""
         end = role.last(settings.num_steps)

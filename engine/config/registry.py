@@ -113,6 +113,11 @@ class ObjectiveSpec(Kind):
         """Number of classes, for objectives that compare classes."""
         return 0
 
+    @property
+    def least_sequence(self) -> int:
+        """Tokens of the shortest rows that it can be computed on."""
+        return 1
+
     def check(self, place: str, key: str, model: ModelSpec, teacher: tuple[str, ModelSpec] | None) -> None:
         """Raise ConfigError when the role's model, or its teacher's, does not offer what the objective needs.
         `key`: the objective's name; `place`: the role's, for messages, with a dot at its end, or '';

@@ -56,7 +56,8 @@ def check_training(training: Training, services: TrainingServices) -> None:
     check_schedules(
         {name: role for name, role in roles.items() if training.members[name].segments}, training.train
     )
-    check_readers(roles, [stream.rows for stream in training.streams if stream.rows is not None])
+    rows = [stream.rows for stream in training.streams if stream.rows is not None]
+    check_readers(roles, rows, training.train.at(0).sequence)
 
 
 @dataclass

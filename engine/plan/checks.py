@@ -251,12 +251,18 @@ def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None
 
 
 def check_readers(
-    roles: Mapping[str, Role], rows: Iterable[ObjectiveSpec], *, prefix: str = "roles."
+    roles: Mapping[str, Role], rows: Iterable[ObjectiveSpec], sequence: int, *, prefix: str = "roles."
 ) -> None:
-    """Raise ConfigError when a role's model cannot read the rows of the training that it is in: those of its
-    root's objectives. `prefix` as in `check_layout`.
+    """Raise ConfigError when rows of `sequence` tokens, the shortest of the training, are too short for an
+    objective that defines its rows, or a role's model cannot read them. `prefix` as in `check_layout`.
     """
     for spec in rows:
+        if sequence < spec.least_sequence:
+            raise ConfigError(
+                "train.sequence",
+                f"rows of {sequence} tokens are too short for the objective {spec.kind} as it is set",
+                f"give {spec.least_sequence} or more",
+            )
         for name, role in roles.items():
             spec.check_reader(f"{prefix}{name}." if prefix else "", role.model)
 

@@ -88,7 +88,7 @@ def product(name: str) -> Product | None:
         )
         check_teaching(roles)
         check_schedules(roles, train)
-        check_readers(roles, row_specs(roles).values())
+        check_readers(roles, row_specs(roles).values(), train.sequence)
         first = place(draw, ranks, roles)
         then = place(draw, ranks, roles) if draw.random() < 0.3 else None
         for each in (first, then):

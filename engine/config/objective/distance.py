@@ -8,6 +8,8 @@ from pydantic import Field
 
 from atelier.engine.config.registry import Comparisons, RowClasses
 
+SHORTEST = 8  # tokens of a fragment, about
+
 
 class Distance(RowClasses):
     needs_teacher: ClassVar[bool] = False
@@ -17,6 +19,11 @@ class Distance(RowClasses):
     kind: Literal["distance"] = "distance"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
     rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
+
+    @property
+    def least_sequence(self) -> int:
+        """Two fragments, <|cls|> and two separators."""
+        return 2 * SHORTEST + 3
 
     @property
     def num_classes(self) -> int:

@@ -21,3 +21,8 @@ class DocumentLM(ObjectiveSpec):
         default="auto",
         description="tokens of memory at the beginning of a row, not predicted; auto = a quarter of the row",
     )
+
+    @property
+    def least_sequence(self) -> int:
+        """Its memory and a token to predict."""
+        return 2 if self.memory == "auto" else self.memory + 1

@@ -7,6 +7,8 @@ from pydantic import Field
 
 from atelier.engine.config.registry import Comparisons, RowClasses
 
+SHORTEST = 16  # tokens of a paragraph
+
 
 def orders(max_segments: int) -> list[tuple[int, ...]]:
     """The order of each class: 0 is (0,); then the orders of two segments, then of three, in lexicographic
@@ -28,6 +30,11 @@ class Reorder(RowClasses):
     max_segments: int = Field(
         default=3, ge=2, le=5, description="a paragraph is cut into 1 to this many segments"
     )
+
+    @property
+    def least_sequence(self) -> int:
+        """A paragraph, <|cls|> and the separators."""
+        return SHORTEST + self.max_segments
 
     @property
     def num_classes(self) -> int:

@@ -11,14 +11,13 @@ import numpy as np
 
 from atelier.engine.config.data import CLS, SEP
 from atelier.engine.config.error import DataError
-from atelier.engine.config.objective.distance import Distance
+from atelier.engine.config.objective.distance import SHORTEST, Distance
 from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered
 from atelier.engine.data.tokens import TokenText, packed, segments
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
 from atelier.engine.io.artifact import ArtifactInput
 
-SHORTEST = 8  # tokens of a fragment, about
 CELLS = 4  # a document has so many or more: each has one that does not touch it
 ADJACENT, APART, OTHER = 0, 1, 2
 _PLACE, _DOCUMENT = 1, 2  # lanes
@@ -51,10 +50,10 @@ class Pairs:
         self._room = (sequence - 3) // 2
         sizes_D = text.lengths_D - 1  # without the end token
         long_E = np.flatnonzero(sizes_D >= CELLS * SHORTEST)
-        if len(long_E) < 2 or self._room < SHORTEST:
+        if len(long_E) < 2:
             raise DataError(
                 f"{text.source()}: {text.split} has {len(long_E)} documents of {CELLS * SHORTEST} tokens or"
-                f" more; two are needed, and train.sequence={2 * SHORTEST + 3} or more"
+                " more; two are needed"
             )
         self._text, self._pad = text, vocabulary.pad_id
         self._begins_E, self._sizes_E = text.begins_D[long_E], sizes_D[long_E]

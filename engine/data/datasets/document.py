@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from atelier.engine.config.batch import NOT_SCORED, PADDING
-from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.data.counter_rng import Numbers
 from atelier.engine.data.tokens import TokenText
@@ -109,12 +109,6 @@ def open_rows(
     sequence: int,
     seed: int,
 ) -> Pieces:
-    """The rows of a split. Raises ConfigError when `memory` leaves nothing to predict."""
+    """The rows of a split."""
     memory = sequence // 4 if spec.memory == "auto" else spec.memory
-    if memory >= sequence:
-        raise ConfigError(
-            "objective.document.memory",
-            f"{memory} tokens leave nothing to predict in a row of {sequence}",
-            f"give {sequence - 1} or less, or auto",
-        )
     return Pieces(TokenText(tokens, scratch, split), vocabulary.pad_id, sequence=sequence, memory=memory)

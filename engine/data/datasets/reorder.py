@@ -10,14 +10,12 @@ import numpy as np
 
 from atelier.engine.config.data import CLS, SEP
 from atelier.engine.config.error import DataError
-from atelier.engine.config.objective.reorder import Reorder, orders
+from atelier.engine.config.objective.reorder import SHORTEST, Reorder, orders
 from atelier.engine.data.counter_rng import Chance, Numbers, numbered, uniform
 from atelier.engine.data.tokens import TokenText, packed, segments
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
 from atelier.engine.io.artifact import ArtifactInput
-
-SHORTEST = 16  # tokens of a paragraph
 
 
 class PermutedParagraphs:
@@ -35,11 +33,6 @@ class PermutedParagraphs:
         self, text: TokenText, vocabulary: Vocabulary, *, sequence: int, seed: int, max_segments: int
     ) -> None:
         self._room = sequence - max_segments  # <|cls|> and the separators
-        if self._room < SHORTEST:
-            raise DataError(
-                f"train.sequence: {sequence} tokens have no room for a paragraph of {SHORTEST} in"
-                f" {max_segments} segments; give {SHORTEST + max_segments} or more"
-            )
         sizes_D = np.maximum(text.lengths_D - 1, 0)  # without the end token
         rests_D = np.where(sizes_D % self._room >= SHORTEST, 1, 0)
         self._last_D = np.cumsum(sizes_D // self._room + rests_D)

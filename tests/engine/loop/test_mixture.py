@@ -13,6 +13,7 @@ from atelier.engine.config.mixture import ROWS, identity_of, row_specs, streams
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.objective.attention import Attention
 from atelier.engine.config.objective.control import Control
+from atelier.engine.config.objective.distance import Distance
 from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
@@ -22,6 +23,7 @@ from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.run_file import Member, Training
 from atelier.engine.config.schedule import WeightSchedule
+from atelier.engine.config.train import Progressive
 from atelier.engine.io.artifact import open_input
 from atelier.engine.loop import step
 from atelier.engine.loop.counts import count
@@ -248,7 +250,7 @@ def test_rows_that_a_role_could_not_read_are_refused_before_a_gang_starts(
         with pytest.raises(
             ConfigError, match=r"model\.kind: gpt does not read bidirectional_B, .* kind=ernie"
         ):
-            check_readers(roles, row_specs(roles).values())
+            check_readers(roles, row_specs(roles).values(), 64)
     control = Control(prompt_length=2)
     writer = role(shape=net(prompts=control.num_prompts), objective={"control": control})
     for shape, problem in (
@@ -257,10 +259,28 @@ def test_rows_that_a_role_could_not_read_are_refused_before_a_gang_starts(
     ):
         roles = {"a": writer, "b": role(shape=shape, objective={"kd": Logits()}, teacher="a")}
         with pytest.raises(ConfigError, match=problem):
-            check_readers(roles, row_specs(roles).values())
+            check_readers(roles, row_specs(roles).values(), 64)
     training_setup = TrainingSetup(tmp_path, inputs)
     with pytest.raises(ConfigError, match=r"roles\.b\.model\.kind"):
         training_setup.train(training_setup.training({"a": teacher, "b": pupil}, how(2)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "least"),
+    [(DocumentLM(memory=40), 41), (Reorder(), 19), (Distance(), 19)],
+    ids=["document", "reorder", "distance"],
+)
+def test_rows_too_short_for_an_objective_are_refused_before_they_are_read(
+    tmp_path: Path, inputs: dict[str, str], spec: ObjectiveSpec, least: int
+) -> None:
+    """`least` are enough; one less is too short, if only in the first steps."""
+    roles = {"a": reader({spec.kind: spec})}
+    setup = TrainingSetup(tmp_path, inputs)
+    setup.train(setup.training(roles, how(2, sequence=least)))
+    grows = Progressive(steps=4, sequence=0.25)
+    for short in (how(2, sequence=least - 1), how(8, sequence=64, progressive=grows)):
+        with pytest.raises(ConfigError, match=rf"too short for the objective {spec.kind} .*give {least} or"):
+            setup.train(setup.training(roles, short))
 
 
 def test_either_net_can_be_tuned_alone(tmp_path: Path, inputs: dict[str, str]) -> None:

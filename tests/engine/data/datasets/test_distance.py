@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.distance import Distance
 from atelier.engine.data.datasets.distance import ADJACENT, APART, OTHER
 from tests.engine.data.datasets.conftest import whole
@@ -54,8 +53,3 @@ def test_fragments_apart_stand_on_both_sides_of_the_first(harbour):
     apart = [pair for pair in rows.pairs(np.arange(len(rows))) if pair.kind == APART]
     before = sum(pair.b_begin < pair.a_begin for pair in apart)
     assert 0.1 < before / len(apart) < 0.9
-
-
-def test_a_row_too_short_for_two_fragments_is_refused(harbour):
-    with pytest.raises(DataError, match=r"two are needed, and train.sequence=19 or more"):
-        harbour.open(Distance(), sequence=18)

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.document import DocumentLM
 from tests.engine.data.datasets.conftest import whole
 
@@ -65,10 +64,3 @@ def test_short_documents_share_a_row_and_long_ones_have_rows_of_their_own(harbou
     assert (batch["documents_BT"].max(1) > 0).any()
     alone = -(-(text.lengths_D - 1) // (256 - 64))
     assert len(rows) < alone.sum()
-
-
-def test_a_memory_that_fills_the_row_is_refused(harbour):
-    with pytest.raises(
-        ConfigError, match="64 tokens leave nothing to predict in a row of 64; give 63 or less"
-    ):
-        harbour.open(DocumentLM(memory=64), sequence=64)
