@@ -14,10 +14,12 @@ class Aim:
     sequence: int
     lr: float
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # of objectives
+    continued: int = 0  # tokens after the beginning that imitations keep; 0 = all
 
 
 AIMS = {
     "natural": Aim({"document": 0.2, "natural": 0.8}, 1600, 8, 160, 5e-4),
+    "natural-short": Aim({"document": 0.2, "natural": 0.8}, 800, 32, 64, 1e-3, continued=16),
     "control": Aim(
         {"document": 0.1, "control": 0.9}, 3200, 16, 160, 5e-4,
         {"control": {"asked": 1.0, "dropped": 0.25, "cut": 0.75}},

@@ -10,11 +10,11 @@ interval is one of 95 %.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,13 @@ from aims import AIMS
 from heads import distant, relations, reordered
 from intervals import auc, mean_of, resampled
 from machine import keep
-from study import Study, batches
+from study import Study, batches, imitated
 
 from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.generation import GenerationAttributes, Sampling
 from atelier.engine.config.objective.control import Control
 from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.data.control_prompt import prefix_of
-from atelier.engine.data.datasets.natural import IMITATIONS
 from atelier.engine.inference.sampling import continuation
 
 LENGTHS = (16, 32, 64, 96, 128)  # that are asked for; rows of the control stage have room for all
@@ -49,12 +48,9 @@ TEMPERATURES = (0.8, 0.5)  # of samples that are ranked: as natural text is, and
 # the parts
 
 
-def adversarial(study: Study) -> dict[str, Any]:
+def adversarial(study: Study, aim: str = "natural") -> dict[str, Any]:
     """AUC of the head and of a logistic regression on bigrams of tokens, on held-out paragraphs."""
-    lines = [
-        json.loads(line)
-        for line in study.only("imitations").file(IMITATIONS, study.scratch).read_bytes().splitlines()
-    ]
+    lines = imitated(study.imitations(aim), study.scratch)
     train, held_out = ([one for one in lines if one["split"] == split] for split in ("train", "held_out"))
 
     def texts(some: list[dict[str, Any]]) -> list[str]:
@@ -104,10 +100,7 @@ def ranked(study: Study) -> dict[str, Any]:
     """Repetition of the best of eight and, on average, of all eight, over beginnings of held-out paragraphs,
     and of how the paragraphs really go on.
     """
-    lines = [
-        json.loads(line)
-        for line in study.only("imitations").file(IMITATIONS, study.scratch).read_bytes().splitlines()
-    ]
+    lines = imitated(study.only("imitations"), study.scratch)
     lines = [one for one in lines if one["split"] == "held_out"][: 4 if study.tiny else 150]
     most = 32 if study.tiny else 96
     natural = [repeated(one["original"][one["prefix"] :][:most]) for one in lines]
@@ -201,12 +194,13 @@ def memory(study: Study) -> dict[str, Any]:
 
 PARTS: dict[str, dict[str, Any]] = {  # by the aim that the teacher has gone on with
     "": {"document_memory": memory},
-    "natural": {"adversarial": adversarial, "repetition": ranked},
-    "control": {"length": lengths, "control_loss": prompts},
+    "reorder": {"reorder": reordered},
+    "distance": {"distance": distant},
+    "natural-short": {"adversarial, short": partial(adversarial, aim="natural-short")},
     "knowledge": {"relations": relations},
     "words": {"relations without their rows": relations},
-    "distance": {"distance": distant},
-    "reorder": {"reorder": reordered},
+    "natural": {"adversarial": adversarial, "repetition": ranked},
+    "control": {"length": lengths, "control_loss": prompts},
 }
 
 

@@ -22,6 +22,7 @@ from machine import use_own_code
 from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.registry import RowClasses, spec_class
 from atelier.engine.data.datasets.load import rows_of
+from atelier.engine.data.datasets.natural import IMITATIONS, Imitation
 from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.inference.scoring import label_nats
 from atelier.engine.io.artifact import ArtifactInput, open_input
@@ -100,7 +101,7 @@ class Study:
             "checkpoint_every": 200, "eval_every": 200, "eval_sequences": 32,
         }  # fmt: skip
         needed = ("tokens", "tokenizer", *kinds.values())
-        inputs = {kind: self.only(kind).url for kind in needed}
+        inputs = {kind: self.only(kind).url for kind in needed} | {"imitations": self.imitations(name).url}
         run = {
             "schema": 1, "task": "train", "version": 1,
             "config": {"trainings": [{"members": {"model": member}, "streams": streams, "train": train}]},
@@ -134,6 +135,21 @@ class Study:
         named = [each for each in found if each.record.name == name]
         return max(named, key=lambda each: each.record.provenance.get("started", 0.0))
 
+    def imitations(self, name: str) -> ArtifactInput:
+        """Those that the teacher with this aim learns from, as long as the aim says."""
+        whole, most = self.only("imitations"), AIMS[name].continued
+        if not most:
+            return whole
+        place = self.store / f"imitations-{most}"
+        if not (place / "record.json").exists():
+            lines = imitated(whole, self.scratch)
+            for line in lines:
+                line["original"] = line["original"][: line["prefix"] + most]
+                line["generated"] = line["generated"][: line["prefix"] + most]
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            artifact(place, "imitations", {IMITATIONS: text.encode()})
+        return open_input(str(place))
+
     def only(self, kind: str) -> ArtifactInput:
         [place] = self.store.glob(f"{kind}/*/record.json")
         return open_input(str(place.parent))
@@ -164,6 +180,11 @@ class Study:
         is_label_BT = batch["labels_BT"] != NOT_SCORED
         sums_B = np.bincount(np.nonzero(is_label_BT)[0], nats_N, minlength=len(is_label_BT))
         return sums_B / np.where(is_label_BT.any(1), is_label_BT.sum(1), np.nan)
+
+
+def imitated(source: ArtifactInput, scratch: Path) -> list[Imitation]:
+    """Paragraphs and their continuations."""
+    return cast(list[Imitation], source.lines(IMITATIONS, scratch))
 
 
 def batches(rows: Any, most: int) -> Iterator[Batch]:
