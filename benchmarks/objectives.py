@@ -39,6 +39,7 @@ from atelier.engine.config.generation import GenerationAttributes, Sampling
 from atelier.engine.config.objective.control import Control
 from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.data.control_prompt import prefix_of
+from atelier.engine.data.datasets.natural import SIDES, Imitation
 from atelier.engine.inference.sampling import continuation
 
 LENGTHS = (16, 32, 64, 96, 128)  # that are asked for; rows of the control stage have room for all
@@ -53,8 +54,8 @@ def adversarial(study: Study, aim: str = "natural") -> dict[str, Any]:
     lines = imitated(study.imitations(aim), study.scratch)
     train, held_out = ([one for one in lines if one["split"] == split] for split in ("train", "held_out"))
 
-    def texts(some: list[dict[str, Any]]) -> list[str]:
-        return [" ".join(map(str, one[side])) for one in some for side in ("generated", "original")]
+    def texts(some: list[Imitation]) -> list[str]:
+        return [" ".join(map(str, one[side])) for one in some for side in SIDES]
 
     bigrams = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\S+", sublinear_tf=True)
     features = bigrams.fit_transform(texts(train))
@@ -66,11 +67,7 @@ def adversarial(study: Study, aim: str = "natural") -> dict[str, Any]:
     search.fit(features, classes)
     rival_N = search.decision_function(bigrams.transform(texts(held_out)))
     head_N = np.array(
-        [
-            study.speaker.natural(one[side][: study.sequence - 1])
-            for one in held_out
-            for side in ("generated", "original")
-        ]
+        [study.speaker.natural(one[side][: study.sequence - 1]) for one in held_out for side in SIDES]
     )
     classes_N = np.tile([0, 1], len(held_out))
 
