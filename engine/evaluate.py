@@ -1,8 +1,8 @@
 """Score models on held-out text and labelled examples: python -m atelier.engine.evaluate run.json
 
 run.json: task "score"; config is a Scoring (engine/config/evaluation.py); inputs `model.<key>` of every
-target, `tokens`, `tokenizer` and, where a target asks for them, `labels`; outputs `<key>`, and `baselines` if
-wanted.
+target, `tokens`, `tokenizer` and, where a target asks for them, `labels` and `imitations`; outputs `<key>`,
+and `baselines` if wanted.
 
 Each output is a scores.json. For a model:
   loss           nats a token over the first score.max_tokens held-out tokens, whole documents, in windows of
@@ -14,16 +14,18 @@ Each output is a scores.json. For a model:
   accuracy       share of test examples whose completion is the option of highest likelihood, with end
                  tokens where one option begins another; accuracy_normalised: highest likelihood a token;
                  `correct`: 0 or 1 an example
+  heads          of each head of classes the share of score.rows held-out rows that it gets `right`
   majority       the accuracy of always giving the most common answer
   sample         score.sample and its continuation: 120 tokens, temperature 0.8, seed 0
 The baselines: gzip -9, xz -9e and an interpolated token trigram on the same documents, in bits per byte,
-first tokens charged alike. All arithmetic is float32 and nothing depends on time: two runs write the same.
+first tokens charged alike; and what is got right of heads' rows without a network. All arithmetic is float32
+and nothing depends on time: two runs write the same.
 """
 
 import math
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -37,13 +39,14 @@ from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.evaluation import Scoring, Target, scored_name
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.registry import ModelSpec, RowClasses
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.ngram import gzip_bits, shuffled, trigram_bits, xz_bits
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.generator import TOKENIZER, Generator, check_vocabulary
+from atelier.engine.inference.heads import HeadExam, judged, without_network
 from atelier.engine.inference.sampling import TextModel, num_positions
 from atelier.engine.inference.scoring import (
     HeldOutText,
@@ -77,6 +80,7 @@ class Exam:
     text: HeldOutText | None
     tokens: str  # fingerprint of the tokens artifact that the text is from
     examples: dict[int | None, Examples]  # by shots
+    heads: HeadExam | None
 
     def asked(self, target: Target) -> Examples | None:
         return self.examples[target.shots] if target.labels else None
@@ -99,13 +103,13 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
     scratch, progress = Path(run.scratch), Progress(stream)
     layout = Parallel(shard=1, threads=config.threads, device=run.layout.device)
     gang = start_gang(layout)
-    exam, tokenizer = set_exam(run, config.score, targets, scratch)
+    exam, tokenizer = set_exam(run, config, targets, scratch)
     models = {key: input_of(run, f"model.{key}") for key in targets}
     for key, model in models.items():
         check_tokenizer(model, tokenizer, exam.vocabulary, scratch, f"model.{key}")
     summaries: dict[str, Json] = {}
     if BASELINES in run.outputs and exam.text is not None:
-        scores = baselines(exam.text, exam.vocabulary, input_of(run, "tokens"), scratch)
+        scores = baselines(exam, exam.text, input_of(run, "tokens"), scratch)
         summaries[BASELINES] = publish(run, BASELINES, scores)
     progress.start(sum(exam.num_tokens(target) for target in targets.values()), "tokens")
     for key, target in targets.items():
@@ -126,13 +130,13 @@ def targets_of(run: RunFile, config: Scoring) -> dict[str, Target]:
 
 
 def set_exam(
-    run: RunFile, asked: Score, targets: dict[str, Target], scratch: Path
+    run: RunFile, config: Scoring, targets: dict[str, Target], scratch: Path
 ) -> tuple[Exam, ArtifactInput]:
     """Load the held-out text and the examples that the targets need, and the tokenizer.
 
     Raises ConfigError when score.sequence is `auto` or the tokens are another tokenizer's.
     """
-    tokenizer = input_of(run, "tokenizer")
+    asked, tokenizer = config.score, input_of(run, "tokenizer")
     vocabulary = Vocabulary.read(tokenizer.file(TOKENIZER, scratch))
     sequence = None if asked.sequence == "auto" else asked.sequence
     text, source = None, ""
@@ -156,8 +160,26 @@ def set_exam(
         text=text,
         tokens=source,
         examples=examples,
+        heads=None,
     )
+    if config.heads and sequence and text is not None:
+        exam = replace(exam, heads=head_exam(run, config, vocabulary, sequence, scratch))
     return exam, tokenizer
+
+
+def head_exam(
+    run: RunFile, config: Scoring, vocabulary: Vocabulary, sequence: int, scratch: Path
+) -> HeadExam:
+    """Rows of the kinds in `config.heads`."""
+    specs = {kind: spec for kind, spec in config.heads.items() if isinstance(spec, RowClasses)}
+    return HeadExam(
+        specs=specs,
+        sources={kind: input_of(run, kind) for kind in {spec.source for spec in specs.values()}},
+        vocabulary=vocabulary,
+        scratch=scratch,
+        sequence=sequence,
+        number=config.score.rows,
+    )
 
 
 def read_examples(
@@ -235,6 +257,8 @@ def score(network: nn.Module, exam: Exam, target: Target, progress: Progress, pl
             "bits_per_byte": nats / math.log(2) / text.num_bytes,
             "sample": exam.prompt + Generator(network, exam.vocabulary).text(exam.prompt, SAMPLE),
         } | counts(text)
+    if target.heads and exam.heads is not None:
+        result["heads"] = judged(model, exam.heads)
     if examples := exam.asked(target):
         choices = choose(model, examples, advance=progress.advance)
         result |= {
@@ -251,12 +275,11 @@ def counts(text: HeldOutText) -> dict[str, int]:
     return {"tokens": len(text.tokens_N), "bytes": text.num_bytes, "documents": len(text.ends_D)}
 
 
-def baselines(
-    text: HeldOutText, vocabulary: Vocabulary, tokens: ArtifactInput, scratch: Path
-) -> dict[str, Json]:
+def baselines(exam: Exam, text: HeldOutText, tokens: ArtifactInput, scratch: Path) -> dict[str, Json]:
     """Scores that need no model, in bits per byte; the trigram too is charged ln V for first tokens. It also
     learns from 2^16, 2^17 ... tokens of shuffled documents, beside models that have read as many.
     """
+    vocabulary = exam.vocabulary
     raw = vocabulary.bytes_of(text.tokens_N)
     dtype = token_dtype(vocabulary.size)
     train_N = np.fromfile(tokens.file("train.bin", scratch), dtype=dtype, count=TRIGRAM_TOKENS)
@@ -272,6 +295,7 @@ def baselines(
         "trigram": whole,
         "trigram_tokens": len(train_N),
         "trigram_by_tokens": {str(size): bits for size, bits in found.items()},
+        **({"heads": without_network(exam.heads, train_N.astype(np.int64))} if exam.heads else {}),
     } | counts(text)
 
 

@@ -11,7 +11,7 @@ from atelier.engine.config.generation import Imitate
 from atelier.engine.config.mixture import sources
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.config.registry import ObjectiveSpec, RowClasses
 from atelier.engine.config.role import Role
 from atelier.engine.config.schedule import WeightSchedule
 from atelier.engine.config.train import Ahead, Train
@@ -83,8 +83,16 @@ def titan(
     }
     asked = {f"{name}/{way}": shots for name in models for way, shots in shots_of(score).items()}
     held_out, vocabulary = text.tokens["main"], text.tokenizer
+    roots = [name for name, role in roles.items() if not role.teacher]
     scores = score_models(
-        {**models, **controls}, {}, settings=score, tokens=held_out, tokenizer=vocabulary
+        {**models, **controls},
+        {},
+        settings=score,
+        tokens=held_out,
+        tokenizer=vocabulary,
+        heads=heads_of([roles[name] for name in roots]) if score.rows else {},
+        judged=roots,
+        imitations=more.get("imitations", {}).get("main"),
     ) | score_models(
         {},
         tuned | {key: models[key.rpartition("/")[0]] for key in asked},
@@ -104,6 +112,12 @@ def titan(
     )
     first_draws = {f"{name}-{finetune.labels.task}": tuned[f"{name}/pretrained-0"] for name in roles}
     register({**models, **controls, **first_draws}, scores)
+
+
+def heads_of(roles: list[Role]) -> dict[str, ObjectiveSpec]:
+    """The objectives of classes of these roles, by kind."""
+    specs = [spec for role in roles for spec in role.objective.values()]
+    return {spec.kind: spec for spec in specs if isinstance(spec, RowClasses)}
 
 
 def shots_of(score: Score) -> dict[str, int]:

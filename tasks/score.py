@@ -2,13 +2,15 @@
 beside them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Score
 from atelier.engine.config.document import section_of
 from atelier.engine.config.evaluation import Scoring, Target
+from atelier.engine.config.registry import ObjectiveSpec
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
@@ -27,17 +29,31 @@ def score(
     tokenizer: Reference,
     labels: Reference | None = None,
     shots: Mapping[str, int] = MappingProxyType({}),
+    heads: Mapping[str, ObjectiveSpec] = MappingProxyType({}),
+    judged: Collection[str] = (),
+    imitations: Reference | None = None,
     threads: int = 1,
     name: str = "score",
 ) -> dict[str, Reference]:
     """Scores of every model by its key: those in `text` on held-out text, those in `labelled` on the labels'
     test examples. Of the latter, those in `shots` are prompted with that many solved examples; the others are
-    scored as fine-tuned.
+    scored as fine-tuned. Of those in `judged` also what their `heads` get right, by kind of objective.
     """
+    exam = _exam(heads, settings, imitations if "natural" in heads else None)
     models = {**text, **labelled}
-    targets = {key: Target(text=key in text, labels=key in labelled, shots=shots.get(key)) for key in models}
+    targets = {
+        key: Target(
+            text=key in text,
+            labels=key in labelled,
+            shots=shots.get(key),
+            heads=bool(heads) and key in judged,
+        )
+        for key in models
+    }
     products = {
-        key: _product(key, model, settings, targets[key], tokens, labels) for key, model in models.items()
+        key: _with(exam, product) if targets[key].heads else product
+        for key, model in models.items()
+        for product in [_product(key, model, settings, targets[key], tokens, labels)]
     }
     if settings.baselines and text:
         products["baselines"] = Product(
@@ -48,17 +64,46 @@ def score(
             parents={"tokens": tokens.fingerprint},
             origin={"max_tokens": "score.max_tokens"},
         )
+        if heads:
+            products["baselines"] = _with(exam, products["baselines"])
     inputs = {f"model.{key}": input_of(model) for key, model in models.items()}
     inputs |= {"tokens": input_of(tokens), "tokenizer": input_of(tokenizer)} | (
         {"labels": input_of(labels)} if labels else {}
     )
+    inputs |= {"imitations": input_of(imitations)} if imitations and "imitations" in exam.parents else {}
     config = {
         "score": settings.model_dump(mode="json"),
         "threads": threads,
         "targets": {key: target.model_dump(mode="json") for key, target in targets.items()},
+        "heads": {kind: spec.model_dump(mode="json") for kind, spec in heads.items()},
     }  # as a Scoring
     node = Node(name=name, task="score", products=products, inputs=inputs, config=config)
-    return declare(node, [*models.values(), tokens, *([labels] if labels else [])])
+    others = [one for one in (labels, imitations) if one]
+    return declare(node, [*models.values(), tokens, *others])
+
+
+class _Exam(NamedTuple):
+    """What is added to a product that has something about heads."""
+
+    identity: dict[str, Json]
+    parents: dict[str, str]
+    origin: dict[str, str]
+
+
+def _exam(heads: Mapping[str, ObjectiveSpec], settings: Score, imitations: Reference | None) -> _Exam:
+    specs: dict[str, Json] = {kind: spec.numbers() for kind, spec in heads.items()}
+    parents = {"imitations": imitations.fingerprint} if imitations else {}
+    return _Exam({"heads": specs, "rows": settings.rows}, parents, {"rows": "score.rows"})
+
+
+def _with(exam: _Exam, product: Product) -> Product:
+    return product.model_copy(
+        update={
+            "identity": {**product.identity, **exam.identity},
+            "parents": product.parents | exam.parents,
+            "origin": product.origin | exam.origin,
+        }
+    )
 
 
 def _product(
@@ -97,7 +142,7 @@ def _product(
 def run(node: Node, context: RunContext) -> None:
     missing, asked = context.missing(node), Scoring.model_validate(node.config)
     left = {key: target for key, target in section_of(node.config["targets"]).items() if key in missing}
-    wanted = {f"model.{key}" for key in missing} | {"tokens", "tokenizer", "labels"}
+    wanted = {f"model.{key}" for key in missing} | {"tokens", "tokenizer", "labels", "imitations"}
     inputs = {role: url for role, url in context.urls(node).items() if role in wanted}
     context.gang(
         GangRequest(

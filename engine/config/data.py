@@ -155,5 +155,8 @@ class Score(Spec):
         default=4, ge=1, description="solved examples before a question, of models that were not fine-tuned"
     )
     baselines: bool = Field(default=True, description="also gzip -9, xz and an interpolated trigram")
+    rows: int = Field(
+        default=400, ge=0, description="held-out rows on which each head of classes is judged; 0 = none"
+    )
     controls: bool = Field(default=True, description="also train each student alone, from the same seed")
     sample: str = Field(default="def ", description="prompt of the sample text")

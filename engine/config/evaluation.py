@@ -6,6 +6,7 @@ from pydantic import Field
 
 from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Score
+from atelier.engine.config.registry import Objectives
 
 DIGITS = 12  # of a fingerprint
 
@@ -34,6 +35,7 @@ class Target(Spec):
 
     text: bool = Field(default=True, description="held-out text: loss, bits per byte and a sample")
     labels: bool = Field(default=False, description="labelled test examples: accuracy")
+    heads: bool = Field(default=False, description="its heads of classes")
     shots: int | None = Field(
         default=None,
         ge=0,
@@ -47,4 +49,7 @@ class Scoring(Spec):
 
     score: Score = Field(description="how much is scored, and in which context")
     targets: dict[str, Target] = Field(description="key of a model -> what it is scored on")
+    heads: Objectives = Field(
+        default_factory=dict, description="the objectives of classes whose heads are judged"
+    )
     threads: int = Field(default=1, ge=1, description="CPU threads")

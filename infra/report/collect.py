@@ -6,7 +6,7 @@ import itertools
 import math
 import tempfile
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 from pydantic import Field
 
@@ -109,6 +109,7 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     ]
     read = next((row.get("tokens") for row in rows if row["kind"] in ("teacher", "model")), None)
     rows += _baseline_rows(scores.get("baselines", NONE), read)
+    rows += [row for key in found for row in _head_rows(key, scores)]
     rows += [_asked_row(key, score) for key, score in scores.items() if key.endswith(ASKED)]
     rows += _tuned_rows(found, scores)
     curves = {
@@ -132,6 +133,15 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     )
 
 
+class HeadScore(TypedDict):
+    """What is got right of the rows of an objective of classes; of the baselines, how, and by guessing."""
+
+    right: float
+    rows: int
+    by: NotRequired[str]
+    guess: NotRequired[float]
+
+
 class Scores(TypedDict):
     """scores.json: of a model what it was scored on, of the baselines bits per byte by their names."""
 
@@ -147,6 +157,7 @@ class Scores(TypedDict):
     trigram: float
     trigram_tokens: int
     trigram_by_tokens: dict[str, float]
+    heads: dict[str, "HeadScore"]  # by kind of objective
 
 
 NONE = cast(Scores, {})
@@ -194,6 +205,21 @@ def _text_row(
         if score.get("held_out", "") == control.get("held_out", score.get("held_out", "")):
             row["delta"] = score["loss"] - control["loss"]
     return row
+
+
+def _head_rows(key: str, scores: dict[str, Scores]) -> list[ReportRow]:
+    """Of each head of a model what it gets right, beside what is got right without a network."""
+    beside = scores.get("baselines", NONE).get("heads", {})
+    rows: list[ReportRow] = []
+    for kind, head in scores.get(key, NONE).get("heads", {}).items():
+        half = 1.96 * math.sqrt(head["right"] * (1 - head["right"]) / head["rows"])
+        row: ReportRow = {"name": key, "kind": "head", "head": kind, "right": head["right"], "half": half}
+        if kind in beside:
+            other = beside[kind]
+            row["right_without"], row["by"] = other["right"], other.get("by", "")
+            row["guess"] = other.get("guess", 0.0)
+        rows.append(row)
+    return rows
 
 
 def _tokens_read(store: Store, record: Record) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FILES = ("report.md", "report.html", "loss.png", "lineage.svg", "table.json")
 ORDER = {
-    "teacher": 0, "model": 1, "student": 2, "control": 2,
+    "teacher": 0, "model": 1, "student": 2, "control": 2, "head": 2,
     "zero-shot": 3, "few-shot": 4, "finetuned": 5, "scratch": 5, "baseline": 6,
 }  # fmt: skip
 
@@ -40,6 +40,12 @@ class ReportRow(TypedDict):
     draws: NotRequired[int]
     accuracy_delta: NotRequired[float]
     accuracy_delta_interval: NotRequired[float]
+    head: NotRequired[str]  # kind of the objective
+    right: NotRequired[float]  # share of rows
+    half: NotRequired[float]
+    right_without: NotRequired[float]  # by a rule that has no network
+    by: NotRequired[str]
+    guess: NotRequired[float]
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,9 @@ class Table:
 
 
 def tables_of(content: ReportContent) -> list[Table]:
-    """Tables of language modelling and of accuracy, where rows have them: no row has both."""
+    """Tables of language modelling, of heads and of accuracy, where there are such rows: no row has two of
+    them.
+    """
     rows = content.ordered()
     text = [row for row in rows if row.get("bits_per_byte") is not None]
     right = [row for row in rows if row.get("accuracy") is not None]
@@ -133,6 +141,21 @@ def tables_of(content: ReportContent) -> list[Table]:
         ]
         head = ["name", "kind", "parameters", "tokens", "bits/byte", "loss", "loss vs control"]
         found.append(_without_empty(Table("Held-out text", head, cells, [row["kind"] for row in text])))
+    heads = [row for row in rows if row.get("head")]
+    if heads:
+        cells = [
+            [
+                row["name"],
+                row.get("head", ""),
+                interval(row.get("right"), row.get("half")),
+                digits(row.get("right_without"), 3),
+                row.get("by", ""),
+                digits(row.get("guess"), 3),
+            ]
+            for row in heads
+        ]
+        head = ["name", "head", "right", "without a network", "by", "guessing"]
+        found.append(_without_empty(Table("Heads of classes", head, cells, [row["kind"] for row in heads])))
     if right:
         cells = [
             [

@@ -1,0 +1,112 @@
+"""What heads of classes get right on held-out rows, and what is got right without a network.
+
+B rows, T tokens of a row
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+
+from atelier.engine.config.base import Json
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.objective.distance import Distance
+from atelier.engine.config.objective.natural import Natural
+from atelier.engine.config.objective.reorder import Reorder
+from atelier.engine.config.registry import RowClasses
+from atelier.engine.data.blend import Dataset
+from atelier.engine.data.corpus import HELD_OUT, TRAIN
+from atelier.engine.data.datasets.load import rows_of
+from atelier.engine.data.ngram import Trigram
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.inference.sampling import TextModel
+from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.objective.classes import class_logits
+
+SEED = 0  # of rows: the same for every model
+AT_ONCE = 16  # rows of a forward pass
+TRAINED_ON = 4000  # rows that a logistic regression learns from, at most
+
+Batch = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadExam:
+    """The rows on which heads are judged: the first `number` of a fixed order, by kind of objective."""
+
+    specs: Mapping[str, RowClasses]
+    sources: Mapping[str, ArtifactInput]  # by kind of artifact
+    vocabulary: Vocabulary
+    scratch: Path
+    sequence: int
+    number: int
+
+    def batches(self, kind: str, split: str = HELD_OUT, most: int = 0) -> Iterator[Batch]:
+        spec = self.specs[kind]
+        rows: Dataset = rows_of(kind).open_rows(
+            spec, self.sources[spec.source], self.vocabulary, self.scratch, split=split,
+            sequence=self.sequence, seed=SEED,
+        )  # fmt: skip
+        order = np.random.default_rng(SEED).permutation(len(rows))[: most or self.number]
+        for first in range(0, len(order), AT_ONCE):
+            yield rows.batch(np.sort(order[first : first + AT_ONCE]))
+
+    def shares(self, kind: str, said: Callable[[Batch], np.ndarray]) -> dict[str, Json]:
+        """The share of rows whose class is what is said of it."""
+        is_right = [said(batch) == batch["classes_B"] for batch in self.batches(kind)]
+        return {"right": float(np.concatenate(is_right).mean()), "rows": sum(map(len, is_right))}
+
+
+def judged(model: TextModel, exam: HeadExam) -> dict[str, Json]:
+    """What each head of the model gets right, by kind of objective."""
+    has = getattr(model.spec, "pairs", {})
+    weights = dict(cast(torch.nn.Module, model).named_parameters())
+    device = next(iter(weights.values())).device
+
+    def of(kind: str) -> dict[str, Json]:
+        @torch.inference_mode()
+        def said(batch: Batch) -> np.ndarray:
+            given = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
+            hidden_BTD = model(given).hidden
+            logits_BC = class_logits(
+                exam.specs[kind], hidden_BTD, given, weights.__getitem__, has_pairs=kind in has
+            )
+            return logits_BC.argmax(1).cpu().numpy()
+
+        return exam.shares(kind, said)
+
+    return {kind: of(kind) for kind in exam.specs}
+
+
+def without_network(exam: HeadExam, text_N: np.ndarray) -> dict[str, Json]:
+    """What is got right by a simple rule, and by saying one class always, by kind of objective; `text_N` is
+    training text. Raises ConfigError for a kind that has no rule here.
+    """
+    # scikit-learn takes a second to import
+    rivals = importlib.import_module("atelier.engine.inference.rivals")
+    vocab, found = exam.vocabulary.size, {}
+    for kind, spec in exam.specs.items():
+        guess = 1 / spec.num_classes
+        if isinstance(spec, Reorder):  # a row shows of how many segments it is
+            guess = spec.max_segments / spec.num_classes
+            nats = rivals.trigram_nats(Trigram(text_N, vocab, exam.vocabulary.end_id))
+
+            def said(batch: Batch, spec: Reorder = spec, nats: Callable = nats) -> np.ndarray:
+                return rivals.likeliest(batch, spec, nats)
+
+            by = "order of fewest nats by a trigram"
+        elif isinstance(spec, Distance):
+            train = list(exam.batches(kind, TRAIN, TRAINED_ON))
+            said = rivals.by_overlap(rivals.Overlap(text_N, vocab), train)
+            by = "logistic regression on overlap"
+        elif isinstance(spec, Natural):
+            said = rivals.by_bigrams(list(exam.batches(kind, TRAIN, TRAINED_ON)))
+            by = "logistic regression on bigrams"
+        else:
+            raise ConfigError(f"config.heads.{kind}", "nothing stands beside this head", "leave it out")
+        found[kind] = exam.shares(kind, said) | {"by": by, "guess": guess}
+    return found
