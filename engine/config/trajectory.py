@@ -16,7 +16,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
 VERSION = 1
-GATE = 2  # version of how a gate measures: from the end of the warm-up on
+LEAD = 2  # version of how a teacher's lead is measured: from the end of the warm-up on
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,9 @@ def _identity(name: str, role: Role, train: Train, *, knows_end: bool) -> dict[s
     if identity.get("attach") == "replay":
         identity.pop("attach")
     if role.gate != "open":
-        identity["gate"] = {"nats": role.gate, "version": GATE}
+        identity["gate"] = {"nats": role.gate, "version": LEAD}
+    if any(spec.schedule.follows_lead for spec in role.objective.values()):
+        identity["lead"] = LEAD
     identity["seed_name"] = role.seed_name or name
     start, end = int(role.start), role.last(train.num_steps)
     if not knows_end:
@@ -194,5 +196,5 @@ def origins(prefix: str) -> dict[str, str]:
     return (
         {key: f"{prefix}{key}" for key in role}
         | {key: f"train.{key}" for key in train}
-        | {"horizon": "train.steps", "trunk_step": "train.steps"}
+        | {"horizon": "train.steps", "trunk_step": "train.steps", "lead": f"{prefix}objective"}
     )

@@ -39,18 +39,18 @@ class Average:
 
 
 class TeacherLead:
-    """The teacher's lead, (student loss - teacher loss) on the same batches, averaged over steps; and the
-    gate, which opens for good when it reaches `threshold` nats ("open": open from `start` on).
+    """The teacher's lead, (student loss - teacher loss) on the same batches, averaged over the steps from
+    `settled` on: before, learning rates still rise and losses say little. And the gate, which opens for good
+    when the lead reaches `threshold` nats ("open": open from `start` on).
 
-    The gate's average leaves out steps before `settled`, in which learning rates still rise and losses say
-    little. Numbers are float64 and come from all-reduced losses, so every rank decides alike and a resumed
+    Numbers are float64 and come from all-reduced losses, so every rank decides alike and a resumed
     run as an uninterrupted one.
     """
 
     def __init__(self, threshold: float | Literal["open"], start: int, settled: int = 0) -> None:
         self.threshold, self.settled = threshold, settled
         self.opened = start if threshold == "open" else -1  # the first step with distillation; -1 = not yet
-        self.all, self.late = Average(), Average()  # of all steps, of those from `settled` on
+        self.average = Average()
 
     @property
     def is_open(self) -> bool:
@@ -58,24 +58,22 @@ class TeacherLead:
 
     @property
     def nats(self) -> float:
-        """The lead over all steps; 0 before the first."""
-        return self.all.value
+        """0 before the first settled step."""
+        return self.average.value
 
     def observe(self, lead: float, step: int) -> None:
         """Add the lead of the clock's `step`; if that opens the gate, distillation begins with step + 1."""
-        self.all.add(lead)
-        if isinstance(self.threshold, str) or step < self.settled:
+        if step < self.settled:
             return
-        self.late.add(lead)
-        if not self.is_open and self.late.value >= self.threshold:
+        self.average.add(lead)
+        if not isinstance(self.threshold, str) and not self.is_open and self.nats >= self.threshold:
             self.opened = step + 1
 
     def state(self) -> dict[str, dict[str, float | int] | int]:
-        return {"all": self.all.state(), "late": self.late.state(), "opened": self.opened}
+        return {"average": self.average.state(), "opened": self.opened}
 
     def restore(self, state: Nested) -> None:
-        self.all.restore(state["all"])
-        self.late.restore(state["late"])
+        self.average.restore(state["average"])
         self.opened = int(state["opened"])
 
 
