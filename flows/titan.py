@@ -1,10 +1,11 @@
-"""titan: corpus, tokenizer, tokens; an assistant trained ahead, which imitates the text; a teacher, the
-assistant and students that learn online, all in one pass; zero-shot, few-shot and fine-tuned scores beside
-same-seed controls (ERNIE 3.0 Titan, 2112.12731).
+"""titan: corpus, tokenizer, tokens; a role trained ahead of the others, which imitates the text; a teacher,
+its assistant and students that learn online, all in one pass; zero-shot, few-shot and fine-tuned scores
+beside same-seed controls (ERNIE 3.0 Titan, 2112.12731).
 
 atelier titan experiment=laptop
 """
 
+from atelier.engine.config.base import parse
 from atelier.engine.config.data import Data, Finetune, Score, Tokenizer
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.generation import Imitate
@@ -148,7 +149,8 @@ def before_all(ahead: Ahead, roles: dict[str, Role]) -> Role:
     own = {key: constant(spec) for key, spec in role.objective.items() if type(spec).source != "imitations"}
     chosen = ahead.objective or own or {"lm": LM()}
     optim = ahead.optim or role.optim
-    return role.model_copy(update={"objective": chosen, "optim": optim, "start": 0, "end": 0})
+    lone = role.model_copy(update={"objective": chosen, "optim": optim, "start": 0, "end": 0})
+    return parse(Role, lone.model_dump(mode="json"), "ahead")
 
 
 def generator(first: dict[str, Reference]) -> Reference:
@@ -159,7 +161,7 @@ def generator(first: dict[str, Reference]) -> Reference:
         raise ConfigError(
             "ahead.role",
             "is empty, but an objective tells natural text from what an earlier model wrote",
-            "ahead.role=assistant ahead.steps=100 trains that model first",
+            "ahead=teacher trains that role first",
         )
     return next(iter(first.values()))
 

@@ -61,8 +61,8 @@ def class_logits(
         return logits_BC
     says = [(kind, *said) for kind, found in enumerate(spec.comparisons) for said in found]
     number, relations = 1 + max(max(i, j) for _, _, i, j in says), spec.num_relations
-    sides = torch.cat(_edges(batch, number), dim=1).to(hidden_BTD.dtype)
-    end_BND, begin_BND = _shared(over_context(sides @ hidden_BTD), share).chunk(2, dim=1)
+    states = torch.cat([_states(hidden_BTD, is_edge) for is_edge in _edges(batch, number)], dim=1)
+    end_BND, begin_BND = _shared(over_context(states), share).chunk(2, dim=1)
     query_BNX = F.linear(end_BND, weight(f"pairs.{spec.kind}.end.weight")).to(exact)
     key_BNX = F.linear(begin_BND, weight(f"pairs.{spec.kind}.begin.weight")).to(exact)
     query_BRNW, key_BRNW = (x.unflatten(2, (relations, -1)).transpose(1, 2) for x in (query_BNX, key_BNX))
@@ -76,8 +76,15 @@ def _shared(state: Tensor, share: int) -> Tensor:
     return state if share == 1 else state.detach() + (state - state.detach()) / share
 
 
+def _states(hidden_BTD: Tensor, is_edge_BNT: Tensor) -> Tensor:
+    """[B, N, D] of the one place of each segment; 0 where this rank has none."""
+    places_BN1 = is_edge_BNT.to(torch.uint8).argmax(2, keepdim=True)
+    found_BND = hidden_BTD.gather(1, places_BN1.expand(-1, -1, hidden_BTD.shape[2]))
+    return torch.where(is_edge_BNT.any(2, keepdim=True), found_BND, 0)
+
+
 def _edges(batch: Mapping[str, Tensor], number: int) -> tuple[Tensor, Tensor]:
-    """[B, N, T] each: 1 at the last, and at the first, of this rank's tokens that are so in the whole row."""
+    """[B, N, T] each: whether a token is the last, or the first, of its segment of the whole row."""
     segments_BS = batch.get("segments_BS", batch["segments_BT"])
     outside = segments_BS.new_full((len(segments_BS), 1), -1)
     is_last_BS = segments_BS != torch.cat([segments_BS[:, 1:], outside], dim=1)

@@ -45,7 +45,8 @@ def seconds_of(node: Node, trained_s: float, before: Iterable[Row], store: Store
 
 def wall_clock(nodes: list[Node], seconds: dict[str, float], pool: Pool) -> float:
     """Seconds until the last of the nodes has ended, each begun as soon as what it waits for has ended and
-    the pool has slots for it, earlier ones first; nodes without `seconds` are there already.
+    the pool has slots for it, earlier ones first, as infra/launch/slots.py queues them; nodes without
+    `seconds` are there already.
     """
     total = num_slots(pool)
     if pool.gpus and pool.gpus_per_node:
@@ -57,7 +58,9 @@ def wall_clock(nodes: list[Node], seconds: dict[str, float], pool: Pool) -> floa
     while waiting or running:
         for place, node in enumerate(list(waiting)):
             needs = min(total, node.ranks * (node.threads if pool.is_cpu else 1))
-            if to_come.isdisjoint(node.waits) and needs <= free:
+            if to_come.isdisjoint(node.waits):
+                if needs > free:
+                    break  # nothing overtakes a gang that waits for slots
                 waiting.remove(node)
                 free -= needs
                 heapq.heappush(running, (now + seconds[node.name], place, node.name, needs))

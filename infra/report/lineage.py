@@ -147,12 +147,12 @@ class _Drawing:
         self.nodes = {fp: node_of(record) for fp, record in index.records.items()}
         unfinished = [fp for fp in index.trajectory_records if not index.models(fp)]
         self.nodes |= {fp: node_of(index.trajectory_records[fp]) for fp in unfinished}
-        edges: dict[tuple[str, str], str] = {}
+        edges: set[Edge] = set()
         for fp in [*index.records, *unfinished]:
             for parent, label in self._parents(fp):
                 if parent in self.nodes and parent != fp:
-                    edges.setdefault((parent, fp), label)
-        self.edges = [Edge(parent, child, label) for (parent, child), label in sorted(edges.items())]
+                    edges.add(Edge(parent, fp, label))
+        self.edges = sorted(edges, key=lambda edge: (edge.parent, edge.child, edge.label))
 
     def _parents(self, fp: str) -> Iterable[tuple[str, str]]:
         record = self.index.records.get(fp) or self.index.trajectory_records[fp]

@@ -94,13 +94,13 @@ class Graph:
             one = _text_of([self.nodes[fp] for fp in sorted(group)])
             nodes = {fp: node for fp, node in nodes.items() if fp not in group} | {one.fingerprint: one}
             box |= dict.fromkeys(group, one.fingerprint)
-        edges: dict[tuple[str, str], Edge] = {}
+        edges: dict[Edge, None] = {}
         for edge in self.edges:
             parent, child = box[edge.parent], box[edge.child]
             if parent != child:
                 label = "text" if nodes[parent].kind == "text" else edge.label
-                edges.setdefault((parent, child), Edge(parent, child, label))
-        return Graph(focus=self.focus, nodes=nodes, edges=tuple(edges.values()))
+                edges[Edge(parent, child, label)] = None
+        return Graph(focus=self.focus, nodes=nodes, edges=tuple(edges))
 
     def parents(self, fingerprint: str) -> list[Edge]:
         return [edge for edge in self.edges if edge.child == fingerprint]

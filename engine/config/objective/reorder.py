@@ -1,6 +1,7 @@
 """Sentence reordering: in which order are a paragraph's permuted segments? (ERNIE 3.0, 2107.02137)"""
 
 import itertools
+from functools import cache
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -10,6 +11,7 @@ from atelier.engine.config.registry import Comparisons, RowClasses
 SHORTEST = 16  # tokens of a paragraph
 
 
+@cache
 def orders(max_segments: int) -> list[tuple[int, ...]]:
     """The order of each class: 0 is (0,); then the orders of two segments, then of three, in lexicographic
     order. Class c > 0 has, at place p, segment orders[c][p] of the text.

@@ -28,6 +28,7 @@ TEN = {"a": 10.0, "b": 10.0, "c": 10.0, "d": 5.0}
         ([node("a"), node("b"), node("c")], 2, 20),
         ([node("a"), node("b", "a"), node("c", "b")], 3, 30),
         ([node("a", ranks=2), node("b"), node("d")], 2, 20),
+        ([node("a"), node("b", ranks=2), node("c")], 2, 30),  # c does not overtake b
         ([node("a", ranks=4), node("d")], 2, 15),  # a gang takes at most what there is
         ([node("there"), node("a", "there"), node("d", "a")], 1, 15),  # the first is finished before
         ([node("a", ranks=0), node("b", ranks=0), node("c")], 1, 10),  # without a gang nothing is waited for
