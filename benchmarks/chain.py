@@ -12,7 +12,7 @@ import statistics
 from typing import Any
 
 from machine import keep
-from online_distillation import LATE, LONG, TAUGHT
+from online_distillation import ATTENTION, LATE, LONG, TAUGHT
 from parts import Parts, interval, kept_seeds, options, student_model
 
 LESSONS: dict[str, dict[str, dict[str, Any]]] = {
@@ -35,7 +35,8 @@ class Chain(Parts):
         parts = LESSONS[lesson]
         objective: dict[str, dict[str, Any]] = {"lm": {"kind": "lm", "weight": 1 - share}}
         for kind, more in parts.items():
-            objective[kind] = {"kind": kind, "weight": share / len(parts)} | more
+            weight = share if kind == "logits" else ATTENTION
+            objective[kind] = {"kind": kind, "weight": weight} | more
         return {"objective": objective, "teacher": teacher}
 
     def seed(self, seed: int) -> dict[str, float]:
@@ -66,7 +67,7 @@ def main() -> None:
     seeds = kept_seeds("chain", bench.steps) if chosen.go_on else {}
     for seed in chosen.seeds:
         seeds[seed] = bench.seed(seed)
-        keep("chain", summary(bench.steps, seeds), is_trial=chosen.tiny)
+        keep("chain", summary(bench.steps, seeds), is_trial=chosen.tiny, made_by=bench.made_by)
 
 
 def summary(steps: int, by_seed: dict[int, dict[str, float]]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def main() -> None:
         "steps": bench.steps, "cpu_s": found, "medians": medians,
         "online / without lessons": round(medians["online"] / medians["without lessons"], 4),
     }  # fmt: skip
-    keep("lesson_cost", numbers, is_trial=chosen.tiny)
+    keep("lesson_cost", numbers, is_trial=chosen.tiny, made_by=bench.made_by)
 
 
 if __name__ == "__main__":

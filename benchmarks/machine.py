@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,13 @@ def use_own_code() -> None:
     os.environ["PYTHONPATH"] = f"{top / 'src'}{os.pathsep}{top}"
 
 
-def keep(name: str, numbers: dict[str, Any], *, is_trial: bool = False) -> None:
-    """Print the numbers with the machine and, unless it was only a trial, write results/<name>.json."""
+def keep(name: str, numbers: dict[str, Any], *, is_trial: bool = False, made_by: Iterable[str] = ()) -> None:
+    """Print the numbers with the machine and, unless it was only a trial, write results/<name>.json.
+    `made_by`: the commits of parts that were made before.
+    """
     document = {"benchmark": name, "machine": about(), "numbers": numbers}
+    if others := sorted({*made_by} - {document["machine"]["code"]}):
+        document["machine"]["code of parts"] = others
     if not is_trial:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")

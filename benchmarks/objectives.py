@@ -43,6 +43,7 @@ from atelier.engine.data.datasets.natural import SIDES, Imitation
 from atelier.engine.inference.sampling import continuation
 
 LENGTHS = (16, 32, 64, 96, 128)  # that are asked for; rows of the control stage have room for all
+MEMORY = 32  # tokens, as the teacher was trained
 TEMPERATURES = (0.8, 0.5)  # of samples that are ranked: as natural text is, and where models loop
 
 
@@ -172,8 +173,10 @@ def prompts(study: Study) -> dict[str, Any]:
 
 
 def memory(study: Study) -> dict[str, Any]:
-    """Loss of the rows that continue a document, with their memory and with the same tokens unseen."""
-    rows = study.rows("document", DocumentLM(), study.only("tokens"))
+    """Loss of the rows that continue a document, with their memory and with the same tokens unseen: what so
+    much more context brings.
+    """
+    rows = study.rows("document", DocumentLM(memory=MEMORY), study.only("tokens"))
     pairs = []
     for batch in batches(rows, 200 if study.tiny else 1500):
         has_it_B = batch["memory_BT"].any(1)
@@ -190,7 +193,7 @@ def memory(study: Study) -> dict[str, Any]:
 
 
 PARTS: dict[str, dict[str, Any]] = {  # by the aim that the teacher has gone on with
-    "": {"document_memory": memory},
+    "": {"32 tokens of memory": memory},
     "reorder": {"reorder": reordered},
     "distance": {"distance": distant},
     "natural-short": {"adversarial, short": partial(adversarial, aim="natural-short")},

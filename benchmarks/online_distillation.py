@@ -28,6 +28,7 @@ from parts import Parts, interval, kept_seeds, options, student_model
 WAYS = {"logits": ("logits",), "both": ("logits", "attention")}
 LATE = 0.5  # of the steps, when students come
 TAUGHT = 0.9  # of a student's objective that is its teacher's
+ATTENTION = 0.45  # beside the logits' weight, which stays as it is
 LEAD = 0.3  # nats from which on a weight that follows the lead is whole
 LONG = 0.7  # of the teacher's steps, in which its rate falls: it is ahead of its students early
 SHARES = {"quarter": 4, "eighth": 8, "sixteenth": 16}
@@ -47,7 +48,8 @@ class Bench(Parts):
         """A student that learns from `teacher` in this way."""
         kinds = WAYS[way]
         objective: dict[str, dict[str, Any]] = {"lm": {"kind": "lm", "weight": 1 - TAUGHT}}
-        objective |= {kind: {"kind": kind, "weight": TAUGHT / len(kinds)} for kind in kinds}
+        weights = {"logits": TAUGHT, "attention": ATTENTION}
+        objective |= {kind: {"kind": kind, "weight": weights[kind]} for kind in kinds}
         if follows_lead:
             objective["logits"]["schedule"] = {"kind": "lead", "nats": LEAD}
         return self.role(self.students[name], name, objective=objective, teacher="teacher", **more)
@@ -83,7 +85,11 @@ class Bench(Parts):
             found[f"c {name}"] = self.part(f"c-{name}", seed, one, frozen=finished)
         each = {name: self.part(f"whole-{name}", seed, {name: role}) for name, role in whole.items()}
         spent = found["a logits"]["cpu_s"] - found["t"]["cpu_s"]
-        total = sum(part["cpu_s"] for part in each.values())
+        # of which a start and an evaluation are no training: what a part of one step takes
+        begun = {
+            name: self.part(f"begin-{name}", seed, {name: role}, steps=1) for name, role in whole.items()
+        }
+        total = sum(each[name]["cpu_s"] - begun[name]["cpu_s"] for name in whole)
         # of each: a student's part of what is spent is as its own training's of theirs, as measured
         steps = max(1, round(self.steps * spent / total))
         for name, role in whole.items():
@@ -144,7 +150,7 @@ def main() -> None:
     for _ in ("what the goals are about", "all ways"):  # of every seed, then the next
         for seed, found in ways.items():
             seeds[seed] = next(found)
-            keep("online_distillation", summary(bench, seeds), is_trial=chosen.tiny)
+            keep("online_distillation", summary(bench, seeds), is_trial=chosen.tiny, made_by=bench.made_by)
 
 
 def summary(bench: Bench, by_seed: dict[int, dict[str, Any]]) -> dict[str, Any]:

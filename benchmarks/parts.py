@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -13,16 +14,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import t as student_t
+
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
-from machine import RESULTS, about, use_own_code
+from machine import RESULTS, about, commit, use_own_code
 
 from atelier.engine.config.metric import FOLDER, merge
 from atelier.engine.config.model.gpt import GPT
 from tests.engine.trainings import artifact
-
-T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's t, two-sided 95 %, by number of seeds
 
 use_own_code()
 
@@ -69,7 +70,8 @@ def interval(values: list[float]) -> float | None:
     """Half of the 95 % interval of the mean; None for a single value."""
     if len(values) < 2:
         return None
-    return round(T95.get(len(values), 2.0) * statistics.stdev(values) / len(values) ** 0.5, 4)
+    quantile = float(student_t.ppf(0.975, len(values) - 1))
+    return round(quantile * statistics.stdev(values) / len(values) ** 0.5, 4)
 
 
 class Parts:
@@ -79,6 +81,7 @@ class Parts:
         self.store, self.tiny, self.threads = chosen.store.resolve(), chosen.tiny, chosen.threads
         self.steps = 24 if self.tiny else chosen.steps
         self.store.mkdir(parents=True, exist_ok=True)
+        self.made_by: set[str] = set()  # commits
         self.sequence, self.batch = (64, 4) if self.tiny else (sequence, 8)
         self.inputs = self._corpus()
         self.vocab = int(self.record("tokens")["summary"]["vocab"])
@@ -115,11 +118,17 @@ class Parts:
         are settings.
         """
         place = self.store / f"seed-{seed}" / name
-        result = place / "result.json"
+        result, run = place / "result.json", place / "run.json"
+        asked = json.dumps(self._run_file(place, seed, roles, frozen, steps or self.steps, train))
         if result.exists():
-            return json.loads(result.read_text())
+            if run.read_text() == asked:
+                found = json.loads(result.read_text())
+                self.made_by.add(found.get("code", ""))
+                return found
+            print(f"seed {seed}: {name} was made with other settings: anew", flush=True)
+            shutil.rmtree(place)
         place.mkdir(parents=True, exist_ok=True)
-        run = self._run_file(place, seed, roles, frozen, steps or self.steps, train)
+        run.write_text(asked)
         print(f"seed {seed}: {name}", flush=True)
         began = time.monotonic()
         process = subprocess.Popen(
@@ -134,6 +143,7 @@ class Parts:
         bodies = {role: json.loads((place / role / "body.json").read_text())["summary"] for role in kept}
         found = {
             "cpu": about()["cpu"],
+            "code": commit(),
             "cpu_s": usage.ru_utime + usage.ru_stime,
             "wall_s": time.monotonic() - began,
             "loss": {role: body["eval_loss"] for role, body in bodies.items()},
@@ -143,6 +153,7 @@ class Parts:
             "teacher_forwards": max((b.get("teacher_forwards", 0) for b in bodies.values()), default=0),
         }
         result.write_text(json.dumps(found, indent=1))
+        self.made_by.add(found["code"])
         return found
 
     def _run_file(
@@ -153,7 +164,7 @@ class Parts:
         frozen: str,
         steps: int,
         more: dict[str, Any],
-    ) -> Path:
+    ) -> dict[str, Any]:
         inputs, outputs, members = dict(self.inputs), {}, {}
         for name, role in roles.items():
             if name == "teacher" and frozen:
@@ -171,18 +182,16 @@ class Parts:
         } | more  # fmt: skip
         training = {"members": members, "streams": [{"input": "tokens"}], "train": train}
         layout = {"shard": 1, "threads": self.threads, "device": "cpu"}
-        run = {
+        return {
             "schema": 1, "task": "train", "version": 1, "config": {"trainings": [training]}, "inputs": inputs,
             "outputs": outputs, "scratch": str(place / "scratch"), "layout": layout, "seed": seed,
         }  # fmt: skip
-        path = place / "run.json"
-        path.write_text(json.dumps(run))
-        return path
 
     def publish(self, seed: int, part: str) -> str:
         """The finished teacher of a part, as an artifact that can be read."""
         folder, made = self.store / f"seed-{seed}" / "teacher", self.store / f"seed-{seed}" / part / "teacher"
-        if not (folder / "record.json").exists():
+        record = folder / "record.json"
+        if not record.exists() or record.stat().st_mtime < (made / "body.json").stat().st_mtime:
             files = {path.name: path.read_bytes() for path in made.iterdir() if path.name != "body.json"}
             artifact(folder, "model", files)
         return str(folder)

@@ -60,8 +60,9 @@ def summary(steps: int, by_seed: dict[int, dict[str, dict[str, float]]]) -> dict
         shares = [share(found, cost) for found in seeds]
         known = [one for one in shares if one is not None]
         numbers[f"{cost} to the same loss / plain"] = {
-            "by_seed": shares, "mean": round(statistics.mean(known), 4) if known else None,
-            "interval": interval(known),
+            "by_seed": shares,  # a mean only of all seeds: those that come to it late would be missing
+            "mean": round(statistics.mean(known), 4) if len(known) == len(shares) else None,
+            "interval": interval(known) if len(known) == len(shares) else None,
         }  # fmt: skip
     for length in LENGTHS:
         way = f"{length}"
@@ -76,11 +77,12 @@ def summary(steps: int, by_seed: dict[int, dict[str, dict[str, float]]]) -> dict
 
 def main() -> None:
     chosen = options(__doc__ or "", steps=384, store="progressive")
+    chosen.threads = 1
     bench = Growing(chosen)
     seeds = kept_seeds("progressive", bench.steps) if chosen.go_on else {}
     for seed in chosen.seeds:
         seeds[seed] = bench.seed(seed)
-        keep("progressive", summary(bench.steps, seeds), is_trial=chosen.tiny)
+        keep("progressive", summary(bench.steps, seeds), is_trial=chosen.tiny, made_by=bench.made_by)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def main() -> None:
         seeds[seed] = bench.seed(seed)
         if chosen.go_on:
             seeds = kept_seeds("scarce_data", bench.steps) | seeds
-        keep("scarce_data", summary(bench.steps, seeds), is_trial=chosen.tiny)
+        keep("scarce_data", summary(bench.steps, seeds), is_trial=chosen.tiny, made_by=bench.made_by)
 
 
 def summary(steps: int, by_seed: dict[int, dict[str, list[float]]]) -> dict[str, Any]:
