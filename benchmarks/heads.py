@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from baselines import by_overlap, by_teacher, by_trigram, likeliest
 from intervals import mean_of
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -20,6 +19,10 @@ from atelier.engine.config.objective.distance import Distance
 from atelier.engine.config.objective.knowledge import Knowledge
 from atelier.engine.config.objective.reorder import Reorder
 from atelier.engine.config.registry import RowClasses
+from atelier.engine.data.ngram import Trigram
+from atelier.engine.data.tokens import TokenText
+from atelier.engine.inference.rivals import Nats, Overlap, by_overlap, likeliest, trigram_nats
+from atelier.engine.inference.scoring import label_nats
 
 
 def right(study: Study, spec: RowClasses, rivals: dict[str, np.ndarray], chance: float) -> dict[str, Any]:
@@ -41,13 +44,33 @@ def held_out(study: Study, spec: RowClasses) -> tuple[Any, int]:
     return study.rows(spec.kind, spec, study.only("tokens")), 100 if study.tiny else 2000
 
 
+def training_text(study: Study) -> np.ndarray:
+    return TokenText(study.only("tokens"), study.scratch, "train").tokens_N
+
+
+def by_teacher(study: Study) -> Nats:
+    """Nats of texts, read as the model reads text."""
+
+    @torch.inference_mode()
+    def nats(texts: list[np.ndarray]) -> np.ndarray:
+        tokens_BT = np.stack([np.concatenate([[study.vocabulary.end_id], text]) for text in texts])
+        labels_BT = np.concatenate([tokens_BT[:, 1:], np.full((len(texts), 1), NOT_SCORED)], 1)
+        places_BT = np.tile(np.arange(tokens_BT.shape[1]), (len(texts), 1))
+        rows = {"tokens_BT": tokens_BT, "labels_BT": labels_BT, "positions_BT": places_BT}
+        batch = tensors(rows | {"documents_BT": np.zeros_like(tokens_BT)})
+        return label_nats(study.model, batch).numpy().reshape(len(texts), -1).sum(1)
+
+    return nats
+
+
 def reordered(study: Study) -> dict[str, Any]:
     """The head beside the order of least nats by a trigram, and by the model itself."""
     spec = Reorder()
     some = list(batches(*held_out(study, spec)))
+    trigram = Trigram(training_text(study), study.vocabulary.size, study.vocabulary.end_id)
     rivals = {
         name: np.concatenate([likeliest(batch, spec, nats) for batch in some])
-        for name, nats in (("trigram", by_trigram(study)), ("likelihood", by_teacher(study)))
+        for name, nats in (("trigram", trigram_nats(trigram)), ("likelihood", by_teacher(study)))
     }
     return right(study, spec, rivals, chance=spec.max_segments / spec.num_classes)
 
@@ -57,7 +80,9 @@ def distant(study: Study) -> dict[str, Any]:
     spec = Distance()
     some = list(batches(*held_out(study, spec)))
     train = study.rows("distance", spec, study.only("tokens"), split="train")
-    said_N = by_overlap(study, train, some, 300 if study.tiny else 12000)
+    overlap = Overlap(training_text(study), study.vocabulary.size)
+    said = by_overlap(overlap, list(batches(train, 300 if study.tiny else 12000)))
+    said_N = np.concatenate([said(batch) for batch in some])
     return right(study, spec, {"logistic regression": said_N}, chance=1 / spec.num_classes)
 
 

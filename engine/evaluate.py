@@ -258,7 +258,7 @@ def score(network: nn.Module, exam: Exam, target: Target, progress: Progress, pl
             "sample": exam.prompt + Generator(network, exam.vocabulary).text(exam.prompt, SAMPLE),
         } | counts(text)
     if target.heads and exam.heads is not None:
-        result["heads"] = judged(model, exam.heads)
+        result["heads"] = cast(Json, judged(network, exam.heads))
     if examples := exam.asked(target):
         choices = choose(model, examples, advance=progress.advance)
         result |= {
@@ -295,7 +295,7 @@ def baselines(exam: Exam, text: HeldOutText, tokens: ArtifactInput, scratch: Pat
         "trigram": whole,
         "trigram_tokens": len(train_N),
         "trigram_by_tokens": {str(size): bits for size, bits in found.items()},
-        **({"heads": without_network(exam.heads, train_N.astype(np.int64))} if exam.heads else {}),
+        **({"heads": cast(Json, without_network(exam.heads, train_N))} if exam.heads else {}),
     } | counts(text)
 
 

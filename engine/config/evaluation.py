@@ -1,6 +1,7 @@
 """Names of held-out measurements, and the config of `python -m atelier.engine.evaluate`. Torch-free."""
 
 from collections.abc import Mapping
+from typing import NotRequired, TypedDict
 
 from pydantic import Field
 
@@ -28,6 +29,17 @@ def held_out_name(windows: Mapping[str, int], sequence: int) -> str:
 def scored_name(tokens: str, num_tokens: int, sequence: int) -> str:
     """Name of a scored text: so many first held-out tokens of a tokens artifact, in windows of `sequence`."""
     return f"{num_tokens} tokens in windows of {sequence} of {tokens[:DIGITS]}"
+
+
+class HeadScore(TypedDict):
+    """What is got right of the rows of an objective of classes; without a network, by what, and by
+    guessing.
+    """
+
+    right: float
+    rows: int
+    by: NotRequired[str]
+    guess: NotRequired[float]
 
 
 class Target(Spec):

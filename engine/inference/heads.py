@@ -7,13 +7,13 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
+from torch import nn
 
-from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.evaluation import HeadScore
 from atelier.engine.config.objective.distance import Distance
 from atelier.engine.config.objective.natural import Natural
 from atelier.engine.config.objective.reorder import Reorder
@@ -23,7 +23,6 @@ from atelier.engine.data.corpus import HELD_OUT, TRAIN
 from atelier.engine.data.datasets.load import rows_of
 from atelier.engine.data.ngram import Trigram
 from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.inference.sampling import TextModel
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.objective.classes import class_logits
 
@@ -55,26 +54,26 @@ class HeadExam:
         for first in range(0, len(order), AT_ONCE):
             yield rows.batch(np.sort(order[first : first + AT_ONCE]))
 
-    def shares(self, kind: str, said: Callable[[Batch], np.ndarray]) -> dict[str, Json]:
+    def shares(self, kind: str, said: Callable[[Batch], np.ndarray]) -> HeadScore:
         """The share of rows whose class is what is said of it."""
         is_right = [said(batch) == batch["classes_B"] for batch in self.batches(kind)]
         return {"right": float(np.concatenate(is_right).mean()), "rows": sum(map(len, is_right))}
 
 
-def judged(model: TextModel, exam: HeadExam) -> dict[str, Json]:
+def judged(model: nn.Module, exam: HeadExam) -> dict[str, HeadScore]:
     """What each head of the model gets right, by kind of objective."""
-    has = getattr(model.spec, "pairs", {})
-    weights = dict(cast(torch.nn.Module, model).named_parameters())
+    weights = dict(model.named_parameters())
     device = next(iter(weights.values())).device
 
-    def of(kind: str) -> dict[str, Json]:
+    def of(kind: str) -> HeadScore:
         @torch.inference_mode()
         def said(batch: Batch) -> np.ndarray:
             given = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
             hidden_BTD = model(given).hidden
             logits_BC = class_logits(
-                exam.specs[kind], hidden_BTD, given, weights.__getitem__, has_pairs=kind in has
-            )
+                exam.specs[kind], hidden_BTD, given, weights.__getitem__,
+                has_pairs=f"pairs.{kind}.end.weight" in weights,
+            )  # fmt: skip
             return logits_BC.argmax(1).cpu().numpy()
 
         return exam.shares(kind, said)
@@ -82,13 +81,14 @@ def judged(model: TextModel, exam: HeadExam) -> dict[str, Json]:
     return {kind: of(kind) for kind in exam.specs}
 
 
-def without_network(exam: HeadExam, text_N: np.ndarray) -> dict[str, Json]:
+def without_network(exam: HeadExam, text_N: np.ndarray) -> dict[str, HeadScore]:
     """What is got right by a simple rule, and by saying one class always, by kind of objective; `text_N` is
     training text. Raises ConfigError for a kind that has no rule here.
     """
     # scikit-learn takes a second to import
     rivals = importlib.import_module("atelier.engine.inference.rivals")
-    vocab, found = exam.vocabulary.size, {}
+    vocab = exam.vocabulary.size
+    found: dict[str, HeadScore] = {}
     for kind, spec in exam.specs.items():
         guess = 1 / spec.num_classes
         if isinstance(spec, Reorder):  # a row shows of how many segments it is
@@ -108,5 +108,6 @@ def without_network(exam: HeadExam, text_N: np.ndarray) -> dict[str, Json]:
             by = "logistic regression on bigrams"
         else:
             raise ConfigError(f"config.heads.{kind}", "nothing stands beside this head", "leave it out")
-        found[kind] = exam.shares(kind, said) | {"by": by, "guess": guess}
+        share = exam.shares(kind, said)
+        found[kind] = HeadScore(right=share["right"], rows=share["rows"], by=by, guess=guess)
     return found

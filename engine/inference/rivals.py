@@ -49,6 +49,7 @@ class Overlap:
     """Eleven numbers of what two fragments have in common, weighted by how rare tokens are in `text_N`."""
 
     def __init__(self, text_N: np.ndarray, vocab: int) -> None:
+        text_N = text_N.astype(np.int64)
         self._rarity_V = np.log(len(text_N) / (np.bincount(text_N, minlength=vocab) + 1.0))
         self._rare = float(np.median(self._rarity_V[text_N[:20000]]))
 

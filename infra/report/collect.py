@@ -6,12 +6,13 @@ import itertools
 import math
 import tempfile
 from pathlib import Path
-from typing import NotRequired, TypedDict, cast
+from typing import TypedDict, cast
 
 from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.document import whole_of
+from atelier.engine.config.evaluation import HeadScore
 from atelier.engine.config.metric import FOLDER, CurveLine, is_segment, merge
 from atelier.engine.config.record import Record
 from atelier.engine.io.artifact import ArtifactOutput
@@ -133,15 +134,6 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
     )
 
 
-class HeadScore(TypedDict):
-    """What is got right of the rows of an objective of classes; of the baselines, how, and by guessing."""
-
-    right: float
-    rows: int
-    by: NotRequired[str]
-    guess: NotRequired[float]
-
-
 class Scores(TypedDict):
     """scores.json: of a model what it was scored on, of the baselines bits per byte by their names."""
 
@@ -157,7 +149,7 @@ class Scores(TypedDict):
     trigram: float
     trigram_tokens: int
     trigram_by_tokens: dict[str, float]
-    heads: dict[str, "HeadScore"]  # by kind of objective
+    heads: dict[str, HeadScore]  # by kind of objective
 
 
 NONE = cast(Scores, {})
