@@ -95,12 +95,15 @@ def relations(study: Study) -> dict[str, Any]:
     found_N: list[np.ndarray] = []
     said: dict[str, list[tuple[str, str]]] = {}
     for split, most in (("train", 4000), ("held_out", 2000)):
-        said[split] = []
-        for batch in twice(study.rows("knowledge", spec, source, split=split), 100 if study.tiny else most):
+        said[split], seen = [], set[int]()
+        for places, batch in twice(
+            study.rows("knowledge", spec, source, split=split), 100 if study.tiny else most
+        ):
             labels_BT, tokens_BT = batch["labels_BT"], batch["tokens_BT"]
             is_hidden_BT = labels_BT != NOT_SCORED
             is_relation_BT = (tokens_BT == sep).cumsum(1) == 1
-            chosen = np.flatnonzero((is_hidden_BT & is_relation_BT).any(1))
+            chosen = np.flatnonzero((is_hidden_BT & is_relation_BT).any(1) & ~np.isin(places, list(seen)))
+            seen |= set(places[chosen].tolist())
             for row in chosen:
                 shown = tokens_BT[row][batch["documents_BT"][row] == 0]
                 relation = labels_BT[row][is_hidden_BT[row]]
@@ -121,9 +124,9 @@ def relations(study: Study) -> dict[str, Any]:
     }
 
 
-def twice(rows: Any, most: int) -> Iterator[Batch]:
-    """The first rows in two epochs, in which different things are hidden."""
+def twice(rows: Any, most: int) -> Iterator[tuple[np.ndarray, Batch]]:
+    """The first rows, by their numbers, in two epochs, in which different things are hidden."""
     for epoch in (0, 1):
         for first in range(0, min(most, len(rows)), 64):
             places = np.arange(first, min(first + 64, most, len(rows)))
-            yield rows.batch(places, np.full_like(places, epoch))
+            yield places, rows.batch(places, np.full_like(places, epoch))
