@@ -7,7 +7,7 @@ python benchmarks/online_distillation.py --seeds 3 --go-on      adds a seed to t
 Students of about 1/4, 1/8 and 1/16 of the teacher's FLOPs. In a to d they come at half of the steps and see
 the same tokens:
   a  online, from the teacher that still trains   (logits; logits and attention)
-  b  from the finished teacher, one shared pass
+  b  from the finished teacher, one shared pass; "whole": from step 0
   c  from the finished teacher, a pass for each
   d  without a teacher; "longer": with the teacher's schedule; "whole": from step 0, all tokens
   e  online, from step 0; "lead": with a weight in proportion to the teacher's lead
@@ -79,6 +79,8 @@ class Bench(Parts):
         for way, follows_lead in (("e", False), ("e lead", True)):
             early = {name: self.student(name, "logits", follows_lead=follows_lead) for name in self.students}
             found[way] = self.part(way.replace(" ", "-"), seed, {"teacher": teacher} | early)
+        early = {name: self.student(name, "logits") for name in self.students}
+        found["b whole"] = self.part("b-whole", seed, {"teacher": teacher} | early, frozen=finished)
         found["a both"] = learn("a", "both")
         for name in self.students:
             one = {"teacher": teacher, name: self.student(name, "logits", start=self.late)}
@@ -135,6 +137,9 @@ def costs(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     ways = [way for way in seeds[0] if way[0] in "abe" or way in ("d", "joint")] + ["c"]
     online = [each["a logits"]["cpu_s"] / total(each, "b logits") for each in seeds]
     ratio = {"a / b with its teacher": round(statistics.median(online), 4)}
+    early = [each["e"]["cpu_s"] / total(each, "b whole") for each in seeds if "b whole" in each]
+    if early:
+        ratio["e / b whole with its teacher"] = round(statistics.median(early), 4)
     return ratio | {
         way: {"cpu_s": round(statistics.median([total(each, way) for each in whole]), 1)}
         for way in ways
