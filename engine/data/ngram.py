@@ -25,11 +25,12 @@ def xz_bits(text: bytes) -> float:
 
 
 def shuffled(tokens_N: np.ndarray, end: int) -> np.ndarray:
-    """The same documents in a random order, always the same one."""
+    """The same documents in a random order, always the same one; one that is cut at the end stays there."""
     ends_D = np.flatnonzero(tokens_N == end) + 1
     documents = np.split(tokens_N, ends_D)
-    order = np.random.default_rng(0).permutation(len(documents))
-    return np.concatenate([documents[place] for place in order])
+    last = len(documents) - 1  # empty where the text ends with an end token
+    order = [place for place in np.random.default_rng(0).permutation(len(documents)) if place != last]
+    return np.concatenate([documents[place] for place in [*order, last]])
 
 
 def trigram_bits(
