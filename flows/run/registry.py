@@ -13,15 +13,16 @@ from atelier.engine.config.base import Spec
 
 # keys of shared sections that do nothing in a flow, by flow; `*` stands for any name
 _OF_LABELS = ("score.max_examples", "score.shots")
+_OF_TITAN = ("score.controls", "score.rows")
 IDLE: dict[str, tuple[str, ...]] = {
     "corpus": ("data.weight", "data.blend.*.weight"),
-    "pretrain": (*_OF_LABELS, "score.controls"),
-    "distill": (*_OF_LABELS, "score.controls"),
-    "score": (*_OF_LABELS, "score.controls"),
+    "pretrain": (*_OF_LABELS, *_OF_TITAN),
+    "distill": (*_OF_LABELS, *_OF_TITAN),
+    "score": (*_OF_LABELS, *_OF_TITAN),
     "finetune": (
         *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),
         *("score.max_tokens", "score.sequence", "score.sample", "score.baselines"),
-        *("score.shots", "score.controls"),
+        *("score.shots", *_OF_TITAN),
     ),
 }
 

@@ -4,7 +4,6 @@ import math
 import numpy as np
 import pytest
 
-from atelier.engine.config.error import DataError
 from atelier.engine.config.objective.reorder import Reorder, orders
 from atelier.engine.data.words import Sentences
 from tests.engine.data.datasets.conftest import whole
@@ -86,8 +85,3 @@ def test_sentences_end_at_stops_before_a_space_and_at_ends_of_lines(harbour):
     assert parts("It is 1.5 of os.path. Is it? Yes!") == ["It is 1.5 of os.path.", "Is it?", "Yes!"]
     assert parts("if x:\n    return y\n\n\nz = 1\n") == ["if x:", "return y", "z = 1"]
     assert parts("Eins!\n\n  Zwei\n") == ["Eins!", "Zwei"]
-
-
-def test_a_row_too_short_for_a_paragraph_is_refused(harbour):
-    with pytest.raises(DataError, match=r"18 tokens have no room .* give 19 or more"):
-        harbour.open(Reorder(), sequence=18)
