@@ -1,0 +1,39 @@
+"""Long commands, for tests: `python small.py <atelier> <words>` executes `<atelier>` with a flow's words made
+small: at the size of `experiment=tiny`, in fewer steps. `up` gets free ports, others stay as they are.
+"""
+
+import os
+import re
+import sys
+
+from atelier.flows.run.catalog import flow_names
+
+PORTS = "ATELIER_TESTS_PORTS"  # words for `up`: ports that nobody has
+SHORTER = 16  # by so much than a page's number of steps
+OPEN = ("experiment=tiny", "train.steps=8", "tracker=none")  # what a page's words leave open
+COMMA = re.compile(r",(?![^\[({]*[\])}])")  # between the values of a sweep, not inside brackets
+
+
+def smaller(word: str) -> str:
+    """Of several values the first two; fewer steps; tiny behind another experiment."""
+    key, equals, text = word.partition("=")
+    values = COMMA.split(text)[:2]
+    if key == "train.steps":
+        values = [str(int(value) // SHORTER) for value in values]
+    if key == "experiment" and text != "tiny":
+        values = [f"[{text},tiny]"]
+    return key + equals + ",".join(values)
+
+
+def small(words: list[str]) -> list[str]:
+    if words[:1] == ["up"]:
+        return [*words, *os.environ[PORTS].split()]
+    if not words or words[0] not in flow_names():
+        return words
+    given = [smaller(word) for word in words[1:]]
+    named = {word.split("=")[0] for word in given}
+    return [words[0], *given, *(word for word in OPEN if word.split("=")[0] not in named)]
+
+
+if __name__ == "__main__":
+    os.execv(sys.argv[1], [sys.argv[1], *small(sys.argv[2:])])
