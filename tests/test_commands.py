@@ -22,7 +22,7 @@ def commands(page: Path) -> list[str]:
     lines = [
         line.strip().removeprefix("$ ")
         for block in BLOCK.findall(page.read_text())
-        for line in block.splitlines()
+        for line in block.replace("\\\n", " ").splitlines()
     ]
     found = [line.removeprefix("atelier ") for line in lines if line.startswith("atelier ")]
     for mark, word in READERS_PART.items():
