@@ -18,7 +18,7 @@ OWN_MODEL = ("engine/config/model/gpt.py", "engine/model/gpt.py", "conf/model/gp
 ROW = {
     "model": {"kind": "gpt", "num_layers": 12, "hidden": 768, "num_heads": 12, "vocab": 50304},
     "parallel": {"shard": 8},
-    "train": {"global_batch": 512, "sequence": 2048},
+    "train": {"steps": 100, "global_batch": 512, "sequence": 2048},
     "pool": {"gpu": "h100"},
 }
 NEWEST = {"<id>": "runs/*.json", "<run>": "runs/*.json", "<its id>": "sweeps/*", "3f2a": "sweeps/*"}
