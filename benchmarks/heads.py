@@ -4,7 +4,7 @@ network: parts of benchmarks/objectives.py.
 
 import statistics
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,15 +12,17 @@ from intervals import mean_of
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from study import Batch, Study, batches, tensors
+from torch import nn
 
 from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.data import SEP
 from atelier.engine.config.objective.distance import Distance
 from atelier.engine.config.objective.knowledge import Knowledge
 from atelier.engine.config.objective.reorder import Reorder
-from atelier.engine.config.registry import RowClasses
+from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.data.ngram import Trigram
 from atelier.engine.data.tokens import TokenText
+from atelier.engine.inference.heads import said_by
 from atelier.engine.inference.rivals import Nats, Overlap, by_overlap, likeliest, trigram_nats
 from atelier.engine.inference.scoring import label_nats
 
@@ -29,12 +31,13 @@ def right(study: Study, spec: RowClasses, rivals: dict[str, np.ndarray], chance:
     """The share of held-out rows that the class head gets right; beside those of rivals, by the classes that
     they say, and of what one knows without reading.
     """
-    rows, most = held_out(study, spec)
-    logits_NC, classes_N = study.classes(spec.kind, rows, most)
-    head_N = (logits_NC.argmax(1) == classes_N).astype(float)
+    some = list(batches(*held_out(study, spec)))
+    classes_N = np.concatenate([batch["classes_B"] for batch in some])
+    said_N = np.concatenate([said_by(cast(nn.Module, study.model), spec, batch) for batch in some])
+    head_N = (said_N == classes_N).astype(float)
     found = mean_of(head_N) | {"chance": round(chance, 4)}
-    for name, said_N in rivals.items():
-        rival_N = (said_N == classes_N).astype(float)
+    for name, other_N in rivals.items():
+        rival_N = (other_N == classes_N).astype(float)
         found |= {name: mean_of(rival_N), f"head - {name}": mean_of(head_N - rival_N)}
     return found
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
@@ -20,14 +19,12 @@ from aims import AIMS
 from machine import use_own_code
 
 from atelier.engine.config.batch import NOT_SCORED
-from atelier.engine.config.registry import RowClasses, spec_class
 from atelier.engine.data.datasets.load import rows_of
 from atelier.engine.data.datasets.natural import IMITATIONS, Imitation
 from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.inference.scoring import label_nats
 from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.load import read_weights
-from atelier.engine.objective.classes import class_logits
 from tests.engine.trainings import artifact
 
 Batch = dict[str, np.ndarray]
@@ -158,21 +155,6 @@ class Study:
         return rows_of(kind).open_rows(
             spec, source, self.vocabulary, self.scratch, split=split, sequence=self.sequence, seed=1
         )
-
-    @torch.inference_mode()
-    def classes(self, name: str, rows: Any, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """(logits [N, C], classes [N]) of the first rows, by the objective of this name."""
-        spec = cast(RowClasses, spec_class("objective", name).model_validate({"kind": name}))
-        has_pairs = name in getattr(self.model, "pairs", {})
-        weights = {key: value for key, value in cast(nn.Module, self.model).named_parameters()}
-        logits, classes = [], []
-        for batch in batches(rows, most):
-            given = tensors(batch)
-            hidden_BTD = self.model(given).hidden
-            logits_BC = class_logits(spec, hidden_BTD, given, weights.__getitem__, has_pairs=has_pairs)
-            logits.append(logits_BC.numpy())
-            classes.append(batch["classes_B"])
-        return np.concatenate(logits), np.concatenate(classes)
 
     def nats(self, batch: Batch) -> np.ndarray:
         """Mean nats a label of each row [B], NaN where a row has none."""

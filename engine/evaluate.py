@@ -39,10 +39,11 @@ from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.evaluation import Scoring, Target, scored_name
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.registry import ModelSpec, RowClasses
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.examples import Examples
-from atelier.engine.data.ngram import gzip_bits, shuffled, trigram_bits, xz_bits
+from atelier.engine.data.ngram import Trigram, gzip_bits, shuffled, trigram_bits, xz_bits
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.generator import TOKENIZER, Generator, check_vocabulary
@@ -288,14 +289,14 @@ def baselines(exam: Exam, text: HeldOutText, tokens: ArtifactInput, scratch: Pat
     sizes = [2**power for power in range(TRIGRAM_FROM, 40) if 2**power < len(train_N)]
     some_N = shuffled(train_N, vocabulary.end_id)
     found = {size: trigram_bits(some_N[:size], text.tokens_N, **how) + first for size in sizes}
-    whole = trigram_bits(train_N, text.tokens_N, **how) + first
+    whole = Trigram(train_N, vocabulary.size, vocabulary.end_id)
     return {
         "gzip": gzip_bits(raw),
         "xz": xz_bits(raw),
-        "trigram": whole,
+        "trigram": whole.bits(text.tokens_N, text.num_bytes) + first,
         "trigram_tokens": len(train_N),
         "trigram_by_tokens": {str(size): bits for size, bits in found.items()},
-        **({"heads": cast(Json, without_network(exam.heads, train_N))} if exam.heads else {}),
+        **({"heads": cast(Json, without_network(exam.heads, whole, train_N))} if exam.heads else {}),
     } | counts(text)
 
 

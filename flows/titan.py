@@ -12,8 +12,9 @@ from atelier.engine.config.generation import Imitate
 from atelier.engine.config.mixture import sources
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.registry import ObjectiveSpec, RowClasses
+from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
+from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.config.schedule import WeightSchedule
 from atelier.engine.config.train import Ahead, Train
 from atelier.flows.corpus import corpus, extras

@@ -36,14 +36,8 @@ def shuffled(tokens_N: np.ndarray, end: int) -> np.ndarray:
 def trigram_bits(
     train_N: np.ndarray, held_out_N: np.ndarray, *, vocab: int, end: int, num_bytes: int
 ) -> float:
-    """Bits per byte of `Trigram`, trained on `train_N`, on the `num_bytes` of text that `held_out_N` encodes.
-
-    Scores the same tokens as a model: every one but the first of each document.
-    """
-    held_out_N = held_out_N.astype(np.int64)
-    probability_P = Trigram(train_N, vocab, end).probabilities(held_out_N)
-    is_scored_P = np.concatenate([[end], held_out_N[:-1]]) != end
-    return float(-np.log2(probability_P[is_scored_P]).sum() / num_bytes)
+    """`Trigram.bits` of a trigram that is trained on `train_N`."""
+    return Trigram(train_N, vocab, end).bits(held_out_N, num_bytes)
 
 
 class Trigram:
@@ -60,7 +54,16 @@ class Trigram:
         is_fitted_N = _fitting_slice(train_N, end)
         fitted = _Counts(train_N[~is_fitted_N], vocab, end)
         self._weights = _fit(*fitted.estimates(train_N[is_fitted_N]), vocab)
-        self._counts, self._vocab = _Counts(train_N, vocab, end), vocab
+        self._counts, self._vocab, self._end = _Counts(train_N, vocab, end), vocab, end
+
+    def bits(self, held_out_N: np.ndarray, num_bytes: int) -> float:
+        """Bits per byte on the `num_bytes` of text that `held_out_N` encodes. Scores the same tokens as a
+        model: every one but the first of each document.
+        """
+        held_out_N = held_out_N.astype(np.int64)
+        probability_P = self.probabilities(held_out_N)
+        is_scored_P = np.concatenate([[self._end], held_out_N[:-1]]) != self._end
+        return float(-np.log2(probability_P[is_scored_P]).sum() / num_bytes)
 
     def probabilities(self, tokens_P: np.ndarray) -> np.ndarray:
         """Of each token after those before it [P]; end tokens stand before the first."""

@@ -6,6 +6,7 @@ B rows, T tokens of a row
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from atelier.engine.config.evaluation import HeadScore
 from atelier.engine.config.objective.distance import Distance
 from atelier.engine.config.objective.natural import Natural
 from atelier.engine.config.objective.reorder import Reorder
-from atelier.engine.config.registry import RowClasses
+from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.data.blend import Dataset
 from atelier.engine.data.corpus import HELD_OUT, TRAIN
 from atelier.engine.data.datasets.load import rows_of
@@ -62,46 +63,37 @@ class HeadExam:
 
 def judged(model: nn.Module, exam: HeadExam) -> dict[str, HeadScore]:
     """What each head of the model gets right, by kind of objective."""
+    return {kind: exam.shares(kind, partial(said_by, model, spec)) for kind, spec in exam.specs.items()}
+
+
+@torch.inference_mode()
+def said_by(model: nn.Module, spec: RowClasses, batch: Batch) -> np.ndarray:
+    """The class [B] to which the model's head gives the largest logit."""
     weights = dict(model.named_parameters())
     device = next(iter(weights.values())).device
-
-    def of(kind: str) -> HeadScore:
-        @torch.inference_mode()
-        def said(batch: Batch) -> np.ndarray:
-            given = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
-            hidden_BTD = model(given).hidden
-            logits_BC = class_logits(
-                exam.specs[kind], hidden_BTD, given, weights.__getitem__,
-                has_pairs=f"pairs.{kind}.end.weight" in weights,
-            )  # fmt: skip
-            return logits_BC.argmax(1).cpu().numpy()
-
-        return exam.shares(kind, said)
-
-    return {kind: of(kind) for kind in exam.specs}
+    given = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
+    has_pairs = f"pairs.{spec.kind}.end.weight" in weights
+    hidden_BTD = model(given).hidden
+    logits_BC = class_logits(spec, hidden_BTD, given, weights.__getitem__, has_pairs=has_pairs)
+    return logits_BC.argmax(1).cpu().numpy()
 
 
-def without_network(exam: HeadExam, text_N: np.ndarray) -> dict[str, HeadScore]:
-    """What is got right by a simple rule, and by saying one class always, by kind of objective; `text_N` is
-    training text. Raises ConfigError for a kind that has no rule here.
+def without_network(exam: HeadExam, trigram: Trigram, text_N: np.ndarray) -> dict[str, HeadScore]:
+    """What is got right by a simple rule, and by saying one class always, by kind of objective; `trigram` has
+    learned from `text_N`. Raises ConfigError for a kind that has no rule here.
     """
     # scikit-learn takes a second to import
     rivals = importlib.import_module("atelier.engine.inference.rivals")
-    vocab = exam.vocabulary.size
     found: dict[str, HeadScore] = {}
     for kind, spec in exam.specs.items():
         guess = 1 / spec.num_classes
         if isinstance(spec, Reorder):  # a row shows of how many segments it is
             guess = spec.max_segments / spec.num_classes
-            nats = rivals.trigram_nats(Trigram(text_N, vocab, exam.vocabulary.end_id))
-
-            def said(batch: Batch, spec: Reorder = spec, nats: Callable = nats) -> np.ndarray:
-                return rivals.likeliest(batch, spec, nats)
-
+            said = partial(rivals.likeliest, spec=spec, nats=rivals.trigram_nats(trigram))
             by = "order of fewest nats by a trigram"
         elif isinstance(spec, Distance):
-            train = list(exam.batches(kind, TRAIN, TRAINED_ON))
-            said = rivals.by_overlap(rivals.Overlap(text_N, vocab), train)
+            overlap = rivals.Overlap(text_N, exam.vocabulary.size)
+            said = rivals.by_overlap(overlap, list(exam.batches(kind, TRAIN, TRAINED_ON)))
             by = "logistic regression on overlap"
         elif isinstance(spec, Natural):
             said = rivals.by_bigrams(list(exam.batches(kind, TRAIN, TRAINED_ON)))

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atelier.engine.config.batch import NOT_SCORED, PLACES
-from atelier.engine.config.registry import RowClasses
+from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.objective.chunked import TeacherSide
 from atelier.engine.objective.load import RIGHT
 from atelier.engine.objective.terms import State, Term

@@ -11,7 +11,8 @@ from atelier.engine.config.model.ernie import Ernie
 from atelier.engine.config.objective.distance import Distance
 from atelier.engine.config.objective.natural import Natural
 from atelier.engine.config.objective.reorder import Reorder
-from atelier.engine.config.registry import RowClasses
+from atelier.engine.config.row_classes import RowClasses
+from atelier.engine.data.ngram import Trigram
 from atelier.engine.data.tokens import TokenText
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.heads import HeadExam, judged, without_network
@@ -63,11 +64,12 @@ def test_without_a_network_more_is_right_than_by_guessing_where_there_is_somethi
     exam: HeadExam,
 ) -> None:
     text_N = TokenText(exam.sources["tokens"], exam.scratch, "train").tokens_N.astype(np.int64)
-    found = without_network(exam, text_N)
+    trigram = Trigram(text_N, VOCAB, exam.vocabulary.end_id)
+    found = without_network(exam, trigram, text_N)
     assert found["distance"]["right"] > 1 / 3 + 0.05  # documents repeat their number
     assert [found[kind].get("guess") for kind in SPECS] == [1 / 3, 1 / 3, 1 / 2]
     assert all(0 <= one["right"] <= 1 and one["rows"] == 120 and one.get("by") for one in found.values())
-    assert without_network(exam, text_N) == found
+    assert without_network(exam, trigram, text_N) == found
 
 
 def test_the_likeliest_order_is_found_for_a_text_that_counts(exam: HeadExam) -> None:
@@ -92,4 +94,4 @@ def test_a_head_beside_which_nothing_stands_is_refused(exam: HeadExam) -> None:
 
     other = replace(exam, specs={"other": Other()})
     with pytest.raises(ConfigError, match=r"config\.heads\.other: nothing stands beside this head"):
-        without_network(other, np.arange(5))
+        without_network(other, Trigram(np.arange(5), VOCAB, 0), np.arange(5))

@@ -25,8 +25,9 @@ from atelier.engine.config.objective.reorder import Reorder
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.optim.muon import Muon
 from atelier.engine.config.parallel import Axes, Parallel
-from atelier.engine.config.registry import ModelSpec, ObjectiveSpec, OptimSpec, RowClasses
+from atelier.engine.config.registry import ModelSpec, ObjectiveSpec, OptimSpec
 from atelier.engine.config.role import Role, Trainable
+from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 from atelier.engine.config.train import Health, Progressive, Train
 from atelier.engine.config.trajectory import resolve_starts

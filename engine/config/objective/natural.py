@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from atelier.engine.config.registry import RowClasses
+from atelier.engine.config.row_classes import RowClasses
 
 
 class Natural(RowClasses):

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from atelier.engine.config.registry import Comparisons, RowClasses
+from atelier.engine.config.row_classes import Comparisons, RowClasses
 
 SHORTEST = 16  # tokens of a paragraph
 

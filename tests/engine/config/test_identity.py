@@ -184,6 +184,15 @@ def test_a_gate_that_measures_otherwise_is_another_training_and_an_open_one_is_a
     assert gate() == "open" and gate(gate=0.25) == {"nats": 0.25, "version": 2}
 
 
+def test_a_lead_that_is_measured_otherwise_is_another_training_where_a_weight_follows_it() -> None:
+    def lead(schedule: dict[str, Any]) -> Any:
+        objective = {"lm": {"kind": "lm"}, "kd": {"kind": "logits", "schedule": schedule}}
+        student = role(**STUDENT | {"objective": objective})
+        return segments_of({"teacher": role(), "s": student}, train(), FEED, {})["s"][0].identity.get("lead")
+
+    assert lead({"kind": "lead", "nats": 0.3}) == 2 and lead({"kind": "linear"}) is None
+
+
 def test_a_fraction_becomes_a_step_and_a_circle_is_refused() -> None:
     assert resolve_starts({"m": role(start=0.5)}, train())["m"].start == 50
     with pytest.raises(Exception, match="circle"):

@@ -9,7 +9,7 @@ from atelier.engine.config.model.ernie import Ernie
 from atelier.engine.config.objective.distance import Distance
 from atelier.engine.config.objective.natural import Natural
 from atelier.engine.config.objective.reorder import Reorder, orders
-from atelier.engine.config.registry import RowClasses
+from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.objective.classes import class_logits
 
 B, T, D, W = 3, 14, 6, 4

@@ -52,6 +52,21 @@ def test_a_kinds_name_is_for_an_objective_of_it(tmp_path: Path) -> None:
         ahead(tmp_path, "ahead=assistant", "+ahead.objective.lm.kind=document")
 
 
+def test_an_objective_that_the_role_cannot_have_alone_is_one_message(tmp_path: Path) -> None:
+    given = "{kind: mlm, rows: 0.5, schedule: {kind: lead, nats: 0.3}}"
+    with pytest.raises(ConfigError, match=r"^ahead: .*objective mlm follows a teacher's lead"):
+        ahead(tmp_path, f"+ahead.objective.mlm={given}")
+
+
+def test_only_roots_are_judged_by_their_heads_and_only_with_rows_to_judge_on(tmp_path: Path) -> None:
+    def judged(*words: str) -> set[str]:
+        nodes = collect_nodes(compose("titan", [*TINY, *words]), Store(str(tmp_path)))
+        [scoring] = [node for node in nodes if node.name == "score"]
+        return {key for key, product in scoring.products.items() if "heads" in product.identity}
+
+    assert judged() == {"teacher", "baselines"} and judged("score.rows=0") == set()
+
+
 def test_alone_it_may_learn_at_other_rates_than_later(tmp_path: Path) -> None:
     [own] = ahead(tmp_path, "~ahead.optim").training.roles.values()
     [other] = ahead(tmp_path, "ahead.optim.lr=7e-3").training.roles.values()

@@ -5,7 +5,8 @@ from typing import cast
 
 import pytest
 
-from atelier.infra.report.collect import Scores, _baseline_rows, _tokens_read
+from atelier.infra.report.collect import Scores, _baseline_rows, _head_rows, _tokens_read
+from atelier.infra.report.render import ReportContent, tables_of
 from tests.infra.records import family
 
 KNOWN = cast(
@@ -42,3 +43,19 @@ def test_a_model_has_read_what_the_model_that_it_began_from_had_read(tmp_path: P
     later = made.shelf.model("later", last, data, step=200)
     assert _tokens_read(made.shelf.store, made["teacher"]) == 400 * 64
     assert _tokens_read(made.shelf.store, later) == 400 * 64 + 200 * 64
+
+
+def test_a_head_stands_beside_what_is_right_without_a_network_and_by_guessing() -> None:
+    rule = {"right": 0.6, "rows": 100, "by": "a trigram", "guess": 0.33}
+    scores = cast(
+        dict[str, Scores],
+        {
+            "teacher": {"heads": {"reorder": {"right": 0.5, "rows": 100}}},
+            "baselines": {"heads": {"reorder": rule}},
+        },
+    )
+    rows = _head_rows("teacher", scores)
+    [table] = tables_of(ReportContent(title="", command="", rows=rows))
+    assert table.head == ["name", "head", "right", "without a network", "by", "guessing"]
+    assert table.rows == [["teacher", "reorder", "0.500 ± 0.098", "0.600", "a trigram", "0.330"]]
+    assert _head_rows("student", scores) == []

@@ -8,7 +8,7 @@ import pytest
 
 from atelier.engine.config.error import AtelierError
 from atelier.infra.report.lineage import Index, lineage, trajectory_segments
-from atelier.infra.report.lineage_graph import Graph
+from atelier.infra.report.lineage_graph import Edge, Graph, LineageNode
 from atelier.infra.report.lineage_svg import to_svg
 from atelier.infra.report.lineage_text import to_html, to_json, to_mermaid, to_text
 from atelier.infra.store.store import Store
@@ -205,3 +205,27 @@ def test_a_brief_picture_has_no_scores_and_counts_what_it_leaves_out(tmp_path: P
     assert {edge.label for edge in near.edges} == {"text", "teacher @ steps 101-400"}
     above = lineage(made.shelf.store, made["corpus"].fingerprint).near()
     assert {node.kind for node in above.nodes.values()} == {"corpus", "tokenizer", "tokens"}
+
+
+def graph_of_models(*edges: tuple[str, str, str]) -> Graph:
+    """Of `text` and models; the last child is the focus."""
+    kinds = {name: "text" if name == "text" else "model" for edge in edges for name in edge[:2]}
+    nodes = {name: LineageNode(fingerprint=name, kind=kind, name=name) for name, kind in kinds.items()}
+    return Graph(focus=edges[-1][1], nodes=nodes, edges=tuple(Edge(*edge) for edge in edges))
+
+
+def test_a_picture_has_no_arrow_from_text_that_the_teacher_read_too_but_one_from_other_text() -> None:
+    same = [("text", "teacher", "text"), ("text", "student", "text"), ("teacher", "student", "teacher")]
+    shown = graph_of_models(*same).without_shortcuts().edges
+    assert [(edge.parent, edge.child) for edge in shown] == [("text", "teacher"), ("teacher", "student")]
+    assert len(graph_of_models(same[1], same[2]).without_shortcuts().edges) == 2
+
+
+def test_a_model_that_is_teacher_and_beginning_is_shown_as_both(tmp_path: Path) -> None:
+    both = graph_of_models(("teacher", "student", "init"), ("teacher", "student", "teacher @ steps 0-9"))
+    assert {edge.label for edge in both.folded().edges} == {"init", "teacher @ steps 0-9"}
+    made = family(tmp_path)
+    roles = {"teacher": made.segments["teacher"].fingerprint, "init": made["teacher"].fingerprint}
+    made.shelf.model("pupil", made.shelf.trajectory("pupil", roles), roles, step=9)
+    labels = {label for parent, child, label in edges(lineage(made.shelf.store, "pupil")) if child == "pupil"}
+    assert labels == {"teacher", "init"}
