@@ -2,11 +2,12 @@
 
 import json
 import shlex
+import sys
 import tempfile
 import threading
 from typing import TYPE_CHECKING
 
-from atelier.engine.config.error import ConfigError, StoppedError
+from atelier.engine.config.error import ConfigError, StoppedError, printable
 from atelier.engine.io.storage import is_local, join, local_path
 from atelier.flows.deployments.start import run_to_end
 from atelier.flows.run.catalog import CONF
@@ -188,13 +189,20 @@ def _print(entries: list[PointEntry], session: Session) -> None:
 
 
 def _say_plan(session: Session) -> int:
-    """Print what would run, per point and in all; an artifact of several points is counted once."""
+    """Print what would run, per point and in all; an artifact of several points is counted once. The exit
+    code is 2 when the plan of a point is refused.
+    """
     from atelier.flows.run.plan import make_plan
 
     seen: set[str] = set()
     rows, run, reuse, hours = [], 0, 0, 0.0
+    refused: list[str] = []
     for point in session.points.values():
         plan = make_plan(point.frozen, session.store)
+        if plan.refusals:
+            refused += [f"#{point.number} {' '.join(point.words)}: {refusal}" for refusal in plan.refusals]
+            rows.append((str(point.number), "refused", "", "", " ".join(point.words)))
+            continue
         new = [r for r in plan.rows if r["state"] != "reuse" and r["fingerprint"] not in seen]
         seen |= {row["fingerprint"] for row in plan.rows}
         left = sum(row["state"] != "reuse" for row in plan.rows)
@@ -206,11 +214,15 @@ def _say_plan(session: Session) -> int:
         ("#", "state", "to make", "min", "words"), rows, right=("#", "to make", "min"), flexible="words"
     )
     to_run = sum(row[1] == "run" for row in rows)
+    turned_down = sum(row[1] == "refused" for row in rows)
     print(
-        f"sweep {session.ledger.id}: {len(rows)} points, {to_run} to run; {run} artifacts to make, {reuse} to"
-        f" reuse, about {60 * hours:.1f} min of device time"
+        f"sweep {session.ledger.id}: {len(rows)} points, {to_run} to run"
+        f"{f', {turned_down} refused' if turned_down else ''}; {run} artifacts to make, {reuse} to reuse,"
+        f" about {60 * hours:.1f} min of device time"
     )
-    return 0
+    for refusal in refused:
+        print(printable(refusal, 0), file=sys.stderr)
+    return ConfigError.exit_code if refused else 0
 
 
 def _is_hydra(word: str) -> bool:

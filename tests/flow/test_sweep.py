@@ -38,6 +38,12 @@ def test_a_dry_run_says_what_would_run_and_leaves_nothing(atelier: Atelier, root
     assert not (root / "sweeps").exists() and not (root / "scratch").exists()
 
 
+def test_a_dry_run_names_the_points_that_a_plan_refuses(atelier: Atelier) -> None:
+    said = atelier("pretrain", *SHORT, "-m", "model=gpt_nano,ernie_titan_260b", "--dry-run")
+    assert said.code == 2 and "2 points, 1 to run, 1 refused" in said.out, said.out + said.err
+    assert "ernie_titan_260b: train: needs" in said.err and "gpt_nano" not in said.err
+
+
 def test_a_group_may_be_a_glob(atelier: Atelier) -> None:
     for sweeper in ("grid", "halving"):
         words = (
