@@ -5,13 +5,12 @@ next.
 import shlex
 import sys
 
-from rich.console import Console
-
 from atelier.engine.config.error import ConfigError, DamageError, printable
 from atelier.flows.deployments.start import run_to_end
 from atelier.flows.run.compose import Frozen, compose
 from atelier.flows.run.execute import RunOutcome
 from atelier.flows.run.overrides import DRY, FRESH, MULTIRUN
+from atelier.flows.run.table import plain_console
 from atelier.infra.dag import Node
 from atelier.infra.stack.stack import Stack
 from atelier.infra.store.store import Store, default_root
@@ -77,10 +76,10 @@ def _show(report: Node, store: Store, frozen: Frozen) -> None:
     from atelier.infra.report.render import terminal_table
 
     content = collect_report(report, store, "")
-    console = Console(highlight=False)
+    console = plain_console()
     console.print(terminal_table(content))
     for note in content.notes:
-        console.print(f"  {printable(note, 0)}", markup=False)
+        console.print(f"  {printable(note, 0)}")
     if content.graph is not None:
         console.print(to_tree(content.graph.only(LINEAGE)))
     product = report.products["report"]

@@ -9,13 +9,17 @@ from rich.text import Text
 from atelier.engine.config.error import printable
 
 
+def plain_console() -> Console:
+    """A console that takes brackets as they are and, where there is no terminal, cuts no line."""
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=10_000)
+
+
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), flexible: str = ""
 ) -> None:
     """`right` columns hold numbers; the `flexible` one folds when the terminal is narrow."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=10_000)
+    console = plain_console()
     table = Table(
         box=None, padding=(0, 2, 0, 0), header_style="bold" if console.is_terminal else "", show_edge=False
     )
