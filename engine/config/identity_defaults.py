@@ -8,6 +8,27 @@ later change of a default changes no existing fingerprint: the table keeps the o
 from atelier.engine.config.base import Json
 
 ABSENT: dict[str, dict[str, Json]] = {
+    "MixedBlocks": {"num_experts": 0, "experts_per_token": 2, "experts": {}},
+    "Experts": {
+        "ffn": "auto",
+        "activation": "auto",
+        "shared": 0,
+        "every": 1,
+        "combine": "softmax_chosen",
+        "router": {"kind": "topk"},
+        "group": 1,
+    },
+    "TopK": {
+        "score": "softmax",
+        "groups": 1,
+        "groups_per_token": 1,
+        "balance": "none",
+        "balance_weight": 0.01,
+        "z_weight": 0.0,
+        "capacity": 0.0,
+    },
+    "ExpertChoice": {"sees_future": False},
+    "Base": {"sees_future": False},
     "GPT": {
         "num_kv_heads": "auto",
         "ffn": "auto",

@@ -221,7 +221,7 @@ def check_version(made: Json, spec: ModelSpec, place: str, what: str, commit: st
 
 
 @dataclass(frozen=True)
-class _KindChooser:
+class KindChooser:
     """Validates a document as the spec of the group's kind that it names."""
 
     group: str
@@ -237,12 +237,12 @@ def group_of(metadata: Iterable[object]) -> str:  # pydantic's: of any type
     '' for others.
     """
     choosers = (getattr(item, "func", None) for item in metadata)
-    return next((chooser.group for chooser in choosers if isinstance(chooser, _KindChooser)), "")
+    return next((chooser.group for chooser in choosers if isinstance(chooser, KindChooser)), "")
 
 
-Model = Annotated[SerializeAsAny[ModelSpec], BeforeValidator(_KindChooser("model"))]
-Objective = Annotated[SerializeAsAny[ObjectiveSpec], BeforeValidator(_KindChooser("objective"))]
-Optim = Annotated[SerializeAsAny[OptimSpec], BeforeValidator(_KindChooser("optim"))]
+Model = Annotated[SerializeAsAny[ModelSpec], BeforeValidator(KindChooser("model"))]
+Objective = Annotated[SerializeAsAny[ObjectiveSpec], BeforeValidator(KindChooser("objective"))]
+Optim = Annotated[SerializeAsAny[OptimSpec], BeforeValidator(KindChooser("optim"))]
 
 
 def _by_name(objectives: dict[str, ObjectiveSpec]) -> dict[str, ObjectiveSpec]:

@@ -17,7 +17,7 @@ from atelier.engine.config.model.ernie import Ernie as Spec
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache
 from atelier.engine.model.contract import Carried, Output, Relations, Split
-from atelier.engine.model.gpt import Decoder
+from atelier.engine.model.gpt import Decoder, block_splits
 from atelier.engine.model.placement import local
 from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks
 
@@ -127,7 +127,8 @@ class ErnieDecoder(Decoder):
         hidden_BTD, *heads = _Reached.apply(hidden_BTD, *named.values())
         relations = self._compared(x_BTD, shared, relations)
         weights = dict(zip(named, heads, strict=True))
-        return Output(hidden=hidden_BTD, relations=relations, mask=shared.mask, weights=weights)
+        aux = self._summed(carried)
+        return Output(hidden=hidden_BTD, relations=relations, mask=shared.mask, aux=aux, weights=weights)
 
     def _of_net(self, name: str, shared: Shared, rows: Tensor | slice) -> Shared:
         """Inputs of a task net's blocks for these rows: angles for its head width; memory only for NLG."""
@@ -144,11 +145,11 @@ class ErnieDecoder(Decoder):
     def splits(self) -> dict[str, Split]:
         """As the decoder's, in the task nets too; heads of rows are not split."""
         found = super().splits()
-        inside = [path for path in found if path.startswith("blocks.") or path == "norm"]
         for name in NETS:
-            for path in inside:
-                found[f"{name}.{path}"] = found[path]
+            found[f"{name}.norm"] = found["norm"]
             found[f"{name}.enter"] = found[f"{name}.norm_inside"] = found[f"{name}.leave"] = "tokens"
+            inner = self.inner[name]
+            found |= {f"{name}.{path}": kind for path, kind in block_splits(inner).items()} if inner else {}
         found["prompts"] = "tokens"
         return found
 

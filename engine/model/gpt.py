@@ -3,14 +3,19 @@
 B rows, T tokens, D hidden, E head width, V vocabulary
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache, Seen, additive, attention_mask, rope_angles
-from atelier.engine.model.contract import Carried, Model, Output, Relations, Split, compute_dtype
+from atelier.engine.model.contract import Carried, Model, Output, Relations, Split, Sum, compute_dtype
 from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks, set_dropout
+
+
+RESIDUAL = ("experts.down", "shared.down")
 
 
 class Decoder(Model[Shared]):
@@ -39,7 +44,9 @@ class Decoder(Model[Shared]):
         owner, leaf = name.rsplit(".", 1)
         if owner.rsplit(".", 1)[-1].startswith("norm"):
             return ("ones" if leaf == "weight" else "zeros"), 0.0
-        is_residual = owner.endswith(("attention.out", "mlp.down")) or name.endswith("experts.down")
+        if owner.endswith("router") and leaf != "weight":
+            return "zeros", 0.0
+        is_residual = owner.endswith(("attention.out", "mlp.down")) or name.endswith(RESIDUAL)
         return "normal", self.spec.init_std * ((2 * self._depth(name)) ** -0.5 if is_residual else 1.0)
 
     def _depth(self, name: str) -> int:
@@ -112,8 +119,31 @@ class Decoder(Model[Shared]):
     ) -> Output:
         x_BTD = carried["hidden_BTD"]
         relations = self._compared(x_BTD, shared, relations)
-        aux = {name: carried[name] for name in self.sums()}
-        return Output(hidden=self.norm(x_BTD), relations=relations, mask=shared.mask, aux=aux)
+        return Output(
+            hidden=self.norm(x_BTD), relations=relations, mask=shared.mask, aux=self._summed(carried)
+        )
+
+    def _summed(self, carried: Carried) -> dict[str, Tensor]:
+        return {name: carried[name] for name in self.sums()}
+
+    def sums(self) -> dict[str, Sum]:
+        """Of mixtures: what is optimised; counted by mixture, loads, choices lost and the entropy in nats."""
+        number, X = len(self.spec.mixtures), self.spec.num_experts
+        if not number:
+            return {}
+        optimised = {name: Sum(weight=weight) for name, weight in self.spec.experts.router.sums.items()}
+        return optimised | {
+            "load_LX": Sum((number, X)),
+            "lost_L": Sum((number,)),
+            "entropy_L": Sum((number,)),
+        }
+
+    def after_step(self, sums: Mapping[str, Tensor]) -> None:
+        """Tell routers the loads of the step, those that learn from them."""
+        for block in self.blocks:
+            learn = getattr(getattr(block.mlp, "router", None), "learn_loads", None)
+            if learn is not None:
+                learn(sums["load_LX"][block.place])
 
     def set_dropout(self, share: float) -> None:
         set_dropout(self, share)
@@ -129,14 +159,7 @@ class Decoder(Model[Shared]):
         return {"enter": ["embed", *positions], "leave": ["norm", "embed" if self.spec.tied else "head"]}
 
     def splits(self) -> dict[str, Split]:
-        found: dict[str, Split] = {"embed": "vocabulary", "norm": "tokens"}
-        found |= {f"blocks.*.{name}": "tokens" for name in ("norm1", "norm2")}
-        found |= {f"blocks.*.attention.{name}": "out" for name in ("query", "key", "value")}
-        found |= {"blocks.*.attention": "inside", "blocks.*.attention.out": "in"}
-        found["blocks.*.mlp"] = "mixture" if self.spec.num_experts else "inside"
-        if not self.spec.num_experts:
-            found |= {f"blocks.*.mlp.{name}": "out" for name in ("gate", "up")}
-            found["blocks.*.mlp.down"] = "in"
+        found: dict[str, Split] = {"embed": "vocabulary", "norm": "tokens"} | block_splits(self.spec)
         if self.spec.positions == "learned":
             found["positions"] = "whole"
         if not self.spec.tied:
@@ -150,6 +173,20 @@ class Decoder(Model[Shared]):
             raise ConfigError(
                 "model.max_positions", f"{num_tokens} tokens a row, but {most} positions", way_out
             )
+
+
+def block_splits(spec: GPT) -> dict[str, Split]:
+    """How the matrices of the blocks can be split."""
+    found: dict[str, Split] = {f"blocks.*.{name}": "tokens" for name in ("norm1", "norm2")}
+    found |= {f"blocks.*.attention.{name}": "out" for name in ("query", "key", "value")}
+    found |= {"blocks.*.attention": "inside", "blocks.*.attention.out": "in"}
+    for number in range(spec.num_layers):
+        mlp = f"blocks.{number}.mlp"
+        if spec.has_experts(number):
+            found[mlp] = "mixture"
+        else:
+            found |= {mlp: "inside", f"{mlp}.gate": "out", f"{mlp}.up": "out", f"{mlp}.down": "in"}
+    return found
 
 
 def build(spec: GPT) -> Decoder:

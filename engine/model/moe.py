@@ -1,60 +1,128 @@
-"""A mixture of experts in place of an MLP: every token is routed to its top K experts, none is dropped.
+"""A mixture of experts in place of an MLP: a router sends every token to some experts, and a weighted sum of
+what they compute is the token's result.
 
-N tokens, D hidden, F inner width, X experts, K experts a token
+N tokens, D hidden, F inner width, X experts, K experts a token, P tokens sent (N K without those that go
+nowhere)
 """
+
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.model.routing import Routing, TokenRows, make_router
 
-class Experts(nn.Module):
-    """X SwiGLU MLPs (2002.05202). forward: tokens [N, D] sorted by expert and the number of each expert's
-    tokens -> [N, D].
+
+class ExpertWeights(nn.Module):
+    """X MLPs, with a gate (SwiGLU, 2002.05202) or without (gelu). forward: tokens [P, D] sorted by expert and
+    the number of each expert's tokens -> [P, D].
     """
 
-    def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
+    def __init__(self, num_experts: int, hidden: int, inner: int, *, is_gated: bool = True) -> None:
         super().__init__()
-        self.gate = nn.Parameter(torch.empty(num_experts, inner, hidden))
+        if is_gated:
+            self.gate = nn.Parameter(torch.empty(num_experts, inner, hidden))
         self.up = nn.Parameter(torch.empty(num_experts, inner, hidden))
         self.down = nn.Parameter(torch.empty(num_experts, hidden, inner))
 
-    def forward(self, x_ND: Tensor, counts_X: list[int]) -> Tensor:
-        return experts_mlp(x_ND, counts_X, self.gate, self.up, self.down)
+    def weights(self) -> list[Tensor]:
+        """[gate,] up and down."""
+        return list(self.parameters(recurse=False))
+
+    def forward(self, x_PD: Tensor, counts_X: list[int]) -> Tensor:
+        return experts_mlp(x_PD, counts_X, self.weights())
 
 
-def experts_mlp(
-    x_ND: Tensor, counts_X: list[int], gate_XFD: Tensor, up_XFD: Tensor, down_XDF: Tensor
-) -> Tensor:
-    """down(silu(gate x) * up x) of each expert's tokens [N, D]; an expert without tokens has
-    gradients of 0.
+def experts_mlp(x_PD: Tensor, counts_X: list[int], weights: list[Tensor]) -> Tensor:
+    """`mlp` of each expert's tokens [P, D]; an expert without tokens has gradients of 0."""
+    # unbind: indexing each expert would have a full-size backward
+    each = zip(*(weight.unbind(0) for weight in weights), strict=True)
+    return torch.cat([mlp(x, own) for x, own in zip(x_PD.split(counts_X), each, strict=True)])
+
+
+def mlp(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+    """down(silu(gate x) * up x), or without a gate down(gelu(up x))."""
+    *into, down = weights
+    if len(into) == 2:
+        return F.linear(F.silu(F.linear(x, into[0])) * F.linear(x, into[1]), down)
+    return F.linear(F.gelu(F.linear(x, into[0]), approximate="tanh"), down)
+
+
+class SharedExperts(nn.Module):
+    """Experts that every token passes: one MLP as wide as all of them."""
+
+    def __init__(self, hidden: int, inner: int, *, is_gated: bool) -> None:
+        super().__init__()
+        if is_gated:
+            self.gate = nn.Parameter(torch.empty(inner, hidden))
+        self.up = nn.Parameter(torch.empty(inner, hidden))
+        self.down = nn.Parameter(torch.empty(hidden, inner))
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return mlp(x_ND, tuple(self.parameters(recurse=False)))
+
+
+class Mixed(NamedTuple):
+    """A mixture's result, and its sums over tokens: those that are optimised by name, how many tokens each
+    expert got, how many a token's choice lost, and the entropy of the router's probabilities in nats.
     """
-    results = []
-    parts = zip(
-        x_ND.split(counts_X), gate_XFD.unbind(0), up_XFD.unbind(0), down_XDF.unbind(0), strict=True
-    )  # unbind: indexing each expert would have a full-size backward
-    for x, gate, up, down in parts:
-        results.append(F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down))
-    return torch.cat(results)
+
+    y_BTD: Tensor
+    balance: Tensor
+    router_z: Tensor
+    load_X: Tensor
+    lost: Tensor
+    entropy: Tensor
 
 
 class MoE(nn.Module):
-    """sum_k p_k expert_k(x): p is the softmax over the K largest of the router's logits (2401.04088)."""
+    """sum_k p_k expert_k(x), and what is shared: the router says which K experts, and their weights p."""
 
-    def __init__(self, num_experts: int, per_token: int, hidden: int, inner: int) -> None:
+    def __init__(self, spec: MixedBlocks, number: int) -> None:
         super().__init__()
-        self.per_token, self.num_experts = per_token, num_experts
-        self.router = nn.Linear(hidden, num_experts, bias=False)
-        self.experts = Experts(num_experts, hidden, inner)
+        self.num_experts = spec.num_experts
+        self.router = make_router(spec, number)
+        self.experts = ExpertWeights(spec.num_experts, spec.hidden, spec.expert_inner, is_gated=spec.is_gated)
+        if spec.experts.shared:
+            wide = spec.experts.shared * spec.expert_inner
+            self.shared = SharedExperts(spec.hidden, wide, is_gated=spec.is_gated)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, tokens_BT: Tensor) -> Mixed:
         x_ND = x_BTD.flatten(0, -2)
-        logits_NK, chosen_NK = self.router(x_ND).topk(self.per_token, dim=-1)
-        share_NK = logits_NK.float().softmax(-1) if x_ND.dtype != torch.float64 else logits_NK.softmax(-1)
-        order = chosen_NK.flatten().argsort(stable=True)  # by expert, then by token
-        counts_X = chosen_NK.flatten().bincount(minlength=self.num_experts)
-        y = self.experts(x_ND[order // self.per_token], counts_X.tolist())
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order), device=order.device)
-        y_NKD = y[back].view(*chosen_NK.shape, -1)
-        return (y_NKD * share_NK[..., None].to(y.dtype)).sum(1).view_as(x_BTD)
+        rows = TokenRows(len(x_BTD), tokens_BT.flatten(), self.training)
+        routed = cast(Routing, self.router).route(x_ND, rows)
+        y_ND, load_X, lost = self._sent(x_ND, routed.chosen_NK, routed.share_NK)
+        if hasattr(self, "shared"):
+            y_ND = y_ND + self.shared(x_ND)
+        nothing = routed.share_NK.new_zeros(())
+        entropy = nothing if routed.logits_NX is None else _entropy(routed.logits_NX.detach())
+        return Mixed(
+            y_ND.view_as(x_BTD),
+            routed.sums.get("balance", nothing),
+            routed.sums.get("router_z", nothing),
+            load_X,
+            nothing + lost,
+            entropy,
+        )
+
+    def _sent(self, x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor) -> tuple[Tensor, Tensor, int]:
+        """The weighted sum over each token's experts, their loads, and how many choices went nowhere."""
+        per_token = chosen_NK.shape[1]
+        chosen_P = chosen_NK.flatten()
+        order_P = chosen_P.argsort(stable=True)  # by expert, then by token; -1 first
+        load_X = (chosen_P + 1).bincount(minlength=self.num_experts + 1)
+        lost, *counts_X = load_X.tolist()
+        y_PD = self.experts(x_ND[order_P[lost:] // per_token], counts_X)
+        back_P = torch.empty_like(order_P)
+        back_P[order_P] = torch.arange(len(order_P), device=order_P.device)
+        if lost:
+            y_PD = torch.cat([y_PD.new_zeros(lost, y_PD.shape[1]), y_PD])
+        y_NKD = y_PD[back_P].view(*chosen_NK.shape, -1)
+        return (y_NKD * share_NK[..., None].to(y_NKD.dtype)).sum(1), load_X[1:], lost
+
+
+def _entropy(logits_NX: Tensor) -> Tensor:
+    log_NX = logits_NX.log_softmax(-1)
+    return -(log_NX.exp() * log_NX).sum()

@@ -14,7 +14,7 @@ from atelier.engine.config.blocks import Blocks
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Attend, Cache, Seen, rotate
 from atelier.engine.model.contract import Carried, Relations, rounded
-from atelier.engine.model.moe import MoE
+from atelier.engine.model.moe import Mixed, MoE
 
 _A, _B = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64  # SplitMix64's constants, as signed numbers
 _C = 0x94D049BB133111EB - 2**64
@@ -114,10 +114,10 @@ class GELU(nn.Module):
         return self.down(F.gelu(self.up(x_BTD), approximate="tanh"))
 
 
-def make_mlp(spec: GPT) -> nn.Module:
-    """A block's MLP, [B, T, D] -> [B, T, D]: SwiGLU, GELU or a mixture of experts, as the spec says."""
-    if spec.num_experts:
-        return MoE(spec.num_experts, spec.experts_per_token, spec.hidden, spec.inner)
+def make_mlp(spec: GPT, number: int) -> nn.Module:
+    """The MLP of block `number`, [B, T, D] -> [B, T, D]: SwiGLU or GELU; or a mixture of experts."""
+    if spec.has_experts(number):
+        return MoE(spec, number)
     return SwiGLU(spec) if spec.mlp == "swiglu" else GELU(spec)
 
 
@@ -135,14 +135,16 @@ class Block(nn.Module):
     gradient flows into them.
     """
 
-    def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
+    def __init__(self, spec: GPT, number: int, *, is_causal: bool = True) -> None:
         super().__init__()
         self.dropout = self.most_dropout = spec.dropout
         self.is_taught = False
         self.norm1 = make_norm(spec)
         self.attention = SelfAttention(spec, is_causal=is_causal)
         self.norm2 = make_norm(spec)
-        self.mlp = make_mlp(spec)
+        self.mlp = make_mlp(spec, number)
+        self.place = spec.mixtures.index(number) if spec.has_experts(number) else None
+        self.num_mixtures = len(spec.mixtures)
 
     def forward(
         self,
@@ -151,11 +153,26 @@ class Block(nn.Module):
         mask: Tensor,
         noise_BT: Tensor | None = None,
         seen: Seen | None = None,
+        tokens_BT: Tensor | None = None,
     ) -> BlockOutput:
         mixed_BTD, relations = self.attention(rounded(self.norm1(x_BTD)), rope, mask, seen)
         x_BTD = x_BTD + self._drop(mixed_BTD, noise_BT, 0)
-        x_BTD = x_BTD + self._drop(self.mlp(rounded(self.norm2(x_BTD))), noise_BT, 1)
-        return BlockOutput(x_BTD, relations if self.is_taught else relations.detached())
+        read_BTD, sums = rounded(self.norm2(x_BTD)), None
+        if self.place is None:
+            added_BTD = self.mlp(read_BTD)
+        else:
+            added_BTD, sums = self._mixed(Mixed(*self.mlp(read_BTD, tokens_BT)), self.place)
+        x_BTD = x_BTD + self._drop(added_BTD, noise_BT, 1)
+        return BlockOutput(x_BTD, relations if self.is_taught else relations.detached(), sums)
+
+    def _mixed(self, found: Mixed, place: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """A mixture's result, and its sums at its place among those of the model."""
+        sums = {"balance": found.balance, "router_z": found.router_z}
+        for name, value in (("load_LX", found.load_X), ("lost_L", found.lost), ("entropy_L", found.entropy)):
+            before = value.new_zeros(place, *value.shape)
+            after = value.new_zeros(self.num_mixtures - place - 1, *value.shape)
+            sums[name] = torch.cat([before, value[None], after])
+        return found.y_BTD, sums
 
     def _drop(self, x_BTD: Tensor, noise_BT: Tensor | None, branch: int) -> Tensor:
         if not self.dropout or not self.training or noise_BT is None:
@@ -165,7 +182,7 @@ class Block(nn.Module):
 
 def make_blocks(spec: GPT, *, is_causal: bool = True) -> nn.ModuleList:
     """`num_layers` equal blocks, their weights not yet set."""
-    return nn.ModuleList(Block(spec, is_causal=is_causal) for _ in range(spec.num_layers))
+    return nn.ModuleList(Block(spec, number, is_causal=is_causal) for number in range(spec.num_layers))
 
 
 def run_blocks(
@@ -185,9 +202,11 @@ def run_blocks(
             x_BTD = torch.where(memory_BT[..., None] > 0, x_BTD.detach(), x_BTD)
         keys = None if noise_BT is None else layer_keys(noise_BT, number)
         seen = None if cache is None else cache.blocks[number]
-        x_BTD, relations, added = block(x_BTD, shared.rope, shared.mask, keys, seen)
+        more = () if block.place is None else (shared.batch["tokens_BT"],)
+        x_BTD, relations, added = block(x_BTD, shared.rope, shared.mask, keys, seen, *more)
         for key, value in (added or {}).items():
-            sums[key] = sums[key] + value
+            if key in sums:  # else the model does not ask for it
+                sums[key] = sums[key] + value
     return sums | {"hidden_BTD": x_BTD}, relations
 
 

@@ -9,44 +9,61 @@ import functools
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Placement, Shard, distribute_tensor
 
-from atelier.engine.model.moe import Experts, experts_mlp
+from atelier.engine.model.moe import ExpertWeights, SharedExperts, experts_mlp, mlp
 from atelier.engine.model.placement import local
 from atelier.engine.parallel.collective import all_parts, enter_split, exchange, leave_split
 from atelier.engine.parallel.grid import Grid
 
-INNER_DIM = {"gate": 1, "up": 1, "down": 2}  # of [X, F, D] and [X, D, F]
+INNER_DIM = {"gate": -2, "up": -2, "down": -1}  # of [X, F, D] and [X, D, F], of [F, D] and [D, F]
 
 
 def split_experts(model: nn.Module, grid: Grid) -> None:
     """Split the experts of every mixture of the plain model in place, and route tokens to their ranks."""
     if grid.axes.expert * grid.axes.tensor == 1:
         return
-    mesh = grid.mesh_of("expert", "tensor")
     for experts in mixtures(model):
-        for name, dim in INNER_DIM.items():
-            weight = getattr(experts, name)
-            placed = distribute_tensor(weight.detach(), mesh, [Shard(0), Shard(dim)], src_data_rank=None)
-            setattr(experts, name, nn.Parameter(placed, requires_grad=weight.requires_grad))
+        _place(experts, grid, [Shard(0)])
         experts.forward = functools.partial(_travel, experts, grid)
+    for shared in model.modules():
+        if isinstance(shared, SharedExperts) and grid.axes.tensor > 1:
+            _place(shared, grid, [])
+            shared.forward = functools.partial(_split, shared, grid)
 
 
-def mixtures(model: nn.Module) -> list[Experts]:
+def _place(module: nn.Module, grid: Grid, outer: list[Placement]) -> None:
+    """Split the inner width over the tensor axis, and with an `outer` placement experts over theirs."""
+    mesh = grid.mesh_of("expert", "tensor") if outer else grid.mesh_of("tensor")
+    for name, weight in list(module.named_parameters(recurse=False)):
+        places = [*outer, Shard(weight.dim() + INNER_DIM[name])]
+        placed = distribute_tensor(weight.detach(), mesh, places, src_data_rank=None)
+        setattr(module, name, nn.Parameter(placed, requires_grad=weight.requires_grad))
+
+
+def mixtures(model: nn.Module) -> list[ExpertWeights]:
     """The experts of every mixture in the model, in order of its modules."""
-    return [module for module in model.modules() if isinstance(module, Experts)]
+    return [module for module in model.modules() if isinstance(module, ExpertWeights)]
 
 
-def _travel(experts: Experts, grid: Grid, x_ND: Tensor, counts_X: list[int]) -> Tensor:
-    """`Experts.forward` over the ranks: each computes the tokens received for its own experts, sorted by
-    expert, then by source rank.
+def _split(shared: SharedExperts, grid: Grid, x_ND: Tensor) -> Tensor:
+    """`SharedExperts.forward` with the inner width over the tensor axis."""
+    columns = grid.group("tensor")
+    assert columns is not None  # only split where there are several ranks
+    weights = tuple(local(weight) for weight in shared.parameters(recurse=False))
+    return leave_split(mlp(enter_split(x_ND, columns), weights), columns)
+
+
+def _travel(experts: ExpertWeights, grid: Grid, x_ND: Tensor, counts_X: list[int]) -> Tensor:
+    """`ExpertWeights.forward` over the ranks: each computes the tokens received for its own experts, sorted
+    by expert, then by source rank.
     """
-    weights = [local(getattr(experts, name)) for name in INNER_DIM]
+    weights = [local(weight) for weight in experts.weights()]
     columns, owners = grid.group("tensor"), grid.group("expert")
     if columns is not None:
         x_ND = enter_split(x_ND, columns)
     if owners is None:
-        y_ND = experts_mlp(x_ND, counts_X, *weights)
+        y_ND = experts_mlp(x_ND, counts_X, weights)
     else:
         size = grid.axes.expert
         counts_RX = _all_counts(counts_X, x_ND.device, owners)
@@ -58,7 +75,7 @@ def _travel(experts: Experts, grid: Grid, x_ND: Tensor, counts_X: list[int]) -> 
         arrived_ND = exchange(x_ND, sent, received, owners)
         order, back = _by_expert(here_RX, x_ND.device)
         totals = [sum(counts[expert] for counts in here_RX) for expert in range(mine)]
-        y_ND = experts_mlp(arrived_ND[order], totals, *weights)[back]
+        y_ND = experts_mlp(arrived_ND[order], totals, weights)[back]
         y_ND = exchange(y_ND, received, sent, owners)
     return y_ND if columns is None else leave_split(y_ND, columns)
 
@@ -72,8 +89,9 @@ def _by_expert(here_RX: list[list[int]], device: torch.device) -> tuple[Tensor, 
     """The permutation that sorts received tokens (by source, then expert) by expert, then source; and its
     inverse.
     """
-    owners = [expert for counts in here_RX for expert, count in enumerate(counts) for _ in range(count)]
-    order = torch.tensor(owners, dtype=torch.long, device=device).argsort(stable=True)
+    counts_RX = torch.tensor(here_RX, device=device)
+    experts_RX = torch.arange(counts_RX.shape[1], device=device).expand_as(counts_RX)
+    order = experts_RX.flatten().repeat_interleave(counts_RX.flatten()).argsort(stable=True)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=device)
     return order, back

@@ -11,7 +11,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from atelier.engine.config.base import Count, Spec
-from atelier.engine.config.blocks import Auto, Blocks, check_heads
+from atelier.engine.config.blocks import Auto, check_heads
+from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import Limit
 
@@ -33,7 +34,7 @@ class Net(Spec):
     ffn: Count | Auto = Field(default="auto", description="inner width of the MLP; auto = from hidden")
 
 
-class Ernie(Blocks):
+class Ernie(MixedBlocks):
     inputs: ClassVar[tuple[str, ...]] = ("bidirectional_B", "prompts_BT")
 
     kind: Literal["ernie"] = "ernie"
@@ -59,14 +60,14 @@ class Ernie(Blocks):
     @property
     def version(self) -> int:
         """2 with a task net: its output is added to the universal states, and a norm follows; in version 1 it
-        took their place.
+        took their place. And 2 with experts.
         """
-        return 2 if any(getattr(self, name).num_layers for name in NETS) else self.VERSION
+        return 2 if any(getattr(self, name).num_layers for name in NETS) else super().version
 
     @property
     def universal(self) -> GPT:
         """The universal blocks as a spec of their own."""
-        shared = self.model_dump(include=set(Blocks.model_fields) - {"kind"})
+        shared = self.model_dump(include=set(MixedBlocks.model_fields) - {"kind"})
         return GPT.model_validate(shared)
 
     def net(self, name: str) -> GPT | None:
@@ -74,7 +75,7 @@ class Ernie(Blocks):
         net: Net = getattr(self, name)
         if not net.num_layers:
             return None
-        own = {"num_layers": net.num_layers, "num_kv_heads": "auto", "ffn": net.ffn}
+        own = {"num_layers": net.num_layers, "num_kv_heads": "auto", "ffn": net.ffn, "num_experts": 0}
         widths = {"hidden": self._hidden_of(name), "num_heads": self._heads_of(name)}
         return GPT.model_validate(self.universal.model_dump() | own | widths)
 

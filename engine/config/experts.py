@@ -1,0 +1,124 @@
+"""Mixtures of experts in place of the MLPs of a model's blocks. Torch-free.
+
+X num_experts, K experts_per_token, F inner width of an expert
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.blocks import Auto, Blocks
+from atelier.engine.config.registry import Limit
+from atelier.engine.config.router.topk import TopK
+from atelier.engine.config.routing import Router
+
+Combine = Literal["softmax_chosen", "softmax_all", "sum"]
+
+
+class Experts(Spec):
+    """What a mixture's experts are and how tokens find them."""
+
+    ffn: Count | Auto = Field(default="auto", description="inner width of an expert; auto = the MLP's")
+    activation: Literal["auto", "swiglu", "gelu"] = Field(
+        default="auto", description="with a gate (swiglu) or without (gelu); auto = the MLP's"
+    )
+    shared: int = Field(default=0, ge=0, description="further experts that every token passes")
+    every: int = Field(
+        default=1, ge=1, description="a mixture in every n-th block, the n-th, 2n-th ...; others are dense"
+    )
+    combine: Combine = Field(
+        default="softmax_chosen",
+        description="weights of a token's experts: scores over the chosen ones, over all of them, or 1 each",
+    )
+    router: Router = Field(default=TopK(), description="how tokens find their experts")
+    group: int = Field(
+        default=1, ge=1, description="rows whose tokens compete for experts (unused where none compete)"
+    )
+
+
+class MixedBlocks(Blocks):
+    """Blocks of which some have a mixture of experts."""
+
+    num_experts: int = Field(
+        default=0, ge=0, description="experts of a block, every one an MLP; 0 = one dense MLP"
+    )
+    experts_per_token: int = Field(
+        default=2, ge=1, description="experts that compute each token (unused without experts)"
+    )
+    experts: Experts = Field(default=Experts(), description="what the experts are (unused without experts)")
+
+    @model_validator(mode="after")
+    def _mixes(self) -> Self:
+        if not self.num_experts:
+            return self
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than num_experts {self.num_experts}"
+            )
+        if self.experts.every > self.num_layers:
+            raise ValueError(
+                f"experts.every {self.experts.every} is more than num_layers {self.num_layers}: "
+                "no block would have experts"
+            )
+        self.experts.router.check_experts(self.num_experts, self.experts_per_token)
+        return self
+
+    @property
+    def version(self) -> int:
+        """2 with experts: Muon orthogonalises each expert's matrices; in version 1 it left them to AdamW."""
+        return 2 if self.num_experts else super().version
+
+    def has_experts(self, number: int) -> bool:
+        """Whether block `number` has a mixture."""
+        return bool(self.num_experts) and (number + 1) % self.experts.every == 0
+
+    @property
+    def mixtures(self) -> list[int]:
+        """The numbers of the blocks with a mixture."""
+        return [number for number in range(self.num_layers) if self.has_experts(number)]
+
+    @property
+    def expert_inner(self) -> int:
+        """F of an expert."""
+        return self.inner if self.experts.ffn == "auto" else self.experts.ffn
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether an expert has a gate."""
+        kind = self.mlp if self.experts.activation == "auto" else self.experts.activation
+        return kind == "swiglu"
+
+    def mlp_shapes(self, number: int) -> dict[str, tuple[int, ...]]:
+        """The weights of block `number`'s MLP or mixture."""
+        D, F, X = self.hidden, self.inner, self.num_experts
+        if not self.has_experts(number):
+            gate = {"gate.weight": (F, D)} if self.mlp == "swiglu" else {}
+            return {**gate, "up.weight": (F, D), "down.weight": (D, F)}
+        F, router = self.expert_inner, self.experts.router
+        found: dict[str, tuple[int, ...]] = {"router.weight": (X, D)} if router.learns else {}
+        found |= {f"router.{name}": (X,) for name in router.buffers}
+        inside = ("gate", "up") if self.is_gated else ("up",)
+        found |= {f"experts.{name}": (X, F, D) for name in inside} | {"experts.down": (X, D, F)}
+        if self.experts.shared:
+            wide = self.experts.shared * F
+            found |= {f"shared.{name}": (wide, D) for name in inside} | {"shared.down": (D, wide)}
+        return found
+
+    def mlp_products(self, number: int) -> int:
+        """Multiply-adds of one token in block `number`'s MLP or mixture."""
+        D = self.hidden
+        if not self.has_experts(number):
+            return (3 if self.mlp == "swiglu" else 2) * D * self.inner
+        met = self.experts_per_token + self.experts.shared
+        each = (3 if self.is_gated else 2) * D * self.expert_inner
+        return met * each + (self.num_experts * D if self.experts.router.learns else 0)
+
+    def expert_limits(self) -> list[Limit]:
+        """The numbers of the mixtures that mesh axes have to divide."""
+        if not self.num_experts:
+            return []
+        return [
+            Limit("expert", "num_experts", self.num_experts),
+            Limit("tensor", "experts.ffn", self.expert_inner),
+        ]

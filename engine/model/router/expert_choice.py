@@ -1,0 +1,45 @@
+"""Expert choice (engine/config/router/expert_choice.py): the best tokens of each expert, in groups of rows.
+
+N tokens, X experts, K experts a token on average, S tokens of a group, C tokens of an expert there
+"""
+
+import torch
+from torch import Tensor
+
+from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.router.expert_choice import ExpertChoice
+from atelier.engine.model.routing import MatrixRouter, Routed, TokenRows
+
+
+class Router(MatrixRouter):
+    """A token has the experts that chose it, weighted by their probabilities; perhaps none. Where tokens must
+    not depend on each other (held-out text, generation) each has its K most probable ones.
+    """
+
+    def __init__(self, spec: MixedBlocks, _own: ExpertChoice, _number: int) -> None:
+        super().__init__(spec)
+
+    def route(self, x_ND: Tensor, rows: TokenRows) -> Routed:
+        _, wide_NX = self.logits(x_ND)
+        part_NX = wide_NX.softmax(-1)
+        if rows.is_training:
+            chosen_NK = self._chosen(part_NX.detach(), rows)
+        else:
+            chosen_NK = part_NX.topk(self.per_token, dim=-1).indices
+        share_NK = part_NX.gather(-1, chosen_NK.clamp(min=0)) * (chosen_NK >= 0)
+        if self.is_sum:
+            share_NK = (chosen_NK >= 0).to(part_NX.dtype)
+        return Routed(chosen_NK, share_NK, wide_NX, {})
+
+    def _chosen(self, part_NX: Tensor, rows: TokenRows) -> Tensor:
+        """[N, most experts of a token]: a token's experts in ascending order, then -1."""
+        number = part_NX.shape[-1]
+        part_GSX = part_NX.view(rows.count // self.group, -1, number)
+        size = part_GSX.shape[1]
+        count = max(1, min(size, self.per_token * size // number))
+        best_GCX = part_GSX.topk(count, dim=1).indices
+        none_GSX = torch.zeros_like(part_GSX, dtype=torch.bool)
+        is_its_NX = none_GSX.scatter_(1, best_GCX, value=True).view(-1, number)
+        most = int(is_its_NX.sum(-1).max())
+        order_NK = is_its_NX.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[:, :most]
+        return order_NK.masked_fill(~is_its_NX.gather(-1, order_NK), -1)

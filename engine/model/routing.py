@@ -1,0 +1,93 @@
+"""What routers return and share. A router of kind `topk` is engine/model/router/topk.py: a module `Router`
+with a method `route`.
+
+N tokens, D hidden, X experts, K experts a token, S tokens of a group
+"""
+
+import importlib
+from typing import NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from atelier.engine.config.experts import Combine, MixedBlocks
+
+_A, _B = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64  # SplitMix64's constants, as signed numbers
+
+
+class TokenRows(NamedTuple):
+    """Which tokens a router sees: the number of rows that they are, the tokens' numbers in the vocabulary, and
+    whether tokens may compete.
+    """
+
+    count: int
+    tokens_N: Tensor
+    is_training: bool
+
+
+class Routed(NamedTuple):
+    """The experts of each token [N, K], -1 where it has fewer; their weights; the logits (None = there are
+    none); the sums over tokens that are optimised.
+    """
+
+    chosen_NK: Tensor
+    share_NK: Tensor
+    logits_NX: Tensor | None
+    sums: dict[str, Tensor]
+
+
+class Routing(Protocol):
+    def route(self, x_ND: Tensor, rows: TokenRows) -> Routed: ...
+
+
+class MatrixRouter(nn.Module):
+    """A router by logits of a matrix [X, D]."""
+
+    def __init__(self, spec: MixedBlocks) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(spec.num_experts, spec.hidden))
+        self.is_sum = spec.experts.combine == "sum"
+        self.per_token, self.group = spec.experts_per_token, spec.experts.group
+
+    def logits(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, X] in the type of products, and at least in float32."""
+        logits_NX = nn.functional.linear(x_ND, self.weight)
+        return logits_NX, logits_NX.to(torch.promote_types(logits_NX.dtype, torch.float32))
+
+
+def make_router(spec: MixedBlocks, number: int) -> nn.Module:
+    """The router of block `number`."""
+    own = spec.experts.router
+    module = importlib.import_module(f"atelier.engine.model.router.{own.kind}")
+    return cast(nn.Module, module.Router(spec, own, number))
+
+
+def combined(logits_NX: Tensor, score_NX: Tensor | None, chosen_NK: Tensor, combine: Combine) -> Tensor:
+    """The weights [N, K] of the chosen experts, from logits or, where there are some, scores."""
+    if combine == "sum":
+        return torch.ones_like(chosen_NK, dtype=logits_NX.dtype)
+    if score_NX is not None:
+        share_NK = score_NX.gather(-1, chosen_NK)
+        return share_NK if combine == "softmax_all" else share_NK / share_NK.sum(-1, keepdim=True)
+    if combine == "softmax_all":
+        return logits_NX.softmax(-1).gather(-1, chosen_NK)
+    return logits_NX.gather(-1, chosen_NK).softmax(-1)
+
+
+def first_come(chosen_NK: Tensor, rows: TokenRows, group: int, number: int, capacity: float) -> Tensor:
+    """`chosen_NK` with -1 for what an expert has no room for in its group: earlier tokens come first, so that
+    none sees a later one of its row.
+    """
+    per_token = chosen_NK.shape[1]
+    chosen_GP = chosen_NK.view(rows.count // group, -1)
+    room = max(1, int(capacity * chosen_GP.shape[1] / number))
+    is_its_GPX = nn.functional.one_hot(chosen_GP, number)
+    place_GP = (is_its_GPX.cumsum(1) * is_its_GPX).sum(-1)  # 1 = the first of its expert
+    return chosen_GP.masked_fill(place_GP > room, -1).view(-1, per_token)
+
+
+def mixed(x: Tensor) -> Tensor:
+    """Hashes of whole numbers, not below 0: a step of SplitMix64 (Steele, Lea, Flood 2014)."""
+    x = (x + 1) * _A
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * _B
+    return (x ^ ((x >> 31) & (2**33 - 1))) & (2**62 - 1)
