@@ -106,7 +106,7 @@ def build_member(
         grid=grid,
         body=body,
         weights=RoleWeights(bare, body, grid, optim),
-        sums=bare.sums(),
+        plain=bare,
         precision=train.precision,
         seed=train.seed,
         health=health,

@@ -1,7 +1,7 @@
 """One role in a gang: its network, optimiser, position on the gang's clock, and checkpointed state."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
 
@@ -20,7 +20,7 @@ from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import HealthDetector, TeacherLead
 from atelier.engine.loop.stage import After, RoleModel, Seen, StepWork
 from atelier.engine.loop.weights import RoleWeights
-from atelier.engine.model.contract import Sum
+from atelier.engine.model.contract import Model
 from atelier.engine.model.transformer import noise_keys
 from atelier.engine.objective.chunked import Mix
 from atelier.engine.objective.load import RIGHT, logged, reads_teacher_logits
@@ -34,7 +34,7 @@ NOISE = (("noise_BT", "tokens_BT"), ("encoder_noise_BU", "encoder_tokens_BU", "e
 
 class RoleState:
     """A role whose weights have seen `step` steps of the gang's clock. It trains only while the clock is at
-    its step. On ranks that hold no part of it, `body` is None. `sums`: what leaves the model's blocks.
+    its step. On ranks that hold no part of it, `body` is None. `plain`: the model on the meta device.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RoleState:
         grid: Grid,
         body: RoleModel | None,
         weights: RoleWeights,
-        sums: Mapping[str, Sum],
+        plain: Model,
         precision: Precision,
         seed: int,
         health: HealthDetector,
@@ -55,7 +55,8 @@ class RoleState:
     ) -> None:
         self.name, self.spec, self.role = name, spec, spec.role
         self.grid, self.gang, self.seed = grid, grid.gang, seed
-        self.body, self.weights, self.sums = body, weights, sums
+        self.body, self.weights, self.sums = body, weights, plain.sums()
+        self.measured = plain.measured
         self.precision: Precision = precision
         self.progressive = progressive
         self.parts = {kind: number for number, kind in enumerate(parts)}  # index of the part by kind of rows

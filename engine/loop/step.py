@@ -79,6 +79,7 @@ class StepOutcome:
     passed_over: bool = False  # its root rolled back: no samples were seen, no update was made
     rolled_back: bool = False  # passed over, and the step for which it rolled back
     weights: dict[str, float] = field(default_factory=dict)  # of objectives, where they move
+    measured: dict[str, float] = field(default_factory=dict)  # by the model, from sums that are only counted
     looks: dict[str, float] = field(default_factory=dict)  # held-out means, by metric name
 
     def values(self) -> dict[str, float]:
@@ -90,7 +91,7 @@ class StepOutcome:
         if self.lead is not None:
             result |= {"lead": self.lead, "distilling": float(self.distilled)}
         result |= {f"objective/weight/{name}": weight for name, weight in self.weights.items()}
-        result |= self.looks
+        result |= self.measured | self.looks
         if not self.has_text:
             result.pop("loss")
         result = {name: value for name, value in result.items() if is_finite(value)}
@@ -136,7 +137,10 @@ def train_step(
         for student in step_group.students.get(member.name, ()):
             student.teacher_forwards += len(batches)
     numbers, sums = _gather(tally, step_group, counts, gang)
-    return {member.name: _update(member, numbers, sums[member.name]) for member in step_group.moving()}
+    outcomes = {member.name: _update(member, numbers, sums[member.name]) for member in step_group.moving()}
+    for member in step_group.moving():
+        outcomes[member.name].measured = member.measured(sums[member.name], counts.tokens)
+    return outcomes
 
 
 class RoleStep:

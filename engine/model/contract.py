@@ -171,6 +171,10 @@ class Model(nn.Module, Generic[SharedType]):
         0 over the whole global batch, float64. May change buffers in place.
         """
 
+    def measured(self, sums: Mapping[str, Tensor], tokens: int) -> dict[str, float]:
+        """What the sums of weight 0 of a step of so many tokens say, as metrics; uses no weights."""
+        return {}
+
 
 def stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every weight that a model artifact has, by name: parameters and buffers that are kept."""

@@ -14,7 +14,6 @@ from atelier.engine.model.attention import Cache, Seen, additive, attention_mask
 from atelier.engine.model.contract import Carried, Model, Output, Relations, Split, Sum, compute_dtype
 from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks, set_dropout
 
-
 RESIDUAL = ("experts.down", "shared.down")
 
 
@@ -144,6 +143,23 @@ class Decoder(Model[Shared]):
             learn = getattr(getattr(block.mlp, "router", None), "learn_loads", None)
             if learn is not None:
                 learn(sums["load_LX"][block.place])
+
+    def measured(self, sums: Mapping[str, Tensor], tokens: int) -> dict[str, float]:
+        """Of each mixture: the fullest expert's load in units of an equal share, experts without a token, the
+        share of choices that a capacity lost, the entropy of the router's probabilities in nats.
+        """
+        found: dict[str, float] = {}
+        for place, number in enumerate(self.spec.mixtures):
+            load_X, lost = sums["load_LX"][place], float(sums["lost_L"][place])
+            met = float(load_X.sum())
+            found |= {
+                f"experts/load/{number}": float(load_X.max()) * len(load_X) / max(met, 1.0),
+                f"experts/dead/{number}": float((load_X == 0).sum()),
+                f"experts/entropy/{number}": float(sums["entropy_L"][place]) / max(1, tokens),
+            }
+            if lost:
+                found[f"experts/lost/{number}"] = lost / (met + lost)
+        return found
 
     def set_dropout(self, share: float) -> None:
         set_dropout(self, share)

@@ -66,7 +66,7 @@ class SharedExperts(nn.Module):
 
 class Mixed(NamedTuple):
     """A mixture's result, and its sums over tokens: those that are optimised by name, how many tokens each
-    expert got, how many a token's choice lost, and the entropy of the router's probabilities in nats.
+    expert got, how many choices or tokens were lost, and the entropy of the router's probabilities in nats.
     """
 
     y_BTD: Tensor
@@ -93,7 +93,7 @@ class MoE(nn.Module):
         x_ND = x_BTD.flatten(0, -2)
         rows = TokenRows(len(x_BTD), tokens_BT.flatten(), self.training)
         routed = cast(Routing, self.router).route(x_ND, rows)
-        y_ND, load_X, lost = self._sent(x_ND, routed.chosen_NK, routed.share_NK)
+        y_ND, load_X = self._sent(x_ND, routed.chosen_NK, routed.share_NK)
         if hasattr(self, "shared"):
             y_ND = y_ND + self.shared(x_ND)
         nothing = routed.share_NK.new_zeros(())
@@ -103,24 +103,24 @@ class MoE(nn.Module):
             routed.sums.get("balance", nothing),
             routed.sums.get("router_z", nothing),
             load_X,
-            nothing + lost,
+            nothing + routed.lost,
             entropy,
         )
 
-    def _sent(self, x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor) -> tuple[Tensor, Tensor, int]:
-        """The weighted sum over each token's experts, their loads, and how many choices went nowhere."""
+    def _sent(self, x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted sum over each token's experts, and their loads."""
         per_token = chosen_NK.shape[1]
         chosen_P = chosen_NK.flatten()
         order_P = chosen_P.argsort(stable=True)  # by expert, then by token; -1 first
         load_X = (chosen_P + 1).bincount(minlength=self.num_experts + 1)
-        lost, *counts_X = load_X.tolist()
-        y_PD = self.experts(x_ND[order_P[lost:] // per_token], counts_X)
+        nowhere, *counts_X = load_X.tolist()
+        y_PD = self.experts(x_ND[order_P[nowhere:] // per_token], counts_X)
         back_P = torch.empty_like(order_P)
         back_P[order_P] = torch.arange(len(order_P), device=order_P.device)
-        if lost:
-            y_PD = torch.cat([y_PD.new_zeros(lost, y_PD.shape[1]), y_PD])
+        if nowhere:
+            y_PD = torch.cat([y_PD.new_zeros(nowhere, y_PD.shape[1]), y_PD])
         y_NKD = y_PD[back_P].view(*chosen_NK.shape, -1)
-        return (y_NKD * share_NK[..., None].to(y_NKD.dtype)).sum(1), load_X[1:], lost
+        return (y_NKD * share_NK[..., None].to(y_NKD.dtype)).sum(1), load_X[1:]
 
 
 def _entropy(logits_NX: Tensor) -> Tensor:

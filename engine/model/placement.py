@@ -8,7 +8,7 @@ from typing import overload
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
@@ -72,6 +72,29 @@ def like(full: Tensor, weight: Tensor) -> Tensor:
         shape=weight.shape,
         stride=weight.stride(),
     )
+
+
+def together(tensor: Tensor) -> Tensor:
+    """A tensor [X, ...] whose further dims are whole on every rank; dim 0 stays split as it is."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    places = [place if place.is_shard(0) else Replicate() for place in tensor.placements]
+    return tensor.redistribute(placements=places)
+
+
+def back_from(part: Tensor, given: Tensor, weight: Tensor) -> Tensor:
+    """`part`, this rank's shard in the placement of `given`, in that of `weight`."""
+    if not isinstance(given, DTensor) or not isinstance(weight, DTensor):
+        return part
+    placed = DTensor.from_local(
+        part.contiguous(),
+        given.device_mesh,
+        given.placements,
+        run_check=False,
+        shape=given.shape,
+        stride=given.stride(),
+    )
+    return placed.redistribute(placements=weight.placements)
 
 
 def is_split(tensor: Tensor, axis: str) -> bool:

@@ -16,7 +16,7 @@ _A, _B = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64  # SplitMix64's 
 
 
 class TokenRows(NamedTuple):
-    """Which tokens a router sees: the number of rows that they are, the tokens' numbers in the vocabulary, and
+    """Which tokens a router sees: of how many rows, their numbers in the vocabulary, and
     whether tokens may compete.
     """
 
@@ -27,13 +27,14 @@ class TokenRows(NamedTuple):
 
 class Routed(NamedTuple):
     """The experts of each token [N, K], -1 where it has fewer; their weights; the logits (None = there are
-    none); the sums over tokens that are optimised.
+    none); the sums over tokens that are optimised; how many choices had no room, or tokens no expert.
     """
 
     chosen_NK: Tensor
     share_NK: Tensor
     logits_NX: Tensor | None
     sums: dict[str, Tensor]
+    lost: Tensor | int = 0
 
 
 class Routing(Protocol):

@@ -1,4 +1,6 @@
-"""Muon: the momentum of a matrix, orthogonalised by a Newton-Schulz iteration, is its update (2502.16982)."""
+"""Muon: the momentum of a matrix, orthogonalised by a Newton-Schulz iteration, is its update (2502.16982).
+Of a mixture every matrix of every expert is one; its router is left to AdamW.
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -7,7 +9,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from atelier.engine.config.optim.muon import Muon
-from atelier.engine.model.placement import by_mesh, has_half, like, whole
+from atelier.engine.model.placement import back_from, by_mesh, has_half, like, local, together, whole
 
 INSIDE = ("blocks.", ".enter.", ".leave.")  # in the names of matrices between hidden states
 ParameterGroup = dict[str, list[Tensor] | bool | float]  # as torch takes it
@@ -17,11 +19,11 @@ A, B, C = 3.4445, -4.7750, 2.0315
 
 
 def build(spec: Muon, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
-    """Muon for matrices in blocks and around task nets, AdamW with decay for other matrices, AdamW without
-    decay for vectors.
+    """Muon for matrices in blocks, experts' too, and around task nets, AdamW with decay for other matrices,
+    AdamW without decay for vectors.
     """
     chosen = list({id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values())
-    inside = [p for name, p in chosen if any(word in name for word in INSIDE) and p.dim() == 2]
+    inside = [p for name, p in chosen if any(word in name for word in INSIDE) and is_moved(name, p)]
     taken = {id(p) for p in inside}
     outside = [p for _, p in chosen if p.dim() >= 2 and id(p) not in taken]
     vectors = [p for _, p in chosen if p.dim() < 2]
@@ -32,6 +34,21 @@ def build(spec: Muon, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.o
         {"params": vectors, "is_muon": False, "scale": 1.0, "weight_decay": 0.0},
     ]
     return MuonWithAdamW([group for group in groups if group["params"]], spec)
+
+
+def is_moved(name: str, weight: Tensor) -> bool:
+    """Whether a weight inside blocks is a matrix between hidden states, or experts' matrices [X, M, N]."""
+    return weight.dim() in (2, 3) and not name.endswith("router.weight")
+
+
+def orthogonal_each(update: Tensor, weight: Tensor, iterations: int) -> Tensor:
+    """A matrix's update [M, N], or every expert's [X, M, N], orthogonalised, in the placement of `weight`."""
+    if update.dim() == 2:
+        # each rank orthogonalises the whole matrix: the same bits on all of them, and on one process alone
+        return like(orthogonal(whole(update), iterations), weight)
+    mine = together(update)  # the experts that are here, their matrices whole
+    turned = [orthogonal(matrix, iterations) for matrix in local(mine).unbind(0)]
+    return back_from(torch.stack(turned) if turned else local(mine), mine, weight)
 
 
 def orthogonal(matrix_MN: Tensor, iterations: int) -> Tensor:
@@ -76,9 +93,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].lerp_(grad, 1 - self.spec.momentum)
         update = grad.lerp(state["momentum"], self.spec.momentum)
-        rows, columns = parameter.shape
-        # each rank orthogonalises the whole matrix: the same bits on all of them, and on one process alone
-        turned = like(orthogonal(whole(update), self.spec.iterations), parameter)
+        rows, columns = parameter.shape[-2:]
+        turned = orthogonal_each(update, parameter, self.spec.iterations)
         parameter.mul_(1 - lr * decay)
         parameter.add_(turned, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 

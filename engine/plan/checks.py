@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 
@@ -52,7 +53,9 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
             known = ", ".join(students) or "none"
             raise ConfigError(f"parallel.roles.{name}", "is no student here", f"students: {known}")
     for name, role in roles.items():
-        _check_role(layout, name, role, f"{prefix}{name}.model" if prefix else "model")
+        model = f"{prefix}{name}.model" if prefix else "model"
+        _check_role(layout, name, role, model)
+        _check_router(layout, name, role.model, train, model)
         _check_tokens(layout, name, "train.sequence", train.sequence)
         for key, spec in role.objective.items():
             _check_tokens(
@@ -72,6 +75,40 @@ def _check_experts(layout: Parallel, roles: Mapping[str, Role]) -> None:
             "parallel.expert",
             f"{layout.expert}, but no role's model has experts",
             f"shard={layout.axes.shard * layout.expert} uses the same ranks",
+        )
+
+
+def _check_router(layout: Parallel, name: str, spec: ModelSpec, train: Train, model: str) -> None:
+    """Check that tokens that compete for experts, or are balanced by rows, are on one rank."""
+    if not isinstance(spec, MixedBlocks) or not spec.num_experts:
+        return
+    router, axes = spec.experts.router, layout.axes_of(name)
+    if router.needs_whole_rows and axes.context > 1:
+        raise ConfigError(
+            f"{_place(layout, name)}.context",
+            f"{axes.context} ranks share a row's tokens, but {model}.experts.router {router.kind} has to see "
+            "all of them",
+            "context=1, or another router",
+        )
+    if not router.competes:
+        return
+    group, each = spec.experts.group, train.global_batch // axes.data
+    rows = each if train.micro_batch == "auto" else train.micro_batch * layout.axes.data // axes.data
+    if each % group or (train.micro_batch != "auto" and rows % group):
+        fits = [size for size in divisors(each, each) if size % group == 0]
+        raise ConfigError(
+            f"{model}.experts.group",
+            f"{group} rows compete, but a micro-batch of a rank has {rows}",
+            f"train.micro_batch={min(fits, key=lambda size: abs(size - rows))} would fit"
+            if fits
+            else f"experts.group={largest_divisor(each, group)} would fit",
+        )
+    tokens = group * train.sequence
+    if router.kind == "base" and tokens % spec.num_experts:
+        raise ConfigError(
+            f"{model}.num_experts",
+            f"{spec.num_experts} do not divide the {tokens} tokens of a group",
+            f"num_experts={largest_divisor(tokens, spec.num_experts)} would fit",
         )
 
 
@@ -246,8 +283,28 @@ def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None
         teacher = (role.teacher, roles[role.teacher].model) if role.teacher in roles else None
         place = f"{prefix}{name}." if prefix else ""
         check_trainable(place, role)
+        _check_sight(place, role)
         for key, objective in role.objective.items():
             objective.check(place, key, role.model, teacher)
+
+
+def _check_sight(place: str, role: Role) -> None:
+    """Check that no token of a causal objective gets experts that depend on later ones."""
+    model = role.model
+    if not isinstance(model, MixedBlocks) or not model.num_experts or not model.experts.router.looks_ahead:
+        return
+    causal = [
+        key
+        for key, spec in role.objective.items()
+        if not type(spec).needs_teacher and "bidirectional_B" not in type(spec).extras
+    ]
+    if causal:
+        raise ConfigError(
+            f"{place}model.experts.router.kind",
+            f"{model.experts.router.kind} chooses a token's experts by later tokens too, which the objective "
+            f"{causal[0]} is to predict",
+            "router.kind=topk does not; router.sees_future=true allows it all the same",
+        )
 
 
 def check_readers(

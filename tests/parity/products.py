@@ -8,6 +8,7 @@ from itertools import count, cycle
 from typing import Any, NamedTuple
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.experts import Experts
 from atelier.engine.config.mixture import row_specs
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.model.gpt import GPT
@@ -27,6 +28,11 @@ from atelier.engine.config.optim.muon import Muon
 from atelier.engine.config.parallel import Axes, Parallel
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec, OptimSpec
 from atelier.engine.config.role import Role, Trainable
+from atelier.engine.config.router.base import Base
+from atelier.engine.config.router.expert_choice import ExpertChoice
+from atelier.engine.config.router.hash import Hash
+from atelier.engine.config.router.topk import TopK
+from atelier.engine.config.routing import RouterSpec
 from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 from atelier.engine.config.train import Health, Progressive, Train
@@ -204,13 +210,39 @@ def widths(draw: Draw) -> dict[str, Any]:
     }
 
 
+def mixed(draw: Draw, num_layers: int) -> dict[str, Any]:
+    """A mixture's experts and their router; each row competes alone, as micro-batches hold any number."""
+    routers: list[RouterSpec] = [
+        TopK(),
+        TopK(balance=draw.choice(("row", "batch", "bias")), z_weight=draw.choice((0.0, 1e-3))),
+        TopK(score="sigmoid", groups=2, groups_per_token=1, balance=draw.choice(("none", "bias"))),
+        TopK(capacity=draw.choice((0.5, 1.0))),
+        ExpertChoice(sees_future=True),
+        Base(sees_future=True),
+        Hash(),
+    ]
+    router = draw.choice(routers)
+    experts = Experts(
+        ffn=draw.choice(("auto", 32)),
+        activation=draw.choice(("auto", "swiglu", "gelu")),
+        shared=draw.choice((0, 0, 1)),
+        every=draw.choice((1, min(2, num_layers))),
+        combine=draw.choice(("softmax_chosen", "softmax_all")),
+        router=router,
+    )
+    per_token = 1 if router.kind == "base" else draw.choice((1, 2))
+    return {"experts_per_token": per_token, "experts": experts}
+
+
 def gpt(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: int) -> GPT:
-    experts = draw.choice((0, 0, 4))
+    num_experts = draw.choice((0, 0, 4))
+    mixture = mixed(draw, num_layers) if num_experts else {}
     return GPT(
         num_layers=num_layers,
         vocab=vocab,
-        num_experts=experts,
-        mlp="swiglu" if experts else draw.choice(("swiglu", "gelu")),
+        num_experts=num_experts,
+        mlp=draw.choice(("swiglu", "gelu")),
+        **mixture,
         positions=draw.choice(("rope", "rope", "learned")),
         max_positions=64,
         tied=draw.random() < 0.5,

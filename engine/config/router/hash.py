@@ -1,4 +1,4 @@
-"""Hash layers: a token's experts follow from its number in the vocabulary; nothing is learned (2106.04426)."""
+"""Hash layers (2106.04426): a token's number in the vocabulary says its experts; nothing is learned."""
 
 from typing import Literal
 

@@ -29,7 +29,7 @@ class Router(MatrixRouter):
         share_NK = part_NX.gather(-1, chosen_NK.clamp(min=0)) * (chosen_NK >= 0)
         if self.is_sum:
             share_NK = (chosen_NK >= 0).to(part_NX.dtype)
-        return Routed(chosen_NK, share_NK, wide_NX, {})
+        return Routed(chosen_NK, share_NK, wide_NX, {}, (chosen_NK < 0).all(-1).sum())
 
     def _chosen(self, part_NX: Tensor, rows: TokenRows) -> Tensor:
         """[N, most experts of a token]: a token's experts in ascending order, then -1."""

@@ -31,7 +31,7 @@ class Router(MatrixRouter):
         sums = self._losses(wide_NX, score_NX, chosen_NK, rows) if rows.is_training else {}
         if self.own.capacity and rows.is_training:
             chosen_NK = first_come(chosen_NK, rows, self.group, wide_NX.shape[-1], self.own.capacity)
-        return Routed(chosen_NK, share_NK, wide_NX, sums)
+        return Routed(chosen_NK, share_NK, wide_NX, sums, (chosen_NK < 0).sum() if self.own.capacity else 0)
 
     def _within_groups(self, choice_NX: Tensor) -> Tensor:
         """The scores with those outside a token's best groups at -inf; a group is as good as the sum of its

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from atelier.engine.config.model.pair import Pair
 from atelier.engine.model.attention import Attend, Cache, Seen, attention_mask
 from atelier.engine.model.contract import Carried, Model, Output, Split, Sum
-from atelier.engine.model.moe import Experts
+from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.transformer import GELU, dropout, layer_keys
 
 NO_ENCODER = 1  # tokens that the encoder reads where there is nothing to read, as in generation
@@ -56,7 +56,7 @@ class Balanced(nn.Module):
         super().__init__()
         self.register_buffer("bias", torch.zeros(spec.num_experts))
         self.router = nn.Linear(spec.hidden, spec.num_experts, bias=False)
-        self.experts = Experts(spec.num_experts, spec.hidden, spec.inner)
+        self.experts = ExpertWeights(spec.num_experts, spec.hidden, spec.inner)
 
     def forward(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x_ND = x_BTD.flatten(0, -2)

@@ -1,0 +1,199 @@
+"""Routers and what they promise: every token's experts and weights, balance, competition inside groups."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from atelier.engine.config.base import parse
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.model.contract import Output, stored
+from atelier.engine.model.gpt import Decoder
+from atelier.engine.model.load import build, initialise
+from atelier.engine.model.moe import MoE
+from atelier.engine.model.router.base import assigned
+from atelier.engine.model.routing import TokenRows
+
+ROWS, TOKENS, EXPERTS = 4, 16, 4
+COMPETING: dict[str, dict[str, Any]] = {
+    "capacity": {"experts_per_token": 2, "router": {"kind": "topk", "capacity": 1.0}},
+    "expert_choice": {"experts_per_token": 2, "router": {"kind": "expert_choice"}},
+    "base": {"experts_per_token": 1, "router": {"kind": "base"}},
+}
+ALONE: dict[str, dict[str, Any]] = {
+    "topk": {"router": {"kind": "topk"}},
+    "groups": {"router": {"kind": "topk", "score": "sigmoid", "groups": 2}},
+    "bias": {"router": {"kind": "topk", "balance": "bias"}},
+    "row": {"router": {"kind": "topk", "balance": "row", "z_weight": 1e-3}},
+    "batch": {"router": {"kind": "topk", "balance": "batch"}},
+    "hash": {"router": {"kind": "hash"}},
+    "shared": {"router": {"kind": "topk"}, "shared": 1, "every": 2, "activation": "gelu", "ffn": 48},
+}
+
+
+def model(*, experts_per_token: int = 2, **experts: Any) -> Decoder:
+    numbers = {"num_layers": 2, "hidden": 32, "num_heads": 2, "vocab": 64, "num_experts": EXPERTS}
+    spec = parse(GPT, numbers | {"experts_per_token": experts_per_token, "experts": experts}, "model")
+    found = build(spec).double()
+    initialise(found, seed=1, name="m")
+    with torch.no_grad():
+        for name, weight in found.named_parameters():
+            if name.endswith("router.weight"):
+                weight.mul_(50)  # some experts are far better than others
+    assert isinstance(found, Decoder)
+    return found
+
+
+def batch(tokens_BT: Tensor) -> dict[str, Tensor]:
+    positions_BT = torch.arange(tokens_BT.shape[1]).expand_as(tokens_BT)
+    return {
+        "tokens_BT": tokens_BT,
+        "positions_BT": positions_BT,
+        "documents_BT": torch.zeros_like(tokens_BT),
+    }
+
+
+def drawn(seed: int = 0) -> Tensor:
+    return torch.randint(0, 64, (ROWS, TOKENS), generator=torch.Generator().manual_seed(seed))
+
+
+def output(net: Decoder, tokens_BT: Tensor) -> Output:
+    return net(batch(tokens_BT))
+
+
+@pytest.mark.parametrize("how", [*ALONE, *COMPETING])
+def test_a_mixture_has_the_weights_that_its_spec_says_and_moves_all_of_them(how: str) -> None:
+    net = model(**(ALONE | COMPETING)[how])
+    assert {name: tuple(weight.shape) for name, weight in stored(net)} == net.spec.shapes()
+    found = output(net.train(), drawn())
+    sums = [each.weight * found.aux[name] for name, each in net.sums().items() if each.weight]
+    (found.hidden.square().sum() + sum(sums)).backward()
+    assert [name for name, weight in net.named_parameters() if weight.grad is None] == []
+
+
+@pytest.mark.parametrize("how", [*ALONE, *COMPETING])
+def test_groups_of_rows_mean_the_same_in_any_micro_batch(how: str) -> None:
+    settings = (ALONE | COMPETING)[how]
+    net = model(**settings | {"group": 2}).train()
+    together = output(net, drawn())
+    parts = [output(net, rows) for rows in drawn().split(2)]
+    torch.testing.assert_close(
+        torch.cat([part.hidden for part in parts]), together.hidden, rtol=0, atol=1e-12
+    )
+    for name, whole in together.aux.items():
+        torch.testing.assert_close(sum(part.aux[name] for part in parts), whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", COMPETING)
+def test_rows_of_a_group_compete_and_a_half_of_it_is_another_result(how: str) -> None:
+    """The broken twin of the test above: micro-batches that cut groups."""
+    net = model(**COMPETING[how] | {"group": 2}).train()
+    alone = model(**COMPETING[how] | {"group": 1}).train()
+    difference = (output(net, drawn()).hidden - output(alone, drawn()).hidden).abs().max()
+    assert difference > 1e-6
+
+
+@pytest.mark.parametrize("how", [*ALONE, *COMPETING])
+def test_held_out_tokens_are_routed_alone(how: str) -> None:
+    net = model(**(ALONE | COMPETING)[how]).eval()
+    whole = output(net, drawn()).hidden
+    torch.testing.assert_close(output(net, drawn()[:1, :9]).hidden, whole[:1, :9], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", [*ALONE, "capacity"])
+def test_no_token_sees_a_later_one_of_its_row(how: str) -> None:
+    net = model(**(ALONE | COMPETING)[how]).train()
+    later = drawn().clone()
+    later[-1, 9:] = (later[-1, 9:] + 1) % 64
+    before = output(net, drawn()).hidden[-1, :9]
+    torch.testing.assert_close(output(net, later).hidden[-1, :9], before, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", ["expert_choice", "base"])
+def test_where_experts_choose_tokens_see_later_ones(how: str) -> None:
+    net = model(**COMPETING[how]).train()
+    later = drawn().clone()
+    later[:, 9:] = (later[:, 9:] + 1) % 64
+    assert (output(net, later).hidden[:, :9] - output(net, drawn()).hidden[:, :9]).abs().max() > 1e-6
+
+
+def test_every_expert_gets_its_share_where_they_choose() -> None:
+    for how in ("expert_choice", "base"):
+        net = model(**COMPETING[how]).train()
+        share = ROWS * TOKENS * net.spec.experts_per_token / EXPERTS
+        assert (output(net, drawn()).aux["load_LX"] == share).all()
+
+
+def test_an_assignment_is_the_best_of_all() -> None:
+    from itertools import permutations
+
+    score = torch.randn(6, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    best = max(
+        sum(float(score[token, expert]) for token, expert in enumerate(order))
+        for order in set(permutations([0, 0, 1, 1, 2, 2]))
+    )
+    found = assigned(score)
+    assert found.bincount().tolist() == [2, 2, 2]
+    assert float(score.gather(1, found[:, None]).sum()) == pytest.approx(best, abs=1e-12)
+
+
+def test_capacity_loses_choices_and_says_how_many() -> None:
+    net = model(**COMPETING["capacity"]).train()
+    aux = output(net, drawn()).aux
+    assert (aux["lost_L"] > 0).all()
+    assert (aux["load_LX"].sum(-1) + aux["lost_L"] == ROWS * TOKENS * 2).all()
+    assert (aux["load_LX"] <= ROWS * TOKENS * 2 / EXPERTS).all()
+    measured = net.measured(aux, ROWS * TOKENS)
+    assert measured["experts/lost/0"] > 0 and measured["experts/load/0"] >= 1
+
+
+def test_a_bias_evens_out_loads_without_a_loss() -> None:
+    net = model(router={"kind": "topk", "balance": "bias", "balance_weight": 0.02}).train()
+    worst = []
+    with torch.no_grad():
+        for block in net.blocks:
+            block.mlp.router.bias[0] = 0.5  # type: ignore[union-attr,index]
+        for _ in range(60):
+            aux = output(net, drawn()).aux
+            worst.append(net.measured(aux, ROWS * TOKENS)["experts/load/0"])
+            net.after_step(aux)
+    assert worst[0] > 1.5 and worst[-1] < 1.2
+
+
+def test_balance_over_the_batch_begins_even_and_follows_the_step_before() -> None:
+    net = model(router={"kind": "topk", "balance": "batch"}).train()
+    first = output(net, drawn()).aux
+    torch.testing.assert_close(first["balance"], torch.tensor(2.0 * ROWS * TOKENS).double())
+    with torch.no_grad():
+        net.after_step(first)
+    second = output(net, drawn()).aux["balance"]
+    assert second > first["balance"] + 1  # the loads are those that the router prefers
+
+
+def test_experts_of_a_hash_differ_and_are_the_tokens_own() -> None:
+    net = model(experts_per_token=3, router={"kind": "hash"})
+    mixture = net.blocks[0].mlp
+    assert isinstance(mixture, MoE)
+    tokens_N = torch.arange(64)
+    chosen = mixture.router.route(torch.zeros(64, 32), TokenRows(4, tokens_N, True)).chosen_NK  # type: ignore[operator]
+    assert all(len(set(row)) == 3 for row in chosen.tolist())
+    assert chosen.flatten().bincount().min() > 64 * 3 / EXPERTS / 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"experts_per_token": 5}, "experts_per_token 5 is more than num_experts 4"),
+        ({"experts_per_token": 2, "router": {"kind": "base"}}, "base assigns one expert a token"),
+        ({"router": {"kind": "topk", "groups": 3}}, "is not divisible by router.groups 3"),
+        ({"experts_per_token": 3, "router": {"kind": "topk", "groups": 2}}, "more than the 2 experts"),
+        ({"every": 3}, "no block would have experts"),
+        ({"router": {"kind": "topp"}}, "did you mean topk?"),
+    ],
+)
+def test_bad_numbers_of_experts_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        model(**settings)
+    assert words in str(refused.value)
