@@ -12,7 +12,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache, Seen, additive, attention_mask, rope_angles
 from atelier.engine.model.contract import Carried, Model, Output, Relations, Split, Sum, compute_dtype
-from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks, set_dropout
+from atelier.engine.model.transformer import Block, Shared, make_blocks, make_norm, run_blocks, set_dropout
 
 RESIDUAL = ("experts.down", "shared.down")
 
@@ -141,12 +141,12 @@ class Decoder(Model[Shared]):
         """Tell routers the loads of the step, those that learn from them."""
         for block in self.blocks:
             learn = getattr(getattr(block.mlp, "router", None), "learn_loads", None)
-            if learn is not None:
+            if learn is not None and isinstance(block, Block) and block.place is not None:
                 learn(sums["load_LX"][block.place])
 
     def measured(self, sums: Mapping[str, Tensor], tokens: int) -> dict[str, float]:
         """Of each mixture: the fullest expert's load in units of an equal share, experts without a token, the
-        share of choices that a capacity lost, the entropy of the router's probabilities in nats.
+        choices lost (or tokens that no expert chose) a token, the entropy of the router in nats.
         """
         found: dict[str, float] = {}
         for place, number in enumerate(self.spec.mixtures):
@@ -158,7 +158,7 @@ class Decoder(Model[Shared]):
                 f"experts/entropy/{number}": float(sums["entropy_L"][place]) / max(1, tokens),
             }
             if lost:
-                found[f"experts/lost/{number}"] = lost / (met + lost)
+                found[f"experts/lost/{number}"] = lost / max(1, tokens)
         return found
 
     def set_dropout(self, share: float) -> None:
@@ -175,7 +175,8 @@ class Decoder(Model[Shared]):
         return {"enter": ["embed", *positions], "leave": ["norm", "embed" if self.spec.tied else "head"]}
 
     def splits(self) -> dict[str, Split]:
-        found: dict[str, Split] = {"embed": "vocabulary", "norm": "tokens"} | block_splits(self.spec)
+        found = block_splits(self.spec)
+        found["embed"], found["norm"] = "vocabulary", "tokens"
         if self.spec.positions == "learned":
             found["positions"] = "whole"
         if not self.spec.tied:
@@ -195,13 +196,14 @@ def block_splits(spec: GPT) -> dict[str, Split]:
     """How the matrices of the blocks can be split."""
     found: dict[str, Split] = {f"blocks.*.{name}": "tokens" for name in ("norm1", "norm2")}
     found |= {f"blocks.*.attention.{name}": "out" for name in ("query", "key", "value")}
-    found |= {"blocks.*.attention": "inside", "blocks.*.attention.out": "in"}
+    found["blocks.*.attention"], found["blocks.*.attention.out"] = "inside", "in"
     for number in range(spec.num_layers):
         mlp = f"blocks.{number}.mlp"
         if spec.has_experts(number):
             found[mlp] = "mixture"
         else:
-            found |= {mlp: "inside", f"{mlp}.gate": "out", f"{mlp}.up": "out", f"{mlp}.down": "in"}
+            found[mlp], found[f"{mlp}.down"] = "inside", "in"
+            found[f"{mlp}.gate"] = found[f"{mlp}.up"] = "out"
     return found
 
 

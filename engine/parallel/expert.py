@@ -54,30 +54,30 @@ def _split(shared: SharedExperts, grid: Grid, x_ND: Tensor) -> Tensor:
     return leave_split(mlp(enter_split(x_ND, columns), weights), columns)
 
 
-def _travel(experts: ExpertWeights, grid: Grid, x_ND: Tensor, counts_X: list[int]) -> Tensor:
+def _travel(experts: ExpertWeights, grid: Grid, x_PD: Tensor, counts_X: list[int]) -> Tensor:
     """`ExpertWeights.forward` over the ranks: each computes the tokens received for its own experts, sorted
     by expert, then by source rank.
     """
     weights = [local(weight) for weight in experts.weights()]
     columns, owners = grid.group("tensor"), grid.group("expert")
     if columns is not None:
-        x_ND = enter_split(x_ND, columns)
+        x_PD = enter_split(x_PD, columns)
     if owners is None:
-        y_ND = experts_mlp(x_ND, counts_X, weights)
+        y_PD = experts_mlp(x_PD, counts_X, weights)
     else:
         size = grid.axes.expert
-        counts_RX = _all_counts(counts_X, x_ND.device, owners)
+        counts_RX = _all_counts(counts_X, x_PD.device, owners)
         mine = len(counts_X) // size
         sent = [sum(counts_X[rank * mine : (rank + 1) * mine]) for rank in range(size)]
         begin = grid.places["expert"] * mine
         here_RX = [counts[begin : begin + mine] for counts in counts_RX]
         received = [sum(counts) for counts in here_RX]
-        arrived_ND = exchange(x_ND, sent, received, owners)
-        order, back = _by_expert(here_RX, x_ND.device)
+        arrived_QD = exchange(x_PD, sent, received, owners)
+        order, back = _by_expert(here_RX, x_PD.device)
         totals = [sum(counts[expert] for counts in here_RX) for expert in range(mine)]
-        y_ND = experts_mlp(arrived_ND[order], totals, weights)[back]
-        y_ND = exchange(y_ND, received, sent, owners)
-    return y_ND if columns is None else leave_split(y_ND, columns)
+        y_PD = experts_mlp(arrived_QD[order], totals, weights)[back]
+        y_PD = exchange(y_PD, received, sent, owners)
+    return y_PD if columns is None else leave_split(y_PD, columns)
 
 
 def _all_counts(counts_X: list[int], device: torch.device, group: dist.ProcessGroup) -> list[list[int]]:

@@ -6,7 +6,7 @@ N tokens, X experts, K experts a token, B rows
 import torch
 from torch import Tensor
 
-from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.experts import Combine, MixedBlocks
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.model.routing import MatrixRouter, Routed, TokenRows, combined, first_come
 
@@ -14,9 +14,13 @@ from atelier.engine.model.routing import MatrixRouter, Routed, TokenRows, combin
 class Router(MatrixRouter):
     """Logits by a matrix; a bias that only the choice sees; losses that balance the experts."""
 
+    load: Tensor
+    bias: Tensor
+
     def __init__(self, spec: MixedBlocks, own: TopK, _number: int) -> None:
         super().__init__(spec)
-        self.own, self.combine = own, spec.experts.combine
+        self.own = own
+        self.combine: Combine = spec.experts.combine
         for name in own.buffers:
             self.register_buffer(name, torch.zeros(spec.num_experts))
 

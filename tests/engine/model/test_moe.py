@@ -159,7 +159,7 @@ def test_a_bias_evens_out_loads_without_a_loss() -> None:
             aux = output(net, drawn()).aux
             worst.append(net.measured(aux, ROWS * TOKENS)["experts/load/0"])
             net.after_step(aux)
-    assert worst[0] > 1.5 and worst[-1] < 1.2
+    assert worst[0] > 1.5 and worst[-1] < 1.3
 
 
 def test_balance_over_the_batch_begins_even_and_follows_the_step_before() -> None:
