@@ -16,6 +16,21 @@ from atelier.engine.config.error import ConfigError
 Recompute = Literal["none", "selective", "full"]
 
 
+class Tiers(Spec):
+    """Where the states of experts are, their weights and moments; a policy says which leave full memory."""
+
+    experts: Literal["device", "disk"] = Field(
+        default="device",
+        description="device = with the other weights; disk = brought to memory when needed",
+    )
+    host_gb: float = Field(
+        default=0.0, ge=0, description="memory for expert states of a rank, GB; 0 = as much as they take"
+    )
+    policy: Literal["lfu", "lru", "static"] = Field(
+        default="lfu", description="which state leaves: least often used (with decay), least recently, newest"
+    )
+
+
 class Axes(Spec):
     """The mesh axes of one role within a pipeline stage. Every axis defaults to 1."""
 
@@ -83,6 +98,7 @@ class Parallel(Spec):
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="auto = cuda where there is one"
     )
+    tiers: Tiers = Field(default=Tiers(), description="where the states of experts are")
     roles: dict[str, Axes] = Field(
         default={},
         description="axes of students with a layout of their own, on the ranks of their teacher's last stage",

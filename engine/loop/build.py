@@ -44,6 +44,7 @@ from atelier.engine.parallel.shard import blocks_of, shard
 from atelier.engine.parallel.tensor import split_matrices
 from atelier.engine.plan.checks import micro_batches
 from atelier.engine.plan.partition import partition
+from atelier.engine.tier.experts import put_on_disk
 
 
 @dataclass
@@ -142,6 +143,7 @@ def _body(
             plain(),
             number,
             counts,
+            name=name,
             spec=spec,
             train=train,
             build_context=build_context,
@@ -167,6 +169,7 @@ def _stage(
     number: int,
     counts: tuple[int, ...],
     *,
+    name: str,
     spec: MemberSpec,
     train: Train,
     build_context: BuildContext,
@@ -174,8 +177,8 @@ def _stage(
     is_compiled: bool,
 ) -> StageModule:
     """Transform a plain model on the meta device for its stage: keep the stage's modules, convert to float8,
-    split matrices, split experts, gather keys, recompute, compile, shard. The order matters: each step sees
-    what the earlier ones made.
+    split matrices, split experts, put them on disk, gather keys, recompute, compile, shard. The order
+    matters: each step sees what the earlier ones made.
     """
     layout = build_context.layout
     is_first, is_last, begin = number == 0, number == len(counts) - 1, sum(counts[:number])
@@ -186,6 +189,10 @@ def _stage(
         use_float8(model)
     split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
     split_experts(model, grid)
+    tier = None
+    if layout.tiers.experts == "disk" and spec.mode != "frozen" and mixtures(model):
+        place = build_context.scratch / "tiers" / f"{name}-rank{build_context.gang.rank}-stage{number}"
+        tier = put_on_disk(model, spec.role.optim, place, layout.tiers)
     gather_keys(model, grid)
     blocks = blocks_of(model)
     if spec.mode != "frozen":
@@ -201,6 +208,7 @@ def _stage(
         is_split=len(counts) > 1 and layout.schedule == "zb",
         is_first=is_first,
         is_last=is_last,
+        tier=tier,
     )
     shard(stage, blocks, grid=grid, zero=layout.zero, precision=train.precision)
     return stage

@@ -295,6 +295,7 @@ class RoleState:
 
     def restore(self, state: Nested, step: int) -> None:
         """Restore the values that loading a `state()` returned; its tensors were filled in place."""
+        self.weights.restored()
         if self.lead is not None and "lead" in state:  # not in older checkpoints
             self.lead.restore(state["lead"])
         counts = state["counts"]

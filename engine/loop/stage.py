@@ -25,6 +25,7 @@ from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.pipeline import Pipeline, add_up_tied
 from atelier.engine.parallel.shard import between_micro_batches, reshard
 from atelier.engine.parallel.tensor import gathered, own_between
+from atelier.engine.tier.experts import TieredExperts
 
 AUX = "aux/"  # prefix of the sums that leave a model's blocks
 
@@ -67,9 +68,10 @@ class StageModule(nn.Module):
         is_split: bool = False,
         is_first: bool = True,
         is_last: bool = True,
+        tier: TieredExperts | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.is_compiled, self.grid = model, is_compiled, grid
+        self.model, self.is_compiled, self.grid, self.tier = model, is_compiled, grid, tier
         self.precision: Precision = precision
         self.sequence_parallel, self.is_split = sequence_parallel, is_split
         self.is_first, self.is_last = is_first, is_last
@@ -184,6 +186,11 @@ class RoleModel:
     @property
     def is_compiled(self) -> bool:
         return any(stage.is_compiled for stage in self.stages)
+
+    @property
+    def tiers(self) -> list[TieredExperts]:
+        """The experts of each stage that are not on the device."""
+        return [stage.tier for stage in self.stages if stage.tier is not None]
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """This rank's weights, by their names in the plain model."""

@@ -19,6 +19,7 @@ from atelier.engine.optim.load import set_lr
 from atelier.engine.parallel.grid import Grid
 
 Values = Callable[[str, torch.Size], Tensor]
+EXPERTS = 3  # dims of experts' matrices [X, M, N]
 
 
 def fill_stages(stages: Iterable[StageModule], values: Values, device: torch.device) -> None:
@@ -27,6 +28,16 @@ def fill_stages(stages: Iterable[StageModule], values: Values, device: torch.dev
         stage.to_empty(device=device)
         for path, weight in stored(stage):
             fill(weight, partial(values, path.removeprefix("model."), weight.shape))
+        if stage.tier is not None:
+            for name, state in stage.tier.whole().items():
+                fill(state["weight"], partial(values, name, state["weight"].shape))
+            stage.tier.filled()
+
+
+def _squared(grads: Iterable[Tensor]) -> Tensor:
+    """The squared norm of each, float64."""
+    norms = [torch.linalg.vector_norm(grad) for grad in grads]
+    return torch.stack(norms).double().square() if norms else torch.zeros(0, dtype=torch.float64)
 
 
 class RoleWeights:
@@ -56,7 +67,16 @@ class RoleWeights:
 
     def stored(self) -> dict[str, Tensor]:
         """Parameters and buffers that this rank holds: what a finished model has."""
-        return self.parameters() | self.buffers()
+        found: dict[str, Tensor] = self.parameters() | self.buffers()
+        return found | {name: state["weight"] for name, state in self._tiered().items()}
+
+    def _tiered(self) -> dict[str, dict[str, Tensor]]:
+        """Weights and optimiser states of experts that are not on the device, as they are on disk now."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for tier in self.body.tiers if self.body is not None else ():
+            tier.settle()
+            found |= tier.whole()
+        return found
 
     def buffers(self) -> dict[str, Tensor]:
         return self.body.buffers() if self.body is not None else {}
@@ -84,19 +104,28 @@ class RoleWeights:
         self.body.settle_gradients()
         places, grads, copies = [], [], []
         for name, weight in self.trainable().items():
-            if weight.grad is not None and self.body.is_counted(name) and local(weight.grad).numel():
-                places.append(self._places[name])
-                grads.append(local(weight.grad))
-                copies.append(self.grid.copies(weight))
+            if weight.grad is None or not self.body.is_counted(name) or not local(weight.grad).numel():
+                continue
+            if weight.dim() == EXPERTS:  # each expert alone, wherever it is: the norm has the same bits
+                each = _squared(local(weight.grad).unbind()).sum()
+                total[self._places[name]] = each / self.grid.copies(weight)
+                continue
+            places.append(self._places[name])
+            grads.append(local(weight.grad))
+            copies.append(self.grid.copies(weight))
         if grads:
-            norms = torch.stack([torch.linalg.vector_norm(grad) for grad in grads]).double()
-            total[places] = norms.square() / torch.tensor(copies, device=total.device)
+            total[places] = _squared(grads) / torch.tensor(copies, device=total.device)
+        for tier in self.body.tiers:
+            for name in tier.placed:
+                total[self._places[name]] = _squared(tier.gradients_of(name)).sum()
         return total
 
     def update(self, rate: float, scale: float, *, is_good: bool) -> None:
         """Take the optimiser's step with gradients times `scale`, if that is below 1; or drop them if
         `is_good` is false.
         """
+        for tier in self.body.tiers if self.body is not None else ():
+            tier.update(rate, scale, is_good=is_good)
         if self.optimizer is None:
             return
         if is_good:
@@ -119,10 +148,16 @@ class RoleWeights:
         trainable = self.trainable()
         states = self.optimizer.state if self.optimizer is not None else {}
         weights: dict[str | int, Tree] = {name: weight.detach() for name, weight in trainable.items()}
-        return {
-            "weights": weights | self.buffers(),
-            "optimizer": {name: dict(states.get(weight, {})) for name, weight in trainable.items()},
-        }
+        optimizer = {name: dict(states.get(weight, {})) for name, weight in trainable.items()}
+        for name, state in self._tiered().items():
+            weights[name] = state["weight"]
+            optimizer[name] = {key: value for key, value in state.items() if key != "weight"}
+        return {"weights": weights | self.buffers(), "optimizer": optimizer}
+
+    def restored(self) -> None:
+        """The tensors of `state` were filled from a checkpoint."""
+        for tier in self.body.tiers if self.body is not None else ():
+            tier.filled()
 
     def held_by_all(self, axis: str) -> dict[str, Tensor]:
         """Weights and optimiser states that all ranks along the axis hold in common, by name."""

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.model.placement import local
 from atelier.engine.model.routing import Routing, TokenRows, make_router
 
 
@@ -32,7 +33,11 @@ class ExpertWeights(nn.Module):
         return list(self.parameters(recurse=False))
 
     def forward(self, x_PD: Tensor, counts_X: list[int]) -> Tensor:
-        return experts_mlp(x_PD, counts_X, self.weights())
+        return self.compute(x_PD, counts_X)
+
+    def compute(self, x_PD: Tensor, counts_X: list[int]) -> Tensor:
+        """Of tokens for the experts that are here."""
+        return experts_mlp(x_PD, counts_X, [local(weight) for weight in self.weights()])
 
 
 def experts_mlp(x_PD: Tensor, counts_X: list[int], weights: list[Tensor]) -> Tensor:

@@ -82,6 +82,20 @@ def together(tensor: Tensor) -> Tensor:
     return tensor.redistribute(placements=places)
 
 
+def as_placed(part: Tensor, weight: Tensor) -> Tensor:
+    """`part`, this rank's shard, as a tensor in the placement of `weight`."""
+    if not isinstance(weight, DTensor):
+        return part
+    return DTensor.from_local(
+        part,
+        weight.device_mesh,
+        weight.placements,
+        run_check=False,
+        shape=weight.shape,
+        stride=weight.stride(),
+    )
+
+
 def back_from(part: Tensor, given: Tensor, weight: Tensor) -> Tensor:
     """`part`, this rank's shard in the placement of `given`, in that of `weight`."""
     if not isinstance(given, DTensor) or not isinstance(weight, DTensor):

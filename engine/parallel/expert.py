@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import Placement, Shard, distribute_tensor
 
-from atelier.engine.model.moe import ExpertWeights, SharedExperts, experts_mlp, mlp
+from atelier.engine.model.moe import ExpertWeights, SharedExperts, mlp
 from atelier.engine.model.placement import local
 from atelier.engine.parallel.collective import all_parts, enter_split, exchange, leave_split
 from atelier.engine.parallel.grid import Grid
@@ -58,12 +58,11 @@ def _travel(experts: ExpertWeights, grid: Grid, x_PD: Tensor, counts_X: list[int
     """`ExpertWeights.forward` over the ranks: each computes the tokens received for its own experts, sorted
     by expert, then by source rank.
     """
-    weights = [local(weight) for weight in experts.weights()]
     columns, owners = grid.group("tensor"), grid.group("expert")
     if columns is not None:
         x_PD = enter_split(x_PD, columns)
     if owners is None:
-        y_PD = experts_mlp(x_PD, counts_X, weights)
+        y_PD = experts.compute(x_PD, counts_X)
     else:
         size = grid.axes.expert
         counts_RX = _all_counts(counts_X, x_PD.device, owners)
@@ -75,7 +74,7 @@ def _travel(experts: ExpertWeights, grid: Grid, x_PD: Tensor, counts_X: list[int
         arrived_QD = exchange(x_PD, sent, received, owners)
         order, back = _by_expert(here_RX, x_PD.device)
         totals = [sum(counts[expert] for counts in here_RX) for expert in range(mine)]
-        y_PD = experts_mlp(arrived_QD[order], totals, weights)[back]
+        y_PD = experts.compute(arrived_QD[order], totals)[back]
         y_PD = exchange(y_PD, received, sent, owners)
     return y_PD if columns is None else leave_split(y_PD, columns)
 

@@ -1,0 +1,76 @@
+"""Which state leaves a full cache."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Policy(Protocol):
+    def used(self, slot: int) -> None:
+        """A slot was asked for, and is in the cache."""
+
+    def left(self, slot: int) -> None:
+        """A slot is no longer in the cache."""
+
+    def victim(self, there: Sequence[int]) -> int:
+        """Which of these slots is to leave."""
+        raise NotImplementedError
+
+
+class LeastOftenUsed:
+    """By hits that decay: SE-MoE's rule (2205.10034, algorithm 2). As printed, only a slot with at least
+    `threshold` hits may leave, and nothing is said where none has: then the one with the fewest leaves.
+    """
+
+    def __init__(self, threshold: float = 0.0, decay: float = 0.5, every: int = 1000) -> None:
+        self.threshold, self.decay, self.every = threshold, decay, every
+        self.hits: dict[int, float] = {}
+        self.asked = 0
+
+    def used(self, slot: int) -> None:
+        self.hits[slot] = self.hits.get(slot, 0.0) + 1.0
+        self.asked += 1
+        if self.asked % self.every == 0:
+            self.hits = {slot: hits * self.decay for slot, hits in self.hits.items()}
+
+    def left(self, slot: int) -> None:
+        self.hits.pop(slot, None)
+
+    def victim(self, there: Sequence[int]) -> int:
+        frequent = [slot for slot in there if self.hits.get(slot, 0.0) >= self.threshold]
+        return min(frequent or there, key=lambda slot: (self.hits.get(slot, 0.0), slot))
+
+
+class LeastRecentlyUsed:
+    def __init__(self) -> None:
+        self.order: dict[int, None] = {}
+
+    def used(self, slot: int) -> None:
+        self.order.pop(slot, None)
+        self.order[slot] = None
+
+    def left(self, slot: int) -> None:
+        self.order.pop(slot, None)
+
+    def victim(self, there: Sequence[int]) -> int:
+        among = set(there)
+        return next(slot for slot in self.order if slot in among)
+
+
+class FirstStay:
+    """What came first stays; the newest leaves."""
+
+    def __init__(self) -> None:
+        self.order: dict[int, None] = {}
+
+    def used(self, slot: int) -> None:
+        self.order.setdefault(slot)
+
+    def left(self, slot: int) -> None:
+        self.order.pop(slot, None)
+
+    def victim(self, there: Sequence[int]) -> int:
+        among = set(there)
+        return next(slot for slot in reversed(self.order) if slot in among)
+
+
+POLICIES = {"lfu": LeastOftenUsed, "lru": LeastRecentlyUsed, "static": FirstStay}

@@ -1,0 +1,71 @@
+"""Experts on disk beside the same experts in memory: the same bits, whatever leaves memory and whenever a
+training is stopped.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from atelier.engine.config.experts import Experts
+from atelier.engine.config.optim.adamw import AdamW
+from atelier.engine.config.parallel import Tiers
+from atelier.engine.config.router.topk import TopK
+from atelier.engine.config.run_file import Training
+from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, model, role, student, train
+
+STEPS, EXPERTS = 24, 8
+STATE_GB = 3 * 3 * 32 * 32 * 4 / 1e9  # of one expert: three matrices with two moments
+
+
+def tiered(room: int, policy: str = "lfu") -> dict:
+    """A layout with memory for `room` expert states."""
+    tiers = Tiers(experts="disk", host_gb=1.01 * room * STATE_GB, policy=policy)  # type: ignore[arg-type]
+    return {"layout": ONE.model_copy(update={"tiers": tiers})}
+
+
+def training(setup: TrainingSetup, steps: int = STEPS, **more: object) -> Training:
+    """A teacher of which only some experts see a token in a step, and a student of it."""
+    experts = Experts(ffn=32, router=TopK(balance="bias"))
+    shape = model(32, num_experts=EXPERTS, experts_per_token=1, experts=experts)
+    how = {"global_batch": 2, "micro_batch": 1, "sequence": 8} | more
+    return setup.training({"teacher": role(shape=shape, lr=1e-2), "pupil": student()}, train(steps, **how))
+
+
+@pytest.fixture(scope="module")
+def in_memory(tmp_path_factory: pytest.TempPathFactory) -> TrainingSetup:
+    setup = TrainingSetup(tmp_path_factory.mktemp("memory"))
+    setup.train(training(setup))
+    return setup
+
+
+@pytest.mark.parametrize(("room", "policy"), [(1, "lfu"), (3, "lru"), (5, "static"), (16, "lfu")])
+def test_experts_on_disk_end_with_the_bits_of_experts_in_memory(
+    in_memory: TrainingSetup, tmp_path: Path, room: int, policy: str
+) -> None:
+    setup = TrainingSetup(tmp_path)
+    setup.train(training(setup), **tiered(room, policy))
+    for name in ("teacher", "pupil"):
+        assert setup.weights(name) == in_memory.weights(name)
+        assert setup.curve(name) == in_memory.curve(name)
+
+
+def test_a_training_that_is_stopped_goes_on_to_the_same_bits_on_disk_or_in_memory(
+    in_memory: TrainingSetup, tmp_path: Path
+) -> None:
+    setup = TrainingSetup(tmp_path)
+    layouts = [tiered(2), {}, tiered(4, "lru"), {}, tiered(1)]
+    for layout in layouts:
+        try:
+            setup.train(training(setup), stop=AfterSteps(tmp_path, 6), **layout)
+            break
+        except Exception as stopped:
+            assert "stopped at step" in str(stopped)
+    assert setup.weights("teacher") == in_memory.weights("teacher")
+    assert setup.curve("teacher") == in_memory.curve("teacher")
+
+
+def test_experts_that_no_token_met_have_moved_all_the_same(in_memory: TrainingSetup) -> None:
+    """What makes the first test hard: in most steps some experts get no token."""
+    dead = [line["values"]["experts/dead/1"] for line in in_memory.curve("teacher")]
+    assert sum(number > 0 for number in dead) > STEPS / 2
+    assert AdamW(lr=1e-2).weight_decay > 0
