@@ -13,6 +13,7 @@ from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError
 
+LANES = 16  # numbers that a CPU updates at once: a matrix of another size ends in other bits, taken alone
 Recompute = Literal["none", "selective", "full"]
 
 

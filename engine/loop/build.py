@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.run_file import Member as MemberSpec
@@ -189,10 +190,11 @@ def _stage(
         use_float8(model)
     split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
     split_experts(model, grid)
-    tier = None
-    if layout.tiers.experts == "disk" and spec.mode != "frozen" and mixtures(model):
+    tier, optim = None, spec.role.optim
+    is_on_disk = layout.tiers.experts == "disk" and spec.mode != "frozen"
+    if is_on_disk and mixtures(model) and isinstance(optim, AdamW):  # others were refused
         place = build_context.scratch / "tiers" / f"{name}-rank{build_context.gang.rank}-stage{number}"
-        tier = put_on_disk(model, spec.role.optim, place, layout.tiers)
+        tier = put_on_disk(model, optim, place, layout.tiers)
     gather_keys(model, grid)
     blocks = blocks_of(model)
     if spec.mode != "frozen":

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.experts import MixedBlocks
-from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.parallel import LANES, Parallel
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
@@ -56,6 +56,7 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
         model = f"{prefix}{name}.model" if prefix else "model"
         _check_role(layout, name, role, model)
         _check_router(layout, name, role.model, train, model)
+        _check_tiers(layout, name, role, model)
         _check_tokens(layout, name, "train.sequence", train.sequence)
         for key, spec in role.objective.items():
             _check_tokens(
@@ -109,6 +110,39 @@ def _check_router(layout: Parallel, name: str, spec: ModelSpec, train: Train, mo
             f"{model}.num_experts",
             f"{spec.num_experts} do not divide the {tokens} tokens of a group",
             f"num_experts={largest_divisor(tokens, spec.num_experts)} would fit",
+        )
+
+
+def _check_tiers(layout: Parallel, name: str, role: Role, model: str) -> None:
+    """Check that experts on disk are each of one rank, trained whole, by AdamW."""
+    spec = role.model
+    if layout.tiers.experts == "device" or not isinstance(spec, MixedBlocks) or not spec.num_experts:
+        return
+    axes = layout.axes_of(name)
+    shared = axes.replicate * axes.shard * axes.context
+    if shared > 1:
+        fits = largest_divisor(spec.num_experts, shared * axes.expert)
+        raise ConfigError(
+            "parallel.tiers.experts",
+            f"disk, but {shared} ranks share each expert of {model} (replicate, shard and context)",
+            f"expert={fits} of the same ranks gives each its own",
+        )
+    if role.optim.kind != "adamw":
+        raise ConfigError(
+            "parallel.tiers.experts",
+            f"disk, but {model} is trained by {role.optim.kind}, whose steps are not known to wait",
+            "optim=adamw",
+        )
+    if role.trainable.kind != "full":
+        raise ConfigError(
+            "parallel.tiers.experts", f"disk, but of {model} only parts are trained", "trainable=full"
+        )
+    inner, hidden = spec.expert_inner // axes.tensor, spec.hidden
+    if inner * hidden % LANES:
+        raise ConfigError(
+            "parallel.tiers.experts",
+            f"disk, but {model}.experts.ffn {inner} x hidden {hidden} is no multiple of {LANES} numbers",
+            f"experts.ffn={-(-inner // LANES) * LANES} is",
         )
 
 

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.optim.adamw import adamw
 
-from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Tiers
-from atelier.engine.config.registry import OptimSpec
 from atelier.engine.model.moe import ExpertWeights, mlp
 from atelier.engine.model.placement import as_placed, local
 from atelier.engine.tier.cache import Cache
@@ -24,7 +22,6 @@ from atelier.engine.tier.policy import POLICIES
 from atelier.engine.tier.state_file import StateFile
 
 PARTS = ("weight", "exp_avg", "exp_avg_sq")  # of a state
-LANES = 16  # numbers that a CPU updates at once: a weight of another size would end in other bits alone
 
 
 class Leaf(NamedTuple):
@@ -59,12 +56,6 @@ class TieredExperts:
         for name, shape in shapes.items():
             begin = self.inside[-1].begin + self.inside[-1].size if self.inside else 0
             self.inside.append(Leaf(name, shape, begin))
-            if self.inside[-1].size % LANES:
-                raise ConfigError(
-                    "parallel.tiers",
-                    f"experts' matrices of {shape[0]} x {shape[1]} numbers",
-                    f"widths whose product is a multiple of {LANES}",
-                )
         self.floats = self.inside[-1].begin + self.inside[-1].size  # of one expert's weights
         self.places = {path: place for place, path in enumerate(mixtures)}
         self.file = StateFile(path, len(mixtures) * self.number, len(PARTS) * self.floats, dtype)
@@ -191,16 +182,8 @@ class TieredExperts:
         self.file.close()
 
 
-def put_on_disk(model: nn.Module, optim: OptimSpec, place: Path, tiers: Tiers) -> TieredExperts:
-    """Take the experts of all mixtures of a model, which is on the meta device, out of it. Raises ConfigError
-    for another optimiser than AdamW.
-    """
-    if not isinstance(optim, AdamW):
-        raise ConfigError(
-            "parallel.tiers.experts",
-            f"is disk, but optim.kind is {optim.kind}",
-            "optim=adamw, or tiers.experts=device",
-        )
+def put_on_disk(model: nn.Module, optim: AdamW, place: Path, tiers: Tiers) -> TieredExperts:
+    """Take the experts of all mixtures of a model, which is on the meta device, out of it."""
     mixtures = {path: each for path, each in model.named_modules() if isinstance(each, ExpertWeights)}
     return TieredExperts(mixtures, optim, place, host_bytes=int(tiers.host_gb * 1e9), policy=tiers.policy)
 

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.optim.adamw import AdamW
-from atelier.engine.config.parallel import Tiers
+from atelier.engine.config.optim.muon import Muon
+from atelier.engine.config.parallel import Parallel, Tiers
+from atelier.engine.config.role import Trainable
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.run_file import Training
+from atelier.engine.plan.checks import check_layout
 from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, model, role, student, train
 
 STEPS, EXPERTS = 24, 8
@@ -69,3 +73,39 @@ def test_experts_that_no_token_met_have_moved_all_the_same(in_memory: TrainingSe
     dead = [line["values"]["experts/dead/1"] for line in in_memory.curve("teacher")]
     assert sum(number > 0 for number in dead) > STEPS / 2
     assert AdamW(lr=1e-2).weight_decay > 0
+
+
+@pytest.mark.parametrize("axes", [{"expert": 2}, {"expert": 2, "tensor": 2}, {"pipeline": 2}])
+def test_a_gang_with_experts_on_disk_ends_with_the_bits_of_one_in_memory(
+    tmp_path: Path, axes: dict[str, int]
+) -> None:
+    setups = {}
+    for where in ("memory", "disk"):
+        setups[where] = setup = TrainingSetup(tmp_path / where)
+        layout = Parallel(**axes, shard=1, threads=1, compile="none", device="cpu")  # type: ignore[arg-type]
+        if where == "disk":
+            layout = layout.model_copy(update={"tiers": tiered(2)["layout"].tiers})
+        run = setup.run_file(training(setup, 8, global_batch=4), layout=layout)
+        ranks = setup.processes(run, world=layout.ranks)
+        said = [rank.communicate(timeout=300) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0] * layout.ranks, said
+    assert setups["disk"].weights("teacher") == setups["memory"].weights("teacher")
+    assert setups["disk"].curve("teacher") == setups["memory"].curve("teacher")
+
+
+@pytest.mark.parametrize(
+    ("axes", "more", "words"),
+    [
+        ({"shard": 2}, {}, "2 ranks share each expert of model (replicate, shard and context); expert=2"),
+        ({}, {"optim": Muon(lr=1e-3)}, "is trained by muon"),
+        ({}, {"trainable": Trainable(kind="lora")}, "only parts are trained"),
+    ],
+)
+def test_what_cannot_be_on_disk_is_refused_with_a_way_out(
+    axes: dict[str, int], more: dict[str, object], words: str
+) -> None:
+    layout = Parallel(**{"shard": 1} | axes, tiers=Tiers(experts="disk"))  # type: ignore[arg-type]
+    spec = role(shape=model(32, num_experts=EXPERTS)).model_copy(update=more)
+    with pytest.raises(ConfigError) as refused:
+        check_layout(layout, {"teacher": spec}, train(8), prefix="")
+    assert words in str(refused.value)
