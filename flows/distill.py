@@ -1,13 +1,14 @@
 """distill: a teacher that teaches its students while it trains, all in one gang; scored, reported,
-registered.
+registered; with score.controls=true beside the same students alone.
 
-atelier distill experiment=tiny roles.student_a.start=0.25
+atelier distill experiment=tiny roles.student_a.start=0.25 score.controls=true
 """
 
 from atelier.engine.config.data import Data, Score, Tokenizer
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+from atelier.flows.controls import control_of, controls_of, fewer
 from atelier.flows.corpus import corpus, extras
 from atelier.infra.store.existing_model import beginnings
 from atelier.tasks.register import register
@@ -37,6 +38,26 @@ def distill(
         inits=beginnings({**roles, **companions}, text.tokenizer),
         extras=extras(text, roles),
     )
+    students = [name for name, role in roles.items() if role.teacher and score.controls]
+    by_themselves = controls_of(roles) if students else {}
+    if by_themselves:
+        models = models | train_roles(
+            by_themselves,
+            settings=train,
+            tokens=text.tokens,
+            weights=text.weights,
+            tokenizer=text.tokenizer,
+            parallel=fewer(parallel, by_themselves),
+            inits=beginnings(by_themselves, text.tokenizer),
+            extras=extras(text, by_themselves),
+            name="train.controls",
+        )
     scores = score_models(models, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer)
-    report(models, scores, title="distill", teachers={name: role.teacher for name, role in roles.items()})
+    report(
+        models,
+        scores,
+        title="distill",
+        teachers={name: role.teacher for name, role in roles.items()},
+        controls={name: control_of(name) for name in students},
+    )
     register(models, scores)

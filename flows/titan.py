@@ -15,8 +15,8 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.row_classes import RowClasses
-from atelier.engine.config.schedule import WeightSchedule
 from atelier.engine.config.train import Ahead, Train
+from atelier.flows.controls import alone, constant, control_of, controls_of, fewer
 from atelier.flows.corpus import corpus, extras
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import beginnings
@@ -66,7 +66,7 @@ def titan(
     feed |= {"settings": train, "extras": more}
     models = train_roles(roles, **feed, companions=companions, inits=begun | first)
     students = {name: role for name, role in roles.items() if role.teacher and score.controls}
-    by_themselves = {control_of(n): alone(n, role) for n, role in students.items()}
+    by_themselves = controls_of(students)
     feed |= {"parallel": fewer(parallel, by_themselves)}
     same = {control_of(name): begun[name] for name in students if name in begun}
     controls = train_roles(by_themselves, **feed, inits=same, name="train.controls") if students else {}
@@ -165,38 +165,3 @@ def generator(first: dict[str, Reference]) -> Reference:
             "ahead=teacher trains that role first",
         )
     return next(iter(first.values()))
-
-
-def fewer(parallel: Parallel, roles: dict[str, Role]) -> Parallel:
-    """The layout for roles without a teacher, some of them small: no more stages than the smallest has
-    blocks, and nothing of what was given for others.
-    """
-    layout = parallel.with_stages(min((role.model.num_layers for role in roles.values()), default=1))
-    return layout.model_copy(update={"roles": {}, "stages": ()})
-
-
-def constant(spec: ObjectiveSpec) -> ObjectiveSpec:
-    """The objective with its weight at every step."""
-    return spec.model_copy(update={"schedule": WeightSchedule()})
-
-
-def control_of(name: str) -> str:
-    return f"{name}-alone"
-
-
-def alone(name: str, student: Role) -> Role:
-    """The same-seed control of a student: same network, seed and tokens, no teacher."""
-    own = {name: spec for name, spec in student.objective.items() if not type(spec).needs_teacher}
-    if len(own) == 1:  # its weight is a share of one: the same thing as any model of that objective
-        own = {name: constant(spec).model_copy(update={"weight": 1.0}) for name, spec in own.items()}
-    elif not any(spec.schedule.is_constant for spec in own.values()):  # the teacher's may have filled a gap
-        own = {name: constant(spec) for name, spec in own.items()}
-    return student.model_copy(
-        update={
-            "objective": own or {"lm": LM()},
-            "teacher": "",
-            "gate": "open",
-            "attach": "refuse",
-            "seed_name": student.seed_name or name,
-        }
-    )

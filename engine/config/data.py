@@ -158,5 +158,8 @@ class Score(Spec):
     rows: int = Field(
         default=400, ge=0, description="held-out rows on which each head of classes is judged; 0 = none"
     )
-    controls: bool = Field(default=True, description="also train each student alone, from the same seed")
+    controls: bool = Field(
+        default=True,
+        description="also train each student alone, from the same seed: what did its teacher bring?",
+    )
     sample: str = Field(default="def ", description="prompt of the sample text")

@@ -89,7 +89,8 @@ def _show(report: Node, store: Store, frozen: Frozen) -> None:
         console.print(f"report   {store.address('report', product.fingerprint)}/{page}", soft_wrap=True)
     name = content.graph.nodes[content.graph.focus].name if content.graph is not None else ""
     if name in content.samples:
-        console.print(f"next     atelier generate {name} --prompt 'def '", soft_wrap=True)
+        prompt = shlex.quote(getattr(getattr(frozen.arguments, "score", None), "sample", "") or "def ")
+        console.print(f"next     atelier generate {name} --prompt {prompt}", soft_wrap=True)
         console.print(f"         atelier lineage {name}", soft_wrap=True)
     others = shlex.join(word for word in frozen.overrides if not word.startswith("train.seed="))
     console.print(f"         atelier plan {frozen.flow} {others} train.seed=2", soft_wrap=True)

@@ -32,7 +32,7 @@ def overview() -> str:
         "usage: atelier <flow> [group=option] [key=value] ...   run a flow, or go on where it stopped",
         "       atelier <command> ...", "", "flows", *flows, "", "commands", *commands, "",
         "examples",
-        "  atelier titan experiment=tiny                          the whole DAG in under a minute",
+        "  atelier titan experiment=tiny                          the whole DAG in a minute or two",
         "  atelier plan pretrain model=gpt_mini train.steps=400   what would run, and why",
         "  atelier pretrain --help                                a flow's groups and keys", "", "options",
         row("--completion bash|zsh", "words for the Tab key: put  eval \"$(atelier --completion bash)\""),

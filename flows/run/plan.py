@@ -56,7 +56,7 @@ def other_than_here(node: Node, product: Product, record: Record, pool: Pool) ->
 
 class Reason(TypedDict, total=False):
     """Why an artifact is made: a key or parent that differs from the nearest finished run, `new` = true when
-    that had no such task, or lost files.
+    that had no such task, or lost files. Of one that is reused, what has changed in the code that made it.
     """
 
     key: str
@@ -64,6 +64,7 @@ class Reason(TypedDict, total=False):
     new: Json
     parent: str
     lost: bool
+    code: str  # of what is reused: it was made by other code
 
 
 class PlanRow(EstimateRow):
@@ -195,11 +196,12 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
         maps = maps_of(node)
         for key, product in node.products.items():
             record = store.find(product.kind, product.fingerprint)
+            mine.append(_row(node, key, product, record, standing, plan_inputs))
             if record is not None and (other := made_by_other(record, maps.get(key))):
                 outdated.setdefault(other, []).append(row_name(node, key))
+                mine[-1]["reasons"] = [{"code": other}]
             if record is not None and (other := other_than_here(node, product, record, frozen.pool)):
                 outdated.setdefault(other, []).append(row_name(node, key))
-            mine.append(_row(node, key, product, record, standing, plan_inputs))
         rows += mine
         if any(row["state"] != "reuse" for row in mine):
             earlier = [known[row["name"]] for row in mine if row["name"] in known]
@@ -232,7 +234,10 @@ def _notes(frozen: Frozen, outdated: dict[str, list[str]], short: list[str]) -> 
     if isinstance(train, Train) and train.precision == "bf16" and not frozen.pool.half:
         found.append("these CPUs have no 16-bit arithmetic: train.precision=bf16 is computed in float32")
     for what, names in outdated.items():
-        found.append(f"{what}; finished before, and reused: {_some(names, 6)}")
+        found.append(
+            f"{what}; finished before, and reused: {_some(names, 6)} (if that means something else, give "
+            "its kind another VERSION: it is made anew)"
+        )
     if short:
         found.append(f"the peak learning rate is never reached: {_some(short, 2)}")
     return found
@@ -356,4 +361,6 @@ def text_of(reason: Reason) -> str:
         return f"{reason['key']}: {reason.get('old')} -> {reason.get('new')}"
     if "parent" in reason:
         return f"its {reason['parent']} changes"
+    if "code" in reason:
+        return f"although {reason['code']}"
     return "not made yet" if "new" in reason else "its files are gone"

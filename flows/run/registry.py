@@ -17,7 +17,7 @@ _OF_TITAN = ("score.controls", "score.rows")
 IDLE: dict[str, tuple[str, ...]] = {
     "corpus": ("data.weight", "data.blend.*.weight"),
     "pretrain": (*_OF_LABELS, *_OF_TITAN),
-    "distill": (*_OF_LABELS, *_OF_TITAN),
+    "distill": (*_OF_LABELS, "score.rows"),
     "score": (*_OF_LABELS, *_OF_TITAN),
     "finetune": (
         *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),

@@ -67,6 +67,7 @@ class ReportConfig(Spec):
 
 
 ASKED = ("/zero-shot", "/few-shot")  # suffixes of the score keys of models that were not fine-tuned
+MAJORITY = "majority class"  # the row of always giving the most common answer
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -309,7 +310,7 @@ def _tuned_rows(found: dict[str, Record], scores: dict[str, Scores]) -> list[Rep
         else:
             rows.append(row)
     if majority is not None:
-        rows.append({"name": "majority class", "kind": "baseline", "accuracy": majority})
+        rows.append({"name": MAJORITY, "kind": "baseline", "accuracy": majority})
     return rows
 
 
@@ -329,8 +330,25 @@ def _curve(store: Store, record: Record) -> list[CurveLine]:
     return lines
 
 
+def _majority(rows: list[ReportRow]) -> str:
+    """What always giving the most common answer would be right in."""
+    most = next((row.get("accuracy") for row in rows if row["name"] == MAJORITY), None)
+    return "" if most is None else f"; always the most common answer: {most:.3f}"
+
+
 def _notes(rows: list[ReportRow]) -> list[str]:
     notes = []
+    if any(row.get("bits_per_byte") is not None for row in rows):
+        notes.append(
+            "loss in the table is of whole held-out documents, in picture and lineage of the windows that "
+            "trainings look at"
+        )
+    if any(row.get("accuracy") is not None for row in rows):
+        notes.append(f"accuracy: held-out labels answered right; ± is 95 %{_majority(rows)}")
+    weak = [row for row in rows if row.get("head") and row.get("right", 0) < row.get("right_without", 0)]
+    if weak:
+        names = ", ".join(dict.fromkeys(row.get("head", "") for row in weak))
+        notes.append(f"heads that know less than what needs no network: {names}; they need more rows")
     for row in rows:
         if "delta" in row:
             better = "below" if row["delta"] < 0 else "ABOVE"

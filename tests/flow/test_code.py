@@ -91,7 +91,8 @@ def test_other_code_is_named_refused_accepted_or_begun_again(copy: Copy) -> None
     copy.edit(LAYERS, "def run_blocks", "SCALE = 2\n\n\ndef run_blocks")
     copy.edit(LAYERS, "        x_BTD = x_BTD + ", "        x_BTD = x_BTD + SCALE * ")
     document, _ = copy.plan(3)
-    assert {row["name"]: row["state"] for row in document["tasks"]}["train"] == "reuse"
+    row = next(row for row in document["tasks"] if row["name"] == "train")
+    assert row["state"] == "reuse" and LAYERS in row["reasons"][0]["code"]
     assert any(LAYERS in note and "train" in note for note in document["notes"])
     _, refused = copy.plan(4)
     assert f"step 3 of other code (changed since: {LAYERS} (" in refused and "--accept-code" in refused

@@ -219,6 +219,19 @@ def test_a_control_is_the_same_thing_wherever_it_was_trained(atelier: Atelier) -
     assert ride == control
 
 
+def test_distill_shows_what_the_teacher_brought_when_it_is_asked(atelier: Atelier) -> None:
+    without = {row["name"] for row in atelier.plan("distill", *WALK).rows}
+    asked = atelier.plan("distill", *WALK, "score.controls=true")
+    added = {row["name"] for row in asked.rows} - without
+    assert added == {"train.controls", "score.student_a-alone"} or added == {
+        "train.controls.student_a-alone",
+        "score.student_a-alone",
+    }
+    said = atelier("distill", *WALK, "score.controls=true")
+    assert said.code == 0, said.err
+    assert "its same-seed control" in said.out and "student_a-alone" in said.out
+
+
 def test_a_run_goes_on_under_another_layout(atelier: Atelier) -> None:
     short = (*TINY, "optim.schedule.kind=constant", "train.checkpoint_every=4", "name=layouts")
     assert atelier("pretrain", *short, "train.steps=8").code == 0

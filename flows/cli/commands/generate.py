@@ -14,11 +14,13 @@ from atelier.engine.config.error import AtelierError, ConfigError, printable
 from atelier.engine.config.generation import Generation
 from atelier.engine.config.message import Continuation
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.record import Record
 from atelier.engine.config.run_file import RunFile
 from atelier.flows.run.store_check import open_store
 from atelier.infra.launch.machine import num_cores
 from atelier.infra.launch.supervisor import rank_env
 from atelier.infra.store.existing_model import spec_of
+from atelier.infra.store.store import Store
 
 GRACE_S = 5.0
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -45,6 +47,7 @@ def run(options: Namespace) -> int:
     except AtelierError as error:
         raise ConfigError("generate", str(error)) from None
     spec_of(record, store, "generate", options.model)
+    _say_which(record, store, options.model)
     with tempfile.TemporaryDirectory(prefix="atelier-generate-") as scratch:
         run = RunFile(
             schema=1,
@@ -58,6 +61,13 @@ def run(options: Namespace) -> int:
         place = Path(scratch) / "run.json"
         place.write_text(run.text())
         return _speak(place, generation.prompts, rank_env(store.root, num_cores()))
+
+
+def _say_which(record: Record, store: Store, word: str) -> None:
+    """Where several models have the name that was given, say on stderr that it is the newest's."""
+    if word == record.name and (more := sum(one.name == word for one in store.records("model")) - 1):
+        others = f"{more} other model{'s' * (more > 1)} of this name: `atelier models`"
+        print(printable(f"{word}: {record.fingerprint[:8]}, the newest; {others}", 0), file=sys.stderr)
 
 
 def _speak(place: Path, prompts: tuple[str, ...], env: dict[str, str]) -> int:
