@@ -72,3 +72,27 @@ def test_a_matrix_moves_by_its_rate_whatever_the_size_of_its_gradient() -> None:
         build(Muon(lr=0.01, weight_decay=0.0), list(parameters.items())).step()
         moved.append(parameters["blocks.0.mlp.up.weight"].detach() - before)
     torch.testing.assert_close(moved[0], moved[1], rtol=1e-6, atol=1e-9)
+
+
+def test_each_matrix_of_each_expert_turns_alone_and_the_router_moves_as_under_adamw() -> None:
+    generator = torch.Generator().manual_seed(2)
+    shapes = {"blocks.0.mlp.experts.up": (3, 12, 8), "blocks.0.mlp.router.weight": (3, 8)}
+    drawn = {name: torch.randn(shape, generator=generator).double() for name, shape in shapes.items()}
+    moved = {name: torch.nn.Parameter(weight.clone()) for name, weight in drawn.items()}
+    for parameter in moved.values():
+        parameter.grad = torch.randn(parameter.shape, generator=generator).double()
+    spec = Muon(lr=0.01, weight_decay=0.0)
+    muon = build(spec, list(moved.items()))
+    set_lr(muon, spec.lr)
+    muon.step()
+    up, router = moved["blocks.0.mlp.experts.up"], moved["blocks.0.mlp.router.weight"]
+    assert up.grad is not None and router.grad is not None
+    update = up.grad.lerp(torch.zeros_like(up).lerp(up.grad, 1 - spec.momentum), spec.momentum)
+    for expert in range(3):
+        turned = orthogonal(update[expert], spec.iterations)
+        expected = drawn["blocks.0.mlp.experts.up"][expert] - spec.matrix_lr * (12 / 8) ** 0.5 * turned
+        torch.testing.assert_close(up[expert].detach(), expected, rtol=0, atol=1e-12)
+    alone = torch.nn.Parameter(drawn["blocks.0.mlp.router.weight"].clone())
+    alone.grad = router.grad.clone()
+    build(AdamW(lr=0.01, weight_decay=0.0), [("blocks.0.mlp.router.weight", alone)]).step()
+    assert torch.equal(router, alone)
