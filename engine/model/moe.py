@@ -98,11 +98,12 @@ class MoE(nn.Module):
         x_ND = x_BTD.flatten(0, -2)
         rows = TokenRows(len(x_BTD), tokens_BT.flatten(), self.training)
         routed = cast(Routing, self.router).route(x_ND, rows)
-        y_ND, load_X = self._sent(x_ND, routed.chosen_NK, routed.share_NK)
+        chosen_NK = routed.chosen_NK.masked_fill(~rows.is_text_N[:, None], -1)
+        y_ND, load_X = self._sent(x_ND, chosen_NK, routed.share_NK)
         if hasattr(self, "shared"):
             y_ND = y_ND + self.shared(x_ND)
         nothing = routed.share_NK.new_zeros(())
-        entropy = nothing if routed.logits_NX is None else _entropy(routed.logits_NX.detach())
+        entropy = nothing if routed.logits_NX is None else _entropy(routed.logits_NX.detach()[rows.is_text_N])
         return Mixed(
             y_ND.view_as(x_BTD),
             routed.sums.get("balance", nothing),

@@ -16,13 +16,17 @@ _A, _B = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64  # SplitMix64's 
 
 
 class TokenRows(NamedTuple):
-    """Which tokens a router sees: of how many rows, their numbers in the vocabulary, and
-    whether tokens may compete.
+    """Which tokens a router sees: of how many rows, their numbers in the vocabulary (-1 = padding, which no
+    expert computes), and whether tokens may compete.
     """
 
     count: int
     tokens_N: Tensor
     is_training: bool
+
+    @property
+    def is_text_N(self) -> Tensor:
+        return self.tokens_N >= 0
 
 
 class Routed(NamedTuple):
@@ -80,9 +84,10 @@ def first_come(chosen_NK: Tensor, rows: TokenRows, group: int, number: int, capa
     none sees a later one of its row.
     """
     per_token = chosen_NK.shape[1]
+    is_text_GP = rows.is_text_N[:, None].expand_as(chosen_NK).reshape(rows.count // group, -1)
     chosen_GP = chosen_NK.view(rows.count // group, -1)
     room = max(1, int(capacity * chosen_GP.shape[1] / number))
-    is_its_GPX = nn.functional.one_hot(chosen_GP, number)
+    is_its_GPX = nn.functional.one_hot(chosen_GP, number) * is_text_GP[..., None]
     place_GP = (is_its_GPX.cumsum(1) * is_its_GPX).sum(-1)  # 1 = the first of its expert
     return chosen_GP.masked_fill(place_GP > room, -1).view(-1, per_token)
 

@@ -196,13 +196,16 @@ def run_blocks(
     """
     noise_BT, memory_BT = shared.batch.get("noise_BT"), shared.batch.get("memory_BT")
     relations, x_BTD, sums = None, carried["hidden_BTD"], dict(carried)
+    tokens_BT = shared.batch.get("tokens_BT")
+    if tokens_BT is not None:
+        tokens_BT = tokens_BT.masked_fill(shared.batch["documents_BT"] < 0, -1)
     for name, block in blocks.named_children():
         number = first + int(name)
         if memory_BT is not None:
             x_BTD = torch.where(memory_BT[..., None] > 0, x_BTD.detach(), x_BTD)
         keys = None if noise_BT is None else layer_keys(noise_BT, number)
         seen = None if cache is None else cache.blocks[number]
-        more = () if block.place is None else (shared.batch["tokens_BT"],)
+        more = () if block.place is None else (tokens_BT,)
         x_BTD, relations, added = block(x_BTD, shared.rope, shared.mask, keys, seen, *more)
         for key, value in (added or {}).items():
             if key in sums:  # else the model does not ask for it

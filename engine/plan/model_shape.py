@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import prod
 
 from atelier.engine.config.blocks import Blocks
+from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.registry import ModelSpec
 
 
@@ -57,11 +58,13 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
     first = blocks.get("0", {})
     is_alike = all(block == first for block in blocks.values())
     known = model if isinstance(model, Blocks) and is_alike else None
-    num_experts = getattr(model, "num_experts", 0) if known else 0
-    met: int = getattr(model, "experts_per_token", 1) if num_experts else 1
+    mixed = known if isinstance(known, MixedBlocks) and known.num_experts else None
+    met = mixed.experts_per_token if mixed else 1
     matrices = [(prod(shape[:-2]), shape[-2], shape[-1]) for shape in first.values() if len(shape) >= 2]
-    width = float(known.inner * met) if known else 4.0 * model.hidden
+    width = float(known.inner) if known else 4.0 * model.hidden
     is_gated = known is not None and known.mlp == "swiglu"
+    if mixed:
+        width, is_gated = float(mixed.expert_inner * (met + mixed.experts.shared)), mixed.is_gated
     return ModelShape(
         sequence=sequence,
         params=model.num_params(),
@@ -77,7 +80,7 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
         width=width,
         is_gated=is_gated,
         has_rms_norm=known is not None and known.norm == "rms",
-        num_experts=num_experts,
+        num_experts=mixed.num_experts if mixed else 0,
         met=met,
         flops=tuple(flops),
         after=after,

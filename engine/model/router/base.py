@@ -23,7 +23,8 @@ class Router(MatrixRouter):
     def route(self, x_ND: Tensor, rows: TokenRows) -> Routed:
         _, wide_NX = self.logits(x_ND)
         if rows.is_training:
-            score_GSX = wide_NX.detach().view(rows.count // self.group, -1, wide_NX.shape[-1])
+            text_NX = wide_NX.detach() * rows.is_text_N[:, None]  # padding is content with any expert
+            score_GSX = text_NX.view(rows.count // self.group, -1, wide_NX.shape[-1])
             chosen_N1 = torch.cat([assigned(score_SX) for score_SX in score_GSX])[:, None]
         else:
             chosen_N1 = wide_NX.argmax(-1, keepdim=True)

@@ -23,13 +23,13 @@ class Router(MatrixRouter):
         _, wide_NX = self.logits(x_ND)
         part_NX = wide_NX.softmax(-1)
         if rows.is_training:
-            chosen_NK = self._chosen(part_NX.detach(), rows)
+            chosen_NK = self._chosen(part_NX.detach() * rows.is_text_N[:, None], rows)
         else:
             chosen_NK = part_NX.topk(self.per_token, dim=-1).indices
         share_NK = part_NX.gather(-1, chosen_NK.clamp(min=0)) * (chosen_NK >= 0)
         if self.is_sum:
             share_NK = (chosen_NK >= 0).to(part_NX.dtype)
-        return Routed(chosen_NK, share_NK, wide_NX, {}, (chosen_NK < 0).all(-1).sum())
+        return Routed(chosen_NK, share_NK, wide_NX, {}, ((chosen_NK < 0).all(-1) & rows.is_text_N).sum())
 
     def _chosen(self, part_NX: Tensor, rows: TokenRows) -> Tensor:
         """[N, most experts of a token]: a token's experts in ascending order, then -1."""

@@ -35,7 +35,8 @@ class Router(MatrixRouter):
         sums = self._losses(wide_NX, score_NX, chosen_NK, rows) if rows.is_training else {}
         if self.own.capacity and rows.is_training:
             chosen_NK = first_come(chosen_NK, rows, self.group, wide_NX.shape[-1], self.own.capacity)
-        return Routed(chosen_NK, share_NK, wide_NX, sums, (chosen_NK < 0).sum() if self.own.capacity else 0)
+        lost = (chosen_NK[rows.is_text_N] < 0).sum() if self.own.capacity else 0
+        return Routed(chosen_NK, share_NK, wide_NX, sums, lost)
 
     def _within_groups(self, choice_NX: Tensor) -> Tensor:
         """The scores with those outside a token's best groups at -inf; a group is as good as the sum of its
@@ -57,16 +58,18 @@ class Router(MatrixRouter):
         equation 4, per token); f over the token's row or of the step before.
         """
         found: dict[str, Tensor] = {}
+        is_text_N1 = rows.is_text_N[:, None].to(logits_NX.dtype)
         if "router_z" in self.own.sums:
-            found["router_z"] = logits_NX.logsumexp(-1).square().sum()
+            found["router_z"] = (logits_NX.logsumexp(-1, keepdim=True).square() * is_text_N1).sum()
         if "balance" in self.own.sums:
             part_NX = logits_NX.softmax(-1) if score_NX is None else score_NX / score_NX.sum(-1, keepdim=True)
-            number = part_NX.shape[-1]
+            part_NX, number = part_NX * is_text_N1, part_NX.shape[-1]
             if self.own.balance == "row":
                 load_BX = part_NX.new_zeros(rows.count, number)
                 chosen_BK = chosen_NK.view(rows.count, -1)
-                load_BX.scatter_add_(1, chosen_BK, load_BX.new_ones(()).expand_as(chosen_BK))
-                share_BX = load_BX / chosen_BK.shape[1]
+                is_text_BK = is_text_N1.expand_as(chosen_NK).reshape(rows.count, -1)
+                load_BX.scatter_add_(1, chosen_BK, is_text_BK)
+                share_BX = load_BX / is_text_BK.sum(1, keepdim=True).clamp(min=1)
                 found["balance"] = number * (share_BX * part_NX.view(rows.count, -1, number).sum(1)).sum()
             else:
                 known = self.load.sum()

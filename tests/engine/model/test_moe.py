@@ -197,3 +197,18 @@ def test_bad_numbers_of_experts_are_refused(settings: dict[str, Any], words: str
     with pytest.raises(ConfigError) as refused:
         model(**settings)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("how", [*ALONE, *COMPETING])
+def test_padding_takes_no_experts_place_and_changes_nothing(how: str) -> None:
+    net = model(**(ALONE | COMPETING)[how]).train()
+    text, other = batch(drawn()), batch(drawn())
+    for each in (text, other):
+        each["documents_BT"][:, 12:] = -1
+    other["tokens_BT"][:, 12:] = 7
+    first, second = net(text), net(other)
+    torch.testing.assert_close(first.hidden[:, :12], second.hidden[:, :12], rtol=0, atol=1e-12)
+    for name, value in first.aux.items():
+        torch.testing.assert_close(value, second.aux[name], rtol=1e-12, atol=1e-12)
+    if how != "expert_choice":  # whose experts take as many tokens all the same
+        assert (first.aux["load_LX"].sum(-1) <= ROWS * 12 * net.spec.experts_per_token).all()
