@@ -148,7 +148,9 @@ class RoleWeights:
         trainable = self.trainable()
         states = self.optimizer.state if self.optimizer is not None else {}
         weights: dict[str | int, Tree] = {name: weight.detach() for name, weight in trainable.items()}
-        optimizer = {name: dict(states.get(weight, {})) for name, weight in trainable.items()}
+        optimizer: dict[str | int, Tree] = {
+            name: dict(states.get(weight, {})) for name, weight in trainable.items()
+        }
         for name, state in self._tiered().items():
             weights[name] = state["weight"]
             optimizer[name] = {key: value for key, value in state.items() if key != "weight"}

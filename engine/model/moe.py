@@ -94,9 +94,13 @@ class MoE(nn.Module):
             wide = spec.experts.shared * spec.expert_inner
             self.shared = SharedExperts(spec.hidden, wide, is_gated=spec.is_gated)
 
-    def forward(self, x_BTD: Tensor, tokens_BT: Tensor) -> Mixed:
+    def forward(self, x_BTD: Tensor, tokens_BT: Tensor | None = None) -> Mixed:
+        """`tokens_BT`: numbers in the vocabulary, -1 = padding; None = text, whatever it is."""
         x_ND = x_BTD.flatten(0, -2)
-        rows = TokenRows(len(x_BTD), tokens_BT.flatten(), self.training)
+        tokens_N = (
+            tokens_BT.flatten() if tokens_BT is not None else x_ND.new_zeros(len(x_ND), dtype=torch.long)
+        )
+        rows = TokenRows(len(x_BTD), tokens_N, self.training)
         routed = cast(Routing, self.router).route(x_ND, rows)
         chosen_NK = routed.chosen_NK.masked_fill(~rows.is_text_N[:, None], -1)
         y_ND, load_X = self._sent(x_ND, chosen_NK, routed.share_NK)

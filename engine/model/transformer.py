@@ -135,7 +135,7 @@ class Block(nn.Module):
     gradient flows into them.
     """
 
-    def __init__(self, spec: GPT, number: int, *, is_causal: bool = True) -> None:
+    def __init__(self, spec: GPT, number: int = 0, *, is_causal: bool = True) -> None:
         super().__init__()
         self.dropout = self.most_dropout = spec.dropout
         self.is_taught = False

@@ -57,7 +57,7 @@ class TieredExperts:
             begin = self.inside[-1].begin + self.inside[-1].size if self.inside else 0
             self.inside.append(Leaf(name, shape, begin))
         self.floats = self.inside[-1].begin + self.inside[-1].size  # of one expert's weights
-        self.places = {path: place for place, path in enumerate(mixtures)}
+        self.places = {name: place for place, name in enumerate(mixtures)}  # by path of the mixture
         self.file = StateFile(path, len(mixtures) * self.number, len(PARTS) * self.floats, dtype)
         size = host_bytes // self.file.state_bytes if host_bytes else self.file.slots
         self.cache = Cache(self.file, size, POLICIES[policy](), self._catch_up)
@@ -66,8 +66,8 @@ class TieredExperts:
         self.steps = 0  # before the file was filled
         self.gradients: dict[int, Tensor] = {}  # [floats] by slot, of what was met
         self._numbers: dict[str, Tensor] = {}  # of steps, as checkpoints have them
-        for path, experts in mixtures.items():
-            hold(experts, self, self.places[path] * self.number)
+        for name, experts in mixtures.items():
+            hold(experts, self, self.places[name] * self.number)
 
     # use
 

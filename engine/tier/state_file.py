@@ -7,6 +7,7 @@ A state is `floats` numbers of one type: an expert's weights, then its two momen
 import hashlib
 import os
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class StateFile:
 
     def read(self, slot: int, into: Tensor) -> None:
         """Raises DamageError for a slot that is not as it was written."""
-        view = memoryview(into.numpy()).cast("B")
+        view = _bytes_of(into)
         begin = slot * self.slot_bytes
         done = 0
         while done < len(view):
@@ -60,7 +61,7 @@ class StateFile:
 
     def write(self, slot: int, state: Tensor) -> None:
         """Raises OSError for a full or failing disk."""
-        view = memoryview(state.numpy()).cast("B")
+        view = _bytes_of(state)
         begin = slot * self.slot_bytes
         done = 0
         while done < len(view):
@@ -71,3 +72,8 @@ class StateFile:
     def close(self) -> None:
         os.close(self._fd)
         self.path.unlink(missing_ok=True)
+
+
+def _bytes_of(state: Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    return memoryview(cast(Any, state.numpy())).cast("B")
