@@ -222,22 +222,23 @@ def check_version(made: Json, spec: ModelSpec, place: str, what: str, commit: st
 
 @dataclass(frozen=True)
 class KindChooser:
-    """Validates a document as the spec of the group's kind that it names."""
+    """Validates a document as the spec of the group's kind that it names, or of the `usual` one."""
 
     group: str
+    usual: str = ""
 
     def __call__(self, value: Spec | Json) -> Spec | Json:
         if isinstance(value, Spec) or not isinstance(value, dict):
             return value
-        return spec_class(self.group, str(value.get("kind", ""))).model_validate(value)
+        return spec_class(self.group, str(value.get("kind", self.usual))).model_validate(value)
 
 
-def group_of(metadata: Iterable[object]) -> str:  # pydantic's: of any type
-    """The group whose kinds a field of type Model, Objective or Optim chooses from, by the field's metadata;
-    '' for others.
+def chooser_of(metadata: Iterable[object]) -> KindChooser | None:  # pydantic's: of any type
+    """What chooses among the kinds of a group for a field of type Model, Objective, Optim or Router, by the
+    field's metadata.
     """
-    choosers = (getattr(item, "func", None) for item in metadata)
-    return next((chooser.group for chooser in choosers if isinstance(chooser, KindChooser)), "")
+    found = (getattr(item, "func", None) for item in metadata)
+    return next((chooser for chooser in found if isinstance(chooser, KindChooser)), None)
 
 
 Model = Annotated[SerializeAsAny[ModelSpec], BeforeValidator(KindChooser("model"))]
@@ -278,11 +279,12 @@ class FieldPlace:
         containers.
         """
         found = [arm for arm in _arms(self.annotation) if isinstance(arm, type) and issubclass(arm, Spec)]
-        group = group_of((*self.metadata, *_metadata(self.annotation)))
-        if not found or not group:
+        chooser = chooser_of((*self.metadata, *_metadata(self.annotation)))
+        if not found or chooser is None:
             return found[0] if found else None
-        kind = str(self.value.get("kind", "")) if isinstance(self.value, Mapping) else ""
-        return spec_class(group, kind) if kind in kinds(group) else None
+        given = self.value if isinstance(self.value, Mapping) else {}
+        kind = str(given.get("kind", chooser.usual))
+        return spec_class(chooser.group, kind) if kind in kinds(chooser.group) else None
 
     def down(self, part: str) -> "FieldPlace | None":
         """The place called `part` below this one; None when the type has no such part."""

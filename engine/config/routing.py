@@ -49,4 +49,4 @@ class RouterSpec(Kind):
         """Raise ValueError for numbers of experts that it cannot route to."""
 
 
-Router = Annotated[SerializeAsAny[RouterSpec], BeforeValidator(KindChooser("router"))]
+Router = Annotated[SerializeAsAny[RouterSpec], BeforeValidator(KindChooser("router", usual="topk"))]

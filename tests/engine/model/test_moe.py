@@ -212,3 +212,10 @@ def test_padding_takes_no_experts_place_and_changes_nothing(how: str) -> None:
         torch.testing.assert_close(value, second.aux[name], rtol=1e-12, atol=1e-12)
     if how != "expert_choice":  # whose experts take as many tokens all the same
         assert (first.aux["load_LX"].sum(-1) <= ROWS * 12 * net.spec.experts_per_token).all()
+
+
+def test_a_router_without_a_kind_is_the_usual_one_and_a_wrong_key_is_named() -> None:
+    assert model(router={"balance": "bias"}).spec.experts.router.kind == "topk"
+    with pytest.raises(ConfigError) as refused:
+        model(router={"balanc": "bias"})
+    assert "did you mean balance?" in str(refused.value)
