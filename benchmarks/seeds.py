@@ -37,14 +37,14 @@ def table(root: Path, seed: int) -> list[dict[str, Any]]:
     return record["summary"]["table"]
 
 
-def summary(rows: list[dict[str, Any]], minutes: float) -> dict[str, Any]:
+def summary(rows: list[dict[str, Any]], minutes: float | None) -> dict[str, Any]:
     text = {row["name"]: round(row["bits_per_byte"], 4) for row in rows if "bits_per_byte" in row}
     deltas = {row["name"]: round(row["delta"], 4) for row in rows if "delta" in row}
     accuracy = {row["name"]: round(row["accuracy"], 4) for row in rows if "accuracy" in row}
     tuned = {name.removesuffix(" fine-tuned") for name in accuracy if name.endswith(" fine-tuned")}
     xz, trigram = text["xz -9e"], text["interpolated trigram"]
     return {
-        "minutes": round(minutes, 1),
+        "minutes": minutes and round(minutes, 1),  # None: it was cut off once
         "bits_per_byte": text,
         "nats_below_control": deltas,
         "accuracy": accuracy,
@@ -81,11 +81,12 @@ def main() -> None:
     chosen = parser.parse_args()
     found = {}
     for seed in chosen.seeds:
-        began, taken = time.monotonic(), chosen.store.absolute() / f"minutes-{seed}"
-        rows = table(chosen.store.absolute() / f"seed-{seed}", seed)
-        if not taken.exists():
+        root, taken = chosen.store.absolute() / f"seed-{seed}", chosen.store.absolute() / f"minutes-{seed}"
+        began, is_new = time.monotonic(), not root.exists()
+        rows = table(root, seed)
+        if is_new:
             taken.write_text(f"{(time.monotonic() - began) / 60:.2f}\n")
-        found[f"seed {seed}"] = summary(rows, float(taken.read_text()))
+        found[f"seed {seed}"] = summary(rows, float(taken.read_text()) if taken.exists() else None)
         keep("seeds", {"over_seeds": over_seeds(list(found.values()))} | found)
 
 

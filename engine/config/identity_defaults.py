@@ -27,8 +27,7 @@ ABSENT: dict[str, dict[str, Json]] = {
         "z_weight": 0.0,
         "capacity": 0.0,
     },
-    "ExpertChoice": {"sees_future": False},
-    "Base": {"sees_future": False},
+    "LookingAhead": {"sees_future": False},
     "GPT": {
         "num_kv_heads": "auto",
         "ffn": "auto",

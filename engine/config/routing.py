@@ -4,7 +4,7 @@ engine/config/router/topk.py. Torch-free.
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, SerializeAsAny
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from atelier.engine.config.base import Kind
 from atelier.engine.config.registry import KindChooser
@@ -47,6 +47,22 @@ class RouterSpec(Kind):
 
     def check_experts(self, num_experts: int, per_token: int) -> None:
         """Raise ValueError for numbers of experts that it cannot route to."""
+
+
+class LookingAhead(RouterSpec):
+    """Routers of which a token's experts depend on all tokens of its group, later ones too."""
+
+    sees_future: bool = Field(
+        default=False, description="allow it with causal objectives, whose tokens it lets see later ones"
+    )
+
+    @property
+    def competes(self) -> bool:
+        return True
+
+    @property
+    def looks_ahead(self) -> bool:
+        return not self.sees_future
 
 
 Router = Annotated[SerializeAsAny[RouterSpec], BeforeValidator(KindChooser("router", usual="topk"))]

@@ -144,7 +144,6 @@ def _body(
             plain(),
             number,
             counts,
-            name=name,
             spec=spec,
             train=train,
             build_context=build_context,
@@ -170,7 +169,6 @@ def _stage(
     number: int,
     counts: tuple[int, ...],
     *,
-    name: str,
     spec: MemberSpec,
     train: Train,
     build_context: BuildContext,
@@ -193,8 +191,7 @@ def _stage(
     tier, optim = None, spec.role.optim
     is_on_disk = layout.tiers.experts == "disk" and spec.mode != "frozen"
     if is_on_disk and mixtures(model) and isinstance(optim, AdamW):  # others were refused
-        place = build_context.scratch / "tiers" / f"{name}-rank{build_context.gang.rank}-stage{number}"
-        tier = put_on_disk(model, optim, place, layout.tiers)
+        tier = put_on_disk(model, optim, build_context.scratch, layout.tiers)
     gather_keys(model, grid)
     blocks = blocks_of(model)
     if spec.mode != "frozen":

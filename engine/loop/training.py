@@ -147,6 +147,7 @@ class Loop:
                 "threads": torch.get_num_threads(),
                 "micro_batch": self.micro_batch,
                 "compiled": compiled,
+                "on_disk": [member.name for member in self.order if member.body and member.body.tiers],
             }
         )
         if (outdated := remember(self.members, history)) is not None:

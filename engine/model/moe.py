@@ -107,7 +107,7 @@ class MoE(nn.Module):
         if hasattr(self, "shared"):
             y_ND = y_ND + self.shared(x_ND)
         nothing = routed.share_NK.new_zeros(())
-        entropy = nothing if routed.logits_NX is None else _entropy(routed.logits_NX.detach()[rows.is_text_N])
+        entropy = nothing if routed.logits_NX is None else _entropy(routed.logits_NX.detach(), rows.is_text_N)
         return Mixed(
             y_ND.view_as(x_BTD),
             routed.sums.get("balance", nothing),
@@ -133,6 +133,6 @@ class MoE(nn.Module):
         return (y_NKD * share_NK[..., None].to(y_NKD.dtype)).sum(1), load_X[1:]
 
 
-def _entropy(logits_NX: Tensor) -> Tensor:
+def _entropy(logits_NX: Tensor, is_text_N: Tensor) -> Tensor:
     log_NX = logits_NX.log_softmax(-1)
-    return -(log_NX.exp() * log_NX).sum()
+    return -((log_NX.exp() * log_NX).sum(-1) * is_text_N).sum()

@@ -63,15 +63,7 @@ def like(full: Tensor, weight: Tensor) -> Tensor:
     """`full` as a DTensor in the placement of `weight`."""
     if not isinstance(weight, DTensor):
         return full
-    part = part_like(full, weight).contiguous()
-    return DTensor.from_local(
-        part,
-        weight.device_mesh,
-        weight.placements,
-        run_check=False,
-        shape=weight.shape,
-        stride=weight.stride(),
-    )
+    return as_placed(part_like(full, weight).contiguous(), weight)
 
 
 def together(tensor: Tensor) -> Tensor:
@@ -100,15 +92,7 @@ def back_from(part: Tensor, given: Tensor, weight: Tensor) -> Tensor:
     """`part`, this rank's shard in the placement of `given`, in that of `weight`."""
     if not isinstance(given, DTensor) or not isinstance(weight, DTensor):
         return part
-    placed = DTensor.from_local(
-        part.contiguous(),
-        given.device_mesh,
-        given.placements,
-        run_check=False,
-        shape=given.shape,
-        stride=given.stride(),
-    )
-    return placed.redistribute(placements=weight.placements)
+    return as_placed(part.contiguous(), given).redistribute(placements=weight.placements)
 
 
 def is_split(tensor: Tensor, axis: str) -> bool:

@@ -1,18 +1,16 @@
-"""What routers return and share. A router of kind `topk` is engine/model/router/topk.py: a module `Router`
-with a method `route`.
+"""What routers return and share. A router of kind `topk` is engine/model/router/topk.py: its `build` makes a
+module with a method `route`.
 
 N tokens, D hidden, X experts, K experts a token, S tokens of a group
 """
 
 import importlib
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from atelier.engine.config.experts import Combine, MixedBlocks
-
-_A, _B = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64  # SplitMix64's constants, as signed numbers
 
 
 class TokenRows(NamedTuple):
@@ -64,7 +62,7 @@ def make_router(spec: MixedBlocks, number: int) -> nn.Module:
     """The router of block `number`."""
     own = spec.experts.router
     module = importlib.import_module(f"atelier.engine.model.router.{own.kind}")
-    return cast(nn.Module, module.Router(spec, own, number))
+    return module.build(spec, own, number)
 
 
 def combined(logits_NX: Tensor, score_NX: Tensor | None, chosen_NK: Tensor, combine: Combine) -> Tensor:
@@ -90,10 +88,3 @@ def first_come(chosen_NK: Tensor, rows: TokenRows, group: int, number: int, capa
     is_its_GPX = nn.functional.one_hot(chosen_GP, number) * is_text_GP[..., None]
     place_GP = (is_its_GPX.cumsum(1) * is_its_GPX).sum(-1)  # 1 = the first of its expert
     return chosen_GP.masked_fill(place_GP > room, -1).view(-1, per_token)
-
-
-def mixed(x: Tensor) -> Tensor:
-    """Hashes of whole numbers, not below 0: a step of SplitMix64 (Steele, Lea, Flood 2014)."""
-    x = (x + 1) * _A
-    x = (x ^ ((x >> 30) & (2**34 - 1))) * _B
-    return (x ^ ((x >> 31) & (2**33 - 1))) & (2**62 - 1)

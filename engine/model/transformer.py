@@ -14,17 +14,16 @@ from atelier.engine.config.blocks import Blocks
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Attend, Cache, Seen, rotate
 from atelier.engine.model.contract import Carried, Relations, rounded
+from atelier.engine.model.hashing import A, C, mixed
 from atelier.engine.model.moe import Mixed, MoE
 
-_A, _B = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64  # SplitMix64's constants, as signed numbers
-_C = 0x94D049BB133111EB - 2**64
 _LAYER = 0x2545F4914F6CDD1D
 _BITS = 31
 
 
 def noise_keys(seed: int, samples_B: Tensor, places_T: Tensor) -> Tensor:
     """[B, T] int64: a dropout key for every token of the samples with these numbers."""
-    return _mixed(_mixed(samples_B + seed)[:, None] + places_T * _A)
+    return mixed(mixed(samples_B + seed)[:, None] + places_T * A)
 
 
 def layer_keys(noise_BT: Tensor, layer: int) -> Tensor:
@@ -35,16 +34,9 @@ def layer_keys(noise_BT: Tensor, layer: int) -> Tensor:
 def dropout(x_BTD: Tensor, probability: float, noise_BT: Tensor, branch: int) -> Tensor:
     """x with each number zeroed with `probability`, the rest scaled up; `branch`: which use in the layer."""
     features_D = torch.arange(x_BTD.shape[-1], device=x_BTD.device)
-    bits_BTD = _mixed(noise_BT[..., None] + branch * _C + features_D * _A) & (2**_BITS - 1)
+    bits_BTD = mixed(noise_BT[..., None] + branch * C + features_D * A) & (2**_BITS - 1)
     keep_BTD = bits_BTD >= int(probability * 2**_BITS)
     return x_BTD * keep_BTD.to(x_BTD.dtype) * (1.0 / (1.0 - probability))
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser (Steele, Lea, Flood 2014) on int64, which wraps around; shifts are logical."""
-    x = (x ^ ((x >> 30) & (2**34 - 1))) * _B
-    x = (x ^ ((x >> 27) & (2**37 - 1))) * _C
-    return x ^ ((x >> 31) & (2**33 - 1))
 
 
 class Shared(NamedTuple):
@@ -161,11 +153,11 @@ class Block(nn.Module):
         if self.place is None:
             added_BTD = self.mlp(read_BTD)
         else:
-            added_BTD, sums = self._mixed(Mixed(*self.mlp(read_BTD, tokens_BT)), self.place)
+            added_BTD, sums = self.mixed(Mixed(*self.mlp(read_BTD, tokens_BT)), self.place)
         x_BTD = x_BTD + self._drop(added_BTD, noise_BT, 1)
         return BlockOutput(x_BTD, relations if self.is_taught else relations.detached(), sums)
 
-    def _mixed(self, found: Mixed, place: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def mixed(self, found: Mixed, place: int) -> tuple[Tensor, dict[str, Tensor]]:
         """A mixture's result, and its sums at its place among those of the model."""
         sums = {"balance": found.balance, "router_z": found.router_z}
         for name, value in (("load_LX", found.load_X), ("lost_L", found.lost), ("entropy_L", found.entropy)):
@@ -196,9 +188,9 @@ def run_blocks(
     """
     noise_BT, memory_BT = shared.batch.get("noise_BT"), shared.batch.get("memory_BT")
     relations, x_BTD, sums = None, carried["hidden_BTD"], dict(carried)
-    tokens_BT = shared.batch.get("tokens_BT")
-    if tokens_BT is not None:
-        tokens_BT = tokens_BT.masked_fill(shared.batch["documents_BT"] < 0, -1)
+    tokens_BT = None
+    if any(block.place is not None for block in blocks):
+        tokens_BT = shared.batch["tokens_BT"].masked_fill(shared.batch["documents_BT"] < 0, -1)
     for name, block in blocks.named_children():
         number = first + int(name)
         if memory_BT is not None:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError, nearest
-from atelier.engine.config.experts import MixedBlocks
-from atelier.engine.config.parallel import LANES, Parallel
-from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+from atelier.engine.plan.expert_checks import check_axis, check_router, check_sight, check_tiers
 
 
 def check_layout(
@@ -44,7 +44,7 @@ def at_step(train: Train, layout: Parallel, step: int) -> Train:
 def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix: str) -> None:
     layout.check_batch(train.global_batch, train.micro_batch)
     _check_pipeline(layout, train)
-    _check_experts(layout, roles)
+    check_axis(layout, roles)
     if train.precision == "fp8" and layout.tensor > 1:
         raise ConfigError("train.precision", "fp8 with parallel.tensor > 1 is not built", "use other axes")
     students = [name for name, role in roles.items() if role.teacher]
@@ -55,8 +55,8 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
     for name, role in roles.items():
         model = f"{prefix}{name}.model" if prefix else "model"
         _check_role(layout, name, role, model)
-        _check_router(layout, name, role.model, train, model)
-        _check_tiers(layout, name, role, model)
+        check_router(layout, role.model, train, model, axes=layout.axes_of(name), place=_place(layout, name))
+        check_tiers(layout, role, model, axes=layout.axes_of(name))
         _check_tokens(layout, name, "train.sequence", train.sequence)
         for key, spec in role.objective.items():
             _check_tokens(
@@ -67,83 +67,6 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
             _check_rows(layout, name, roles, train)
             if role.teacher in roles:
                 _check_compared(layout, name, role, roles[role.teacher], f"{prefix}{name}.objective")
-
-
-def _check_experts(layout: Parallel, roles: Mapping[str, Role]) -> None:
-    has_experts = any(limit.axis == "expert" for role in roles.values() for limit in role.model.limits())
-    if layout.expert > 1 and not has_experts:
-        raise ConfigError(
-            "parallel.expert",
-            f"{layout.expert}, but no role's model has experts",
-            f"shard={layout.axes.shard * layout.expert} uses the same ranks",
-        )
-
-
-def _check_router(layout: Parallel, name: str, spec: ModelSpec, train: Train, model: str) -> None:
-    """Check that tokens that compete for experts, or are balanced by rows, are on one rank."""
-    if not isinstance(spec, MixedBlocks) or not spec.num_experts:
-        return
-    router, axes = spec.experts.router, layout.axes_of(name)
-    if router.needs_whole_rows and axes.context > 1:
-        raise ConfigError(
-            f"{_place(layout, name)}.context",
-            f"{axes.context} ranks share a row's tokens, but {model}.experts.router {router.kind} has to see "
-            "all of them",
-            "context=1, or another router",
-        )
-    if not router.competes:
-        return
-    group, each = spec.experts.group, train.global_batch // axes.data
-    rows = each if train.micro_batch == "auto" else train.micro_batch * layout.axes.data // axes.data
-    if each % group or (train.micro_batch != "auto" and rows % group):
-        fits = [size for size in divisors(each, each) if size % group == 0]
-        raise ConfigError(
-            f"{model}.experts.group",
-            f"{group} rows compete, but a micro-batch of a rank has {rows}",
-            f"train.micro_batch={min(fits, key=lambda size: abs(size - rows))} would fit"
-            if fits
-            else f"experts.group={largest_divisor(each, group)} would fit",
-        )
-    tokens = group * train.sequence
-    if router.kind == "base" and tokens % spec.num_experts:
-        raise ConfigError(
-            f"{model}.num_experts",
-            f"{spec.num_experts} do not divide the {tokens} tokens of a group",
-            f"num_experts={largest_divisor(tokens, spec.num_experts)} would fit",
-        )
-
-
-def _check_tiers(layout: Parallel, name: str, role: Role, model: str) -> None:
-    """Check that experts on disk are each of one rank, trained whole, by AdamW."""
-    spec = role.model
-    if layout.tiers.experts == "device" or not isinstance(spec, MixedBlocks) or not spec.num_experts:
-        return
-    axes = layout.axes_of(name)
-    shared = axes.replicate * axes.shard * axes.context
-    if shared > 1:
-        fits = largest_divisor(spec.num_experts, shared * axes.expert)
-        raise ConfigError(
-            "parallel.tiers.experts",
-            f"disk, but {shared} ranks share each expert of {model} (replicate, shard and context)",
-            f"expert={fits} of the same ranks gives each its own",
-        )
-    if role.optim.kind != "adamw":
-        raise ConfigError(
-            "parallel.tiers.experts",
-            f"disk, but {model} is trained by {role.optim.kind}, whose steps are not known to wait",
-            "optim=adamw",
-        )
-    if role.trainable.kind != "full":
-        raise ConfigError(
-            "parallel.tiers.experts", f"disk, but of {model} only parts are trained", "trainable=full"
-        )
-    inner, hidden = spec.expert_inner // axes.tensor, spec.hidden
-    if inner * hidden % LANES:
-        raise ConfigError(
-            "parallel.tiers.experts",
-            f"disk, but {model}.experts.ffn {inner} x hidden {hidden} is no multiple of {LANES} numbers",
-            f"experts.ffn={-(-inner // LANES) * LANES} is",
-        )
 
 
 def _check_pipeline(layout: Parallel, train: Train) -> None:
@@ -317,28 +240,9 @@ def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None
         teacher = (role.teacher, roles[role.teacher].model) if role.teacher in roles else None
         place = f"{prefix}{name}." if prefix else ""
         check_trainable(place, role)
-        _check_sight(place, role)
+        check_sight(place, role)
         for key, objective in role.objective.items():
             objective.check(place, key, role.model, teacher)
-
-
-def _check_sight(place: str, role: Role) -> None:
-    """Check that no token of a causal objective gets experts that depend on later ones."""
-    model = role.model
-    if not isinstance(model, MixedBlocks) or not model.num_experts or not model.experts.router.looks_ahead:
-        return
-    causal = [
-        key
-        for key, spec in role.objective.items()
-        if not type(spec).needs_teacher and "bidirectional_B" not in type(spec).extras
-    ]
-    if causal:
-        raise ConfigError(
-            f"{place}model.experts.router.kind",
-            f"{model.experts.router.kind} chooses a token's experts by later tokens too, which the objective "
-            f"{causal[0]} is to predict",
-            "router.kind=topk does not; router.sees_future=true allows it all the same",
-        )
 
 
 def check_readers(

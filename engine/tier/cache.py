@@ -11,7 +11,7 @@ from atelier.engine.tier.policy import Policy
 from atelier.engine.tier.state_file import StateFile
 
 
-class Cache:
+class StateCache:
     """Buffers for `size` states of a file. A state that is changed is written back when its buffer is given
     to another one. `renew` is called with a slot and its state whenever one is asked for, and says whether it
     changed it.

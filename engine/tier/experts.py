@@ -17,7 +17,7 @@ from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Tiers
 from atelier.engine.model.moe import ExpertWeights, mlp
 from atelier.engine.model.placement import as_placed, local
-from atelier.engine.tier.cache import Cache
+from atelier.engine.tier.cache import StateCache
 from atelier.engine.tier.policy import POLICIES
 from atelier.engine.tier.state_file import StateFile
 
@@ -42,7 +42,7 @@ class TieredExperts:
     """
 
     def __init__(
-        self, mixtures: dict[str, ExpertWeights], spec: AdamW, path: Path, *, host_bytes: int, policy: str
+        self, mixtures: dict[str, ExpertWeights], spec: AdamW, folder: Path, *, host_bytes: int, policy: str
     ) -> None:
         self.spec = spec
         self.placed = {
@@ -58,9 +58,9 @@ class TieredExperts:
             self.inside.append(Leaf(name, shape, begin))
         self.floats = self.inside[-1].begin + self.inside[-1].size  # of one expert's weights
         self.places = {name: place for place, name in enumerate(mixtures)}  # by path of the mixture
-        self.file = StateFile(path, len(mixtures) * self.number, len(PARTS) * self.floats, dtype)
+        self.file = StateFile(folder, len(mixtures) * self.number, len(PARTS) * self.floats, dtype)
         size = host_bytes // self.file.state_bytes if host_bytes else self.file.slots
-        self.cache = Cache(self.file, size, POLICIES[policy](), self._catch_up)
+        self.cache = StateCache(self.file, size, POLICIES[policy](), self._catch_up)
         self.rates: list[float] = []  # of every step since the file was filled
         self.done = [0] * self.file.slots  # of these, how many a slot has had
         self.steps = 0  # before the file was filled
@@ -123,8 +123,8 @@ class TieredExperts:
     def _owed(self, slot: int, state: Tensor, *, until: int) -> bool:
         """Take the steps without a gradient that a state has not had yet; whether there were any."""
         first = self.done[slot]
+        nothing = torch.zeros(self.floats if first < until else 0, dtype=state.dtype)
         for number in range(first, until):
-            nothing = torch.zeros(self.floats, dtype=state.dtype)
             self._step(state, nothing, self.rates[number], self.steps + number + 1)
         self.done[slot] = max(first, until)
         return first < until
@@ -178,14 +178,11 @@ class TieredExperts:
                 found[name] = parts
         return found
 
-    def close(self) -> None:
-        self.file.close()
 
-
-def put_on_disk(model: nn.Module, optim: AdamW, place: Path, tiers: Tiers) -> TieredExperts:
+def put_on_disk(model: nn.Module, optim: AdamW, folder: Path, tiers: Tiers) -> TieredExperts:
     """Take the experts of all mixtures of a model, which is on the meta device, out of it."""
     mixtures = {path: each for path, each in model.named_modules() if isinstance(each, ExpertWeights)}
-    return TieredExperts(mixtures, optim, place, host_bytes=int(tiers.host_gb * 1e9), policy=tiers.policy)
+    return TieredExperts(mixtures, optim, folder, host_bytes=int(tiers.host_gb * 1e9), policy=tiers.policy)
 
 
 def hold(experts: ExpertWeights, tier: TieredExperts, first: int) -> None:

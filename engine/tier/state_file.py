@@ -5,7 +5,10 @@ A state is `floats` numbers of one type: an expert's weights, then its two momen
 """
 
 import hashlib
+import mmap
 import os
+import tempfile
+import weakref
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,27 +21,28 @@ PAGE = 4096  # bytes; a slot begins at a multiple, as direct reads need it
 
 
 class StateFile:
-    """`slots` states of `floats` numbers. Every slot that was written has a digest, held in memory; one that
-    does not agree is a damage, and the training goes back to its last checkpoint.
+    """`slots` states of `floats` numbers in a file of `folder` without a name: whatever ends the process, it
+    is gone. Every slot that was written has a digest, held in memory; one that does not agree is a damage.
     """
 
-    def __init__(self, path: Path, slots: int, floats: int, dtype: torch.dtype) -> None:
-        self.path, self.slots, self.floats, self.dtype = path, slots, floats, dtype
+    def __init__(self, folder: Path, slots: int, floats: int, dtype: torch.dtype) -> None:
+        self.folder, self.slots, self.floats, self.dtype = folder, slots, floats, dtype
         self.state_bytes = floats * dtype.itemsize
         self.slot_bytes = -(-self.state_bytes // PAGE) * PAGE
         self.bytes_read = self.bytes_written = 0
         self._digests: dict[int, bytes] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._fd, name = tempfile.mkstemp(dir=folder)
+        os.unlink(name)
+        weakref.finalize(self, os.close, self._fd)
         os.truncate(self._fd, slots * self.slot_bytes)
 
     def mapped(self) -> Tensor:
         """[slots, floats of a slot] all states as one tensor, shared with the file. Whoever writes into it
         calls `forget` afterwards.
         """
-        each = self.slot_bytes // self.dtype.itemsize
-        whole = torch.from_file(str(self.path), shared=True, size=self.slots * each, dtype=self.dtype)
-        return whole.view(self.slots, each)
+        pages = mmap.mmap(self._fd, self.slots * self.slot_bytes)
+        return torch.frombuffer(pages, dtype=self.dtype).view(self.slots, -1)
 
     def forget(self) -> None:
         """Trust the slots as they are: they were filled through `mapped`."""
@@ -52,12 +56,12 @@ class StateFile:
         while done < len(view):
             count = os.preadv(self._fd, [view[done:]], begin + done)
             if not count:
-                raise DamageError(f"{self.path}: expert state {slot} is cut off")
+                raise self._damage(slot)
             done += count
         self.bytes_read += len(view)
         known = self._digests.get(slot)
         if known is not None and known != hashlib.sha256(view).digest():
-            raise DamageError(f"{self.path}: expert state {slot} is not as it was written")
+            raise self._damage(slot)
 
     def write(self, slot: int, state: Tensor) -> None:
         """Raises OSError for a full or failing disk."""
@@ -69,9 +73,11 @@ class StateFile:
         self.bytes_written += len(view)
         self._digests[slot] = hashlib.sha256(view).digest()
 
-    def close(self) -> None:
-        os.close(self._fd)
-        self.path.unlink(missing_ok=True)
+    def _damage(self, slot: int) -> DamageError:
+        return DamageError(
+            f"expert state {slot} on disk in {self.folder} is not as it was written: the disk fails",
+            "run again, on another disk perhaps: it goes on from the last checkpoint",
+        )
 
 
 def _bytes_of(state: Tensor) -> memoryview:

@@ -4,24 +4,11 @@ of rows, so that the sum of their scores is the largest (2103.16716).
 
 from typing import Literal
 
-from pydantic import Field
-
-from atelier.engine.config.routing import RouterSpec
+from atelier.engine.config.routing import LookingAhead
 
 
-class Base(RouterSpec):
+class Base(LookingAhead):
     kind: Literal["base"] = "base"
-    sees_future: bool = Field(
-        default=False, description="allow it with causal objectives, whose tokens it lets see later ones"
-    )
-
-    @property
-    def competes(self) -> bool:
-        return True
-
-    @property
-    def looks_ahead(self) -> bool:
-        return not self.sees_future
 
     def check_experts(self, num_experts: int, per_token: int) -> None:
         if per_token != 1:

@@ -12,13 +12,10 @@ from atelier.engine.config.router.base import Base
 from atelier.engine.model.routing import MatrixRouter, Routed, TokenRows
 
 
-class Router(MatrixRouter):
+class BaseRouter(MatrixRouter):
     """One expert a token, weighted by the sigmoid of its score (2103.16716, section 3). Where tokens must not
     depend on each other (held-out text, generation) each goes to the best for it.
     """
-
-    def __init__(self, spec: MixedBlocks, _own: Base, _number: int) -> None:
-        super().__init__(spec)
 
     def route(self, x_ND: Tensor, rows: TokenRows) -> Routed:
         _, wide_NX = self.logits(x_ND)
@@ -40,3 +37,7 @@ def assigned(score_SX: Tensor) -> Tensor:
     places_SS = score_SX.double().cpu().numpy().repeat(size // number, axis=1)
     _, place_S = linear_sum_assignment(places_SS, maximize=True)
     return torch.from_numpy(place_S // (size // number)).to(score_SX.device)
+
+
+def build(spec: MixedBlocks, _own: Base, _number: int) -> BaseRouter:
+    return BaseRouter(spec)

@@ -11,13 +11,10 @@ from atelier.engine.config.router.expert_choice import ExpertChoice
 from atelier.engine.model.routing import MatrixRouter, Routed, TokenRows
 
 
-class Router(MatrixRouter):
+class ExpertChoiceRouter(MatrixRouter):
     """A token has the experts that chose it, weighted by their probabilities; perhaps none. Where tokens must
     not depend on each other (held-out text, generation) each has its K most probable ones.
     """
-
-    def __init__(self, spec: MixedBlocks, _own: ExpertChoice, _number: int) -> None:
-        super().__init__(spec)
 
     def route(self, x_ND: Tensor, rows: TokenRows) -> Routed:
         _, wide_NX = self.logits(x_ND)
@@ -43,3 +40,7 @@ class Router(MatrixRouter):
         most = int(is_its_NX.sum(-1).max())
         order_NK = is_its_NX.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[:, :most]
         return order_NK.masked_fill(~is_its_NX.gather(-1, order_NK), -1)
+
+
+def build(spec: MixedBlocks, _own: ExpertChoice, _number: int) -> ExpertChoiceRouter:
+    return ExpertChoiceRouter(spec)

@@ -8,24 +8,29 @@ from torch import Tensor, nn
 
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.router.hash import Hash
-from atelier.engine.model.routing import Routed, TokenRows, mixed
+from atelier.engine.model.hashing import A, mixed
+from atelier.engine.model.routing import Routed, TokenRows
 
 
-class Router(nn.Module):
+class HashRouter(nn.Module):
     """K different experts, each with the same weight; other ones in every block."""
 
-    def __init__(self, spec: MixedBlocks, _own: Hash, number: int) -> None:
+    def __init__(self, spec: MixedBlocks, number: int) -> None:
         super().__init__()
         self.number, self.per_token, self.num_experts = number, spec.experts_per_token, spec.num_experts
         self.is_sum = spec.experts.combine == "sum"
 
     def route(self, x_ND: Tensor, rows: TokenRows) -> Routed:
-        drawn_N = mixed(rows.tokens_N + self.number * 0x632BE5AB)
-        first_N, step_N = drawn_N % self.num_experts, mixed(drawn_N)
+        drawn_N = mixed(mixed(rows.tokens_N + A) + self.number)
         # the first, then steps that come to each of the others once
-        others_N = step_N % max(1, self.num_experts - 1)
+        first_N = drawn_N % self.num_experts
+        others_N = mixed(drawn_N + A) % max(1, self.num_experts - 1)
         places_K = torch.arange(self.per_token, device=x_ND.device)
         step_NK = (others_N[:, None] + places_K - 1) % max(1, self.num_experts - 1) + 1
         chosen_NK = (first_N[:, None] + torch.where(places_K > 0, step_NK, 0)) % self.num_experts
         share = 1.0 if self.is_sum else 1 / self.per_token
         return Routed(chosen_NK, torch.full(chosen_NK.shape, share, device=x_ND.device), None, {})
+
+
+def build(spec: MixedBlocks, _own: Hash, number: int) -> HashRouter:
+    return HashRouter(spec, number)

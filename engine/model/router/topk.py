@@ -11,13 +11,13 @@ from atelier.engine.config.router.topk import TopK
 from atelier.engine.model.routing import MatrixRouter, Routed, TokenRows, combined, first_come
 
 
-class Router(MatrixRouter):
+class TopKRouter(MatrixRouter):
     """Logits by a matrix; a bias that only the choice sees; losses that balance the experts."""
 
     load: Tensor
     bias: Tensor
 
-    def __init__(self, spec: MixedBlocks, own: TopK, _number: int) -> None:
+    def __init__(self, spec: MixedBlocks, own: TopK) -> None:
         super().__init__(spec)
         self.own = own
         self.combine: Combine = spec.experts.combine
@@ -83,3 +83,7 @@ class Router(MatrixRouter):
             self.load.copy_(load_X)
         if self.own.balance == "bias":  # 2408.15664
             self.bias += self.own.balance_weight * (load_X.mean() - load_X).sign().to(self.bias.dtype)
+
+
+def build(spec: MixedBlocks, own: TopK, _number: int) -> TopKRouter:
+    return TopKRouter(spec, own)

@@ -12,8 +12,8 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.contract import Output, stored
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.load import build, initialise
-from atelier.engine.model.moe import MoE
 from atelier.engine.model.router.base import assigned
+from atelier.engine.model.router.hash import HashRouter
 from atelier.engine.model.routing import TokenRows
 
 ROWS, TOKENS, EXPERTS = 4, 16, 4
@@ -153,8 +153,9 @@ def test_a_bias_evens_out_loads_without_a_loss() -> None:
     net = model(router={"kind": "topk", "balance": "bias", "balance_weight": 0.02}).train()
     worst = []
     with torch.no_grad():
-        for block in net.blocks:
-            block.mlp.router.bias[0] = 0.5  # type: ignore[union-attr,index]
+        for name, bias in net.named_buffers():
+            if name.endswith("router.bias"):
+                bias[0] = 0.5
         for _ in range(60):
             aux = output(net, drawn()).aux
             worst.append(net.measured(aux, ROWS * TOKENS)["experts/load/0"])
@@ -173,11 +174,8 @@ def test_balance_over_the_batch_begins_even_and_follows_the_step_before() -> Non
 
 
 def test_experts_of_a_hash_differ_and_are_the_tokens_own() -> None:
-    net = model(experts_per_token=3, router={"kind": "hash"})
-    mixture = net.blocks[0].mlp
-    assert isinstance(mixture, MoE)
-    tokens_N = torch.arange(64)
-    chosen = mixture.router.route(torch.zeros(64, 32), TokenRows(4, tokens_N, True)).chosen_NK  # type: ignore[operator]
+    router = HashRouter(model(experts_per_token=3, router={"kind": "hash"}).spec, 0)
+    chosen = router.route(torch.zeros(64, 32), TokenRows(4, torch.arange(64), True)).chosen_NK
     assert all(len(set(row)) == 3 for row in chosen.tolist())
     assert chosen.flatten().bincount().min() > 64 * 3 / EXPERTS / 2
 

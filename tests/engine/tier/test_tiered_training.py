@@ -3,6 +3,7 @@ training is stopped.
 """
 
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -15,16 +16,21 @@ from atelier.engine.config.role import Trainable
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.run_file import Training
 from atelier.engine.plan.checks import check_layout
+from atelier.engine.tier.experts import TieredExperts, put_on_disk
 from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, model, role, student, train
 
+Policy = Literal["lfu", "lru", "static"]
 STEPS, EXPERTS = 24, 8
 STATE_GB = 3 * 3 * 32 * 32 * 4 / 1e9  # of one expert: three matrices with two moments
 
 
-def tiered(room: int, policy: str = "lfu") -> dict:
-    """A layout with memory for `room` expert states."""
-    tiers = Tiers(experts="disk", host_gb=1.01 * room * STATE_GB, policy=policy)  # type: ignore[arg-type]
-    return {"layout": ONE.model_copy(update={"tiers": tiers})}
+def tiers(room: int, policy: Policy = "lfu") -> Tiers:
+    """Memory for `room` expert states."""
+    return Tiers(experts="disk", host_gb=1.01 * room * STATE_GB, policy=policy)
+
+
+def tiered(room: int, policy: Policy = "lfu") -> dict[str, Parallel]:
+    return {"layout": ONE.model_copy(update={"tiers": tiers(room, policy)})}
 
 
 def training(setup: TrainingSetup, steps: int = STEPS, **more: object) -> Training:
@@ -44,10 +50,20 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> TrainingSetup:
 
 @pytest.mark.parametrize(("room", "policy"), [(1, "lfu"), (3, "lru"), (5, "static"), (16, "lfu")])
 def test_experts_on_disk_end_with_the_bits_of_experts_in_memory(
-    in_memory: TrainingSetup, tmp_path: Path, room: int, policy: str
+    in_memory: TrainingSetup, tmp_path: Path, room: int, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    made: list[TieredExperts] = []
+
+    def seen(*given: Any) -> TieredExperts:
+        made.append(put_on_disk(*given))
+        return made[-1]
+
+    monkeypatch.setattr("atelier.engine.loop.build.put_on_disk", seen)
     setup = TrainingSetup(tmp_path)
     setup.train(training(setup), **tiered(room, policy))
+    [tier] = made
+    assert tier.cache.size == room and (tier.cache.evictions > 0) == (room < tier.file.slots)
+    assert tier.file.bytes_read > 0 and not list(tmp_path.glob("scratch-*/tmp*"))  # it has no name
     for name in ("teacher", "pupil"):
         assert setup.weights(name) == in_memory.weights(name)
         assert setup.curve(name) == in_memory.curve(name)
@@ -75,36 +91,43 @@ def test_experts_that_no_token_met_have_moved_all_the_same(in_memory: TrainingSe
     assert AdamW(lr=1e-2).weight_decay > 0
 
 
-@pytest.mark.parametrize("axes", [{"expert": 2}, {"expert": 2, "tensor": 2}, {"pipeline": 2}])
-def test_a_gang_with_experts_on_disk_ends_with_the_bits_of_one_in_memory(
-    tmp_path: Path, axes: dict[str, int]
-) -> None:
+CPU = Parallel(shard=1, threads=1, compile="none", device="cpu")
+GANGS = {
+    "expert": CPU.model_copy(update={"expert": 2}),
+    "expert x tensor": CPU.model_copy(update={"expert": 2, "tensor": 2}),
+    "pipeline": CPU.model_copy(update={"pipeline": 2}),
+}
+
+
+@pytest.mark.parametrize("gang", GANGS)
+def test_a_gang_with_experts_on_disk_ends_with_the_bits_of_one_in_memory(tmp_path: Path, gang: str) -> None:
     setups = {}
     for where in ("memory", "disk"):
         setups[where] = setup = TrainingSetup(tmp_path / where)
-        layout = Parallel(**axes, shard=1, threads=1, compile="none", device="cpu")  # type: ignore[arg-type]
+        layout = GANGS[gang]
         if where == "disk":
-            layout = layout.model_copy(update={"tiers": tiered(2)["layout"].tiers})
+            layout = layout.model_copy(update={"tiers": tiers(2)})
         run = setup.run_file(training(setup, 8, global_batch=4), layout=layout)
         ranks = setup.processes(run, world=layout.ranks)
         said = [rank.communicate(timeout=300) for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0] * layout.ranks, said
+        assert ('"on_disk": ["teacher"]' in said[0][0]) == (where == "disk"), said[0][0]
     assert setups["disk"].weights("teacher") == setups["memory"].weights("teacher")
     assert setups["disk"].curve("teacher") == setups["memory"].curve("teacher")
 
 
 @pytest.mark.parametrize(
-    ("axes", "more", "words"),
+    ("shard", "more", "words"),
     [
-        ({"shard": 2}, {}, "2 ranks share each expert of model (replicate, shard and context); expert=2"),
-        ({}, {"optim": Muon(lr=1e-3)}, "is trained by muon"),
-        ({}, {"trainable": Trainable(kind="lora")}, "only parts are trained"),
+        (2, {}, "2 ranks share each expert of model (replicate, shard and context); expert=2"),
+        (1, {"optim": Muon(lr=1e-3)}, "is trained by muon"),
+        (1, {"trainable": Trainable(kind="lora")}, "only parts are trained"),
     ],
 )
 def test_what_cannot_be_on_disk_is_refused_with_a_way_out(
-    axes: dict[str, int], more: dict[str, object], words: str
+    shard: int, more: dict[str, object], words: str
 ) -> None:
-    layout = Parallel(**{"shard": 1} | axes, tiers=Tiers(experts="disk"))  # type: ignore[arg-type]
+    layout = Parallel(shard=shard, tiers=Tiers(experts="disk"))
     spec = role(shape=model(32, num_experts=EXPERTS)).model_copy(update=more)
     with pytest.raises(ConfigError) as refused:
         check_layout(layout, {"teacher": spec}, train(8), prefix="")

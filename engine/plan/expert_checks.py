@@ -1,0 +1,113 @@
+"""Checks of mixtures of experts before a process starts: what layouts and objectives routers allow, and what
+experts on disk ask for. Torch-free.
+"""
+
+from collections.abc import Mapping
+
+from atelier.engine.config.divisors import divisors, largest_divisor
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.parallel import LANES, Axes, Parallel
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
+
+
+def check_axis(layout: Parallel, roles: Mapping[str, Role]) -> None:
+    """Check that an expert axis has experts."""
+    has_experts = any(limit.axis == "expert" for role in roles.values() for limit in role.model.limits())
+    if layout.expert > 1 and not has_experts:
+        raise ConfigError(
+            "parallel.expert",
+            f"{layout.expert}, but no role's model has experts",
+            f"shard={layout.axes.shard * layout.expert} uses the same ranks",
+        )
+
+
+def check_router(
+    layout: Parallel, spec: ModelSpec, train: Train, model: str, *, axes: Axes, place: str
+) -> None:
+    """Check that tokens that compete for experts, or are balanced by rows, are on one rank. `axes` are the
+    role's; `model` and `place` name its model and its layout in messages.
+    """
+    if not isinstance(spec, MixedBlocks) or not spec.num_experts:
+        return
+    router = spec.experts.router
+    if router.needs_whole_rows and axes.context > 1:
+        raise ConfigError(
+            f"{place}.context",
+            f"{axes.context} ranks share a row's tokens, but {model}.experts.router {router.kind} has to see "
+            "all of them",
+            "context=1, or another router",
+        )
+    if not router.competes:
+        return
+    group, each = spec.experts.group, train.global_batch // axes.data
+    rows = each if train.micro_batch == "auto" else train.micro_batch * layout.axes.data // axes.data
+    if each % group or (train.micro_batch != "auto" and rows % group):
+        fits = [size for size in divisors(each, each) if size % group == 0]
+        raise ConfigError(
+            f"{model}.experts.group",
+            f"{group} rows compete, but a micro-batch of a rank has {rows}",
+            f"train.micro_batch={min(fits, key=lambda size: abs(size - rows))} would fit"
+            if fits
+            else f"experts.group={largest_divisor(each, group)} would fit",
+        )
+    tokens = group * train.sequence
+    if router.kind == "base" and tokens % spec.num_experts:
+        raise ConfigError(
+            f"{model}.num_experts",
+            f"{spec.num_experts} do not divide the {tokens} tokens of a group",
+            f"num_experts={largest_divisor(tokens, spec.num_experts)} would fit",
+        )
+
+
+def check_tiers(layout: Parallel, role: Role, model: str, *, axes: Axes) -> None:
+    """Check that experts on disk are each of one rank, trained whole, by AdamW."""
+    spec = role.model
+    if layout.tiers.experts == "device" or not isinstance(spec, MixedBlocks) or not spec.num_experts:
+        return
+    shared = axes.replicate * axes.shard * axes.context
+    if shared > 1:
+        fits = largest_divisor(spec.num_experts, shared * axes.expert)
+        raise ConfigError(
+            "parallel.tiers.experts",
+            f"disk, but {shared} ranks share each expert of {model} (replicate, shard and context)",
+            f"expert={fits} of the same ranks gives each its own",
+        )
+    if role.optim.kind != "adamw":
+        raise ConfigError(
+            "parallel.tiers.experts",
+            f"disk, but {model} is trained by {role.optim.kind}, whose steps are not known to wait",
+            "optim=adamw",
+        )
+    if role.trainable.kind != "full":
+        raise ConfigError(
+            "parallel.tiers.experts", f"disk, but of {model} only parts are trained", "trainable=full"
+        )
+    inner, hidden = spec.expert_inner // axes.tensor, spec.hidden
+    if inner * hidden % LANES:
+        raise ConfigError(
+            "parallel.tiers.experts",
+            f"disk, but {model}.experts.ffn {inner} x hidden {hidden} is no multiple of {LANES} numbers",
+            f"experts.ffn={-(-inner // LANES) * LANES} is",
+        )
+
+
+def check_sight(place: str, role: Role) -> None:
+    """Check that no token of a causal objective gets experts that depend on later ones."""
+    model = role.model
+    if not isinstance(model, MixedBlocks) or not model.num_experts or not model.experts.router.looks_ahead:
+        return
+    causal = [
+        key
+        for key, spec in role.objective.items()
+        if not type(spec).needs_teacher and "bidirectional_B" not in type(spec).extras
+    ]
+    if causal:
+        raise ConfigError(
+            f"{place}model.experts.router.kind",
+            f"{model.experts.router.kind} chooses a token's experts by later tokens too, which the objective "
+            f"{causal[0]} is to predict",
+            "router.kind=topk does not; router.sees_future=true allows it all the same",
+        )
