@@ -295,7 +295,6 @@ class RoleState:
 
     def restore(self, state: Nested, step: int) -> None:
         """Restore the values that loading a `state()` returned; its tensors were filled in place."""
-        self.weights.restored()
         if self.lead is not None and "lead" in state:  # not in older checkpoints
             self.lead.restore(state["lead"])
         counts = state["counts"]
@@ -304,6 +303,7 @@ class RoleState:
         self.last = dict(state["last"])
         self.health.restore(state.get("health", {}))
         self.step = self.stored_step = step
+        self.weights.restored()
 
 
 def end_of(spec: MemberSpec) -> int:

@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import overload
+from typing import cast, overload
 
 import torch
 from torch import Tensor
@@ -92,7 +92,8 @@ def back_from(part: Tensor, given: Tensor, weight: Tensor) -> Tensor:
     """`part`, this rank's shard in the placement of `given`, in that of `weight`."""
     if not isinstance(given, DTensor) or not isinstance(weight, DTensor):
         return part
-    return as_placed(part.contiguous(), given).redistribute(placements=weight.placements)
+    placed = cast(DTensor, as_placed(part.contiguous(), given))
+    return placed.redistribute(placements=weight.placements)
 
 
 def is_split(tensor: Tensor, axis: str) -> bool:
