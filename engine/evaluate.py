@@ -60,8 +60,8 @@ from atelier.engine.inference.scoring import (
 )
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
-from atelier.engine.model.load import read_model
 from atelier.engine.parallel.gang import start_gang
+from atelier.engine.tier.ring import read_model_within
 
 SCORES, BASELINES = "scores.json", "baselines"
 SAMPLE = Sampling(max_tokens=120, temperature=0.8, top_p=1.0, seed=0)
@@ -114,7 +114,14 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
         summaries[BASELINES] = publish(run, BASELINES, scores)
     progress.start(sum(exam.num_tokens(target) for target in targets.values()), "tokens")
     for key, target in targets.items():
-        network, spec = read_model(models[key], scratch, device=gang.device, dtype=torch.float32)
+        network, spec = read_model_within(
+            models[key],
+            scratch,
+            int(config.score.memory_gb * 1e9),
+            device=gang.device,
+            dtype=torch.float32,
+            place="score.memory_gb",
+        )
         check_model(spec, exam, target, f"model.{key}")
         summaries[key] = publish(run, key, score(network.eval(), exam, target, progress, f"model.{key}"))
         del network  # before the next one is read: two may not fit

@@ -60,6 +60,9 @@ class NodeTraining(Spec):
     """The config of a node of the tasks train and finetune."""
 
     roles: dict[str, Role]
+    finished: tuple[str, ...] = Field(
+        default=(), description="train: roles that an earlier node trains, and that teach as they ended"
+    )
     train: Train
     weights: dict[str, float] = Field(default={}, description="train: of the sources of text")
     name: str = Field(default="", description="finetune: of the model")

@@ -136,6 +136,10 @@ def _product(name: str, segments: list[Segment], feed: Feed) -> Product:
     return product.model_copy(update={"origin": product.origin | moved})
 
 
+def _model_of(node: Node, key: str) -> tuple[str, str]:
+    return node.products[key].kind, node.products[key].fingerprint
+
+
 def plan_resume(node: Node, store: Store, resume: Resume) -> dict[str, ResumePlan]:
     """Resume plans by product key; finished ones are left out."""
     roles, _, segments = unpack(node)
@@ -144,7 +148,7 @@ def plan_resume(node: Node, store: Store, resume: Resume) -> dict[str, ResumePla
         key: resume_plan(
             {ROLE: roles[key]},
             {ROLE: segments[key]},
-            {ROLE: node.products[key]},
+            {ROLE: _model_of(node, key)},
             store,
             node=node.name,
             maps={ROLE: maps[key]},
@@ -194,7 +198,7 @@ def run(node: Node, context: RunContext) -> None:
             [member] = members(
                 one,
                 {ROLE: roles[key]},
-                {ROLE: node.products[key]},
+                {ROLE: _model_of(node, key)},
                 context.store,
                 fences,
                 context.vocab(node),

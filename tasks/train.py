@@ -37,13 +37,15 @@ def train(
     inits: Mapping[str, Reference] | None = None,
     prefix: str = "roles.",
     companions: Mapping[str, Role] | None = None,
+    finished: Mapping[str, Reference] | None = None,
     extras: Mapping[str, Mapping[str, Reference]] | None = None,
 ) -> dict[str, Reference]:
     """Declare a training; the model of each role. `extras` are inputs of objectives besides tokens, by kind
     and by source of text: {"triples": {"main": ...}}. `labels` gives the models other names than their
     roles'; `prefix` is where the configuration has the roles ('' for a flow with one model); `companions` are
-    roles of other sweep points that learn from the same teacher. Raises ConfigError for an `init` or a kind
-    of input that the flow does not provide.
+    roles of other sweep points that learn from the same teacher; `finished` are the models of roles that an
+    earlier node trains with the same settings, and whose students here are attach=frozen. Raises ConfigError
+    for an `init` or a kind of input that the flow does not provide.
     """
     everybody = {**roles, **(companions or {})}
     check_layout(parallel, everybody, settings, prefix=prefix)
@@ -68,8 +70,10 @@ def train(
         found |= {f"{source}.{key}": reference for key, reference in given.items()}
     inputs = {key: input_of(reference) for key, reference in found.items()}
     inputs |= {f"init.{role}": input_of(reference) for role, reference in (inits or {}).items()}
+    inputs |= {f"frozen.{role}": input_of(reference) for role, reference in (finished or {}).items()}
     config = {
         "roles": {key: role.model_dump(mode="json") for key, role in everybody.items()},
+        **({"finished": list(finished)} if finished else {}),
         "train": settings.model_dump(mode="json"),
         "weights": dict(weights),
     }
@@ -77,7 +81,7 @@ def train(
     node = node.model_copy(update={"layout": parallel.model_dump(mode="json"), "ranks": parallel.ranks})
     _, _, segments = unpack(node)
     feed = feed_of(node, everybody)
-    products = {
+    every = {
         role: model_product(
             (labels or {}).get(role, role.split("~")[0]),
             segments[role],
@@ -86,13 +90,20 @@ def train(
         )
         for role in everybody
     }
-    made = declare(node.model_copy(update={"products": products}), [*found.values(), *(inits or {}).values()])
-    return {role: made[role] for role in roles}
+    for role, reference in (finished or {}).items():
+        if every.pop(role).fingerprint != reference.fingerprint:
+            raise ConfigError(
+                f"{prefix}{role}", "its students' training would draw its text otherwise than its own did"
+            )
+    after = [*found.values(), *(inits or {}).values(), *(finished or {}).values()]
+    made = declare(node.model_copy(update={"products": every}), after)
+    return {role: made[role] for role in roles if role in made}
 
 
 def feed_of(node: Node, roles: Mapping[str, Role]) -> Feed:
     """Identity of what the node's training reads: tokens, tokenizer, and how samples are drawn from them."""
-    parents = {role: fp for role, (_, fp) in node.inputs.items() if not role.startswith("init.")}
+    others = ("init.", "frozen.")
+    parents = {role: fp for role, (_, fp) in node.inputs.items() if not role.startswith(others)}
     return Feed(parents=parents, identity=identity_of(row_specs(roles), node.training.weights))
 
 
@@ -136,18 +147,31 @@ def model_product(name: str, segments: list[Segment], feed: Feed, prefix: str) -
     )
 
 
+def models_of(node: Node) -> dict[str, tuple[str, str]]:
+    """Kind and fingerprint of the model of each role."""
+    made = {role: (product.kind, product.fingerprint) for role, product in node.products.items()}
+    return made | {role: node.inputs[f"frozen.{role}"] for role in node.training.finished}
+
+
 def plan_resume(node: Node, store: Store, resume: Resume) -> ResumePlan:
     """The resume plan of this node's gang."""
     roles, _, segments = unpack(node)
     return resume_plan(
-        roles, segments, node.products, store, node=node.name, maps=maps_of(node), resume=resume
+        roles,
+        segments,
+        models_of(node),
+        store,
+        node=node.name,
+        maps=maps_of(node),
+        resume=resume,
+        finished=node.training.finished,
     )
 
 
 def mend(node: Node, context: RunContext) -> None:
     """Rewrite trajectory records that can no longer be read, although the models are finished."""
-    roles, _, segments = unpack(node)
-    for role in roles:
+    _, _, segments = unpack(node)
+    for role in node.products:
         for segment in segments[role]:
             repair_trajectory(context.store, node.products[role].name, segment, context.provenance(node))
 
@@ -157,7 +181,7 @@ def run(node: Node, context: RunContext) -> None:
     and the errors of the gang.
     """
     roles, settings, segments = unpack(node)
-    maps = maps_of(node)
+    maps, models = maps_of(node), models_of(node)
     if node.name in context.resume.fresh:
         context.begin_again(node, {role: segments[role] for role in context.missing(node)})
     resume = context.resume.model_copy(update={"fresh": ()})
@@ -165,7 +189,7 @@ def run(node: Node, context: RunContext) -> None:
     if not found.situations:
         return
     for role, situation in found.situations.items():
-        for segment in situation.segments:
+        for segment in situation.segments if role in node.products else ():
             register_trajectory(
                 context.store, node.products[role].name, segment, context.provenance(node), maps.get(role)
             )
@@ -177,11 +201,11 @@ def run(node: Node, context: RunContext) -> None:
         nonlocal now
         now = check(node.name, plan_resume(node, context.store, resume), leased=fences, store=context.store)
         for role, situation in now.situations.items():  # again: another run may have begun it again
-            for segment in situation.segments:
+            for segment in situation.segments if role in node.products else ():
                 register_trajectory(
                     context.store, node.products[role].name, segment, context.provenance(node), maps[role]
                 )
-        every = members(now, roles, node.products, context.store, fences, context.vocab(node), maps, resume)
+        every = members(now, roles, models, context.store, fences, context.vocab(node), maps, resume)
         training = Training(
             members={name: _from_init(name, member, node) for name, member in every.items()},
             streams=streams(row_specs(roles), node.training.weights),
@@ -191,12 +215,12 @@ def run(node: Node, context: RunContext) -> None:
 
     def inputs() -> dict[str, str]:
         return context.urls(node) | {
-            f"frozen.{role}": context.store.address("model", node.products[role].fingerprint)
+            f"frozen.{role}": context.store.address(*models[role])
             for role, situation in now.situations.items()
             if situation.mode == "frozen"
         }
 
-    missing = {role: node.products[role] for role, s in found.situations.items() if not s.is_finished}
+    missing = {role: node.products[role] for role, each in found.situations.items() if not each.is_finished}
     with context.following(node, {role: segments[role] for role in missing}):
         asked = GangRequest(
             node=node,

@@ -162,4 +162,9 @@ class Score(Spec):
         default=True,
         description="also train each student alone, from the same seed: what did its teacher bring?",
     )
+    memory_gb: float = Field(
+        default=0.0,
+        ge=0,
+        description="weights of a model in memory at once, GB; 0 = all. Same scores, slower",
+    )
     sample: str = Field(default="def ", description="prompt of the sample text")

@@ -90,4 +90,9 @@ class Generation(Sampling):
     """The config of `python -m atelier.engine.generate`: continue `prompts`, or answer requests."""
 
     prompts: tuple[str, ...] = Field(default=(), description="texts to continue, each from the same seed")
+    memory_gb: float = Field(
+        default=0.0,
+        ge=0,
+        description="weights in memory at once, GB; 0 = all of the model. Same text, slower",
+    )
     serve: bool = Field(default=False, description="answer a JSON request a line, until the input ends")

@@ -24,7 +24,7 @@ from atelier.engine.inference.sampling import (
     whole_characters,
 )
 from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.model.load import read_model
+from atelier.engine.tier.ring import read_model_within
 
 TOKENIZER = "tokenizer.json"
 TOGETHER = 16  # candidates that are drawn at once
@@ -160,12 +160,15 @@ class Generator:
             yield token
 
 
-def read_generator(source: ArtifactInput, scratch: Path, device: torch.device) -> Generator:
-    """Load a model artifact and the tokenizer in it; weights and arithmetic in float32.
+def read_generator(
+    source: ArtifactInput, scratch: Path, device: torch.device, *, memory: int = 0
+) -> Generator:
+    """Load a model artifact and the tokenizer in it; weights and arithmetic in float32. `memory`: bytes of
+    weights that are in memory at once; 0 = all.
 
-    Raises ConfigError when their vocabularies differ.
+    Raises ConfigError when their vocabularies differ, and when the memory is too small for the model.
     """
-    model, spec = read_model(source, scratch, device=device, dtype=torch.float32)
+    model, spec = read_model_within(source, scratch, memory, device=device, dtype=torch.float32)
     vocabulary = Vocabulary.read(source.file(TOKENIZER, scratch))
     check_vocabulary(vocabulary, spec, source.url)
     return Generator(model, vocabulary)

@@ -106,6 +106,15 @@ def _parts(entries: Sequence[TensorEntry], weights: Mapping[str, Weight]) -> Ite
         del part  # before the next is gathered
 
 
+class StoredPlace(NamedTuple):
+    """A weight in a file; it begins at byte `offset`."""
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 class StoredWeights(Mapping[str, Tensor]):
     """The weights of verified files by name. Each is mapped on access, and what was read of it is no longer
     this process's memory once the tensor is gone.
@@ -131,6 +140,11 @@ class StoredWeights(Mapping[str, Tensor]):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: place.entry.shape for name, (_, place) in self._places.items()}
+
+    def place(self, name: str) -> StoredPlace:
+        """Where a weight lies."""
+        path, place = self._places[name]
+        return StoredPlace(path, place.begin, place.entry.shape, _TYPES[place.entry.dtype])
 
     def weights(self) -> dict[str, Weight]:
         """To write them again, as they are."""

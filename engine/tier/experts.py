@@ -199,6 +199,7 @@ def hold(experts: ExpertWeights, tier: TieredExperts, first: int) -> None:
 class _TierContext(FunctionCtx):
     tier: TieredExperts
     slot: int
+    products: torch.autocast  # the type of products in the forward pass
     saved_tensors: tuple[Tensor, ...]
 
 
@@ -210,6 +211,10 @@ class _ExpertMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _TierContext, x: Tensor, tier: TieredExperts, slot: int) -> Tensor:
         ctx.tier, ctx.slot = tier, slot
+        kind = x.device.type
+        ctx.products = torch.autocast(
+            kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
+        )
         ctx.save_for_backward(x)
         with tier.cache.held(slot) as state:
             return mlp(x, tier.weights(state))
@@ -220,6 +225,8 @@ class _ExpertMLP(torch.autograd.Function):
         with ctx.tier.cache.held(ctx.slot) as state, torch.enable_grad():
             x = x.detach().requires_grad_()
             weights = tuple(weight.detach().requires_grad_() for weight in ctx.tier.weights(state))
-            found = torch.autograd.grad(mlp(x, weights), (x, *weights), gradients[0])
+            with ctx.products:
+                y = mlp(x, weights)
+            found = torch.autograd.grad(y, (x, *weights), gradients[0])
         ctx.tier.add_gradient(ctx.slot, found[1:])
         return found[0], None, None

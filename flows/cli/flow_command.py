@@ -92,8 +92,9 @@ def _show(report: Node, store: Store, frozen: Frozen) -> None:
         prompt = shlex.quote(getattr(getattr(frozen.arguments, "score", None), "sample", "") or "def ")
         console.print(f"next     atelier generate {name} --prompt {prompt}", soft_wrap=True)
         console.print(f"         atelier lineage {name}", soft_wrap=True)
-    others = shlex.join(word for word in frozen.overrides if not word.startswith("train.seed="))
-    console.print(f"         atelier plan {frozen.flow} {others} train.seed=2", soft_wrap=True)
+    if hasattr(frozen.arguments, "train"):
+        others = shlex.join(word for word in frozen.overrides if not word.startswith("train.seed="))
+        console.print(f"         atelier plan {frozen.flow} {others} train.seed=2", soft_wrap=True)
     if not frozen.pool.is_served and not Stack(store.root).client():
         console.print(
             "         atelier up      (pages: start and watch runs, compare curves)", soft_wrap=True

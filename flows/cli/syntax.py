@@ -99,6 +99,7 @@ TABLE = (
             Option("--prompt", "the text to continue, or several; none = a new document", "TEXT", many=True),
             Option("--max-tokens", "tokens drawn at most [128]", "N"),
             Option("--temperature", "divides the logits; 0 = always the most probable token [0.8]", "T"),
+            Option("--memory", "weights in memory at once, the rest is read when it computes [all]", "2GB"),
             Option("--top-p", "keeps the fewest tokens that together reach this share [1.0]", "P"),
             Option("--seed", "of the draws; the same seed gives the same text [0]", "N"),
             Option("--genre", "soft prompts of: code, test, documentation, line or prose", "NAME"),

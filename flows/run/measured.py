@@ -64,5 +64,5 @@ def _seen(node: Node, store: Store) -> MeasuredSteps | None:
     if node.task != "train":
         return None
     _, _, parts = unpack(node)
-    first = next(iter(parts.values()))
+    first = parts[next(iter(node.products))]
     return measure([store.address("trajectory", part.fingerprint) for part in first])

@@ -24,6 +24,7 @@ TASK_S = {  # without a training
     "describe": 2.0,
     "label": 1.0,
     "imitate": 10.0,
+    "convert": 6.0,
     "score": 20.0,
     "report": 1.0,
 }

@@ -20,6 +20,7 @@ from types import EllipsisType
 from typing import TypeAlias
 
 from atelier import PROJECT
+from atelier.engine.config.document import section_of
 from atelier.engine.config.role import Role
 from atelier.engine.io.source_check import source_digest
 from atelier.infra.code.moved_code import Entry, read_moved
@@ -40,10 +41,12 @@ REGISTRIES = (
     "model",
     "objective",
     "optim",
+    "conversion",
     "data/datasets",
     "config/model",
     "config/objective",
     "config/optim",
+    "config/conversion",
 )
 # code that does not change results, or only their floating-point bits; serialization, configuration and error
 # checks; preparation of data, whose results are parents
@@ -72,6 +75,7 @@ ROOTS = {  # by task: the files where its imports start
     "describe": ("engine/data/attributes.py",),
     "imitate": ("engine/imitate.py",),
     "score": ("engine/evaluate.py",),
+    "convert": ("engine/convert.py",),
     "train": (LOOP, "engine/config/mixture.py"),
     "finetune": (LOOP, "engine/data/examples.py"),
 }
@@ -132,7 +136,8 @@ def maps_of(node: Node) -> dict[str, Map]:
     if node.task not in ROOTS:
         return {}
     if node.task not in TRAINED:
-        whole = code_map(ROOTS[node.task])
+        rule = section_of(node.config.get("rule", {})).get("kind")
+        whole = code_map(ROOTS[node.task], {f"conversion/{rule}"} if rule else ())
         return {key: whole for key in node.products}
     roles = node.training.roles
     return {name: training_map(node.task, roles, name) for name in roles}

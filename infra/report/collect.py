@@ -216,8 +216,11 @@ def _head_rows(key: str, scores: dict[str, Scores]) -> list[ReportRow]:
 
 
 def _tokens_read(store: Store, record: Record) -> int:
-    """The tokens that a model was trained on, with those of the models that it began from."""
+    """The tokens that a model was trained on, with those of the models that it began from or is made of."""
     found, fingerprint = whole_of(record.summary.get("tokens")), record.parents.get("trajectory", "")
+    source = store.find("model", record.parents["model"]) if "model" in record.parents else None
+    if source is not None:  # a converted model
+        return _tokens_read(store, source)
     while fingerprint:
         segment = find_trajectory(store, fingerprint)
         parents = segment.parents if segment is not None else {}

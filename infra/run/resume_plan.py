@@ -16,7 +16,6 @@ from atelier.engine.config.trajectory import Segment, in_teaching_order
 from atelier.engine.io.weight_files import weights_digest
 from atelier.infra.code.code_map import Map, changed, digest_of, files_of
 from atelier.infra.code.provenance import engine_digest
-from atelier.infra.dag import Product
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import (
     TrajectoryState,
@@ -166,17 +165,19 @@ class ResumePlan:
 def resume_plan(
     roles: Mapping[str, Role],
     segments: Mapping[str, list[Segment]],
-    products: Mapping[str, Product],
+    models: Mapping[str, tuple[str, str]],
     store: Store,
     *,
     node: str,
     maps: Mapping[str, Map],
     resume: Resume,
+    finished: Container[str] = (),
 ) -> ResumePlan:
-    """Plan what a gang of `roles` has to do, from their trajectories and models in the store and the current
-    code (`maps`). `resume`: what to do with trainings that other code has begun.
+    """Plan what a gang of `roles` has to do, from their trajectories and models (kind, fingerprint) in the
+    store and the current code (`maps`). `resume`: what to do with trainings that other code has begun;
+    `finished`: roles whose models are there when the gang starts.
     """
-    records = {name: store.find(products[name].kind, products[name].fingerprint) for name in roles}
+    records = {name: store.find(*models[name]) for name in roles}
     is_fresh = node in resume.fresh
     found = {
         name: Situation(
@@ -184,7 +185,7 @@ def resume_plan(
             standing=trajectory_state(
                 store, [] if is_fresh and records[name] is None else segments[name], segments[name]
             ),
-            is_finished=records[name] is not None,
+            is_finished=records[name] is not None or name in finished,
         )
         for name in roles
     }
@@ -271,7 +272,7 @@ def _resume_step(roles: Mapping[str, Role], chosen: Mapping[str, Situation]) -> 
 def members(
     found: ResumePlan,
     roles: Mapping[str, Role],
-    products: Mapping[str, Product],
+    models: Mapping[str, tuple[str, str]],
     store: Store,
     fences: Mapping[str, int],
     vocab: int,
@@ -283,7 +284,7 @@ def members(
     """
     result = {}
     for name, situation in found.situations.items():
-        finished = store.find(products[name].kind, products[name].fingerprint)
+        finished = store.find(*models[name])
         digest = ""
         if situation.mode == "replay" and finished is not None:
             digest = weights_digest(finished.files, store.address(finished.kind, finished.fingerprint))

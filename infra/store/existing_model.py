@@ -47,8 +47,9 @@ def existing_model(word: str, place: str) -> Existing:
         raise ConfigError(place, str(error)) from None
     spec = spec_of(record, store, place, word)
     tokens = record.parents.get("tokens.main", "")  # of a blend: the source whose held-out text is scored
-    if not tokens and "init" in record.parents:  # a fine-tuned model: tokens of its parent
-        parent = existing_model(record.parents["init"], place)
+    earlier = record.parents.get("init") or record.parents.get("model")
+    if not tokens and earlier:  # a fine-tuned or converted model: tokens of its parent
+        parent = existing_model(earlier, place)
         return Existing(
             reference=_reference(record),
             spec=spec,

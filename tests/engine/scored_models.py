@@ -8,12 +8,14 @@ from typing import Any
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.data.encode import encode
 from atelier.engine.data.learn_tokenizer import learn_tokenizer
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
 from atelier.engine.io.process import Progress
+from atelier.engine.model.contract import stored
 from atelier.engine.model.load import build, initialise
 from tests.engine.trainings import artifact, model_files
 
@@ -98,10 +100,19 @@ class Study:
         """
         settings: dict[str, Any] = {"num_layers": 2, "hidden": 32, "num_heads": 2, "init_std": 0.3}
         settings |= {"vocab": self.vocabulary.size} | more
-        spec = GPT(**settings)
+        return self.model_of(GPT(**settings), name, tokenizer=tokenizer, most=most)
+
+    def model_of(
+        self,
+        spec: ModelSpec,
+        name: str,
+        *,
+        tokenizer: ArtifactInput | None = None,
+        most: int = FILE_BYTES,
+    ) -> ArtifactInput:
         network = build(spec)
         initialise(network, seed=1, name=name)
-        files = model_files(dict(network.named_parameters()), spec, most)
+        files = model_files(dict(stored(network)), spec, most)
         files["tokenizer.json"] = self.file(tokenizer or self.tokenizer, "tokenizer.json").read_bytes()
         return open_input(artifact(self.folder / name, "model", files))
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,12 @@ def is_held_under_way(command_store: CommandStore, task: str) -> bool:
                 return True
             os.kill(rank, signal.SIGCONT)
     return False
+
+
+def is_told(rank: int) -> bool:
+    """Whether a signal waits for a process that is stopped."""
+    status = Path(f"/proc/{rank}/status").read_text()
+    return any(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("ShdPnd"))
 
 
 def is_under_way(command_store: CommandStore, task: str) -> bool:
@@ -142,6 +149,7 @@ def test_ctrl_c_in_preparation_leaves_nothing_half_written_to_be_seen(
         command.until(lambda task=task: is_held_under_way(command_store, task), f"progress of {task}")
         [rank] = command_store.processes("atelier.engine.prepare")
         command.interrupt()
+        command.until(lambda rank=rank: is_told(rank), "the signal to stop")  # else it may be done before
         os.kill(rank, signal.SIGCONT)
         assert command.wait(30.0) == 1, command.text
         assert f"{task}: stopped" in command.text and "Traceback" not in command.text

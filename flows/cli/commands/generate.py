@@ -1,6 +1,7 @@
 """`atelier generate <model>`: a generator process samples text; it is printed here as it arrives."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from atelier.infra.store.existing_model import spec_of
 from atelier.infra.store.store import Store
 
 GRACE_S = 5.0
+SIZES = {"K": 1e-6, "M": 1e-3, "G": 1.0, "T": 1e3}  # GB
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
@@ -36,6 +38,8 @@ def run(options: Namespace) -> int:
     wishes["keywords"] = [word.strip() for word in (options.keywords or "").split(",") if word.strip()]
     config: dict[str, Json] = {key: value for key, value in given.items() if value is not None}
     config["prompts"] = options.prompt or [""]
+    if options.memory is not None:
+        config["memory_gb"] = gigabytes(options.memory, "--memory")
     config["wishes"] = {key: value for key, value in wishes.items() if value}
     try:
         generation = parse(Generation, config, "")
@@ -61,6 +65,14 @@ def run(options: Namespace) -> int:
         place = Path(scratch) / "run.json"
         place.write_text(run.text())
         return _speak(place, generation.prompts, rank_env(store.root, num_cores()))
+
+
+def gigabytes(word: str, place: str) -> float:
+    """A size as people write it: 2GB, 500MB, or a number of GB. Raises ConfigError at `place` for others."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:(k|M|G|T)B?)?", word.strip(), re.IGNORECASE)
+    if match is None or not float(match[1]):
+        raise ConfigError(place, f"{word!r} is no size", "give one like 2GB or 500MB")
+    return float(match[1]) * SIZES[(match[2] or "G").upper()]
 
 
 def _say_which(record: Record, store: Store, word: str) -> None:

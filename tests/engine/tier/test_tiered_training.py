@@ -84,6 +84,15 @@ def test_a_training_that_is_stopped_goes_on_to_the_same_bits_on_disk_or_in_memor
     assert setup.curve("teacher") == in_memory.curve("teacher")
 
 
+def test_products_in_bf16_have_the_same_bits_too(tmp_path: Path) -> None:
+    setups = {}
+    for where, layout in (("memory", {}), ("disk", tiered(3))):
+        setups[where] = TrainingSetup(tmp_path / where)
+        setups[where].train(training(setups[where], precision="bf16"), **layout)
+    assert setups["disk"].weights("teacher") == setups["memory"].weights("teacher")
+    assert setups["disk"].curve("teacher") == setups["memory"].curve("teacher")
+
+
 def test_experts_that_no_token_met_have_moved_all_the_same(in_memory: TrainingSetup) -> None:
     """What makes the first test hard: in most steps some experts get no token."""
     dead = [line["values"]["experts/dead/1"] for line in in_memory.curve("teacher")]

@@ -84,7 +84,7 @@ def test_a_teacher_is_replayed_to_the_digest_of_its_weights_in_one_file_or_in_sh
     store.publish(record, Holder.me())
     maps = maps_of(node)
     found = train.plan_resume(node, store, ACCEPTED)
-    teacher = members(found, roles, node.products, store, {}, 300, maps, ACCEPTED)["teacher"]
+    teacher = members(found, roles, train.models_of(node), store, {}, 300, maps, ACCEPTED)["teacher"]
     assert teacher.mode == "replay"
     lines = "".join(f"{name} {n:064d}\n" for n, name in enumerate(names))
     over_shards = hashlib.sha256(lines.encode()).hexdigest()

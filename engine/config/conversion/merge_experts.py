@@ -1,0 +1,76 @@
+"""Fewer experts, or none: experts that are asked alike become one (MC-SMoE, 2310.01334)."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from atelier.engine.config.base import parse
+from atelier.engine.config.conversions import ConversionSpec
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.registry import ModelSpec
+
+
+class MergeExperts(ConversionSpec):
+    kind: Literal["merge_experts"] = "merge_experts"
+    num_experts: int = Field(default=4, ge=0, description="experts of a block; 0 = one dense MLP")
+    by: Literal["clusters", "load", "random"] = Field(
+        default="clusters",
+        description="clusters: each expert joins the busy one whose router logits are most like its own, "
+        "weighted by load; load: the busiest stay; random: any stay",
+    )
+    tokens: int = Field(default=16384, ge=256, description="training tokens that load and likeness are of")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of the choice by=random")
+
+    @property
+    def num_tokens(self) -> int:
+        return 0 if self.by == "random" else self.tokens
+
+    def converted(self, spec: ModelSpec) -> ModelSpec:
+        if not isinstance(spec, MixedBlocks) or not spec.num_experts:
+            raise ConfigError("convert", f"merges experts, and the model, of kind {spec.kind}, has none")
+        if self.num_experts >= spec.num_experts:
+            raise ConfigError(
+                "convert.num_experts",
+                f"{self.num_experts} of the model's {spec.num_experts}: nothing to merge",
+                f"give less than {spec.num_experts}",
+            )
+        if self.by == "clusters" and not spec.experts.router.learns:
+            raise ConfigError(
+                "convert.by",
+                f"clusters are of router logits, and the router {spec.experts.router.kind} has none",
+                "by=load",
+            )
+        changed = self._dense(spec) if not self.num_experts else self._fewer(spec)
+        return parse(type(spec), spec.model_dump(mode="json") | changed, "convert")
+
+    def _fewer(self, spec: MixedBlocks) -> dict[str, int]:
+        groups = getattr(spec.experts.router, "groups", 1)
+        if self.num_experts % groups:
+            raise ConfigError(
+                "convert.num_experts",
+                f"{self.num_experts} is not divisible by the router's {groups} groups",
+                f"num_experts={max(groups, self.num_experts - self.num_experts % groups)} is",
+            )
+        return {
+            "num_experts": self.num_experts,
+            "experts_per_token": min(spec.experts_per_token, self.num_experts),
+        }
+
+    def _dense(self, spec: MixedBlocks) -> dict[str, int | str]:
+        if spec.experts.shared:
+            raise ConfigError(
+                "convert.num_experts", "0, but the model's shared experts would be left over", "num_experts=1"
+            )
+        if spec.experts.every > 1 and spec.expert_inner != spec.inner:
+            raise ConfigError(
+                "convert.num_experts",
+                f"0, but experts are {spec.expert_inner} wide and the dense blocks {spec.inner}",
+                "num_experts=1",
+            )
+        return {
+            "num_experts": 0,
+            "experts_per_token": 2,
+            "ffn": spec.expert_inner,
+            "mlp": "swiglu" if spec.is_gated else "gelu",
+        }

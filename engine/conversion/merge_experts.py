@@ -1,0 +1,148 @@
+"""Merge the experts of every mixture (engine/config/conversion/merge_experts.py; MC-SMoE, 2310.01334,
+sections 3.1 and 3.2).
+
+N tokens, X experts, K experts a token, F inner width, D hidden
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from atelier.engine.config.base import Json
+from atelier.engine.config.conversion.merge_experts import MergeExperts
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.seed import seed_of
+from atelier.engine.model.contract import Model
+from atelier.engine.model.moe import MoE
+from atelier.engine.model.routing import Routed, Routing, TokenRows
+
+Members = list[tuple[int, ...]]  # of each new expert: who it is made of, first the one that it resembles
+
+
+class Asked:
+    """What a mixture's router was asked: tokens of each expert, and the sums that correlations of its logits
+    need.
+    """
+
+    def __init__(self, mixture: MoE) -> None:
+        number = mixture.num_experts
+        self.load_X = torch.zeros(number, dtype=torch.float64)
+        self.sum_X = torch.zeros(number, dtype=torch.float64)
+        self.product_XX = torch.zeros(number, number, dtype=torch.float64)
+        self.count = 0
+        self._router = cast(Routing, mixture.router)
+        self._route = self._router.route
+        self._router.route = self.route
+
+    def route(self, x_ND: Tensor, rows: TokenRows) -> Routed:
+        routed = self._route(x_ND, rows)
+        chosen_P = routed.chosen_NK[rows.is_text_N].flatten().cpu()
+        self.load_X += chosen_P[chosen_P >= 0].bincount(minlength=len(self.load_X))
+        if routed.logits_NX is not None:
+            logits_NX = routed.logits_NX[rows.is_text_N].double().cpu()
+            logits_NX = logits_NX - logits_NX.mean(1, keepdim=True)  # softmax does not see what all have
+            self.sum_X += logits_NX.sum(0)
+            self.product_XX += logits_NX.T @ logits_NX
+            self.count += len(logits_NX)
+        return routed
+
+    def correlation_XX(self) -> Tensor:
+        """Of the experts' logits over tokens."""
+        mean_X = self.sum_X / max(1, self.count)
+        covariance_XX = self.product_XX / max(1, self.count) - mean_X[:, None] * mean_X
+        spread_X = covariance_XX.diagonal().clamp(min=1e-12).sqrt()
+        return covariance_XX / (spread_X[:, None] * spread_X)
+
+
+@torch.inference_mode()
+def convert(
+    rule: MergeExperts, model: Model, spec: ModelSpec, text: Iterable[Mapping[str, Tensor]]
+) -> tuple[dict[str, Tensor], dict[str, Json]]:
+    """The weights of the model that `spec` describes, and what the record says of them: of each mixture its
+    experts' members. `text`: batches of training text that the model reads.
+    """
+    mixtures = {path: module for path, module in model.named_modules() if isinstance(module, MoE)}
+    asked = {path: Asked(mixture) for path, mixture in mixtures.items()}
+    for batch in text:
+        model(dict(batch))
+    found = {name: weight.detach() for name, weight in model.state_dict().items()}
+    merged: dict[str, Json] = {}
+    for number, (path, mixture) in enumerate(mixtures.items()):
+        members = _members(rule, asked[path], number)
+        weights = {name: weight.detach() for name, weight in mixture.experts.named_parameters()}
+        load_X = asked[path].load_X + 1  # one that no token met still is someone
+        new = _merged(weights, members, load_X)
+        for name in [name for name in found if name.startswith((f"{path}.experts.", f"{path}.router."))]:
+            old = found.pop(name)
+            leaf = name.rsplit(".", 1)[1]
+            if rule.num_experts == 0:
+                if ".experts." in name:
+                    found[f"{path}.{leaf}.weight"] = new[leaf][0]
+            elif ".experts." in name:
+                found[name] = new[leaf]
+            else:
+                found[name] = torch.stack([_mean(old, each, load_X) for each in members])
+        merged[path] = [list(each) for each in members]
+    return found, {"members": merged}
+
+
+def _members(rule: MergeExperts, asked: Asked, number: int) -> Members:
+    """Who becomes one, of mixture `number`, in the order of their first."""
+    total, size = len(asked.load_X), max(1, rule.num_experts)
+    if rule.by == "random":
+        generator = torch.Generator().manual_seed(seed_of(rule.seed, "merge_experts", number))
+        return [(each,) for each in sorted(torch.randperm(total, generator=generator)[:size].tolist())]
+    first = sorted(asked.load_X.argsort(descending=True, stable=True)[:size].tolist())
+    if rule.by == "load":
+        return [(each,) for each in first]
+    like_XX = asked.correlation_XX()
+    found = {each: [each] for each in first}
+    for other in range(total):
+        if other not in found:
+            found[max(first, key=lambda each: float(like_XX[other, each]))].append(other)
+    return [tuple(each) for each in found.values()]
+
+
+def _merged(weights: Mapping[str, Tensor], members: Members, load_X: Tensor) -> dict[str, Tensor]:
+    """The new experts' weights [X', ...]: of each cluster the mean by load, every member's inner units in the
+    order in which they are most like the first one's.
+    """
+    order = {each: _aligned(weights, group[0], each) for group in members for each in group[1:]}
+
+    def put(weight: Tensor, name: str, each: int) -> Tensor:
+        if each not in order:
+            return weight[each]
+        return weight[each][:, order[each]] if name == "down" else weight[each][order[each]]
+
+    found = {}
+    for name, weight in weights.items():
+        whole = []
+        for group in members:
+            share = load_X[list(group)] / load_X[list(group)].sum()
+            parts = [
+                put(weight, name, each).double() * each_share
+                for each, each_share in zip(group, share, strict=True)
+            ]
+            whole.append(torch.stack(parts).sum(0).to(weight.dtype))
+        found[name] = torch.stack(whole)
+    return found
+
+
+def _aligned(weights: Mapping[str, Tensor], first: int, other: int) -> Tensor:
+    """The order [F] of `other`'s inner units with the largest sum of products with those of `first`."""
+    like_FF = torch.zeros(())
+    for name, weight in weights.items():
+        one, two = weight[first].float(), weight[other].float()
+        like_FF = like_FF + (one.T @ two if name == "down" else one @ two.T)
+    _, order = linear_sum_assignment(like_FF.cpu().numpy(), maximize=True)
+    return torch.from_numpy(order)
+
+
+def _mean(rows_X: Tensor, group: tuple[int, ...], load_X: Tensor) -> Tensor:
+    """The mean by load of these experts' rows, [D] or one number each."""
+    share = (load_X[list(group)] / load_X[list(group)].sum()).to(rows_X.device)
+    share = share.view(-1, *[1] * (rows_X.dim() - 1))
+    return (rows_X[list(group)].double() * share).sum(0).to(rows_X.dtype)

@@ -1,0 +1,273 @@
+"""Ring-memory inference (SE-MoE, 2205.10034, section 3.2): a model that is larger than the memory for it. Its
+blocks and experts stay in the model's files and come into a few buffers just before they compute, read while
+others compute. The arithmetic is the model's own: results have the same bits.
+
+X experts of a mixture, P tokens sorted by expert, D hidden
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.model.contract import Model, stored
+from atelier.engine.model.load import blank, build, read_model, read_weights
+from atelier.engine.model.moe import ExpertWeights, mlp
+from atelier.engine.model.weights import StoredWeights
+from atelier.engine.parallel.shard import blocks_of
+from atelier.engine.tier.buffers import Buffers, Reader, Source
+from atelier.engine.tier.policy import LeastOftenUsed
+
+STREAM = 2  # buffers that a stream needs: one computes, one is read
+LINE = 64  # bytes; products may differ in their last bits by where in a line of the cache a weight begins
+
+
+class Piece(NamedTuple):
+    """A weight of a unit: which module has it under which name, and its numbers in the unit's buffer."""
+
+    owner: nn.Module
+    leaf: str
+    shape: torch.Size
+    begin: int
+
+    def of(self, buffer: Tensor) -> Tensor:
+        return buffer[self.begin : self.begin + self.shape.numel()].view(self.shape)
+
+
+class Unit(NamedTuple):
+    """Weights that come and go together: those of a block but its experts', or those of one expert."""
+
+    pieces: list[Piece]
+    sources: list[Source]
+    floats: int
+
+    def install(self, buffer: Tensor) -> None:
+        for piece in self.pieces:
+            put(piece.owner, piece.leaf, piece.of(buffer))
+
+
+class Shares(NamedTuple):
+    """How memory is divided: bytes of what is always there, how many of the first blocks stay, buffers for
+    the other blocks and for experts.
+    """
+
+    resident: int
+    stay: int
+    blocks: int
+    experts: int
+
+
+def read_model_within(
+    source: ArtifactInput,
+    scratch: Path,
+    memory: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    place: str = "--memory",
+) -> tuple[Model, ModelSpec]:
+    """The model of an artifact for inference, and its spec, with at most `memory` bytes of weights in memory
+    at once; 0, or where they fit: all. Raises ConfigError at `place` when two blocks and two experts do not
+    fit; otherwise as `read_model`.
+    """
+    if not memory:
+        return read_model(source, scratch, device=device, dtype=dtype)
+    files, spec = read_weights(source, scratch)
+    with blank():
+        model = build(spec)
+    if sum(weight.numel() for _, weight in stored(model)) * dtype.itemsize <= memory:
+        return read_model(source, scratch, device=device, dtype=dtype)
+    Ring(model, files, memory, device=device, dtype=dtype, place=place)
+    return model, spec
+
+
+class Ring:
+    """The blocks and experts of one model, which is on the meta device. Before a block computes its weights
+    become views of a buffer, and the block after it is asked for; a mixture asks for the experts of its
+    tokens once the router has spoken: those that are there first, then those with most tokens.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        files: StoredWeights,
+        memory: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        place: str,
+    ) -> None:
+        self.model, self.files, self.device, self.dtype, self.place = model, files, device, dtype, place
+        self.names = {module: path for path, module in model.named_modules()}
+        blocks = blocks_of(model)
+        mixtures = [module for module in model.modules() if isinstance(module, ExpertWeights)]
+        self.blocks = [self._unit(m for m in block.modules() if m not in mixtures) for block in blocks]
+        numbers = [(mixture, number) for mixture in mixtures for number in range(len(mixture.weights()[0]))]
+        self.experts = [self._expert(mixture, number) for mixture, number in numbers]
+        inside = {module for block in blocks for module in block.modules()}
+        rest = self._unit(module for module in model.modules() if module not in inside)
+        self.shares = self._divided(memory, rest)
+        self.reader = Reader()
+        self._stays(rest)
+        for unit in self.blocks[: self.shares.stay]:
+            self._stays(unit)
+        self.block_buffers = self._buffers(self.blocks, self.shares.blocks)
+        self.expert_buffers = self._buffers(self.experts, self.shares.experts)
+        self.after = {number: number + 1 for number in range(self.shares.stay, len(blocks) - 1)}
+        self.last = len(blocks) - 1
+        self.after[self.last] = self.shares.stay
+        for number, block in enumerate(blocks[self.shares.stay :], self.shares.stay):
+            block.register_forward_pre_hook(partial(self._enter, number))
+            block.register_forward_hook(partial(self._leave, number))
+        for mixture in mixtures:
+            mixture.compute = partial(self._mixture, numbers.index((mixture, 0)))
+
+    def _unit(self, modules: Iterable[nn.Module]) -> Unit:
+        """The weights that these modules hold themselves."""
+        pieces: list[Piece] = []
+        sources: list[Source] = []
+        end = 0
+        for module in modules:
+            for leaf, weight in stored_by(module):
+                source = self._source(f"{self.names[module]}.{leaf}".lstrip("."), end)
+                pieces.append(Piece(module, leaf, weight.shape, source.into))
+                sources.append(source)
+                end = source.into + source.count
+        return Unit(pieces, sources, self._up(end))
+
+    def _expert(self, mixture: ExpertWeights, number: int) -> Unit:
+        pieces: list[Piece] = []
+        sources: list[Source] = []
+        end = 0
+        for leaf, weights in mixture.named_parameters(recurse=False):
+            source = self._source(f"{self.names[mixture]}.{leaf}", end, row=number)
+            pieces.append(Piece(mixture, leaf, weights[number].shape, source.into))
+            sources.append(source)
+            end = source.into + source.count
+        return Unit(pieces, sources, self._up(end))
+
+    def _source(self, name: str, after: int, row: int | None = None) -> Source:
+        """A stored weight, or one row of it, behind so many numbers of a buffer: as far into a line as where
+        `read_model` has it, which maps the file.
+        """
+        path, offset, shape, dtype = self.files.place(name)
+        count = math.prod(shape if row is None else shape[1:])
+        each = dtype.itemsize
+        within = offset % LINE // each if dtype == self.dtype else 0
+        within += (row or 0) * count
+        return Source(
+            path, offset + (row or 0) * count * each, count, dtype, self._up(after) + within % self._line
+        )
+
+    def _up(self, floats: int) -> int:
+        """As many numbers, or those that complete a line."""
+        return -(-floats // self._line) * self._line
+
+    @property
+    def _line(self) -> int:
+        return LINE // self.dtype.itemsize
+
+    def _divided(self, memory: int, rest: Unit) -> Shares:
+        """Blocks come before experts: every token needs them. Raises ConfigError for too little memory."""
+        size = self.dtype.itemsize
+        block, expert = (
+            max((unit.floats for unit in units), default=0) for units in (self.blocks, self.experts)
+        )
+        least = size * (rest.floats + STREAM * block + STREAM * expert)
+        if memory < least:
+            raise ConfigError(
+                self.place,
+                f"{memory / 1e9:.4g} GB cannot hold two blocks and two experts beside what is always there",
+                f"{_rounded_up(least) / 1e9:.4g} GB is the least for this model",
+            )
+        left = memory - least
+        total = sum(unit.floats for unit in self.blocks) * size
+        if total <= left + STREAM * block * size:  # all blocks stay
+            stay, left = len(self.blocks), left + STREAM * block * size - total
+        else:
+            stay = 0
+            while self.blocks[stay].floats * size <= left:
+                left -= self.blocks[stay].floats * size
+                stay += 1
+        more = left // (expert * size) if expert else 0
+        return Shares(
+            rest.floats * size,
+            stay,
+            STREAM if stay < len(self.blocks) else 0,
+            min(len(self.experts), STREAM + more) if self.experts else 0,
+        )
+
+    def _stays(self, unit: Unit) -> None:
+        buffer = torch.empty(unit.floats, dtype=self.dtype, device=self.device)
+        self.reader.fill(unit.sources, buffer)
+        unit.install(buffer)
+
+    def _buffers(self, units: Sequence[Unit], size: int) -> Buffers:
+        return Buffers(
+            [unit.sources for unit in units],
+            size,
+            LeastOftenUsed(),
+            self.reader,
+            floats=max((unit.floats for unit in units), default=0) if size else 0,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    # in a forward pass
+
+    def _enter(self, number: int, block: nn.Module, given: tuple[Any, ...]) -> None:  # as torch calls a hook
+        self.after[self.last] = number  # of a model with branches, those that are computed
+        self.last = number
+        self.blocks[number].install(self.block_buffers.take(number))
+        self.block_buffers.ask(self.after.get(number, number))
+
+    def _leave(self, number: int, block: nn.Module, given: tuple[Any, ...], result: object) -> None:
+        self.block_buffers.give(number)
+
+    def _mixture(self, first: int, x_PD: Tensor, counts_X: list[int]) -> Tensor:
+        """`ExpertWeights.compute` of the mixture whose first expert is unit `first`."""
+        buffers, found = self.expert_buffers, list(x_PD.split(counts_X))
+        met = [expert for expert, count in enumerate(counts_X) if count]
+        met.sort(key=lambda expert: (first + expert not in buffers, -counts_X[expert], expert))
+        asked = 0
+        for done, expert in enumerate(met):
+            while asked < len(met) and buffers.ask(first + met[asked]):
+                asked += 1
+            asked = max(asked, done + 1)
+            buffer = buffers.take(first + expert)
+            weights = tuple(piece.of(buffer) for piece in self.experts[first + expert].pieces)
+            found[expert] = mlp(found[expert], weights)
+            buffers.give(first + expert)
+        return torch.cat(found)
+
+
+def _rounded_up(number: int) -> int:
+    """To three digits."""
+    step = 10 ** max(0, len(str(number)) - 3)
+    return -(-number // step) * step
+
+
+def stored_by(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The weights that a module holds itself, as an artifact has them."""
+    own = list(module.named_parameters(recurse=False))
+    kept = [
+        each
+        for each in module.named_buffers(recurse=False)
+        if each[0] not in module._non_persistent_buffers_set
+    ]
+    return own + kept
+
+
+def put(owner: nn.Module, leaf: str, weight: Tensor) -> None:
+    """Set a parameter or buffer of a module to a tensor, which it shares."""
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(weight, requires_grad=False)
+    else:
+        owner._buffers[leaf] = weight

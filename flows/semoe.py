@@ -1,0 +1,137 @@
+"""semoe: a teacher of many experts that lie on disk while it trains; merged to fewer, and to none; what that
+makes learns from the teacher; all are scored in a memory smaller than the teacher (SE-MoE, 2205.10034).
+
+atelier semoe experiment=tiny
+"""
+
+from atelier.engine.config.conversions import Conversion
+from atelier.engine.config.data import Data, Score, Tokenizer
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
+from atelier.flows.controls import control_of, controls_of, fewer
+from atelier.flows.corpus import Text, corpus, extras
+from atelier.infra.dag import Reference
+from atelier.infra.store.existing_model import beginnings
+from atelier.tasks.convert import convert as convert_model
+from atelier.tasks.register import register
+from atelier.tasks.report import report
+from atelier.tasks.score import score as score_models
+from atelier.tasks.train import train as train_roles
+
+
+def semoe(
+    roles: dict[str, Role],
+    data: Data,
+    tokenizer: Tokenizer,
+    train: Train,
+    parallel: Parallel,
+    convert: Conversion,
+    score: Score,
+    companions: dict[str, Role] = {},  # noqa: B006 - read only; a typed default is what the form shows
+) -> None:
+    check_students({**roles, **companions})
+    text = corpus(data, tokenizer)
+    feed = {"settings": train, "tokens": text.tokens, "weights": text.weights, "tokenizer": text.tokenizer}
+    begun = beginnings({**roles, **companions}, text.tokenizer)
+    teachers = {name: role for name, role in roles.items() if not role.teacher}
+    first = train_roles(
+        teachers,
+        **feed,
+        parallel=parallel,
+        inits={name: begun[name] for name in teachers if name in begun},
+        extras=extras(text, teachers),
+        name="train.teacher",
+    )
+    models, merged = first, {}
+    students = {name: role for name, role in {**roles, **companions}.items() if role.teacher}
+    if students:
+        merged = merged_of(students, teachers, first, convert, text)
+        given = {name: reference for name, reference in begun.items() if name in students}
+        models = first | train_roles(
+            roles,
+            **feed,
+            parallel=parallel,
+            companions=companions,
+            inits=merged | given,
+            finished=first,
+            extras=extras(text, {**roles, **companions}),
+            name="train.students",
+        )
+        if score.controls:
+            by_themselves = controls_of(roles)
+            same = {control_of(name): start for name, start in (merged | given).items()}
+            models = models | train_roles(
+                by_themselves,
+                **feed,
+                parallel=fewer(parallel, by_themselves),
+                inits={name: same[name] for name in by_themselves if name in same},
+                extras=extras(text, by_themselves),
+                name="train.controls",
+            )
+    shown = models | {f"{name}-start": model for name, model in merged.items() if name in roles}
+    scores = score_models(shown, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer)
+    report(
+        shown,
+        scores,
+        title="semoe",
+        teachers={name: role.teacher for name, role in roles.items()},
+        controls={name: control_of(name) for name in roles if control_of(name) in models},
+    )
+    register(models, scores)
+
+
+def check_students(roles: dict[str, Role]) -> None:
+    """Raises ConfigError for students that would not learn from the finished teacher, and for teachers that
+    learn themselves.
+    """
+    for name, role in roles.items():
+        if not role.teacher:
+            continue
+        teacher = roles.get(role.teacher)
+        if teacher is not None and teacher.teacher:
+            raise ConfigError(
+                f"roles.{name}.teacher",
+                f"{role.teacher} is a student itself; here they all learn from the finished teacher",
+                f"teacher={teacher.teacher}",
+            )
+        if role.attach != "frozen":
+            raise ConfigError(
+                f"roles.{name}.attach",
+                f"{role.attach}, but here students learn from the finished teacher",
+                "attach=frozen; atelier distill has students that learn while it trains",
+            )
+
+
+def merged_of(
+    students: dict[str, Role],
+    teachers: dict[str, Role],
+    models: dict[str, Reference],
+    rule: Conversion,
+    text: Text,
+) -> dict[str, Reference]:
+    """What students start from whose model is their teacher's after `rule`, with as many experts as they
+    have; those with an `init`, and of another shape, start as they say.
+    """
+    found: dict[str, Reference] = {}
+    for name, role in students.items():
+        teacher = teachers[role.teacher].model
+        number = getattr(role.model, "num_experts", None)
+        if role.init or number is None:
+            continue
+        own = rule.model_copy(update={"num_experts": number})
+        try:
+            made = own.converted(teacher)
+        except ConfigError:
+            continue
+        if made == role.model:
+            found[name], _ = convert_model(
+                models[role.teacher],
+                teacher,
+                own,
+                tokens=text.tokens["main"],
+                name=f"{name}-start",
+                node=f"convert.{name}",
+            )
+    return found
