@@ -4,9 +4,10 @@ made of a dense model; scored beside what it was.
 atelier convert init=teacher convert=merge_experts convert.num_experts=4 name=teacher-4
 """
 
+from atelier.engine.config.base import Name
 from atelier.engine.config.conversions import Conversion
 from atelier.engine.config.data import Score
-from atelier.flows.pretrain import Name
+from atelier.engine.config.error import ConfigError
 from atelier.infra.store.existing_model import existing_model
 from atelier.tasks.convert import convert as convert_model
 from atelier.tasks.register import register
@@ -14,12 +15,14 @@ from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 
 
-def convert(init: str, convert: Conversion, score: Score, name: Name = "") -> None:
+def convert(init: str, convert: Conversion, score: Score, name: Name = "converted") -> None:
+    """Raises ConfigError without a model called `init`, or one that the rule is not for."""
     parent = existing_model(init, "init")
-    called = name or f"{parent.reference.name}-{convert.kind.replace('_', '-')}"
-    made, _ = convert_model(parent.reference, parent.spec, convert, tokens=parent.tokens, name=called)
-    models = {parent.reference.name: parent.reference, called: made}
+    if name == parent.reference.name:
+        raise ConfigError("name", f"is {name}, as the model's own", f"name={name}-{convert.kind.replace('_', '-')}")
+    made, _ = convert_model(parent.reference, parent.spec, convert, tokens=parent.tokens, name=name)
+    models = {parent.reference.name: parent.reference, name: made}
     settings = score if score.sequence != "auto" else score.model_copy(update={"sequence": parent.sequence})
     scores = score_models(models, {}, settings=settings, tokens=parent.tokens, tokenizer=parent.tokenizer)
     report(models, scores, title="convert")
-    register({called: made}, scores)
+    register({name: made}, scores)

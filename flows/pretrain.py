@@ -3,11 +3,7 @@
 atelier pretrain model=gpt_nano train.steps=200
 """
 
-from typing import Annotated
-
-from pydantic import Field
-
-from atelier.engine.config.base import parse
+from atelier.engine.config.base import Name, parse
 from atelier.engine.config.data import Data, Score, Tokenizer
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import Model, Objective, Optim
@@ -18,9 +14,6 @@ from atelier.tasks.register import register
 from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 from atelier.tasks.train import train as train_roles
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="what the model is called")]
-
 
 def pretrain(
     model: Model,

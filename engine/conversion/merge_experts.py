@@ -1,5 +1,5 @@
-"""Merge the experts of every mixture (engine/config/conversion/merge_experts.py; MC-SMoE, 2310.01334,
-sections 3.1 and 3.2).
+"""Merge the experts of every mixture (engine/config/conversion/merge_experts.py): aligned and weighted by
+load as in MC-SMoE (2310.01334, section 3), in clusters of average linkage as in HC-SMoE (2410.08589).
 
 N tokens, X experts, K experts a token, F inner width, D hidden
 """
@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 import torch
+from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from atelier.engine.config.base import Json
@@ -19,7 +21,7 @@ from atelier.engine.model.contract import Model
 from atelier.engine.model.moe import MoE
 from atelier.engine.model.routing import Routed, Routing, TokenRows
 
-Members = list[tuple[int, ...]]  # of each new expert: who it is made of, first the one that it resembles
+Members = list[tuple[int, ...]]  # of each new expert: who it is made of, the busiest first
 
 
 class Asked:
@@ -90,20 +92,19 @@ def convert(
 
 
 def _members(rule: MergeExperts, asked: Asked, number: int) -> Members:
-    """Who becomes one, of mixture `number`, in the order of their first."""
+    """Who becomes one, of mixture `number`."""
     total, size = len(asked.load_X), max(1, rule.num_experts)
     if rule.by == "random":
         generator = torch.Generator().manual_seed(seed_of(rule.seed, "merge_experts", number))
         return [(each,) for each in sorted(torch.randperm(total, generator=generator)[:size].tolist())]
-    first = sorted(asked.load_X.argsort(descending=True, stable=True)[:size].tolist())
+    busy = asked.load_X.argsort(descending=True, stable=True).tolist()
     if rule.by == "load":
-        return [(each,) for each in first]
-    like_XX = asked.correlation_XX()
-    found = {each: [each] for each in first}
-    for other in range(total):
-        if other not in found:
-            found[max(first, key=lambda each: float(like_XX[other, each]))].append(other)
-    return [tuple(each) for each in found.values()]
+        return [(each,) for each in sorted(busy[:size])]
+    apart_XX = (1 - asked.correlation_XX()).fill_diagonal_(0).clamp(min=0)
+    joined = linkage(squareform(apart_XX.numpy(), checks=False), "average")
+    cluster_X = cut_tree(joined, n_clusters=size)[:, 0]
+    found = [tuple(each for each in busy if cluster_X[each] == cluster) for cluster in range(size)]
+    return sorted(found)
 
 
 def _merged(weights: Mapping[str, Tensor], members: Members, load_X: Tensor) -> dict[str, Tensor]:

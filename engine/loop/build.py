@@ -22,7 +22,7 @@ from atelier.engine.loop.role_state import RoleState, end_of
 from atelier.engine.loop.stage import RoleModel, StageModule
 from atelier.engine.loop.weights import RoleWeights, Values, fill_stages
 from atelier.engine.model.auxiliary import is_auxiliary
-from atelier.engine.model.contract import Model
+from atelier.engine.model.contract import Model, blocks_of
 from atelier.engine.model.load import blank, build, first_values, read_weights
 from atelier.engine.model.lora import addition_values, is_addition
 from atelier.engine.model.lora import apply as apply_lora
@@ -41,7 +41,7 @@ from atelier.engine.parallel.expert import mixtures, split_experts
 from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.pipeline import keep_stage, stage_numbers, tied_names
-from atelier.engine.parallel.shard import blocks_of, shard
+from atelier.engine.parallel.shard import shard
 from atelier.engine.parallel.tensor import split_matrices
 from atelier.engine.plan.checks import micro_batches
 from atelier.engine.plan.partition import partition

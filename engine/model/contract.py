@@ -185,6 +185,12 @@ def stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield name, buffer
 
 
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The plain model's blocks and those of its task nets: all modules in a list called `blocks`."""
+    lists = [module for path, module in model.named_modules() if path.split(".")[-1] == "blocks"]
+    return [block for each in lists for block in each.children()]
+
+
 def compute_dtype(weight: Tensor) -> torch.dtype:
     """Autocast's type if it is on for the weight's device, else the weight's own."""
     device = weight.device.type

@@ -11,12 +11,6 @@ from atelier.engine.parallel.expert import mixtures
 from atelier.engine.parallel.grid import Grid
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The plain model's blocks and those of its task nets: all modules in a list called `blocks`."""
-    lists = [module for path, module in model.named_modules() if path.split(".")[-1] == "blocks"]
-    return [block for each in lists for block in each.children()]
-
-
 def shard(
     root: nn.Module, blocks: Iterable[nn.Module], *, grid: Grid, zero: int, precision: Precision
 ) -> None:

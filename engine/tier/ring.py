@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.model.contract import Model, stored
+from atelier.engine.model.contract import Model, blocks_of, stored
 from atelier.engine.model.load import blank, build, read_model, read_weights
 from atelier.engine.model.moe import ExpertWeights, mlp
 from atelier.engine.model.weights import StoredWeights
-from atelier.engine.parallel.shard import blocks_of
 from atelier.engine.tier.buffers import Buffers, Reader, Source
 from atelier.engine.tier.policy import LeastOftenUsed
 

@@ -17,7 +17,8 @@ from atelier.engine.model.placement import settle_gradient, whole
 from atelier.engine.parallel.context import gather_keys, own_tokens
 from atelier.engine.parallel.gang import Gang, start_gang
 from atelier.engine.parallel.grid import Grid
-from atelier.engine.parallel.shard import blocks_of, shard
+from atelier.engine.model.contract import blocks_of
+from atelier.engine.parallel.shard import shard
 from atelier.engine.parallel.tensor import gathered, own_between, split_matrices
 from tests.parity.cases import layout
 

@@ -1,4 +1,4 @@
-"""Fewer experts, or none: experts that are asked alike become one (MC-SMoE, 2310.01334)."""
+"""Fewer experts, or none: experts that are asked alike become one (2310.01334, 2410.08589)."""
 
 from typing import Literal
 
@@ -16,8 +16,8 @@ class MergeExperts(ConversionSpec):
     num_experts: int = Field(default=4, ge=0, description="experts of a block; 0 = one dense MLP")
     by: Literal["clusters", "load", "random"] = Field(
         default="clusters",
-        description="clusters: each expert joins the busy one whose router logits are most like its own, "
-        "weighted by load; load: the busiest stay; random: any stay",
+        description="clusters: experts whose router logits are alike become one, weighted by load; load: the "
+        "busiest stay; random: any stay",
     )
     tokens: int = Field(default=16384, ge=256, description="training tokens that load and likeness are of")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of the choice by=random")
