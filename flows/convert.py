@@ -19,7 +19,9 @@ def convert(init: str, convert: Conversion, score: Score, name: Name = "converte
     """Raises ConfigError without a model called `init`, or one that the rule is not for."""
     parent = existing_model(init, "init")
     if name == parent.reference.name:
-        raise ConfigError("name", f"is {name}, as the model's own", f"name={name}-{convert.kind.replace('_', '-')}")
+        raise ConfigError(
+            "name", f"is {name}, as the model's own", f"name={name}-{convert.kind.replace('_', '-')}"
+        )
     made, _ = convert_model(parent.reference, parent.spec, convert, tokens=parent.tokens, name=name)
     models = {parent.reference.name: parent.reference, name: made}
     settings = score if score.sequence != "auto" else score.model_copy(update={"sequence": parent.sequence})

@@ -15,6 +15,7 @@ from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 from atelier.tasks.train import train as train_roles
 
+
 def pretrain(
     model: Model,
     objective: dict[str, Objective],

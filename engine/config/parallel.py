@@ -18,7 +18,9 @@ Recompute = Literal["none", "selective", "full"]
 
 
 class Tiers(Spec):
-    """Where the states of experts are, their weights and moments; a policy says which leave full memory."""
+    """Where weights are that do not fit: the states of experts, weights and moments, of which a policy says
+    which leave full memory; and a frozen teacher.
+    """
 
     experts: Literal["device", "disk"] = Field(
         default="device",
@@ -26,6 +28,11 @@ class Tiers(Spec):
     )
     host_gb: float = Field(
         default=0.0, ge=0, description="memory for expert states of a rank, GB; 0 = as much as they take"
+    )
+    frozen_gb: float = Field(
+        default=0.0,
+        ge=0,
+        description="weights in memory at once of a teacher that is frozen, GB a rank; 0 = all of them",
     )
     policy: Literal["lfu", "lru", "static"] = Field(
         default="lfu", description="which state leaves: least often used (with decay), least recently, newest"

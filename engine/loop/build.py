@@ -22,10 +22,11 @@ from atelier.engine.loop.role_state import RoleState, end_of
 from atelier.engine.loop.stage import RoleModel, StageModule
 from atelier.engine.loop.weights import RoleWeights, Values, fill_stages
 from atelier.engine.model.auxiliary import is_auxiliary
-from atelier.engine.model.contract import Model, blocks_of
+from atelier.engine.model.contract import Model, blocks_of, stored
 from atelier.engine.model.load import blank, build, first_values, read_weights
 from atelier.engine.model.lora import addition_values, is_addition
 from atelier.engine.model.lora import apply as apply_lora
+from atelier.engine.model.weights import StoredWeights
 from atelier.engine.objective.load import add_modules
 from atelier.engine.parallel.compute import (
     HALF,
@@ -46,6 +47,7 @@ from atelier.engine.parallel.tensor import split_matrices
 from atelier.engine.plan.checks import micro_batches
 from atelier.engine.plan.partition import partition
 from atelier.engine.tier.experts import put_on_disk
+from atelier.engine.tier.ring import Ring
 
 
 @dataclass
@@ -94,11 +96,17 @@ def build_member(
     train = training.train
     grid = build_context.grid(name, is_student=bool(spec.role.teacher))
     health = HealthDetector(train.health)
-    plain, values = _plain(name, spec, training=training, build_context=build_context)
+    plain, values, source = _plain(name, spec, training=training, build_context=build_context)
     bare, body = plain(), None
     if grid.is_here:
         body = _body(
-            name, training=training, build_context=build_context, grid=grid, plain=plain, values=values
+            name,
+            training=training,
+            build_context=build_context,
+            grid=grid,
+            plain=plain,
+            values=values,
+            files=_streamed(bare, spec, source, train, build_context.layout),
         )
         body.set_training(spec.mode != "frozen")
     optim = None if spec.mode == "frozen" else spec.role.optim
@@ -126,8 +134,9 @@ def _body(
     grid: Grid,
     plain: Callable[[], Model],
     values: Values,
+    files: StoredWeights | None,
 ) -> RoleModel:
-    """The stages of a role that this rank holds."""
+    """The stages of a role that this rank holds. `files`: where the weights stay."""
     spec, train, layout = training.members[name], training.train, build_context.layout
     is_pipeline = grid.pipeline > 1 and not grid.last_only
     counts = _stage_blocks(name, training, layout) if is_pipeline else (spec.role.model.num_layers,)
@@ -149,6 +158,7 @@ def _body(
             build_context=build_context,
             grid=grid,
             is_compiled=mode == "block",
+            files=files,
         )
         for number in numbers
     ]
@@ -174,6 +184,7 @@ def _stage(
     build_context: BuildContext,
     grid: Grid,
     is_compiled: bool,
+    files: StoredWeights | None,
 ) -> StageModule:
     """Transform a plain model on the meta device for its stage: keep the stage's modules, convert to float8,
     split matrices, split experts, put them on disk, gather keys, recompute, compile, shard. The order
@@ -189,6 +200,7 @@ def _stage(
     split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
     split_experts(model, grid)
     tier, optim = None, spec.role.optim
+    ring = _ring(model, files, grid, build_context=build_context, train=train) if files else None
     is_on_disk = layout.tiers.experts == "disk" and spec.mode != "frozen"
     if is_on_disk and mixtures(model) and isinstance(optim, AdamW):  # others were refused
         tier = put_on_disk(model, optim, build_context.scratch, layout.tiers)
@@ -196,7 +208,7 @@ def _stage(
     blocks = blocks_of(model)
     if spec.mode != "frozen":
         recompute_blocks(blocks, layout.recompute, layout.recompute_every)
-    if is_compiled:
+    if is_compiled and ring is None:
         compile_blocks(model.blocks)  # type: ignore[arg-type]
     stage = StageModule(
         model,
@@ -208,20 +220,38 @@ def _stage(
         is_first=is_first,
         is_last=is_last,
         tier=tier,
+        ring=ring,
     )
-    shard(stage, blocks, grid=grid, zero=layout.zero, precision=train.precision)
+    if ring is None:
+        shard(stage, blocks, grid=grid, zero=layout.zero, precision=train.precision)
     return stage
+
+
+def _ring(
+    model: Model, files: StoredWeights, grid: Grid, *, build_context: BuildContext, train: Train
+) -> Ring:
+    """Keep the weights of a frozen model in its files."""
+    return Ring(
+        model,
+        files,
+        int(build_context.layout.tiers.frozen_gb * 1e9),
+        device=build_context.gang.device,
+        dtype=weight_dtype(train.precision),
+        place="parallel.tiers.frozen_gb",
+        is_mapped=False,
+        rank=grid.places["expert"],
+    )
 
 
 def _plain(
     name: str, spec: MemberSpec, *, training: Training, build_context: BuildContext
-) -> tuple[Callable[[], Model], Values]:
-    """A factory of the plain network on the meta device, and a function for the initial value of each
-    weight.
+) -> tuple[Callable[[], Model], Values, StoredWeights | None]:
+    """A factory of the plain network on the meta device, a function for the initial value of each weight, and
+    the weights of the model that it starts from.
     """
     role, train = spec.role, training.train
     seed, seed_name = train.seed, role.seed_name or name
-    source: Mapping[str, Tensor] | None = None
+    source: StoredWeights | None = None
     model_spec = role.model
     if spec.init:
         if spec.init not in build_context.inputs:
@@ -262,7 +292,18 @@ def _plain(
             return first_values(bare, weight, shape, seed, seed_name)
         return source[weight]
 
-    return plain, values
+    return plain, values, source
+
+
+def _streamed(
+    bare: Model, spec: MemberSpec, source: StoredWeights | None, train: Train, layout: Parallel
+) -> StoredWeights | None:
+    """The weights that are to stay in their files: of a frozen model that is larger than its memory."""
+    memory = int(layout.tiers.frozen_gb * 1e9)
+    if not memory or spec.mode != "frozen":
+        return None
+    size = weight_dtype(train.precision).itemsize
+    return source if sum(weight.numel() for _, weight in stored(bare)) * size > memory else None
 
 
 def move_parts(model: nn.Module, trainable: Trainable) -> None:

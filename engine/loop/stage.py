@@ -26,6 +26,7 @@ from atelier.engine.parallel.pipeline import Pipeline, add_up_tied
 from atelier.engine.parallel.shard import between_micro_batches, reshard
 from atelier.engine.parallel.tensor import gathered, own_between
 from atelier.engine.tier.experts import TieredExperts
+from atelier.engine.tier.ring import Ring
 
 AUX = "aux/"  # prefix of the sums that leave a model's blocks
 
@@ -69,9 +70,10 @@ class StageModule(nn.Module):
         is_first: bool = True,
         is_last: bool = True,
         tier: TieredExperts | None = None,
+        ring: Ring | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.is_compiled, self.grid, self.tier = model, is_compiled, grid, tier
+        self.model, self.is_compiled, self.grid, self.tier, self.ring = model, is_compiled, grid, tier, ring
         self.precision: Precision = precision
         self.sequence_parallel, self.is_split = sequence_parallel, is_split
         self.is_first, self.is_last = is_first, is_last

@@ -25,6 +25,8 @@ EXPERTS = 3  # dims of experts' matrices [X, M, N]
 def fill_stages(stages: Iterable[StageModule], values: Values, device: torch.device) -> None:
     """Give the stages memory on `device` and this rank's shard of every weight's first value."""
     for stage in stages:
+        if stage.ring is not None:
+            continue  # it reads its own
         stage.to_empty(device=device)
         for path, weight in stored(stage):
             fill(weight, partial(values, path.removeprefix("model."), weight.shape))

@@ -2,7 +2,7 @@
 experts on disk ask for. Torch-free.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
@@ -92,6 +92,19 @@ def check_tiers(layout: Parallel, role: Role, model: str, *, axes: Axes) -> None
             f"disk, but {model}.experts.ffn {inner} x hidden {hidden} is no multiple of {LANES} numbers",
             f"experts.ffn={-(-inner // LANES) * LANES} is",
         )
+
+
+def check_frozen(layout: Parallel, name: str, students: Iterable[Role]) -> None:
+    """Check that a teacher that is to be frozen and streamed is whole on every rank, but its experts."""
+    if not layout.tiers.frozen_gb or not all(student.attach == "frozen" for student in students):
+        return
+    for axis in ("pipeline", "shard", "context", "tensor"):
+        if (size := getattr(layout, axis)) > 1:
+            raise ConfigError(
+                "parallel.tiers.frozen_gb",
+                f"streams the frozen {name} on every rank, but {axis}={size} splits it",
+                f"replicate={size} of the same ranks, or frozen_gb=0",
+            )
 
 
 def check_sight(place: str, role: Role) -> None:

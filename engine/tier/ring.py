@@ -20,6 +20,7 @@ from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.contract import Model, blocks_of, stored
 from atelier.engine.model.load import blank, build, read_model, read_weights
 from atelier.engine.model.moe import ExpertWeights, mlp
+from atelier.engine.model.placement import local
 from atelier.engine.model.weights import StoredWeights
 from atelier.engine.tier.buffers import Buffers, Reader, Source
 from atelier.engine.tier.policy import LeastOftenUsed
@@ -91,6 +92,9 @@ class Ring:
     """The blocks and experts of one model, which is on the meta device. Before a block computes its weights
     become views of a buffer, and the block after it is asked for; a mixture asks for the experts of its
     tokens once the router has spoken: those that are there first, then those with most tokens.
+
+    `is_mapped`: the bits are to be those of `read_model`, which maps the files; else of weights in memory of
+    their own. `rank`: which of the ranks that share experts equally.
     """
 
     def __init__(
@@ -102,13 +106,16 @@ class Ring:
         device: torch.device,
         dtype: torch.dtype,
         place: str,
+        is_mapped: bool = True,
+        rank: int = 0,
     ) -> None:
         self.model, self.files, self.device, self.dtype, self.place = model, files, device, dtype, place
+        self.is_mapped, self.rank = is_mapped, rank
         self.names = {module: path for path, module in model.named_modules()}
         blocks = blocks_of(model)
         mixtures = [module for module in model.modules() if isinstance(module, ExpertWeights)]
         self.blocks = [self._unit(m for m in block.modules() if m not in mixtures) for block in blocks]
-        numbers = [(mixture, number) for mixture in mixtures for number in range(len(mixture.weights()[0]))]
+        numbers = [(mixture, n) for mixture in mixtures for n in range(len(local(mixture.weights()[0])))]
         self.experts = [self._expert(mixture, number) for mixture, number in numbers]
         inside = {module for block in blocks for module in block.modules()}
         rest = self._unit(module for module in model.modules() if module not in inside)
@@ -146,24 +153,24 @@ class Ring:
         sources: list[Source] = []
         end = 0
         for leaf, weights in mixture.named_parameters(recurse=False):
-            source = self._source(f"{self.names[mixture]}.{leaf}", end, row=number)
-            pieces.append(Piece(mixture, leaf, weights[number].shape, source.into))
+            first = self.rank * len(local(weights))
+            source = self._source(f"{self.names[mixture]}.{leaf}", end, row=number, first=first)
+            pieces.append(Piece(mixture, leaf, weights.shape[1:], source.into))
             sources.append(source)
             end = source.into + source.count
         return Unit(pieces, sources, self._up(end))
 
-    def _source(self, name: str, after: int, row: int | None = None) -> Source:
-        """A stored weight, or one row of it, behind so many numbers of a buffer: as far into a line as where
-        `read_model` has it, which maps the file.
+    def _source(self, name: str, after: int, row: int | None = None, first: int = 0) -> Source:
+        """A stored weight, or a row of it (of those from `first` on), behind so many numbers of a buffer: as
+        far into a line as the same weight is in memory.
         """
         path, offset, shape, dtype = self.files.place(name)
         count = math.prod(shape if row is None else shape[1:])
-        each = dtype.itemsize
-        within = offset % LINE // each if dtype == self.dtype else 0
-        within += (row or 0) * count
-        return Source(
-            path, offset + (row or 0) * count * each, count, dtype, self._up(after) + within % self._line
-        )
+        within = (row or 0) * count
+        if self.is_mapped and dtype == self.dtype:
+            within += offset % LINE // dtype.itemsize
+        begin = offset + ((row or 0) + first) * count * dtype.itemsize
+        return Source(path, begin, count, dtype, self._up(after) + within % self._line)
 
     def _up(self, floats: int) -> int:
         """As many numbers, or those that complete a line."""

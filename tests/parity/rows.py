@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.parallel import Axes
 from atelier.engine.io.process import leave
+from atelier.engine.model.contract import blocks_of
 from atelier.engine.model.load import build, initialise
 from atelier.engine.model.placement import settle_gradient, whole
 from atelier.engine.parallel.context import gather_keys, own_tokens
 from atelier.engine.parallel.gang import Gang, start_gang
 from atelier.engine.parallel.grid import Grid
-from atelier.engine.model.contract import blocks_of
 from atelier.engine.parallel.shard import shard
 from atelier.engine.parallel.tensor import gathered, own_between, split_matrices
 from tests.parity.cases import layout

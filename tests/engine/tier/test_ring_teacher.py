@@ -1,0 +1,90 @@
+"""A frozen teacher that is larger than the memory for it teaches as one in memory: students have the same
+bits.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.experts import Experts
+from atelier.engine.config.parallel import Parallel, Tiers
+from atelier.engine.config.router.topk import TopK
+from atelier.engine.config.run_file import Training
+from atelier.engine.loop import build
+from atelier.engine.plan.checks import check_layout
+from atelier.engine.tier.ring import Ring
+from tests.engine.trainings import ONE, TrainingSetup, model, role, student, train
+
+STEPS = 12
+SHAPES = {
+    "dense": {"num_layers": 6},
+    "experts": {
+        "num_layers": 4,
+        "num_experts": 8,
+        "experts": Experts(ffn=32, router=TopK(balance="bias")),
+    },
+}
+
+
+def memory_of(shape: str) -> float:
+    """GB in which the teacher does not fit."""
+    return 0.8 * 4 * model(32, **SHAPES[shape]).num_params() / 1e9
+
+
+def taught(folder: Path, shape: str, precision: str = "fp32") -> tuple[TrainingSetup, Training]:
+    """A student's training by a finished teacher."""
+    setup = TrainingSetup(folder)
+    teacher = role(shape=model(32, **SHAPES[shape]), lr=1e-2)
+    setup.train(setup.training({"teacher": teacher}, train(STEPS, checkpoint_every=STEPS)))
+    setup.inputs["finished"] = setup.as_input("teacher")
+    frozen = setup.member(
+        "teacher", teacher, STEPS, mode="frozen", output=False, segments=(), init="finished"
+    )
+    roles = {"teacher": frozen, "pupil": student(attach="frozen", lr=1e-2)}
+    return setup, setup.training(roles, train(STEPS, precision=precision))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_student_of_a_streamed_teacher_has_the_bits_of_a_resident_one_s(
+    tmp_path: Path, shape: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rings: list[Ring] = []
+    make = build._ring
+
+    def seen(*given, **named) -> Ring:
+        rings.append(make(*given, **named))
+        return rings[-1]
+
+    monkeypatch.setattr(build, "_ring", seen)
+    found = {}
+    for where, memory in (("resident", 0.0), ("streamed", memory_of(shape))):
+        setup, training = taught(tmp_path / where, shape, precision)
+        setup.train(training, layout=ONE.model_copy(update={"tiers": Tiers(frozen_gb=memory)}))
+        found[where] = setup.weights("pupil"), setup.curve("pupil")
+    [ring] = rings
+    assert ring.block_buffers.misses + ring.expert_buffers.misses > STEPS
+    assert found["streamed"] == found["resident"]
+
+
+def test_a_gang_that_shares_experts_streams_each_its_own(tmp_path: Path) -> None:
+    found = {}
+    for where, memory in (("resident", 0.0), ("streamed", 0.5 * memory_of("experts"))):
+        setup, training = taught(tmp_path / where, "experts")
+        layout = Parallel(
+            shard=1, expert=2, threads=1, compile="none", device="cpu", tiers=Tiers(frozen_gb=memory)
+        )
+        ranks = setup.processes(setup.run_file(training, layout=layout), world=2)
+        said = [rank.communicate(timeout=300) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], said
+        found[where] = setup.weights("pupil"), setup.curve("pupil")
+    assert found["streamed"] == found["resident"]
+
+
+def test_a_layout_that_splits_the_teacher_is_refused_with_a_way_out() -> None:
+    roles = {"teacher": role(), "pupil": student(attach="frozen")}
+    layout = Parallel(shard=2, tiers=Tiers(frozen_gb=0.001))
+    with pytest.raises(ConfigError, match=r"shard=2 splits it; replicate=2 of the same ranks"):
+        check_layout(layout, roles, train(8), prefix="roles.")
+    check_layout(layout.model_copy(update={"tiers": Tiers()}), roles, train(8), prefix="roles.")
