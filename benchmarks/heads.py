@@ -61,7 +61,7 @@ def by_teacher(study: Study) -> Nats:
         places_BT = np.tile(np.arange(tokens_BT.shape[1]), (len(texts), 1))
         rows = {"tokens_BT": tokens_BT, "labels_BT": labels_BT, "positions_BT": places_BT}
         batch = tensors(rows | {"documents_BT": np.zeros_like(tokens_BT)})
-        return label_nats(study.model, batch).numpy().reshape(len(texts), -1).sum(1)
+        return next(label_nats(study.model, [batch])).numpy().reshape(len(texts), -1).sum(1)
 
     return nats
 

@@ -158,7 +158,7 @@ class Study:
 
     def nats(self, batch: Batch) -> np.ndarray:
         """Mean nats a label of each row [B], NaN where a row has none."""
-        nats_N = label_nats(self.model, tensors(batch)).numpy()
+        nats_N = next(label_nats(self.model, [tensors(batch)])).numpy()
         is_label_BT = batch["labels_BT"] != NOT_SCORED
         sums_B = np.bincount(np.nonzero(is_label_BT)[0], nats_N, minlength=len(is_label_BT))
         return sums_B / np.where(is_label_BT.any(1), is_label_BT.sum(1), np.nan)

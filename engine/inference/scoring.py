@@ -5,9 +5,11 @@ B rows, T tokens of a row, N tokens, D documents (hidden width where a model is 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import tee
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,11 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atelier.engine.config.batch import NOT_SCORED, PADDING
-from atelier.engine.data.examples import Examples
+from atelier.engine.data.examples import Examples, OptionRow
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.sampling import TextModel
 from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.model.contract import Model
+from atelier.engine.tier.ring import outputs_of
 
 TOKENS_AT_ONCE = 2048  # a forward pass; more is slower on a CPU
 LOGITS_AT_ONCE = 1 << 21  # fp32 logits that still fit in a core's share of the cache
@@ -91,19 +95,28 @@ def text_nats(model: TextModel, text: HeldOutText, *, sequence: int, vocab: int,
     a compressor.
     """
     total = len(text.ends_D) * math.log(vocab)
-    for batch in text.batches(sequence):
-        is_label_BT = batch["labels_BT"] != NOT_SCORED
-        total += float(label_nats(model, batch).sum())
-        advance(int(is_label_BT.sum()))
+    batches, read = tee(text.batches(sequence))
+    for batch, nats_N in zip(batches, label_nats(model, read), strict=True):
+        total += float(nats_N.sum())
+        advance(int((batch["labels_BT"] != NOT_SCORED).sum()))
     advance(len(text.ends_D))
     return total
 
 
 @torch.inference_mode()
-def label_nats(model: TextModel, batch: Batch) -> Tensor:
-    """-ln p(label) of every scored token of a batch, in order of rows and places, float64 [N] on the CPU."""
+def label_nats(model: TextModel, batches: Iterable[Batch]) -> Iterator[Tensor]:
+    """-ln p(label) of every scored token of each batch, in order of rows and places, float64 [N] on the
+    CPU.
+    """
     device = model.head_weight.device
-    hidden_BTD = model({name: values.to(device) for name, values in batch.items()}).hidden
+    batches, read = tee(batches)
+    placed = ({name: values.to(device) for name, values in batch.items()} for batch in read)
+    for batch, output in zip(batches, outputs_of(cast(Model[Any], model), placed), strict=True):
+        yield _nats(model, output.hidden, batch)
+
+
+def _nats(model: TextModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+    device = hidden_BTD.device
     is_label_BT = batch["labels_BT"] != NOT_SCORED
     hidden_ND, labels_N = hidden_BTD[is_label_BT.to(device)], batch["labels_BT"][is_label_BT].to(device)
     head_VD = model.head_weight
@@ -147,18 +160,23 @@ def choose(model: TextModel, examples: Examples, *, advance: Advance) -> Choices
     order = np.argsort(lengths, kind="stable")  # rows of a batch are about as long: little padding
     at_once = max(1, TOKENS_AT_ONCE // max(lengths))
     correct, normalised = [0] * len(examples), [0] * len(examples)
-    for first in range(0, len(examples), at_once):
-        places = order[first : first + at_once]
-        batch, rows = examples.option_batch(places)
-        tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
-        nats_BT = torch.zeros(tensors["labels_BT"].shape, dtype=torch.float64)
-        nats_BT[tensors["labels_BT"] != NOT_SCORED] = label_nats(model, tensors)
+    each, read = tee(order[first : first + at_once] for first in range(0, len(examples), at_once))
+    batches, asked = tee(_option_batch(examples, places) for places in read)
+    nats = label_nats(model, (batch for batch, _ in asked))
+    for places, (batch, rows), nats_N in zip(each, batches, nats, strict=True):
+        nats_BT = torch.zeros(batch["labels_BT"].shape, dtype=torch.float64)
+        nats_BT[batch["labels_BT"] != NOT_SCORED] = nats_N
         for place, nats_T, row in zip(places, nats_BT, rows, strict=True):
             options = [nats_T[begin:end] for begin, end in row.spans]
             correct[place] = int(_least([float(option.sum()) for option in options]) == row.answer)
             normalised[place] = int(_least([float(option.mean()) for option in options]) == row.answer)
         advance(sum(lengths[place] for place in places))
     return Choices(correct=correct, correct_normalised=normalised)
+
+
+def _option_batch(examples: Examples, places: np.ndarray) -> tuple[Batch, list[OptionRow]]:
+    batch, rows = examples.option_batch(places)
+    return {name: torch.from_numpy(values) for name, values in batch.items()}, rows
 
 
 def _least(values: list[float]) -> int:

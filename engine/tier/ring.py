@@ -6,10 +6,11 @@ X experts of a mixture, P tokens sorted by expert, D hidden
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.io.artifact import ArtifactInput
-from atelier.engine.model.contract import Model, blocks_of, stored
+from atelier.engine.model.contract import Carried, Model, Output, Relations, blocks_of, stored
 from atelier.engine.model.load import blank, build, read_model, read_weights
 from atelier.engine.model.moe import ExpertWeights, mlp
 from atelier.engine.model.placement import local
@@ -26,7 +27,11 @@ from atelier.engine.tier.buffers import Buffers, Reader, Source
 from atelier.engine.tier.policy import LeastOftenUsed
 
 STREAM = 2  # buffers that a stream needs: one computes, one is read
+TOGETHER = 1 << 24  # numbers of the residual stream of batches that go through the blocks together
 LINE = 64  # bytes; products may differ in their last bits by where in a line of the cache a weight begins
+
+
+_RINGS: WeakKeyDictionary[nn.Module, "Ring"] = WeakKeyDictionary()  # of models that are streamed
 
 
 class Piece(NamedTuple):
@@ -84,8 +89,26 @@ def read_model_within(
         model = build(spec)
     if sum(weight.numel() for _, weight in stored(model)) * dtype.itemsize <= memory:
         return read_model(source, scratch, device=device, dtype=dtype)
-    Ring(model, files, memory, device=device, dtype=dtype, place=place)
+    _RINGS[model] = Ring(model, files, memory, device=device, dtype=dtype, place=place)
     return model, spec
+
+
+def outputs_of(model: Model, batches: Iterable[dict[str, Tensor]]) -> Iterator[Output]:
+    """The model's outputs of these batches, one after another; of a model that is streamed, some batches at
+    once.
+    """
+    ring = _RINGS.get(model)
+    if ring is None:
+        yield from (model(batch) for batch in batches)
+        return
+    waiting: list[dict[str, Tensor]] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(each["tokens_BT"].numel() for each in waiting) * model.spec.hidden >= TOGETHER:
+            yield from ring.outputs(waiting)
+            waiting = []
+    if waiting:
+        yield from ring.outputs(waiting)
 
 
 class Ring:
@@ -226,10 +249,40 @@ class Ring:
             device=self.device,
         )
 
+    def read_all(self) -> None:
+        """Read every block and expert that does not stay, once, as a pass does that computes nothing."""
+        for buffers in (self.block_buffers, self.expert_buffers):
+            first = self.shares.stay if buffers is self.block_buffers else 0
+            for unit in range(first, len(buffers.units)) if len(buffers.buffers) else ():
+                buffers.take(unit)
+                if unit + 1 < len(buffers.units):
+                    buffers.ask(unit + 1)
+                buffers.give(unit)
+
     # in a forward pass
 
+    def outputs(self, batches: Sequence[dict[str, Tensor]]) -> Iterator[Output]:
+        """The model's outputs of several batches, each as if it were alone: every block of `blocks` computes
+        all of them before the next one, so that it is read once.
+        """
+        model, blocks = self.model, self.model.blocks
+        shared = [model.shared(batch) for batch in batches]
+        carried: list[Carried] = [model.begin(batch) for batch in batches]
+        relations: list[Relations | None] = [None] * len(batches)
+        try:
+            for name, block in blocks.named_children():
+                model.blocks = nn.ModuleList()
+                model.blocks.add_module(name, block)
+                for place, (some, others) in enumerate(zip(carried, shared, strict=True)):
+                    carried[place], relations[place] = model.through(some, others)
+        finally:
+            model.blocks = blocks
+        for some, others, last in zip(carried, shared, relations, strict=True):
+            yield model.leave(some, others, last)
+
     def _enter(self, number: int, block: nn.Module, given: tuple[Any, ...]) -> None:  # as torch calls a hook
-        self.after[self.last] = number  # of a model with branches, those that are computed
+        if number != self.last:  # of a model with branches, those that are computed
+            self.after[self.last] = number
         self.last = number
         self.blocks[number].install(self.block_buffers.take(number))
         self.block_buffers.ask(self.after.get(number, number))

@@ -18,11 +18,12 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.router.hash import Hash
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.inference.generator import read_generator
+from atelier.engine.inference.scoring import read_held_out, text_nats
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.contract import Model
 from atelier.engine.model.load import blank, build, read_model, read_weights
 from atelier.engine.tier.buffers import Buffers
-from atelier.engine.tier.ring import Ring, read_model_within
+from atelier.engine.tier.ring import _RINGS, Ring, outputs_of, read_model_within
 from tests.engine.scored_models import Study
 
 CPU = torch.device("cpu")
@@ -153,6 +154,28 @@ def test_a_cyclic_pass_reads_only_the_blocks_that_do_not_stay_and_each_once(stud
     assert (
         4 * 5 * block <= ring.reader.bytes_read - before <= (4 * 5 + 1) * block
     )  # and one ahead of the next
+
+
+@pytest.mark.parametrize("experts", [0, 8])
+def test_scores_are_the_same_and_blocks_are_read_once_for_many_batches(study: Study, experts: int) -> None:
+    shape = {"num_layers": 6, "hidden": 32, "num_heads": 2, "num_experts": experts, "init_std": 0.3}
+    source = study.model_of(GPT(vocab=study.vocabulary.size, **shape), f"scored{experts}")
+    whole, _ = read_model(source, study.scratch, dtype=torch.float32)
+    model, _ = within(source, study, least_of(source, study))
+    text = read_held_out(study.tokens, study.vocabulary, study.scratch, 400)
+    vocab = study.vocabulary.size
+    nats = [
+        text_nats(each.eval(), text, sequence=16, vocab=vocab, advance=lambda _: None)
+        for each in (whole, model)
+    ]
+    assert nats[0] == nats[1]
+    ring = _RINGS[model]
+    batches = [batch_of(random.Random(n), vocab, 2, 5 + n) for n in range(7)]
+    before = ring.block_buffers.misses
+    with torch.inference_mode():
+        for batch, output in zip(batches, outputs_of(model, batches), strict=True):
+            assert torch.equal(output.hidden, whole(batch).hidden)
+    assert ring.block_buffers.misses - before <= 7  # six blocks, and one ahead of the next pass
 
 
 def test_a_file_that_loses_its_end_is_said_so(study: Study, tmp_path: Path) -> None:

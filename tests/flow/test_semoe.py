@@ -1,0 +1,89 @@
+"""SE-MoE's flow, tiny: experts on disk, merged, distilled, scored in a memory smaller than the teacher; killed
+without warning it ends with the same bits.
+"""
+
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.faults.command import CommandStore
+from tests.flow.command import Atelier
+
+ARGUMENTS = ("semoe", "experiment=tiny", "tracker=none")
+STUDENTS = ("student_few", "student_dense")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("semoe")
+
+
+def weights_of(store: CommandStore) -> dict[str, list[str]]:
+    """Digests of the weights of every model, by name."""
+    return {
+        record["name"]: [file["sha256"] for file in record["files"] if "safetensors" in file["path"]]
+        for record in store.records("model")
+    }
+
+
+def test_students_come_from_the_merged_teacher_and_learn_from_it(atelier: Atelier, root: Path) -> None:
+    said = atelier(*ARGUMENTS)
+    assert said.code == 0, said.err
+    records = {record["name"]: record for record in CommandStore(root).records("model")}
+    assert set(records) == {"teacher", *STUDENTS, *(f"{name}-start" for name in STUDENTS)}
+    for name in STUDENTS:
+        start = records[f"{name}-start"]
+        assert records[name]["parents"]["init"] == start["fingerprint"]
+        assert start["parents"]["model"] == records["teacher"]["fingerprint"]
+        assert start["summary"]["params"] == records[name]["summary"]["params"]
+        assert records[name]["summary"]["teacher_forwards"] > 0
+        assert records["teacher"]["fingerprint"][:8] in atelier("lineage", name).out
+    [report] = atelier.records("report", "semoe")
+    rows = {row["name"]: row for row in report["summary"]["table"]}
+    assert {"teacher", *STUDENTS} < set(rows)
+    assert rows["student_few"]["tokens"] > rows["student_few-start"]["tokens"] == rows["teacher"]["tokens"]
+
+
+def test_again_nothing_is_left_to_do(atelier: Atelier) -> None:
+    said = atelier(*ARGUMENTS)
+    assert said.code == 0 and "nothing to do" in said.out
+
+
+def test_text_from_a_memory_smaller_than_the_teacher_is_the_same(atelier: Atelier) -> None:
+    words = ("generate", "teacher", "--prompt", "def ", "--max-tokens", "30")
+    whole, streamed = (atelier(*words, *more).out for more in ((), ("--memory", "3MB")))
+    assert whole == streamed and len(whole) > len("def ")
+    refused = atelier(*words, "--memory", "10kB")
+    assert refused.code == 2 and "is the least for this model" in refused.err
+
+
+def test_killed_without_warning_it_ends_with_the_same_bits(root: Path, tmp_path: Path) -> None:
+    whole, store = CommandStore(root), CommandStore(tmp_path / "store").copy_data(CommandStore(root))
+    for name in ("teacher", "student_few"):  # in each of the two trainings
+        command = store.start(*ARGUMENTS)
+        command.until(lambda name=name: 8 in steps_of(store, name), f"a checkpoint of {name}")
+        for process in store.processes():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        command.wait()
+        store.wait_for_quiet()
+    code, _, err = store.finish(*ARGUMENTS)
+    assert code == 0, err
+    assert weights_of(store) == weights_of(whole)
+
+
+def steps_of(store: CommandStore, name: str) -> list[int]:
+    """Steps of the checkpoints of a role."""
+    mine = (path for path in store.root.glob("trajectory/*") if name_of(path) == name)
+    return [int(path.name[5:]) for folder in mine for path in folder.glob("checkpoints/step-*")]
+
+
+def name_of(trajectory: Path) -> str:
+    record = trajectory / "trajectory.json"
+    return json.loads(record.read_text())["name"] if record.exists() else ""
