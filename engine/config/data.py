@@ -165,6 +165,7 @@ class Score(Spec):
     memory_gb: float = Field(
         default=0.0,
         ge=0,
-        description="weights of a model in memory at once, GB; 0 = all. Same scores, slower",
+        description="weights of a model in memory at once, GB; 0 = all. The scores are the same",
+        json_schema_extra={"layout": True},
     )
     sample: str = Field(default="def ", description="prompt of the sample text")

@@ -93,6 +93,6 @@ class Generation(Sampling):
     memory_gb: float = Field(
         default=0.0,
         ge=0,
-        description="weights in memory at once, GB; 0 = all of the model. Same text, slower",
+        description="weights in memory at once, GB; 0 = all of the model. The text is the same",
     )
     serve: bool = Field(default=False, description="answer a JSON request a line, until the input ends")

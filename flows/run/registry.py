@@ -19,6 +19,8 @@ IDLE: dict[str, tuple[str, ...]] = {
     "pretrain": (*_OF_LABELS, *_OF_TITAN),
     "distill": (*_OF_LABELS, "score.rows"),
     "score": (*_OF_LABELS, *_OF_TITAN),
+    "convert": (*_OF_LABELS, *_OF_TITAN),
+    "semoe": (*_OF_LABELS, "score.rows", "convert.num_experts"),
     "finetune": (
         *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),
         *("score.max_tokens", "score.sequence", "score.sample", "score.baselines"),

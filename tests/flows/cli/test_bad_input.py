@@ -110,7 +110,7 @@ def test_a_mistake_is_answered_in_one_line(
     words: str, says: str, way_out: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, *rest = words.split()
-    is_flow = first in ("pretrain", "distill", "finetune", "score", "titan")
+    is_flow = first in ("pretrain", "distill", "finetune", "score", "titan", "convert", "semoe")
     line = refused(
         capsys, first, *(TINY.split() if is_flow and "--config-dir=/tmp" not in rest else ()), *rest
     )

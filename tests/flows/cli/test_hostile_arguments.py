@@ -17,7 +17,7 @@ from atelier.flows.run.compose import compose
 from tests.checkout import TOP
 
 TINY = ("experiment=tiny", "tracker=none")
-FLOWS = ("pretrain", "distill", "titan", "finetune", "corpus")
+FLOWS = ("pretrain", "distill", "titan", "finetune", "corpus", "convert", "semoe")
 LONGEST = 800  # characters of an answer; most of it are the names that are known
 CPU_S = 3.0  # a plan of tiny takes 0.3 to 1
 NUMBERS = ("1000000000", "-1", "0", "1e30", "999999999999999999999", "nan", "inf", "-0.0", "1e-320", "0x7f")

@@ -20,6 +20,8 @@ FLOWS = {
     "distill": (*BLEND, "roles.student_a.trainable.kind=lora"),
     "finetune": ("init=parent",),
     "score": ("models=[parent]",),
+    "convert": ("init=parent", "convert=copy_mlp"),
+    "semoe": BLEND,
     "titan": BLEND,
 }
 

@@ -33,6 +33,8 @@ FLOWS = {
     ),
     "finetune": ("init=parent",),
     "score": ("models=[parent]",),
+    "convert": ("init=parent", "convert=copy_mlp"),
+    "semoe": BLEND,
     "titan": BLEND,
 }
 SHUFFLES = 5
@@ -92,9 +94,9 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> None:
     def begun(roles: dict[str, Role], tokenizer: Reference) -> dict[str, Reference]:
         return {name: reference("model", role.init) for name, role in roles.items() if role.init}
 
-    for flow in ("finetune", "score"):
+    for flow in ("finetune", "score", "convert"):
         monkeypatch.setattr(f"atelier.flows.{flow}.existing_model", found)
-    for flow in ("distill", "titan"):
+    for flow in ("distill", "titan", "semoe"):
         monkeypatch.setattr(f"atelier.flows.{flow}.beginnings", begun)
 
 

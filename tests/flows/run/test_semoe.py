@@ -1,0 +1,81 @@
+"""The nodes of the flow semoe: who starts from what, what waits for what, and which students are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from atelier.engine.config.error import ConfigError
+from atelier.flows.run.compose import compose
+from atelier.flows.run.plan import collect_nodes, make_plan
+from atelier.infra.dag import Node
+from atelier.infra.store.store import Store
+
+TINY = ("experiment=tiny", "tracker=none")
+
+
+def nodes(root: Path, *words: str) -> dict[str, Node]:
+    found = collect_nodes(compose("semoe", [*TINY, *words]), Store(str(root)))
+    return {node.name: node for node in found}
+
+
+def test_students_wait_for_what_they_start_from_and_for_the_finished_teacher(tmp_path: Path) -> None:
+    found = nodes(tmp_path)
+    students = found["train.students"]
+    assert set(students.products) == {"student_few", "student_dense"}
+    assert set(students.waits) >= {"train.teacher", "convert.student_few", "convert.student_dense"}
+    teacher = found["train.teacher"].products["teacher"]
+    assert students.inputs["frozen.teacher"] == ("model", teacher.fingerprint)
+    for name, number in (("student_few", 4), ("student_dense", 0)):
+        rule = found[f"convert.{name}"].config["rule"]
+        assert rule["num_experts"] == number
+        start = found[f"convert.{name}"].products["model"].fingerprint
+        assert students.inputs[f"init.{name}"] == ("model", start)
+        segment = students.products[name].detail_parents | students.products[name].parents
+        assert segment["init"] == start
+
+
+def test_a_student_of_another_shape_starts_from_its_seed(tmp_path: Path) -> None:
+    found = nodes(tmp_path, "roles.student_dense.model.hidden=64", "roles.student_few.model.num_layers=2")
+    assert not any(name.startswith("convert") for name in found)
+    assert not any(role.startswith("init.") for role in found["train.students"].inputs)
+
+
+def test_without_students_it_is_a_training(tmp_path: Path) -> None:
+    found = nodes(tmp_path, "~roles.student_few", "~roles.student_dense")
+    assert "train.students" not in found and "train.teacher" in found
+
+
+def test_controls_start_where_their_students_do(tmp_path: Path) -> None:
+    found = nodes(tmp_path, "score.controls=true")
+    controls = found["train.controls"]
+    start = found["convert.student_few"].products["model"].fingerprint
+    assert controls.inputs["init.student_few-alone"] == ("model", start)
+
+
+def test_the_teacher_is_the_same_training_whether_it_has_students_or_not(tmp_path: Path) -> None:
+    alone, with_them = (
+        nodes(tmp_path, *words)["train.teacher"].products["teacher"].fingerprint
+        for words in (("~roles.student_few", "~roles.student_dense"), ())
+    )
+    assert alone == with_them
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("roles.student_few.attach=refuse",), "attach=frozen"),
+        (("roles.student_dense.teacher=student_few",), "teacher=teacher"),
+        (("roles.student_few.teacher=nobody",), "there is no role 'nobody'"),
+    ],
+)
+def test_students_that_would_not_learn_from_the_finished_teacher_are_refused(
+    tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        nodes(tmp_path, *words)
+
+
+def test_the_plan_trains_the_teacher_once(tmp_path: Path) -> None:
+    plan = make_plan(compose("semoe", list(TINY)), Store(str(tmp_path)))
+    teachers = [row["name"] for row in plan.rows if row["kind"] == "model" and "teacher" in row["name"]]
+    assert teachers == ["train.teacher"]
