@@ -38,7 +38,10 @@ def fill_stages(stages: Iterable[StageModule], values: Values, device: torch.dev
 
 def _squared(grads: Iterable[Tensor]) -> Tensor:
     """The squared norm of each, float64."""
-    norms = [torch.linalg.vector_norm(grad) for grad in grads]
+    return _squares([torch.linalg.vector_norm(grad) for grad in grads])
+
+
+def _squares(norms: list[Tensor]) -> Tensor:
     return torch.stack(norms).double().square() if norms else torch.zeros(0, dtype=torch.float64)
 
 
@@ -118,8 +121,8 @@ class RoleWeights:
         if grads:
             total[places] = _squared(grads) / torch.tensor(copies, device=total.device)
         for tier in self.body.tiers:
-            for name in tier.placed:
-                total[self._places[name]] = _squared(tier.gradients_of(name)).sum()
+            for name, norms in tier.norms().items():
+                total[self._places[name]] = _squares(norms).sum()
         return total
 
     def update(self, rate: float, scale: float, *, is_good: bool) -> None:

@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.optim.adamw import adamw
 
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Tiers
 from atelier.engine.model.moe import ExpertWeights, mlp
 from atelier.engine.model.placement import as_placed, local
-from atelier.engine.tier.cache import StateCache
-from atelier.engine.tier.policy import POLICIES
+from atelier.engine.tier.buffers import Buffers, Worker
+from atelier.engine.tier.policy import POLICIES, LeastRecentlyUsed
 from atelier.engine.tier.state_file import StateFile
 
 PARTS = ("weight", "exp_avg", "exp_avg_sq")  # of a state
+AHEAD = 2  # experts that are read while one computes, in the backward pass and the optimiser's
 
 
 class Leaf(NamedTuple):
@@ -39,6 +41,10 @@ class Leaf(NamedTuple):
 class TieredExperts:
     """The experts of all mixtures of one role on this rank, of equal shapes. A slot is one expert of one
     mixture.
+
+    What is read ahead: in the forward pass the experts that a mixture's router chose, then those of the next
+    mixture that had most tokens the last time; in the backward pass exactly what the forward pass met; then
+    what the optimiser will move. A wrong guess costs a read, never a bit.
     """
 
     def __init__(
@@ -59,12 +65,28 @@ class TieredExperts:
         self.floats = self.inside[-1].begin + self.inside[-1].size  # of one expert's weights
         self.places = {name: place for place, name in enumerate(mixtures)}  # by path of the mixture
         self.file = StateFile(folder, len(mixtures) * self.number, len(PARTS) * self.floats, dtype)
-        size = host_bytes // self.file.state_bytes if host_bytes else self.file.slots
-        self.cache = StateCache(self.file, size, POLICIES[policy](), self._catch_up)
+        self.gradient_file = StateFile(folder, self.file.slots, self.floats, dtype)
+        both = self.file.state_bytes + self.gradient_file.state_bytes
+        size = min(host_bytes // both if host_bytes else self.file.slots, self.file.slots)
+        if size < 1:
+            raise ConfigError(
+                "parallel.tiers.host_gb",
+                "has no room for one expert state and its gradient",
+                f"{both / 1e9:.4g} GB has",
+            )
+        worker, kind = Worker(), {"dtype": dtype, "device": torch.device("cpu")}
+        self.states = Buffers(
+            self.file, size, POLICIES[policy](), worker, floats=self.file.floats, renew=self._catch_up, **kind
+        )
+        self.gradients = Buffers(
+            self.gradient_file, size, LeastRecentlyUsed(), worker, floats=self.floats, **kind
+        )
+        self.met: set[int] = set()  # slots with a gradient in this step
+        self._trail: list[int] = []  # slots in the order of the forward pass, still to come in the backward
+        self._before: dict[int, list[int]] = {}  # by first slot of a mixture: whom its tokens met, most first
         self.rates: list[float] = []  # of every step since the file was filled
         self.done = [0] * self.file.slots  # of these, how many a slot has had
         self.steps = 0  # before the file was filled
-        self.gradients: dict[int, Tensor] = {}  # [floats] by slot, of what was met
         self._numbers: dict[str, Tensor] = {}  # of steps, as checkpoints have them
         for name, experts in mixtures.items():
             hold(experts, self, self.places[name] * self.number)
@@ -73,49 +95,82 @@ class TieredExperts:
 
     def mixture(self, first: int, x_PD: Tensor, counts_X: Sequence[int]) -> Tensor:
         """`ExpertWeights.compute` of the mixture whose experts begin at slot `first`."""
-        parts = [
-            _ExpertMLP.apply(x, self, first + expert) if count else x
-            for expert, (x, count) in enumerate(zip(x_PD.split(list(counts_X)), counts_X, strict=True))
-        ]
+        parts = list(x_PD.split(list(counts_X)))
+        met = [first + expert for expert, count in enumerate(counts_X) if count]
+        met.sort(key=lambda slot: (-counts_X[slot - first], slot))
+        self._before[first] = list(met)
+        met.sort(key=lambda slot: slot not in self.states)  # those that are there keep their place
+        asked = 0
+        for done, slot in enumerate(met):
+            asked = max(asked, done)
+            asked += self.states.ask_all(met[asked:])
+            parts[slot - first] = _ExpertMLP.apply(parts[slot - first], self, slot)
+        if torch.is_grad_enabled():
+            self._trail += met
+        following = self._before.get(first + self.number, [])
+        self.states.ask_all(following[: self.states.size // 2])
         return torch.cat(parts)
+
+    def going_back(self, slot: int) -> None:
+        """Read ahead what the backward pass comes to after this slot."""
+        while self._trail and self._trail.pop() != slot:
+            pass
+        self.states.ask_all(self._trail[: -AHEAD - 1 : -1])
 
     def weights(self, state: Tensor) -> tuple[Tensor, ...]:
         """An expert's matrices, as views of its state or of its gradient."""
         return tuple(state[leaf.begin : leaf.begin + leaf.size].view(leaf.shape) for leaf in self.inside)
 
     def add_gradient(self, slot: int, gradients: Sequence[Tensor]) -> None:
-        known = self.gradients.get(slot)
-        if known is None:
-            self.gradients[slot] = torch.cat([gradient.flatten() for gradient in gradients])
-            return
-        for mine, gradient in zip(self.weights(known), gradients, strict=True):
-            mine += gradient
+        is_new = slot not in self.met
+        with self.gradients.held(slot, changes=True, is_new=is_new) as sum_F:
+            for mine, gradient in zip(self.weights(sum_F), gradients, strict=True):
+                if is_new:
+                    mine.copy_(gradient)
+                else:
+                    mine += gradient
+        self.met.add(slot)
 
     # the optimiser
 
-    def gradients_of(self, name: str) -> Iterator[Tensor]:
-        """The gradients of one matrix of a mixture's experts, by its name; of those that were met."""
-        path, _, leaf = name.rpartition(".")
-        index = [each.name for each in self.inside].index(leaf)
-        first = self.places[path] * self.number
-        for slot in range(first, first + self.number):
-            if slot in self.gradients:
-                yield self.weights(self.gradients[slot])[index]
+    def norms(self) -> dict[str, list[Tensor]]:
+        """The norms of the gradients of each expert that was met, by name of the matrix that they share."""
+        found: dict[str, list[Tensor]] = {name: [] for name in self.placed}
+        paths = list(self.places)
+        for slot, gradient in self._each(self.gradients, sorted(self.met)):
+            path = paths[slot // self.number]
+            for leaf, part in zip(self.inside, self.weights(gradient), strict=True):
+                found[f"{path}.{leaf.name}"].append(torch.linalg.vector_norm(part))
+        return found
 
     def update(self, rate: float, scale: float, *, is_good: bool) -> None:
         """AdamW's step of all experts: now of those that were met, of the others when they are needed."""
-        met, self.gradients = self.gradients, {}
+        met, self.met = self.met, set()
+        self._trail.clear()
         if not is_good:
             return
         before = len(self.rates)
-        for slot in sorted(met):
-            if scale < 1.0:
-                met[slot].mul_(scale)
-            with self.cache.held(slot, changes=True) as state:
+        order = sorted(met, key=lambda slot: (slot not in self.states, slot))
+        self.gradients.ask_all(order[:AHEAD])
+        for place, (slot, state) in enumerate(self._each(self.states, order, changes=True)):
+            self.gradients.ask_all(order[place : place + AHEAD])
+            with self.gradients.held(slot) as gradient:
+                if scale < 1.0:
+                    gradient.mul_(scale)
                 self._owed(slot, state, until=before)
-                self._step(state, met.pop(slot), rate, self.steps + before + 1)
-                self.done[slot] = before + 1
+                self._step(state, gradient, rate, self.steps + before + 1)
+            self.done[slot] = before + 1
         self.rates.append(rate)
+
+    @staticmethod
+    def _each(
+        buffers: Buffers, slots: Sequence[int], *, changes: bool = False
+    ) -> Iterator[tuple[int, Tensor]]:
+        """These slots one after another, the next ones read meanwhile."""
+        for place, slot in enumerate(slots):
+            buffers.ask_all(slots[place : place + AHEAD])
+            with buffers.held(slot, changes=changes) as state:
+                yield slot, state
 
     def _catch_up(self, slot: int, state: Tensor) -> bool:
         return self._owed(slot, state, until=len(self.rates))
@@ -143,19 +198,20 @@ class TieredExperts:
 
     def settle(self) -> None:
         """Bring every state up to the last step, and the file up to the buffers."""
-        for slot in range(self.file.slots):
-            if self.done[slot] < len(self.rates):
-                with self.cache.held(slot, changes=True) as state:
-                    self._owed(slot, state, until=len(self.rates))
-        self.cache.write_all()
+        owing = [slot for slot in range(self.file.slots) if self.done[slot] < len(self.rates)]
+        for _ in self._each(self.states, owing):  # to be taken is to be brought up
+            pass
+        self.states.write_all()
         self.steps += len(self.rates)
         self.rates, self.done = [], [0] * self.file.slots
 
     def filled(self) -> None:
         """What `whole` returned was filled: the truth is in the file."""
-        self.cache.drop()
+        self.states.drop_all()
+        self.gradients.drop_all()
         self.file.forget()
-        self.gradients.clear()
+        self.met.clear()
+        self._trail.clear()
         self.rates, self.done = [], [0] * self.file.slots
         self.steps = int(next(iter(self._numbers.values()))) if self._numbers else 0
 
@@ -216,13 +272,14 @@ class _ExpertMLP(torch.autograd.Function):
             kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
         )
         ctx.save_for_backward(x)
-        with tier.cache.held(slot) as state:
+        with tier.states.held(slot) as state:
             return mlp(x, tier.weights(state))
 
     @staticmethod
     def backward(ctx: _TierContext, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
         (x,) = ctx.saved_tensors
-        with ctx.tier.cache.held(ctx.slot) as state, torch.enable_grad():
+        ctx.tier.going_back(ctx.slot)
+        with ctx.tier.states.held(ctx.slot) as state, torch.enable_grad():
             x = x.detach().requires_grad_()
             weights = tuple(weight.detach().requires_grad_() for weight in ctx.tier.weights(state))
             with ctx.products:

@@ -23,7 +23,8 @@ from atelier.engine.model.load import blank, build, read_model, read_weights
 from atelier.engine.model.moe import ExpertWeights, mlp
 from atelier.engine.model.placement import local
 from atelier.engine.model.weights import StoredWeights
-from atelier.engine.tier.buffers import Buffers, Reader, Source
+from atelier.engine.tier.buffers import Buffers, Worker
+from atelier.engine.tier.pieces import Pieces, Source
 from atelier.engine.tier.policy import LeastOftenUsed
 
 STREAM = 2  # buffers that a stream needs: one computes, one is read
@@ -143,10 +144,8 @@ class Ring:
         inside = {module for block in blocks for module in block.modules()}
         rest = self._unit(module for module in model.modules() if module not in inside)
         self.shares = self._divided(memory, rest)
-        self.reader = Reader()
-        self._stays(rest)
-        for unit in self.blocks[: self.shares.stay]:
-            self._stays(unit)
+        self.worker = Worker()
+        self._stay([rest, *self.blocks[: self.shares.stay]])
         self.block_buffers = self._buffers(self.blocks, self.shares.blocks)
         self.expert_buffers = self._buffers(self.experts, self.shares.experts)
         self.after = {number: number + 1 for number in range(self.shares.stay, len(blocks) - 1)}
@@ -233,30 +232,39 @@ class Ring:
             min(len(self.experts), STREAM + more) if self.experts else 0,
         )
 
-    def _stays(self, unit: Unit) -> None:
-        buffer = torch.empty(unit.floats, dtype=self.dtype, device=self.device)
-        self.reader.fill(unit.sources, buffer)
-        unit.install(buffer)
+    def _stay(self, units: Sequence[Unit]) -> None:
+        """Bring units to memory for good."""
+        files = Pieces([unit.sources for unit in units])
+        for number, unit in enumerate(units):
+            buffer = torch.empty(unit.floats, dtype=self.dtype, device=self.device)
+            files.read(number, buffer)
+            unit.install(buffer)
 
     def _buffers(self, units: Sequence[Unit], size: int) -> Buffers:
         return Buffers(
-            [unit.sources for unit in units],
+            Pieces([unit.sources for unit in units]),
             size,
             LeastOftenUsed(),
-            self.reader,
+            self.worker,
             floats=max((unit.floats for unit in units), default=0) if size else 0,
             dtype=self.dtype,
             device=self.device,
         )
 
+    @property
+    def bytes_read(self) -> int:
+        """By the buffers, since the beginning."""
+        found = (buffers.backing for buffers in (self.block_buffers, self.expert_buffers))
+        return sum(one.bytes_read for one in found if isinstance(one, Pieces))
+
     def read_all(self) -> None:
         """Read every block and expert that does not stay, once, as a pass does that computes nothing."""
-        for buffers in (self.block_buffers, self.expert_buffers):
-            first = self.shares.stay if buffers is self.block_buffers else 0
-            for unit in range(first, len(buffers.units)) if len(buffers.buffers) else ():
+        asked = [(self.block_buffers, range(self.shares.stay, len(self.blocks)))]
+        asked += [(self.expert_buffers, range(len(self.experts)))]
+        for buffers, units in asked:
+            for unit in units:
                 buffers.take(unit)
-                if unit + 1 < len(buffers.units):
-                    buffers.ask(unit + 1)
+                buffers.ask_all(units[unit - units.start + 1 :][:1])
                 buffers.give(unit)
 
     # in a forward pass
@@ -297,9 +305,8 @@ class Ring:
         met.sort(key=lambda expert: (first + expert not in buffers, -counts_X[expert], expert))
         asked = 0
         for done, expert in enumerate(met):
-            while asked < len(met) and buffers.ask(first + met[asked]):
-                asked += 1
-            asked = max(asked, done + 1)
+            asked = max(asked, done)
+            asked += buffers.ask_all(first + other for other in met[asked:])
             buffer = buffers.take(first + expert)
             weights = tuple(piece.of(buffer) for piece in self.experts[first + expert].pieces)
             found[expert] = mlp(found[expert], weights)

@@ -146,13 +146,13 @@ def test_a_cyclic_pass_reads_only_the_blocks_that_do_not_stay_and_each_once(stud
         model, files, least_of(source, study) + 3 * block + 5000, device=CPU, dtype=torch.float32, place=""
     )
     assert ring.shares.stay == 3
-    before = ring.reader.bytes_read
+    before = ring.bytes_read
     batch = batch_of(random.Random(0), spec.tokens, 1, 4)
     for _ in range(4):
         hidden(model, batch)
-    ring.reader.close()
+    ring.worker.close()
     assert (
-        4 * 5 * block <= ring.reader.bytes_read - before <= (4 * 5 + 1) * block
+        4 * 5 * block <= ring.bytes_read - before <= (4 * 5 + 1) * block
     )  # and one ahead of the next
 
 
@@ -218,8 +218,10 @@ def test_without_waiting_for_the_read_the_bits_would_differ(study: Study, monkey
     )
     take = Buffers.take
 
-    def early(self: Buffers, unit: int) -> Tensor:
-        return take(self, unit + 1 if unit + 1 < len(self.units) else unit)
+    def early(self: Buffers, unit: int, *, is_new: bool = False) -> Tensor:
+        found = take(self, (unit + 1) % spec.num_layers)
+        self._used[unit] = 1
+        return found
 
     monkeypatch.setattr(Buffers, "take", early)
     batch = batch_of(random.Random(0), spec.tokens, 1, 4)

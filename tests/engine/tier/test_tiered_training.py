@@ -21,7 +21,7 @@ from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, model, role, 
 
 Policy = Literal["lfu", "lru", "static"]
 STEPS, EXPERTS = 24, 8
-STATE_GB = 3 * 3 * 32 * 32 * 4 / 1e9  # of one expert: three matrices with two moments
+STATE_GB = 4 * 3 * 32 * 32 * 4 / 1e9  # of one expert: three matrices with two moments and their gradients
 
 
 def tiers(room: int, policy: Policy = "lfu") -> Tiers:
@@ -62,7 +62,7 @@ def test_experts_on_disk_end_with_the_bits_of_experts_in_memory(
     setup = TrainingSetup(tmp_path)
     setup.train(training(setup), **tiered(room, policy))
     [tier] = made
-    assert tier.cache.size == room and (tier.cache.evictions > 0) == (room < tier.file.slots)
+    assert tier.states.size == room and (tier.states.evictions > 0) == (room < tier.file.slots)
     assert tier.file.bytes_read > 0 and not list(tmp_path.glob("scratch-*/tmp*"))  # it has no name
     for name in ("teacher", "pupil"):
         assert setup.weights(name) == in_memory.weights(name)
