@@ -2,8 +2,8 @@
 disk, each in a fresh process, inside a cgroup of its memory without weights and a quarter of the weights; the
 file's pages are dropped before every pass.
 
-python benchmarks/ring.py [--layers 24] [--folder .] [--peers PATH]     goals: 2 times accelerate's disk offload,
-        1.2 times the best of load_file per layer and mmap with advice; max(compute, read) 0.9 of a pass
+python benchmarks/ring.py [--layers 24] [--folder .] [--peers PATH]     goals: 2 times accelerate's disk
+        offload, 1.2 times the best of load_file per layer and mmap with advice; max(compute, read) 0.9 of it
 
   ring        atelier's, 0.2 of the weights in memory
   load_file   safetensors' load_file of one block's shard, then the block, in turn
@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,13 @@ def by_block(folder: Path, layers: int, before: Callable[[int, Any], None]) -> C
         for leaf, _ in stored_by(module) if module not in inside else ():
             put(module, leaf, files[f"{path}.{leaf}"].clone())
     for number, block in enumerate(model.blocks):
-        block.register_forward_pre_hook(lambda block, _, number=number: before(number, block))
+        block.register_forward_pre_hook(partial(_before, before, number))
     model.eval()
     return lambda batch: model(batch).hidden
+
+
+def _before(before: Callable[[int, Any], None], number: int, block: Any, given: Any) -> None:
+    before(number, block)
 
 
 def load_file(folder: Path, layers: int, memory: int) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
@@ -152,11 +157,11 @@ def mapped(folder: Path, layers: int, memory: int) -> Callable[[dict[str, torch.
 
 
 def accelerate(folder: Path, layers: int, memory: int) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]  # in --peers
 
     model = AutoModelForCausalLM.from_pretrained(
-        folder / "llama", device_map="auto", max_memory={"cpu": memory}, offload_folder=str(folder / "offload"),
-        dtype=torch.float32,
+        folder / "llama", device_map="auto", max_memory={"cpu": memory},
+        offload_folder=str(folder / "offload"), dtype=torch.float32,
     )  # fmt: skip
     return lambda batch: model.model(input_ids=batch["tokens_BT"]).last_hidden_state
 

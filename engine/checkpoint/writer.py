@@ -5,12 +5,15 @@ writers are not used: they pickle the metadata and every non-tensor leaf, warn o
 group, and wrap errors in their own types.
 """
 
+import mmap
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
 import numpy as np
@@ -69,10 +72,18 @@ class Pending:
 
 
 def save_async(
-    url: str, state: State, *, step: int, trajectory: str, gang: RankGroup, **about: Unpack[About]
+    url: str,
+    state: State,
+    *,
+    step: int,
+    trajectory: str,
+    gang: RankGroup,
+    spill: Path | None = None,
+    **about: Unpack[About],
 ) -> Pending:
     """Save `state` at `url` (.../step-00000100) in the background; every rank calls it, in the same order.
-    `about` are other fields of the manifest.
+    `about` are other fields of the manifest; `spill`: a folder for the copy, of a state that does not fit
+    into memory.
 
     When this returns, `state` may be changed: the save works on a copy. The copy lives until the save has
     ended, so wait for the last save of a trajectory before the next. `state` is a nested dict of tensors,
@@ -88,7 +99,7 @@ def save_async(
             url, f"the address of another step than {step}", "use atelier.engine.checkpoint.folder.address"
         )
     save = _Save(url, step, trajectory, gang, about)
-    save.copy(state)
+    save.copy(state, spill)
     return Pending(_writer.submit(save.run), time.perf_counter() - started)
 
 
@@ -101,15 +112,14 @@ def _planner() -> DefaultSavePlanner:
     return DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
 
-def _copies(planner: DefaultSavePlanner, plan: SavePlan) -> dict[Box, torch.Tensor]:
-    """This rank's shards of all tensors, copied to CPU memory."""
+def _copies(planner: DefaultSavePlanner, plan: SavePlan, spill: Path | None) -> dict[Box, torch.Tensor]:
+    """This rank's shards of all tensors, copied to CPU memory, or to a file of `spill`."""
     sources = {_box(item): cast(torch.Tensor, planner.resolve_data(item)).detach() for item in plan.items}
     starts = list(
         accumulate((-(-source.nbytes // _ALIGN) * _ALIGN for source in sources.values()), initial=0)
     )
     on_device = any(source.is_cuda for source in sources.values())
-    # numpy asks for huge pages, torch does not: page faults are most of the copy's time
-    arena = _pinned(starts[-1]) if on_device else torch.from_numpy(np.empty(starts[-1], np.uint8))
+    arena = _on_disk(starts[-1], spill) if spill and starts[-1] else _in_memory(starts[-1], on_device)
     copies: dict[Box, torch.Tensor] = {}
     for (box, source), start in zip(sources.items(), starts, strict=False):
         place = arena[start : start + source.nbytes].view(source.dtype).view(source.shape)
@@ -119,8 +129,18 @@ def _copies(planner: DefaultSavePlanner, plan: SavePlan) -> dict[Box, torch.Tens
     return copies
 
 
-def _pinned(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+def _in_memory(size: int, on_device: bool) -> torch.Tensor:
+    if on_device:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    # numpy asks for huge pages, torch does not: page faults are most of the copy's time
+    return torch.from_numpy(np.empty(size, np.uint8))
+
+
+def _on_disk(size: int, folder: Path) -> torch.Tensor:
+    """Bytes of a file without a name, which is gone with the last tensor of it."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(size)
+        return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
 
 
 class _Save:
@@ -135,7 +155,7 @@ class _Save:
         self.commit: Commit | None = None  # this and what follows: rank 0 only
         self.described = Metadata({})
 
-    def copy(self, state: State) -> None:
+    def copy(self, state: State, spill: Path | None) -> None:
         """Copy this rank's part of `state`; an error is kept until `run`, where all ranks receive it."""
         try:
             tensors = tensors_of(state)
@@ -145,7 +165,7 @@ class _Save:
             planner = _planner()
             planner.set_up_planner(cast(Any, tensors), is_coordinator=self.gang.rank == 0)
             self.plan = planner.create_local_plan()
-            self.copies = _copies(planner, self.plan)
+            self.copies = _copies(planner, self.plan, spill)
         except Exception as error:
             self.refused = error
 

@@ -16,7 +16,8 @@ class Device:
     software it was measured with (engine/plan/cost_table.py). `network_gbps` is what a whole node sends to
     others. `mtbf_hours` is the time between failures of one device, here that of Llama 3's (2407.21783, table
     5: 466 interruptions of 16,384 GPUs in 54 days), `launch_us` the time from one kernel to the next,
-    `latency_us` that of a collective's start. `crowded` is the share of its speed that a core keeps when
+    `latency_us` that of a collective's start; `disk_gbps` is what one rank reads from or writes to a disk.
+    `crowded` is the share of its speed that a core keeps when
     other cores compute too, `threaded` the share of that when they are threads of one rank, which wait for
     each other.
     """
@@ -31,6 +32,7 @@ class Device:
     matmul: float = 0.66
     launch_us: float = 4
     latency_us: float = 10
+    disk_gbps: float = 1
     crowded: float = 1
     threaded: float = 1
     stack: str = "atelier"

@@ -16,10 +16,10 @@ Share = Annotated[float, Field(gt=0, le=1)] | Literal["auto"]
 
 FACTS = (
     "peak_tflops", "memory_gb", "matmul", "memory_gbps", "node_gbps", "network_gbps", "mtbf_hours", "stack",
-    "launch_us", "latency_us", "crowded", "threaded",
+    "launch_us", "latency_us", "crowded", "threaded", "disk_gbps",
 )  # fmt: skip
 # facts that have a default for any device
-LEFT = ("matmul", "mtbf_hours", "stack", "launch_us", "latency_us", "crowded", "threaded")
+LEFT = ("matmul", "mtbf_hours", "stack", "launch_us", "latency_us", "crowded", "threaded", "disk_gbps")
 
 
 class Pool(Spec):
@@ -75,6 +75,9 @@ class Pool(Spec):
     )
     launch_us: Fact = Field(default="auto", description="time from one kernel to the next, microseconds")
     latency_us: Fact = Field(default="auto", description="time until a collective has begun, microseconds")
+    disk_gbps: Fact = Field(
+        default="auto", description="what one rank reads from or writes to its scratch disk, GB/s"
+    )
     crowded: Share = Field(
         default="auto", description="cpu: share of its speed that a core keeps while other cores compute"
     )

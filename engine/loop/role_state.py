@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -107,6 +108,12 @@ class RoleState:
     def is_kept(self) -> bool:
         """Whether its checkpoints and metrics are written."""
         return self.spec.mode == "train"
+
+    @property
+    def spill(self) -> Path | None:
+        """Where the copy for a checkpoint goes, of a role that is not in memory; None = to memory."""
+        tiers = self.body.tiers if self.body is not None else []
+        return tiers[0].file.folder if tiers else None
 
     def is_active(self, clock: int) -> bool:
         """Whether it trains at step `clock`. A frozen role is active while it has an active student:

@@ -114,6 +114,7 @@ class Saver:
                 step=step,
                 trajectory=segment.fingerprint,
                 gang=self._gang.aside,
+                spill=member.spill,
                 codes=member.codes,
                 computed=member.computed,
                 held_out=member.held_out,

@@ -19,6 +19,7 @@ from atelier.engine.plan.memory import Memory, peak_memory
 from atelier.engine.plan.model_shape import ModelShape, model_shape_of
 from atelier.engine.plan.roofline import Machine
 from atelier.engine.plan.step_time import Seconds, step_time
+from atelier.engine.plan.tiers import tier_cost
 
 WIDTHS = {"bf16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
 
@@ -132,7 +133,10 @@ class Setting:
             latency=device.latency_us * 1e-6,
         )
         seconds = step_time(model_shape, self.role.optim.kind, train, parallel, machine, interconnect)
-        memory = peak_memory(model_shape, train, parallel, machine)
+        tier = tier_cost(self.role.model, train, parallel, device.disk_gbps)
+        if tier is not None:
+            seconds = replace(seconds, disk=tier.exposed(seconds.total))
+        memory = peak_memory(model_shape, train, parallel, machine, tier)
         tokens = train.global_batch * train.sequence
         again = recomputed_flops(model_shape, parallel, is_fused=machine.costs.is_fused)
         step_s = seconds.total

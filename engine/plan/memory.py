@@ -19,6 +19,7 @@ from atelier.engine.plan.cost_table import CostTerms
 from atelier.engine.plan.model_shape import ModelShape
 from atelier.engine.plan.roofline import Machine
 from atelier.engine.plan.step_time import blocks_of_stages, micro_batch
+from atelier.engine.plan.tiers import TierCost
 
 KEPT_KEYS = 4  # bytes of keys and values, per number of the hidden state, of each piece of the queries
 SPLIT_LOGIT = 8  # bytes more of a logit of a shared vocabulary: shifted by the largest, and exp of that
@@ -39,12 +40,16 @@ class Memory(CostTerms):
     logits: float
     buffers: float
     checkpoint: float
+    tier: float
     margin: float
 
 
-def peak_memory(model_shape: ModelShape, train: Train, parallel: Parallel, machine: Machine) -> Memory:
-    """The peak of one role's training on the rank that holds most of it."""
-    found = [_Rank(model_shape, train, parallel, machine, rank).peak() for rank in range(parallel.pipeline)]
+def peak_memory(
+    model_shape: ModelShape, train: Train, parallel: Parallel, machine: Machine, tier: TierCost | None = None
+) -> Memory:
+    """The peak of one role's training on the rank that holds most of it. `tier`: of its experts on disk."""
+    ranks = range(parallel.pipeline)
+    found = [_Rank(model_shape, train, parallel, machine, rank, tier).peak() for rank in ranks]
     return max(found, key=lambda memory: memory.total)
 
 
@@ -52,8 +57,15 @@ class _Rank:
     """One pipeline rank; along the other axes all ranks hold the same amount."""
 
     def __init__(
-        self, model_shape: ModelShape, train: Train, parallel: Parallel, machine: Machine, rank: int
+        self,
+        model_shape: ModelShape,
+        train: Train,
+        parallel: Parallel,
+        machine: Machine,
+        rank: int,
+        tier: TierCost | None,
     ) -> None:
+        self.tier = tier
         self.model_shape, self.parallel, self.machine, self.costs = (
             model_shape,
             parallel,
@@ -83,7 +95,7 @@ class _Rank:
                 else 0.0
             )
         self.ends = ends / axes.tensor
-        self.own = self.block_params * self.blocks + self.ends
+        self.own = self.block_params * self.blocks + self.ends - (tier.params if tier else 0.0)
 
     def peak(self) -> Memory:
         """The larger of the peaks at the objective and at the end of the backward pass."""
@@ -110,6 +122,7 @@ class _Rank:
             "copies": self._copies(),
             "buffers": buffers + self._mask(),
             "checkpoint": states if self.costs.copies_states and self.is_saved else 0.0,
+            "tier": self.tier.host if self.tier else 0.0,
         }
         asked = sum(always.values()) + sum(fullest.values())
         holes = self.costs.holes * whole + self.costs.holes_logits * logits

@@ -37,6 +37,7 @@ class Seconds(CostTerms):
     pipeline: float
     data: float
     optimiser: float
+    disk: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

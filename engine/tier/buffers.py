@@ -1,5 +1,5 @@
-"""A fixed number of buffers for units of numbers that lie in files: weights, or expert states. A thread of its
-own reads what is asked for, and writes back what has changed, while others compute.
+"""A fixed number of buffers for units of numbers that lie in files: weights, or expert states. A thread of
+its own reads what is asked for, and writes back what has changed, while others compute.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,10 +16,10 @@ from atelier.engine.tier.policy import Policy
 class Backing(Protocol):
     """Where units are when they are in no buffer. Called by one thread at a time."""
 
-    def read(self, unit: int, into: Tensor) -> None:
+    def read(self, unit: int, into: Tensor, /) -> None:
         """Raises DamageError for a unit that is not as it was written, and OSError."""
 
-    def write(self, unit: int, state: Tensor) -> None:
+    def write(self, unit: int, state: Tensor, /) -> None:
         """Raises OSError for a full or failing disk."""
 
 

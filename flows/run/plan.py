@@ -20,6 +20,7 @@ from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import Frozen
 from atelier.flows.run.memory_fit import too_much
 from atelier.flows.run.registry import body
+from atelier.flows.run.tier_notes import tier_notes
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
 from atelier.infra.calibration.history import factor
 from atelier.infra.code.code_map import TRAINED, maps_of
@@ -187,7 +188,8 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
     outdated: dict[str, list[str]] = {}
     _check_fresh(frozen, nodes)
     vocab = vocab_of(frozen.arguments)
-    plan_inputs = PlanInputs(frozen, known, vocab, factor(store, frozen.pool.name))
+    pace = 1.0 if frozen.pool.paper else factor(store, frozen.pool.name)  # measured here, not there
+    plan_inputs = PlanInputs(frozen, known, vocab, pace)
     for node in nodes:
         _check_vocabulary(node, frozen)
         standing = _standing(node, store, frozen.resume)
@@ -209,7 +211,9 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
         refusal = too_much(node, mine, frozen.pool, plan_inputs.vocab)
         if refusal is not None:
             refusals.append(refusal)
-    notes = _notes(frozen, outdated, short_of(nodes))
+    to_run = {row["name"] for row in rows if row["state"] != "reuse"}
+    running = [node for node in nodes if any(row_name(node, key) in to_run for key in node.products)]
+    notes = _notes(frozen, outdated, short_of(nodes)) + tier_notes(running, frozen.pool, vocab)
     return Plan(
         flow=frozen.flow,
         nodes=nodes,

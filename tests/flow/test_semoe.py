@@ -1,5 +1,5 @@
-"""SE-MoE's flow, tiny: experts on disk, merged, distilled, scored in a memory smaller than the teacher; killed
-without warning it ends with the same bits.
+"""SE-MoE's flow, tiny: experts on disk, merged, distilled, scored in a memory smaller than the teacher;
+killed without warning it ends with the same bits.
 """
 
 import json

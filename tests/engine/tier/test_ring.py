@@ -151,9 +151,7 @@ def test_a_cyclic_pass_reads_only_the_blocks_that_do_not_stay_and_each_once(stud
     for _ in range(4):
         hidden(model, batch)
     ring.worker.close()
-    assert (
-        4 * 5 * block <= ring.bytes_read - before <= (4 * 5 + 1) * block
-    )  # and one ahead of the next
+    assert 4 * 5 * block <= ring.bytes_read - before <= (4 * 5 + 1) * block  # and one ahead of the next
 
 
 @pytest.mark.parametrize("experts", [0, 8])

@@ -1,0 +1,80 @@
+"""The cost of experts on disk as planned, and the paper's inequalities with its own numbers."""
+
+import pytest
+
+from atelier.engine.config.experts import Experts
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.parallel import Parallel, Tiers
+from atelier.engine.config.train import Train
+from atelier.engine.plan.tiers import capacity, tier_cost
+
+SPEC = GPT(num_layers=4, hidden=64, num_heads=2, vocab=64, num_experts=8, experts=Experts(ffn=32))
+TRAIN = Train(steps=1, global_batch=8, sequence=64, micro_batch=4)
+PARAMS = 3 * 64 * 32
+SLOTS = 4 * 8
+
+
+def layout(host_gb: float, **axes: int) -> Parallel:
+    return Parallel(shard=1, tiers=Tiers(experts="disk", host_gb=host_gb), **axes)
+
+
+def test_what_is_in_memory_is_not_moved() -> None:
+    whole = tier_cost(SPEC, TRAIN, layout(0.0), 1.0)
+    assert whole is not None
+    assert whole.disk == whole.host == SLOTS * 16 * PARAMS and whole.seconds == 0
+    assert tier_cost(SPEC, TRAIN, Parallel(shard=1), 1.0) is None
+
+
+def test_a_step_moves_what_has_no_buffer_once_a_pass() -> None:
+    half = tier_cost(SPEC, TRAIN, layout(SLOTS / 2 * 16 * PARAMS / 1e9), 2.0)
+    assert half is not None and half.host == half.disk / 2
+    moved = SLOTS / 2 * PARAMS * 4
+    assert half.read == pytest.approx(moved * (4 * 3 + 3 + 3), rel=1e-6)  # two micro-batches, there and back
+    assert half.written == pytest.approx(moved * (3 + 2), rel=1e-6)
+    assert half.seconds == (half.read + half.written) / 2e9
+    assert half.exposed(half.seconds / 2) == half.seconds / 2 and half.exposed(1e9) == 0
+
+
+@pytest.mark.parametrize("axes", [{"expert": 2}, {"pipeline": 2}, {"tensor": 2}])
+def test_ranks_share_the_disk_s_work(axes: dict[str, int]) -> None:
+    one, each = (tier_cost(SPEC, TRAIN, layout(0.0, **more), 1.0) for more in ({}, axes))
+    assert one is not None and each is not None and each.disk == one.disk / 2
+
+
+def test_few_tokens_meet_few_experts() -> None:
+    spec = SPEC.model_copy(update={"num_experts": 128, "experts_per_token": 1})
+    few, many = (
+        tier_cost(spec, TRAIN.model_copy(update={"sequence": s, "micro_batch": 1}), layout(1e-4), 1.0)
+        for s in (8, 4096)
+    )
+    assert few is not None and many is not None and few.read < 0.1 * many.read
+
+
+@pytest.mark.parametrize(
+    ("experts", "billions"), [(8, 13.9), (16, 26.8), (32, 52.6), (64, 104.1), (128, 207.2)]
+)
+def test_the_paper_s_models_have_its_numbers_of_parameters(experts: int, billions: float) -> None:
+    spec = paper(experts)
+    assert spec.num_params() / 1e9 == pytest.approx(billions, abs=0.06)
+
+
+def paper(experts: int) -> GPT:
+    """2205.10034, table 1: 12 layers, hidden 4096, 64 heads, vocabulary 50304, an expert's MLP 4 times as
+    wide.
+    """
+    return GPT(
+        num_layers=12, hidden=4096, num_heads=64, vocab=50304, ffn=16384, mlp="gelu", num_experts=experts,
+        experts_per_token=1,
+    )  # fmt: skip
+
+
+def test_the_paper_s_inequalities_say_which_models_fit_its_machines() -> None:
+    gb = 1e9
+    for experts, gpus in ((8, 8), (128, 128)):
+        spec = paper(experts)
+        sparse = 12 * experts * 2 * 4096 * 16384
+        need = capacity(spec.num_params() - sparse, sparse, mixtures=12, active=1 / experts)
+        assert need.fits(gpus, 80 * gb, 1000 * gb, 2000 * gb)
+        assert need.device < 0.05 * gpus * 80 * gb  # room for activations is what limits it
+    everything = capacity(1e9, 2e11, mixtures=12, active=1.0)
+    assert not everything.fits(8, 80 * gb, 100 * gb, 2000 * gb)  # 3.2 TB on hosts
