@@ -2,6 +2,7 @@
 its own reads what is asked for, and writes back what has changed, while others compute.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,13 +25,21 @@ class Backing(Protocol):
 
 
 class Worker:
-    """The thread: what it is given is done in that order."""
+    """The thread: what it is given is done in that order. `busy_s`: how long it has worked."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "tier")
+        self.busy_s = 0.0
 
     def start(self, act: Callable[[], None]) -> "Future[None]":
-        return self._pool.submit(act)
+        return self._pool.submit(self._timed, act)
+
+    def _timed(self, act: Callable[[], None]) -> None:
+        began = time.perf_counter()
+        try:
+            act()
+        finally:
+            self.busy_s += time.perf_counter() - began
 
     def close(self) -> None:
         self._pool.shutdown()
