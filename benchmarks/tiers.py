@@ -1,8 +1,8 @@
-"""Training with 1 GB of expert states, a fifth of them in memory, beside the same training with all in memory;
-inside a cgroup of what the process needs without expert states and a quarter of the states.
+"""Training with 1 GB of expert states, a fifth of them in memory, beside the same training with all of them in
+memory; in a cgroup of what the process needs without expert states and a quarter of the states.
 
-python benchmarks/tiers.py [--steps 20] [--rows 32] [--folder .]     goals: the same bits; peak within 5 % of the
-        plan; max(compute, read + write) 0.9 of the step time at a batch whose plan calls the disk hidden
+python benchmarks/tiers.py [--steps 20] [--rows 32] [--folder .]     goals: the same bits; peak within 5 % of
+        the plan; max(compute, read + write) 0.9 of the step time, at a batch whose plan calls the disk hidden
 
 compute: a step with all in memory. read + write: how long the tier's thread worked in a step.
 """
@@ -65,9 +65,9 @@ def worker(chosen: dict[str, Any]) -> None:
     from model_memory import peak_mb
 
     from atelier.engine.loop import build
+    from atelier.engine.loop.stop import StopRequest
     from atelier.engine.parallel.gang import start_gang
     from atelier.engine.tier.experts import TieredExperts, put_on_disk
-    from atelier.engine.loop.stop import StopRequest
     from atelier.engine.train import train as train_run
 
     made: list[TieredExperts] = []
