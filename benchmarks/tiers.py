@@ -1,4 +1,4 @@
-"""Training with 1 GB of expert states, a fifth of them in memory, beside the same training with all of them in
+"""Training with 1 GB of expert states, a fifth of them in memory, beside the same training with all of it in
 memory; in a cgroup of what the process needs without expert states and a quarter of the states.
 
 python benchmarks/tiers.py [--steps 20] [--rows 32] [--folder .]     goals: the same bits; peak within 5 % of
