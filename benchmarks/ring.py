@@ -42,7 +42,7 @@ from model_memory import write
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import blank, build, read_model, read_weights
-from atelier.engine.tier.ring import _RINGS, put, read_model_within, stored_by
+from atelier.engine.tier.ring import put, read_model_within, stored_by
 
 HIDDEN, HEADS, INNER, VOCAB = 1280, 20, 3456, 4096
 TOKENS = (1, 64, 512)  # of a pass
@@ -91,7 +91,7 @@ def ring(folder: Path, layers: int, memory: int) -> Callable[[dict[str, torch.Te
     model.eval()
     drop(folder)
     began = time.perf_counter()
-    _RINGS[model].read_all()
+    model.ring.read_all()  # type: ignore[union-attr]
     print(json.dumps({"read": time.perf_counter() - began}), flush=True)
     return lambda batch: model(batch).hidden
 

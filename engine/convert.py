@@ -1,6 +1,6 @@
 """Make a finished model into one of another shape: python -m atelier.engine.convert run.json
 
-run.json: config is {"rule": a Conversion, "name": the output's}, inputs {"model"} and, for a rule that reads
+run.json: config is {"rule": a Conversion}, inputs {"model"} and, for a rule that reads
 text, {"tokens"}; output "model": a model artifact with the tokenizer of its parent.
 """
 
@@ -16,10 +16,12 @@ from torch import Tensor
 from atelier.engine.config.base import Spec, parse
 from atelier.engine.config.conversions import Conversion, ConversionSpec
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.data.tokens import Windows
 from atelier.engine.inference.generator import TOKENIZER
+from atelier.engine.inference.sampling import num_positions
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
 from atelier.engine.model.load import read_model, write_model
 from atelier.engine.model.weights import in_memory
@@ -43,7 +45,7 @@ def convert(run: RunFile) -> dict[str, int]:
     model, spec = read_model(source, scratch, device=gang.device)
     made = rule.converted(spec)
     module = importlib.import_module(f"atelier.engine.conversion.{rule.kind}")
-    weights, about = module.convert(rule, model.eval(), made, _text(run, rule, gang.device))
+    weights, about = module.convert(rule, model.eval(), made, _text(run, rule, spec, gang.device))
     output = output_of(run, "model")
     write_model(in_memory(weights), made, output.add_parts, most=FILE_BYTES)
     output.add(TOKENIZER, source.file(TOKENIZER, scratch))
@@ -52,19 +54,22 @@ def convert(run: RunFile) -> dict[str, int]:
     return summary
 
 
-def _text(run: RunFile, rule: ConversionSpec, device: torch.device) -> Iterator[dict[str, Tensor]]:
+def _text(
+    run: RunFile, rule: ConversionSpec, spec: ModelSpec, device: torch.device
+) -> Iterator[dict[str, Tensor]]:
     """Batches of windows, evenly spread over the training text."""
     if not rule.num_tokens:
         return
-    windows = Windows(input_of(run, "tokens"), Path(run.scratch), TRAIN, SEQUENCE)
-    count = min(len(windows), -(-rule.num_tokens // SEQUENCE))
+    sequence = min(SEQUENCE, num_positions(spec) or SEQUENCE)
+    windows = Windows(input_of(run, "tokens"), Path(run.scratch), TRAIN, sequence)
+    count = min(len(windows), -(-rule.num_tokens // sequence))
     progress = Progress(sys.stdout)
-    progress.start(count * SEQUENCE, "tokens")
+    progress.start(count * sequence, "tokens")
     numbers = np.arange(count) * len(windows) // count
     for first in range(0, count, ROWS):
         some = windows.batch(numbers[first : first + ROWS])
         yield {name: torch.from_numpy(values).to(device) for name, values in some.items()}
-        progress.advance(len(some["tokens_BT"]) * SEQUENCE)
+        progress.advance(len(some["tokens_BT"]) * sequence)
 
 
 def act(run: RunFile) -> None:

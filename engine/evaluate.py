@@ -22,6 +22,7 @@ first tokens charged alike; and what is got right of heads' rows without a netwo
 and nothing depends on time: two runs write the same.
 """
 
+import gc
 import math
 import os
 import sys
@@ -125,6 +126,7 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
         check_model(spec, exam, target, f"model.{key}")
         summaries[key] = publish(run, key, score(network.eval(), exam, target, progress, f"model.{key}"))
         del network  # before the next one is read: two may not fit
+        gc.collect()  # a model that is streamed and what streams it hold each other
     return summaries
 
 

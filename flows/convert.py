@@ -23,7 +23,7 @@ def convert(init: str, convert: Conversion, score: Score, name: Name = "converte
             "name", f"is {name}, as the model's own", f"name={name}-{convert.kind.replace('_', '-')}"
         )
     made, _ = convert_model(parent.reference, parent.spec, convert, tokens=parent.tokens, name=name)
-    models = {parent.reference.name: parent.reference, name: made}
+    models = {name: made, parent.reference.name: parent.reference}
     settings = score if score.sequence != "auto" else score.model_copy(update={"sequence": parent.sequence})
     scores = score_models(models, {}, settings=settings, tokens=parent.tokens, tokenizer=parent.tokenizer)
     report(models, scores, title="convert")

@@ -13,7 +13,7 @@ from atelier.engine.config.train import Train
 from atelier.flows.controls import control_of, controls_of, fewer
 from atelier.flows.corpus import Text, corpus, extras
 from atelier.infra.dag import Reference
-from atelier.infra.store.existing_model import beginnings
+from atelier.infra.store.existing_model import ANY_VOCAB, beginnings
 from atelier.tasks.convert import convert as convert_model
 from atelier.tasks.register import register
 from atelier.tasks.report import report
@@ -48,20 +48,19 @@ def semoe(
     students = {name: role for name, role in {**roles, **companions}.items() if role.teacher}
     if students:
         merged = merged_of(students, teachers, first, convert, text)
-        given = {name: reference for name, reference in begun.items() if name in students}
         models = first | train_roles(
             roles,
             **feed,
             parallel=parallel,
             companions=companions,
-            inits=merged | given,
+            inits=merged | begun,
             finished=first,
             extras=extras(text, {**roles, **companions}),
             name="train.students",
         )
         if score.controls:
             by_themselves = controls_of(roles)
-            same = {control_of(name): start for name, start in (merged | given).items()}
+            same = {control_of(name): start for name, start in (merged | begun).items()}
             models = models | train_roles(
                 by_themselves,
                 **feed,
@@ -125,7 +124,7 @@ def merged_of(
             made = own.converted(teacher)
         except ConfigError:
             continue
-        if made == role.model:
+        if made.resolved(ANY_VOCAB).shapes() == role.model.resolved(ANY_VOCAB).shapes():
             found[name], _ = convert_model(
                 models[role.teacher],
                 teacher,

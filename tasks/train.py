@@ -13,6 +13,7 @@ from atelier.engine.config.run_file import Member, Training
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
 from atelier.engine.plan.checks import check_layout, check_readers, check_schedules, check_teaching
+from atelier.engine.plan.expert_checks import check_frozen
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
@@ -52,6 +53,8 @@ def train(
     check_teaching(everybody, prefix=prefix)
     check_schedules(everybody, settings, prefix=prefix)
     check_readers(everybody, row_specs(everybody, prefix).values(), settings.at(0).sequence, prefix=prefix)
+    for key in finished or ():
+        check_frozen(parallel, key)
     for key, role in everybody.items():
         place = f"{prefix}{key}." if prefix else ""
         end = role.last(settings.num_steps)

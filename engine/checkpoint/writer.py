@@ -6,6 +6,7 @@ group, and wrap errors in their own types.
 """
 
 import mmap
+import os
 import tempfile
 import time
 from collections import defaultdict
@@ -139,7 +140,7 @@ def _in_memory(size: int, on_device: bool) -> torch.Tensor:
 def _on_disk(size: int, folder: Path) -> torch.Tensor:
     """Bytes of a file without a name, which is gone with the last tensor of it."""
     with tempfile.TemporaryFile(dir=folder) as file:
-        file.truncate(size)
+        os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error now, not a signal later
         return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
 
 

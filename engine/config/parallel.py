@@ -27,7 +27,10 @@ class Tiers(Spec):
         description="device = with the other weights; disk = brought to memory when needed",
     )
     host_gb: float = Field(
-        default=0.0, ge=0, description="memory for expert states of a rank, GB; 0 = as much as they take"
+        default=0.0,
+        ge=0,
+        description="memory for expert states and their gradients, GB a role (and stage) of a rank; 0 = as "
+        "much as they take",
     )
     frozen_gb: float = Field(
         default=0.0,

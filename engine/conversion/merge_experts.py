@@ -34,7 +34,8 @@ class Asked:
         self.load_X = torch.zeros(number, dtype=torch.float64)
         self.sum_X = torch.zeros(number, dtype=torch.float64)
         self.product_XX = torch.zeros(number, number, dtype=torch.float64)
-        self.count = 0
+        self.count, self.share = 0, 0.0
+        self.tokens = 0
         self._router = cast(Routing, mixture.router)
         self._route = self._router.route
         self._router.route = self.route
@@ -42,6 +43,8 @@ class Asked:
     def route(self, x_ND: Tensor, rows: TokenRows) -> Routed:
         routed = self._route(x_ND, rows)
         chosen_P = routed.chosen_NK[rows.is_text_N].flatten().cpu()
+        self.share += float((routed.share_NK * (routed.chosen_NK >= 0))[rows.is_text_N].sum())
+        self.tokens += int(rows.is_text_N.sum())
         self.load_X += chosen_P[chosen_P >= 0].bincount(minlength=len(self.load_X))
         if routed.logits_NX is not None:
             logits_NX = routed.logits_NX[rows.is_text_N].double().cpu()
@@ -77,6 +80,8 @@ def convert(
         weights = {name: weight.detach() for name, weight in mixture.experts.named_parameters()}
         load_X = asked[path].load_X + 1  # one that no token met still is someone
         new = _merged(weights, members, load_X)
+        if rule.num_experts == 0 and asked[path].tokens:  # what a token's experts weigh together
+            new["down"] = new["down"] * (asked[path].share / asked[path].tokens)
         for name in [name for name in found if name.startswith((f"{path}.experts.", f"{path}.router."))]:
             old = found.pop(name)
             leaf = name.rsplit(".", 1)[1]

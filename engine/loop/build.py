@@ -45,6 +45,7 @@ from atelier.engine.parallel.pipeline import keep_stage, stage_numbers, tied_nam
 from atelier.engine.parallel.shard import shard
 from atelier.engine.parallel.tensor import split_matrices
 from atelier.engine.plan.checks import micro_batches
+from atelier.engine.plan.expert_checks import check_frozen
 from atelier.engine.plan.partition import partition
 from atelier.engine.tier.experts import put_on_disk
 from atelier.engine.tier.ring import Ring
@@ -106,7 +107,7 @@ def build_member(
             grid=grid,
             plain=plain,
             values=values,
-            files=_streamed(bare, spec, source, train, build_context.layout),
+            files=_streamed(name, bare, spec, source, train, build_context.layout),
         )
         body.set_training(spec.mode != "frozen")
     optim = None if spec.mode == "frozen" else spec.role.optim
@@ -202,6 +203,12 @@ def _stage(
     tier, optim = None, spec.role.optim
     ring = _ring(model, files, grid, build_context=build_context, train=train) if files else None
     is_on_disk = layout.tiers.experts == "disk" and spec.mode != "frozen"
+    if is_on_disk and mixtures(model) and build_context.gang.device.type != "cpu":
+        raise ConfigError(
+            "parallel.tiers.experts",
+            "disk, which is not built for GPUs",
+            "experts=device, or device=cpu",
+        )
     if is_on_disk and mixtures(model) and isinstance(optim, AdamW):  # others were refused
         tier = put_on_disk(model, optim, build_context.scratch, layout.tiers)
     gather_keys(model, grid)
@@ -296,13 +303,14 @@ def _plain(
 
 
 def _streamed(
-    bare: Model, spec: MemberSpec, source: StoredWeights | None, train: Train, layout: Parallel
+    name: str, bare: Model, spec: MemberSpec, source: StoredWeights | None, train: Train, layout: Parallel
 ) -> StoredWeights | None:
     """The weights that are to stay in their files: of a frozen model that is larger than its memory."""
     memory = int(layout.tiers.frozen_gb * 1e9)
     if not memory or spec.mode != "frozen":
         return None
     size = weight_dtype(train.precision).itemsize
+    check_frozen(layout, name)
     return source if sum(weight.numel() for _, weight in stored(bare)) * size > memory else None
 
 

@@ -194,6 +194,11 @@ class RoleModel:
         """The experts of each stage that are not on the device."""
         return [stage.tier for stage in self.stages if stage.tier is not None]
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether weights come from files when they compute."""
+        return any(stage.ring is not None for stage in self.stages)
+
     def parameters(self) -> dict[str, nn.Parameter]:
         """This rank's weights, by their names in the plain model."""
         return {

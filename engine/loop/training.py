@@ -148,6 +148,7 @@ class Loop:
                 "micro_batch": self.micro_batch,
                 "compiled": compiled,
                 "on_disk": [member.name for member in self.order if member.body and member.body.tiers],
+                "streamed": [member.name for member in self.order if member.body and member.body.is_streamed],
             }
         )
         if (outdated := remember(self.members, history)) is not None:

@@ -38,10 +38,7 @@ def fill_stages(stages: Iterable[StageModule], values: Values, device: torch.dev
 
 def _squared(grads: Iterable[Tensor]) -> Tensor:
     """The squared norm of each, float64."""
-    return _squares([torch.linalg.vector_norm(grad) for grad in grads])
-
-
-def _squares(norms: list[Tensor]) -> Tensor:
+    norms = [torch.linalg.vector_norm(grad) for grad in grads]
     return torch.stack(norms).double().square() if norms else torch.zeros(0, dtype=torch.float64)
 
 
@@ -121,8 +118,8 @@ class RoleWeights:
         if grads:
             total[places] = _squared(grads) / torch.tensor(copies, device=total.device)
         for tier in self.body.tiers:
-            for name, norms in tier.norms().items():
-                total[self._places[name]] = _squares(norms).sum()
+            for name, norms_X in tier.norms().items():
+                total[self._places[name]] = norms_X.double().square().sum()
         return total
 
     def update(self, rate: float, scale: float, *, is_good: bool) -> None:
@@ -169,6 +166,8 @@ class RoleWeights:
     def held_by_all(self, axis: str) -> dict[str, Tensor]:
         """Weights and optimiser states that all ranks along the axis hold in common, by name."""
         mine: dict[str, Tensor] = {}
+        if self.body is not None and self.body.is_streamed:
+            return mine  # they are in files, which were verified
         for name, weight in self.stored().items():
             if is_split(weight, axis):
                 continue

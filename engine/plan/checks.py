@@ -11,7 +11,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
-from atelier.engine.plan.expert_checks import check_axis, check_frozen, check_router, check_sight, check_tiers
+from atelier.engine.plan.expert_checks import check_axis, check_router, check_sight, check_tiers
 
 
 def check_layout(
@@ -57,9 +57,6 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
         _check_role(layout, name, role, model)
         check_router(layout, role.model, train, model, axes=layout.axes_of(name), place=_place(layout, name))
         check_tiers(layout, role, model, axes=layout.axes_of(name))
-        learning = [student for student in roles.values() if student.teacher == name]
-        if learning:
-            check_frozen(layout, name, learning)
         _check_tokens(layout, name, "train.sequence", train.sequence)
         for key, spec in role.objective.items():
             _check_tokens(

@@ -136,6 +136,8 @@ class Setting:
         tier = tier_cost(self.role.model, train, parallel, device.disk_gbps)
         if tier is not None:
             seconds = replace(seconds, disk=tier.exposed(seconds.total))
+        if tier is not None and not self.pool.is_cpu:  # buffers are in the host's memory
+            tier = replace(tier, host=0.0)
         memory = peak_memory(model_shape, train, parallel, machine, tier)
         tokens = train.global_batch * train.sequence
         again = recomputed_flops(model_shape, parallel, is_fused=machine.costs.is_fused)

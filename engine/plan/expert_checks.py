@@ -2,7 +2,7 @@
 experts on disk ask for. Torch-free.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
@@ -11,6 +11,7 @@ from atelier.engine.config.parallel import LANES, Axes, Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+from atelier.engine.plan.tiers import state_bytes
 
 
 def check_axis(layout: Parallel, roles: Mapping[str, Role]) -> None:
@@ -75,6 +76,13 @@ def check_tiers(layout: Parallel, role: Role, model: str, *, axes: Axes) -> None
             f"disk, but {shared} ranks share each expert of {model} (replicate, shard and context)",
             f"expert={fits} of the same ranks gives each its own",
         )
+    each = state_bytes(spec, axes.tensor)
+    if layout.tiers.host_gb and layout.tiers.host_gb * 1e9 < each:
+        raise ConfigError(
+            "parallel.tiers.host_gb",
+            f"{layout.tiers.host_gb:g} GB do not hold one expert state of {model} with its gradient",
+            f"host_gb={each / 1e9 * 1.001:.4g} does",
+        )
     if role.optim.kind != "adamw":
         raise ConfigError(
             "parallel.tiers.experts",
@@ -94,9 +102,9 @@ def check_tiers(layout: Parallel, role: Role, model: str, *, axes: Axes) -> None
         )
 
 
-def check_frozen(layout: Parallel, name: str, students: Iterable[Role]) -> None:
-    """Check that a teacher that is to be frozen and streamed is whole on every rank, but its experts."""
-    if not layout.tiers.frozen_gb or not all(student.attach == "frozen" for student in students):
+def check_frozen(layout: Parallel, name: str) -> None:
+    """Check that a frozen teacher that may be streamed is whole on every rank, but its experts."""
+    if not layout.tiers.frozen_gb:
         return
     for axis in ("pipeline", "shard", "context", "tensor"):
         if (size := getattr(layout, axis)) > 1:

@@ -16,6 +16,12 @@ NUMBER = 4  # bytes; states and gradients are fp32
 STATE, GRADIENT = 3, 1  # numbers of a weight: itself and two moments; its gradient
 
 
+def state_bytes(spec: MixedBlocks, tensor: int) -> float:
+    """An expert's weights, moments and gradients on one of so many tensor ranks."""
+    params = (3 if spec.is_gated else 2) * spec.hidden * spec.expert_inner / tensor
+    return (STATE + GRADIENT) * NUMBER * params
+
+
 @dataclass(frozen=True, kw_only=True)
 class TierCost:
     """Of the rank with most experts: bytes on disk, bytes of buffers, parameters of experts; bytes that a
@@ -44,7 +50,7 @@ def tier_cost(spec: ModelSpec, train: Train, parallel: Parallel, disk_gbps: floa
     axes = parallel.axes
     mixtures = -(-len(spec.mixtures) // parallel.pipeline)
     slots = mixtures * spec.num_experts // axes.expert
-    params = (3 if spec.is_gated else 2) * spec.hidden * spec.expert_inner / axes.tensor
+    params = state_bytes(spec, axes.tensor) / (STATE + GRADIENT) / NUMBER
     state, gradient = STATE * NUMBER * params, GRADIENT * NUMBER * params
     room = int(parallel.tiers.host_gb * 1e9 // (state + gradient)) if parallel.tiers.host_gb else slots
     size = min(room, slots)

@@ -66,6 +66,7 @@ class Buffers:
         self.backing, self.policy, self.worker, self.renew = backing, policy, worker, renew
         self.size = size
         self.buffers = torch.empty(size, floats, dtype=dtype, device=device)
+        self._rows = self.buffers.unbind()  # once: what recomputation records has no part of this class
         self._free = list(range(size))
         self._place: dict[int, int] = {}  # buffer by unit
         self._ready: dict[int, Future[None]] = {}
@@ -122,7 +123,7 @@ class Buffers:
             self.give(unit)
             self._forget(unit)
             raise
-        state = self.buffers[self._place[unit]]
+        state = self._rows[self._place[unit]]
         if self.renew(unit, state):
             self._changed.add(unit)
         return state
@@ -162,13 +163,13 @@ class Buffers:
 
     def _fill(self, unit: int, place: int, *, is_new: bool) -> None:
         if is_new:
-            self.buffers[place].zero_()
+            self._rows[place].zero_()
         else:
-            self.backing.read(unit, self.buffers[place])
+            self.backing.read(unit, self._rows[place])
 
     def _write_back(self, unit: int) -> None:
         """Begin to write a unit; whatever is read afterwards, into its buffer or of it, comes after that."""
-        state = self.buffers[self._place[unit]]
+        state = self._rows[self._place[unit]]
         self._changed.discard(unit)
         self._writes.append(self.worker.start(lambda: self.backing.write(unit, state)))
 

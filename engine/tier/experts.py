@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.optim.adamw import adamw
+from torch.utils._python_dispatch import _disable_current_modes
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
@@ -97,11 +98,9 @@ class TieredExperts:
         """`ExpertWeights.compute` of the mixture whose experts begin at slot `first`."""
         parts = list(x_PD.split(list(counts_X)))
         met = [first + expert for expert, count in enumerate(counts_X) if count]
-        met.sort(key=lambda slot: (-counts_X[slot - first], slot))
-        self._before[first] = list(met)
-        met.sort(key=lambda slot: slot not in self.states)  # those that are there keep their place
+        self._before[first] = sorted(met, key=lambda slot: (-counts_X[slot - first], slot))
         asked = 0
-        for done, slot in enumerate(met):
+        for done, slot in enumerate(met):  # always in this order: recomputation has to meet the same one
             asked = max(asked, done)
             asked += self.states.ask_all(met[asked:])
             parts[slot - first] = _ExpertMLP.apply(parts[slot - first], self, slot)
@@ -133,14 +132,16 @@ class TieredExperts:
 
     # the optimiser
 
-    def norms(self) -> dict[str, list[Tensor]]:
-        """The norms of the gradients of each expert that was met, by name of the matrix that they share."""
-        found: dict[str, list[Tensor]] = {name: [] for name in self.placed}
+    def norms(self) -> dict[str, Tensor]:
+        """The norms [X] of the experts' gradients, by name of the matrix that they share; 0 where there is
+        none.
+        """
+        found = {name: torch.zeros(self.number, dtype=self.file.dtype) for name in self.placed}
         paths = list(self.places)
         for slot, gradient in self._each(self.gradients, sorted(self.met)):
-            path = paths[slot // self.number]
+            path, expert = paths[slot // self.number], slot % self.number
             for leaf, part in zip(self.inside, self.weights(gradient), strict=True):
-                found[f"{path}.{leaf.name}"].append(torch.linalg.vector_norm(part))
+                found[f"{path}.{leaf.name}"][expert] = torch.linalg.vector_norm(part)
         return found
 
     def update(self, rate: float, scale: float, *, is_good: bool) -> None:
@@ -272,7 +273,8 @@ class _ExpertMLP(torch.autograd.Function):
             kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
         )
         ctx.save_for_backward(x)
-        with tier.states.held(slot) as state:
+        # selective recomputation records what it sees: it sees the same wherever the state is
+        with _disable_current_modes(), tier.states.held(slot) as state:
             return mlp(x, tier.weights(state))
 
     @staticmethod

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +27,8 @@ from atelier.engine.tier.pieces import Pieces, Source
 from atelier.engine.tier.policy import LeastOftenUsed
 
 STREAM = 2  # buffers that a stream needs: one computes, one is read
-TOGETHER = 1 << 24  # numbers of the residual stream of batches that go through the blocks together
+TOGETHER = 256e6  # bytes of batches that go through the blocks together: residual streams and masks
 LINE = 64  # bytes; products may differ in their last bits by where in a line of the cache a weight begins
-
-
-_RINGS: WeakKeyDictionary[nn.Module, "Ring"] = WeakKeyDictionary()  # of models that are streamed
 
 
 class Piece(NamedTuple):
@@ -90,7 +86,7 @@ def read_model_within(
         model = build(spec)
     if sum(weight.numel() for _, weight in stored(model)) * dtype.itemsize <= memory:
         return read_model(source, scratch, device=device, dtype=dtype)
-    _RINGS[model] = Ring(model, files, memory, device=device, dtype=dtype, place=place)
+    Ring(model, files, memory, device=device, dtype=dtype, place=place)
     return model, spec
 
 
@@ -98,16 +94,19 @@ def outputs_of(model: Model, batches: Iterable[dict[str, Tensor]]) -> Iterator[O
     """The model's outputs of these batches, one after another; of a model that is streamed, some batches at
     once.
     """
-    ring = _RINGS.get(model)
-    if ring is None:
+    ring = getattr(model, "ring", None)
+    if not isinstance(ring, Ring):
         yield from (model(batch) for batch in batches)
         return
     waiting: list[dict[str, Tensor]] = []
+    held = 0
     for batch in batches:
         waiting.append(batch)
-        if sum(each["tokens_BT"].numel() for each in waiting) * model.spec.hidden >= TOGETHER:
+        rows, tokens = batch["tokens_BT"].shape
+        held += rows * tokens * (model.spec.hidden * ring.dtype.itemsize + tokens)
+        if held >= TOGETHER:
             yield from ring.outputs(waiting)
-            waiting = []
+            waiting, held = [], 0
     if waiting:
         yield from ring.outputs(waiting)
 
@@ -135,6 +134,7 @@ class Ring:
     ) -> None:
         self.model, self.files, self.device, self.dtype, self.place = model, files, device, dtype, place
         self.is_mapped, self.rank = is_mapped, rank
+        model.ring = self  # type: ignore[assignment]  # which lives as long as the model
         self.names = {module: path for path, module in model.named_modules()}
         blocks = blocks_of(model)
         mixtures = [module for module in model.modules() if isinstance(module, ExpertWeights)]
@@ -150,10 +150,11 @@ class Ring:
         self.expert_buffers = self._buffers(self.experts, self.shares.experts)
         self.after = {number: number + 1 for number in range(self.shares.stay, len(blocks) - 1)}
         self.last = len(blocks) - 1
+        self._inside: dict[int, bool] = {}  # blocks that compute
         self.after[self.last] = self.shares.stay
         for number, block in enumerate(blocks[self.shares.stay :], self.shares.stay):
             block.register_forward_pre_hook(partial(self._enter, number))
-            block.register_forward_hook(partial(self._leave, number))
+            block.register_forward_hook(partial(self._leave, number), always_call=True)
         for mixture in mixtures:
             mixture.compute = partial(self._mixture, numbers.index((mixture, 0)))
 
@@ -293,10 +294,12 @@ class Ring:
             self.after[self.last] = number
         self.last = number
         self.blocks[number].install(self.block_buffers.take(number))
+        self._inside[number] = True
         self.block_buffers.ask(self.after.get(number, number))
 
     def _leave(self, number: int, block: nn.Module, given: tuple[Any, ...], result: object) -> None:
-        self.block_buffers.give(number)
+        if self._inside.pop(number, None):  # else it could not be entered
+            self.block_buffers.give(number)
 
     def _mixture(self, first: int, x_PD: Tensor, counts_X: list[int]) -> Tensor:
         """`ExpertWeights.compute` of the mixture whose first expert is unit `first`."""
@@ -307,10 +310,9 @@ class Ring:
         for done, expert in enumerate(met):
             asked = max(asked, done)
             asked += buffers.ask_all(first + other for other in met[asked:])
-            buffer = buffers.take(first + expert)
-            weights = tuple(piece.of(buffer) for piece in self.experts[first + expert].pieces)
-            found[expert] = mlp(found[expert], weights)
-            buffers.give(first + expert)
+            with buffers.held(first + expert) as buffer:
+                weights = tuple(piece.of(buffer) for piece in self.experts[first + expert].pieces)
+                found[expert] = mlp(found[expert], weights)
         return torch.cat(found)
 
 

@@ -39,8 +39,9 @@ class StateFile:
 
     def mapped(self) -> Tensor:
         """[slots, floats of a slot] all states as one tensor, shared with the file. Whoever writes into it
-        calls `forget` afterwards.
+        calls `forget` afterwards. Raises OSError for a full disk.
         """
+        os.posix_fallocate(self._fd, 0, self.slots * self.slot_bytes)  # else a signal, where it is written
         pages = mmap.mmap(self._fd, self.slots * self.slot_bytes)
         return torch.frombuffer(pages, dtype=self.dtype).view(self.slots, -1)
 

@@ -26,6 +26,7 @@ def too_much(node: Node, rows: "Sequence[PlanRow]", pool: Pool, vocab: int) -> s
     layout = Parallel.model_validate(node.layout)
     each = [row["memory_gb"] for row in rows if row["state"] == "run"]
     needed = sum(each) if node.task == "train" else max(each, default=0.0)  # draws come one after another
+    needed += sum(_resident_gb(node, name, layout, vocab) for name in node.training.finished)
     limit = limit_gb(pool, layout.ranks)
     if needed <= limit:
         return None
@@ -34,6 +35,16 @@ def too_much(node: Node, rows: "Sequence[PlanRow]", pool: Pool, vocab: int) -> s
     way_out = f"{near} would fit" if near else "a smaller model, or more devices"
     ranks = f"{layout.ranks} rank{'s' * (layout.ranks > 1)}"
     return f"{node.name}: needs {needed:.1f} GB on each of {ranks}, but {holder} has {limit:.1f}; {way_out}"
+
+
+def _resident_gb(node: Node, name: str, layout: Parallel, vocab: int) -> float:
+    """Weights of a finished teacher on one rank."""
+    params = node.training.roles[name].model.resolved(vocab).num_params()
+    share = (
+        layout.axes.shard * layout.axes.expert * layout.axes.tensor * layout.axes.context * layout.pipeline
+    )
+    whole = 4 * params / 1e9
+    return min(whole, layout.tiers.frozen_gb) if layout.tiers.frozen_gb else whole / share
 
 
 def limit_gb(pool: Pool, ranks: int) -> float:

@@ -1,12 +1,16 @@
 """What a plan says of experts on disk: bytes of each tier, what a step moves, and when that is hidden."""
 
-import math
-
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
 from atelier.engine.plan.estimate import estimate
+from atelier.engine.plan.step_time import micro_batch
 from atelier.engine.plan.tiers import tier_cost
+from atelier.flows.run.memory_fit import limit_gb
 from atelier.infra.dag import Node
+
+MOST_DOUBLINGS = 12  # of a batch that are tried
 
 
 def tier_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
@@ -27,13 +31,26 @@ def tier_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
                 f"{tier.seconds:.2g} s at {pool.device.disk_gbps:g} GB/s, and computes {compute_s:.2g} s"
             )
             if tier.seconds > compute_s:
-                more = math.ceil(tier.seconds / compute_s)
-                said += (
-                    f": the disk sets the pace; train.global_batch={config.train.global_batch * more} in as "
-                    "many micro-batches, or more parallel.tiers.host_gb, would hide it"
-                )
+                said += f": the disk sets the pace; {_hidden_from(role, config.train, layout, pool, vocab)}"
             notes.append(said)
     return notes
+
+
+def _hidden_from(role: Role, train: Train, layout: Parallel, pool: Pool, vocab: int) -> str:
+    """The smallest multiple of the batch, in as many micro-batches, that computes as long as the disk takes,
+    if it fits into memory.
+    """
+    rows = micro_batch(train, layout)
+    for doublings in range(1, MOST_DOUBLINGS):
+        sizes = {"global_batch": train.global_batch << doublings, "micro_batch": rows << doublings}
+        larger = train.model_copy(update=sizes)
+        found = estimate(role, larger, layout, pool, vocab)
+        if found.memory_gb > limit_gb(pool, layout.ranks):
+            break
+        if not found.seconds.disk:
+            words = " ".join(f"train.{key}={value}" for key, value in sizes.items())
+            return f"{words} would hide it, or more parallel.tiers.host_gb"
+    return "no batch that fits hides it; more parallel.tiers.host_gb or a faster disk would"
 
 
 def _gb(size: float) -> str:

@@ -85,6 +85,8 @@ def first_line(record: Record, teacher: Record | None, students: Sequence[Record
         names = list(dict.fromkeys(student.name for student in students))
         more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
         said.append(f"teaches {', '.join(names[:FEW])}{more}")
+    if not said and "model" in record.parents:
+        said.append(f"made from another model by {record.summary.get('rule', 'a conversion')}")
     if not said:
         said.append(
             f"trained from {'another model' if record.parents.get('init') else 'its initial weights'}"
@@ -127,6 +129,9 @@ def model_page(
     if record.parents.get("init") in index.records:
         init = index.records[record.parents["init"]]
         rows.append(("init", linked(init.name, pages.get(init.fingerprint, ""))))
+    if record.parents.get("model") in index.records:
+        source = index.records[record.parents["model"]]
+        rows.append(("made from", linked(source.name, pages.get(source.fingerprint, ""))))
     rows += [
         (role, f"{linked(source.name, pages.get(source.fingerprint, ''))} `{source.fingerprint[:16]}`")
         for role, source in sources(record, index)

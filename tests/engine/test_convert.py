@@ -138,9 +138,10 @@ def test_a_random_choice_reads_no_text_and_is_the_seed_s() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("combine", ["softmax_chosen", "softmax_all", "sum"])
 @pytest.mark.parametrize("activation", ["swiglu", "gelu"])
-def test_all_experts_become_one_mlp(activation: str) -> None:
-    experts = Experts(ffn=24, activation=activation)
+def test_all_experts_become_one_mlp(activation: str, combine: str) -> None:
+    experts = Experts(ffn=24, activation=activation, combine=combine)
     model = network(spec(num_experts=4, experts_per_token=4, experts=experts))
     with torch.no_grad():
         for block in model.blocks:
@@ -164,7 +165,7 @@ def test_all_experts_become_one_mlp(activation: str) -> None:
         (
             MergeExperts(num_experts=3),
             {"num_experts": 8, "experts": Experts(router=TopK(groups=2, groups_per_token=2))},
-            "num_experts=2 is",
+            "merging would mix",
         ),
         (MergeExperts(num_experts=0), {"num_experts": 8, "experts": Experts(shared=1)}, "would be left over"),
         (CopyMLP(), {"num_experts": 8}, "has 8 already"),

@@ -46,11 +46,11 @@ class MergeExperts(ConversionSpec):
 
     def _fewer(self, spec: MixedBlocks) -> dict[str, int]:
         groups = getattr(spec.experts.router, "groups", 1)
-        if self.num_experts % groups:
+        if groups > 1:
             raise ConfigError(
                 "convert.num_experts",
-                f"{self.num_experts} is not divisible by the router's {groups} groups",
-                f"num_experts={max(groups, self.num_experts - self.num_experts % groups)} is",
+                f"{self.num_experts}, but the router has {groups} groups of experts, which merging would mix",
+                "num_experts=0 makes one MLP of all",
             )
         return {
             "num_experts": self.num_experts,
@@ -58,6 +58,13 @@ class MergeExperts(ConversionSpec):
         }
 
     def _dense(self, spec: MixedBlocks) -> dict[str, int | str]:
+        if self.by == "random" and spec.experts.combine != "softmax_chosen":
+            raise ConfigError(
+                "convert.by",
+                f"random reads no text, and what experts weigh together (combine={spec.experts.combine}) is "
+                "measured on some",
+                "by=clusters",
+            )
         if spec.experts.shared:
             raise ConfigError(
                 "convert.num_experts", "0, but the model's shared experts would be left over", "num_experts=1"

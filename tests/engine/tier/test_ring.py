@@ -2,7 +2,11 @@
 memories; too little memory is refused with what would do.
 """
 
+import gc
 import random
+import time
+import weakref
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -22,8 +26,8 @@ from atelier.engine.inference.scoring import read_held_out, text_nats
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.contract import Model
 from atelier.engine.model.load import blank, build, read_model, read_weights
-from atelier.engine.tier.buffers import Buffers
-from atelier.engine.tier.ring import _RINGS, Ring, outputs_of, read_model_within
+from atelier.engine.tier.pieces import Pieces
+from atelier.engine.tier.ring import Ring, outputs_of, read_model_within
 from tests.engine.scored_models import Study
 
 CPU = torch.device("cpu")
@@ -119,11 +123,11 @@ def test_text_is_the_same_and_no_more_than_the_memory_is_held(study: Study, expe
 
 
 def held(model) -> int:
-    """Bytes of the storages that a model's weights and its ring's buffers share."""
+    """Bytes of all buffers of a streamed model, and of weights that stay."""
+    buffers = (model.ring.block_buffers.buffers, model.ring.expert_buffers.buffers)
+    weights = [weight for weight in model.parameters() if not weight.is_meta]
     found = {
-        weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes()
-        for weight in model.parameters()
-        if not weight.is_meta
+        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in (*buffers, *weights)
     }
     return sum(found.values())
 
@@ -167,7 +171,8 @@ def test_scores_are_the_same_and_blocks_are_read_once_for_many_batches(study: St
         for each in (whole, model)
     ]
     assert nats[0] == nats[1]
-    ring = _RINGS[model]
+    ring = model.ring
+    assert isinstance(ring, Ring)
     batches = [batch_of(random.Random(n), vocab, 2, 5 + n) for n in range(7)]
     before = ring.block_buffers.misses
     with torch.inference_mode():
@@ -207,20 +212,59 @@ def test_a_guess_that_was_wrong_gives_its_buffer_up(study: Study) -> None:
         assert torch.equal(got, wanted)
 
 
-def test_without_waiting_for_the_read_the_bits_would_differ(study: Study, monkeypatch) -> None:
+class Slow:
+    """A file that takes its time."""
+
+    def __init__(self, backing) -> None:
+        self.backing = backing
+
+    def read(self, unit: int, into: Tensor) -> None:
+        time.sleep(0.05)
+        self.backing.read(unit, into)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_slow_file_is_waited_for_and_without_waiting_the_bits_would_differ(
+    study: Study, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
     spec = GPT(num_layers=6, hidden=32, num_heads=2, vocab=study.vocabulary.size)
-    source = study.model_of(spec, "broken")
+    source = study.model_of(spec, "slow")
     whole, _ = read_model(source, study.scratch, dtype=torch.float32)
-    model, _ = read_model_within(
-        source, study.scratch, least_of(source, study), device=CPU, dtype=torch.float32
-    )
-    take = Buffers.take
-
-    def early(self: Buffers, unit: int, *, is_new: bool = False) -> Tensor:
-        found = take(self, (unit + 1) % spec.num_layers)
-        self._used[unit] = 1
-        return found
-
-    monkeypatch.setattr(Buffers, "take", early)
+    model, _ = within(source, study, least_of(source, study))
+    ring = model.ring
+    assert isinstance(ring, Ring)
+    ring.block_buffers.backing = Slow(ring.block_buffers.backing)  # type: ignore[assignment]
+    if not waits:
+        monkeypatch.setattr(Future, "result", lambda self: None)
     batch = batch_of(random.Random(0), spec.tokens, 1, 4)
-    assert not torch.equal(hidden(model, batch), hidden(whole, batch))
+    assert torch.equal(hidden(model, batch), hidden(whole, batch)) == waits
+
+
+def test_an_error_in_a_block_gives_its_buffers_back(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = GPT(num_layers=6, hidden=32, num_heads=2, vocab=study.vocabulary.size, num_experts=4)
+    source = study.model_of(spec, "errors")
+    model, _ = within(source, study, least_of(source, study))
+    whole, _ = read_model(source, study.scratch, dtype=torch.float32)
+    batch = batch_of(random.Random(0), spec.tokens, 1, 4)
+    read = Pieces.read
+
+    def failing(self: Pieces, unit: int, into: Tensor) -> None:
+        raise OSError("the disk fails")
+
+    for _ in range(5):
+        monkeypatch.setattr(Pieces, "read", failing)
+        with pytest.raises(OSError, match="the disk fails"):
+            hidden(model, batch)
+        monkeypatch.setattr(Pieces, "read", read)
+    assert torch.equal(hidden(model, batch), hidden(whole, batch))
+
+
+def test_a_streamed_model_goes_when_nobody_has_it(study: Study) -> None:
+    spec = GPT(num_layers=6, hidden=32, num_heads=2, vocab=study.vocabulary.size)
+    source = study.model_of(spec, "goes")
+    model, _ = within(source, study, least_of(source, study))
+    known = weakref.ref(model)
+    hidden(model, batch_of(random.Random(0), spec.tokens, 1, 4))
+    del model
+    gc.collect()
+    assert known() is None

@@ -2,6 +2,7 @@
 bits.
 """
 
+import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from atelier.engine.config.parallel import Parallel, Tiers
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.run_file import Training
 from atelier.engine.loop import build
-from atelier.engine.plan.checks import check_layout
+from atelier.engine.plan.expert_checks import check_frozen
 from atelier.engine.tier.ring import Ring
 from tests.engine.trainings import ONE, TrainingSetup, model, role, student, train
 
@@ -42,7 +43,7 @@ def taught(folder: Path, shape: str, precision: str = "fp32") -> tuple[TrainingS
         "teacher", teacher, STEPS, mode="frozen", output=False, segments=(), init="finished"
     )
     roles = {"teacher": frozen, "pupil": student(attach="frozen", lr=1e-2)}
-    return setup, setup.training(roles, train(STEPS, precision=precision))
+    return setup, setup.training(roles, train(STEPS, precision=precision, micro_batch=1))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -68,23 +69,24 @@ def test_the_student_of_a_streamed_teacher_has_the_bits_of_a_resident_one_s(
     assert found["streamed"] == found["resident"]
 
 
-def test_a_gang_that_shares_experts_streams_each_its_own(tmp_path: Path) -> None:
-    found = {}
+@pytest.mark.parametrize("axes", [{"expert": 2}, {"replicate": 2}, {"replicate": 2, "expert": 2}])
+def test_ranks_stream_each_its_own_experts(tmp_path: Path, axes: dict[str, int]) -> None:
+    found, ranks = {}, math.prod(axes.values())
     for where, memory in (("resident", 0.0), ("streamed", 0.5 * memory_of("experts"))):
         setup, training = taught(tmp_path / where, "experts")
         layout = Parallel(
-            shard=1, expert=2, threads=1, compile="none", device="cpu", tiers=Tiers(frozen_gb=memory)
+            shard=1, **axes, threads=1, compile="none", device="cpu", tiers=Tiers(frozen_gb=memory)
         )
-        ranks = setup.processes(setup.run_file(training, layout=layout), world=2)
-        said = [rank.communicate(timeout=300) for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0, 0], said
+        gang = setup.processes(setup.run_file(training, layout=layout), world=ranks)
+        said = [rank.communicate(timeout=300) for rank in gang]
+        assert [rank.returncode for rank in gang] == [0] * ranks, said
+        assert ('"streamed": ["teacher"]' in said[0][0]) == bool(memory), said[0][0]
         found[where] = setup.weights("pupil"), setup.curve("pupil")
     assert found["streamed"] == found["resident"]
 
 
-def test_a_layout_that_splits_the_teacher_is_refused_with_a_way_out() -> None:
-    roles = {"teacher": role(), "pupil": student(attach="frozen")}
+def test_a_layout_that_splits_a_streamed_teacher_is_refused_with_a_way_out() -> None:
     layout = Parallel(shard=2, tiers=Tiers(frozen_gb=0.001))
     with pytest.raises(ConfigError, match=r"shard=2 splits it; replicate=2 of the same ranks"):
-        check_layout(layout, roles, train(8), prefix="roles.")
-    check_layout(layout.model_copy(update={"tiers": Tiers()}), roles, train(8), prefix="roles.")
+        check_frozen(layout, "teacher")
+    check_frozen(layout.model_copy(update={"tiers": Tiers()}), "teacher")

@@ -13,6 +13,7 @@ from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.optim.muon import Muon
 from atelier.engine.config.parallel import Parallel, Tiers
 from atelier.engine.config.role import Trainable
+from atelier.engine.config.router.expert_choice import ExpertChoice
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.run_file import Training
 from atelier.engine.plan.checks import check_layout
@@ -100,6 +101,21 @@ def test_experts_that_no_token_met_have_moved_all_the_same(in_memory: TrainingSe
     assert AdamW(lr=1e-2).weight_decay > 0
 
 
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+@pytest.mark.parametrize("kind", ["topk", "expert_choice"])
+def test_what_is_recomputed_meets_the_same_experts(tmp_path: Path, recompute: str, kind: str) -> None:
+    router = TopK(balance="bias") if kind == "topk" else ExpertChoice(sees_future=True)
+    shape = model(32, num_experts=EXPERTS, experts=Experts(ffn=32, router=router))
+    how = {"global_batch": 2, "micro_batch": 1, "sequence": 8}
+    found = {}
+    for where, room in (("memory", 0), ("disk", 4)):
+        setup = TrainingSetup(tmp_path / where)
+        layout = ONE.model_copy(update={"recompute": recompute} | ({"tiers": tiers(room)} if room else {}))
+        setup.train(setup.training({"teacher": role(shape=shape, lr=1e-2)}, train(12, **how)), layout=layout)
+        found[where] = setup.weights("teacher"), setup.curve("teacher")
+    assert found["disk"] == found["memory"]
+
+
 CPU = Parallel(shard=1, threads=1, compile="none", device="cpu")
 GANGS = {
     "expert": CPU.model_copy(update={"expert": 2}),
@@ -128,6 +144,7 @@ def test_a_gang_with_experts_on_disk_ends_with_the_bits_of_one_in_memory(tmp_pat
 @pytest.mark.parametrize(
     ("shard", "more", "words"),
     [
+        (1, {"layout": 1e-7}, "host_gb=0.0001476 does"),
         (2, {}, "2 ranks share each expert of model (replicate, shard and context); expert=2"),
         (1, {"optim": Muon(lr=1e-3)}, "is trained by muon"),
         (1, {"trainable": Trainable(kind="lora")}, "only parts are trained"),
@@ -136,8 +153,9 @@ def test_a_gang_with_experts_on_disk_ends_with_the_bits_of_one_in_memory(tmp_pat
 def test_what_cannot_be_on_disk_is_refused_with_a_way_out(
     shard: int, more: dict[str, object], words: str
 ) -> None:
-    layout = Parallel(shard=shard, tiers=Tiers(experts="disk"))
-    spec = role(shape=model(32, num_experts=EXPERTS)).model_copy(update=more)
+    more = dict(more)
+    layout = Parallel(shard=shard, tiers=Tiers(experts="disk", host_gb=more.pop("layout", 0.0)))  # type: ignore[arg-type]
+    spec = role(shape=model(32, num_experts=EXPERTS, experts=Experts(ffn=96))).model_copy(update=more)
     with pytest.raises(ConfigError) as refused:
         check_layout(layout, {"teacher": spec}, train(8), prefix="")
     assert words in str(refused.value)
