@@ -166,12 +166,19 @@ def accelerate(folder: Path, layers: int, memory: int) -> Callable[[dict[str, to
     return lambda batch: model.model(input_ids=batch["tokens_BT"]).last_hidden_state
 
 
+def imports(folder: Path, layers: int, memory: int) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
+    from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]  # in --peers
+
+    assert AutoModelForCausalLM.from_config
+    return lambda batch: batch["tokens_BT"]
+
+
 @torch.inference_mode()
 def worker(asked: dict[str, Any]) -> None:
     """One way in this process: seconds of each pass, digests of what came, and the peak."""
     ways = {
         "ring": ring, "load_file": load_file, "mmap": mapped, "accelerate": accelerate, "resident": resident,
-        "nothing": lambda *_: lambda batch: batch["tokens_BT"],
+        "nothing": lambda *_: lambda batch: batch["tokens_BT"], "imports": imports,
     }  # fmt: skip
     folder = Path(asked["folder"])
     torch.set_num_threads(asked["threads"])
@@ -220,7 +227,7 @@ class Cgroup:
 def measured(asked: dict[str, Any], limit: int | None, peers: str) -> dict[str, Any]:
     group = Cgroup(limit)
     env = os.environ | {"OMP_NUM_THREADS": str(asked["threads"])}
-    if asked["way"] == "accelerate":
+    if asked["way"] in ("accelerate", "imports"):
         env["PYTHONPATH"] = f"{env['PYTHONPATH']}{os.pathsep}{peers}"
     child = subprocess.run(
         [sys.executable, __file__, "--worker", json.dumps(asked)],
@@ -285,21 +292,27 @@ def main() -> None:
             "memory": int(SHARE * size),
         }  # fmt: skip
         alone = measured(common | {"way": "nothing"}, None, "")["peak_mb"]
-        limit = int(alone * 1e6 + size / 4) if os.access(CGROUPS, os.W_OK) else None
+        theirs = measured(common | {"way": "imports"}, None, chosen.peers)["peak_mb"] if chosen.peers else 0
+        bases = {way: theirs if way == "accelerate" else alone for way in WAYS}  # without weights
+        is_held = os.access(CGROUPS, os.W_OK)
+        limits = {way: int(base * 1e6 + size / 4) if is_held else None for way, base in bases.items()}
         rounds: dict[str, list[dict[str, Any]]] = {}
         ways = [way for way in WAYS if way != "accelerate" or chosen.peers]
         for turn in range(chosen.rounds):
             for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
-                rounds.setdefault(way, []).append(measured(common | {"way": way}, limit, chosen.peers))
+                rounds.setdefault(way, []).append(measured(common | {"way": way}, limits[way], chosen.peers))
                 print(way, rounds[way][-1], flush=True)
         rounds["resident"] = [measured(common | {"way": "resident"}, None, "") for _ in range(chosen.rounds)]
     finally:
         shutil.rmtree(root)
-    keep("ring", summary(rounds, size, alone, limit), is_trial=chosen.layers != 24)
+    keep("ring", summary(rounds, size, bases, limits), is_trial=chosen.layers != 24)
 
 
 def summary(
-    rounds: dict[str, list[dict[str, Any]]], size: int, alone: float, limit: int | None
+    rounds: dict[str, list[dict[str, Any]]],
+    size: int,
+    bases: dict[str, float],
+    limits: dict[str, int | None],
 ) -> dict[str, Any]:
     seconds = {
         way: {
@@ -319,8 +332,8 @@ def summary(
     }
     return {
         "weights_gb": round(size / 1e9, 3),
-        "memory_without_weights_mb": round(alone, 1),
-        "cap_mb": round(limit / 1e6, 1) if limit else None,
+        "memory_without_weights_mb": {way: round(base, 1) for way, base in bases.items()},
+        "cap_mb": {way: round(limit / 1e6, 1) if limit else None for way, limit in limits.items()},
         "in_memory_gb": round(SHARE * size / 1e9, 3),
         "seconds of a pass of so many tokens": {
             way: {k: round(v, 3) for k, v in each.items()} for way, each in seconds.items()
