@@ -37,8 +37,11 @@ use_own_code()
 
 def run(store: Path, seed: int, steps: int, words: tuple[str, ...]) -> None:
     shared = [
-        "semoe", "experiment=semoe_merged", "tracker=none", f"train.seed={seed}", f"train.steps={steps}",
-        "~roles.student_dense", *words,
+        "semoe", "tracker=none", "~roles.student_dense", "data.held_out=0.2", "tokenizer.vocab=1024",
+        "roles.teacher.model.num_experts=32", "roles.teacher.model.experts.ffn=128",
+        "roles.student_few.model.experts.ffn=128", f"train.seed={seed}", f"train.steps={steps}",
+        "train.checkpoint_every=80", "train.eval_sequences=16", "parallel.tiers.experts=device",
+        "score.max_tokens=50000", *words,
     ]  # fmt: skip
     env = os.environ | {"ATELIER_ROOT": str(store)}
     subprocess.run([sys.executable, "-m", "atelier", *shared], env=env, cwd=PROJECT, check=True)

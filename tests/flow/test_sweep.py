@@ -53,7 +53,7 @@ def test_a_group_may_be_a_glob(atelier: Atelier) -> None:
             "--dry-run",
         )
         said = atelier("pretrain", *SHORT, "-m", *words)
-        assert said.code == 0 and "model=gpt_nano" in said.out and "3 points, 3 to run" in said.out, said.err
+        assert said.code == 0 and "model=gpt_nano" in said.out and "4 points, 4 to run" in said.out, said.err
 
 
 def test_a_grid_runs_every_point_and_extended_only_the_new_ones(atelier: Atelier, root: Path) -> None:
