@@ -31,7 +31,7 @@ check: setup  ## format, lint, types, import rule (2 minutes)
 	$(BIN)/pyright
 	$(BIN)/python -m pytest tests/engine/config tests/infra/store/test_store.py -x
 
-verify: setup  ## what make test leaves out: root, services, a browser, patience (about 70 minutes on 2 cores)
+verify: setup  ## what make test leaves out: root, services, a browser, patience (70 to 100 minutes on 2 cores)
 	JOBS=$(JOBS) bash tests/verify.sh
 
 up: setup  ## Prefect, MLflow, workers and a form for every flow, on this machine
