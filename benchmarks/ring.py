@@ -294,7 +294,9 @@ def main() -> None:
         }  # fmt: skip
         alone = measured(common | {"way": "nothing"}, None, "")["peak_mb"]
         theirs = measured(common | {"way": "imports"}, None, chosen.peers)["peak_mb"] if chosen.peers else 0
-        bases = {way: theirs if way == "accelerate" else alone for way in WAYS}  # without weights
+        bases: dict[str, float] = {
+            way: theirs if way == "accelerate" else alone for way in WAYS
+        }  # without weights
         is_held = os.access(CGROUPS, os.W_OK)
         limits = {way: int(base * 1e6 + size / 4) if is_held else None for way, base in bases.items()}
         rounds: dict[str, list[dict[str, Any]]] = {}
