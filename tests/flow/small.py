@@ -11,6 +11,7 @@ from atelier.flows.run.catalog import flow_names
 PORTS = "ATELIER_TESTS_PORTS"  # words for `up`: ports that nobody has
 SHORTER = 16  # by so much than a page's number of steps
 OPEN = ("experiment=tiny", "train.steps=8", "tracker=none")  # what a page's words leave open
+WITHOUT_TRAINING = ("score", "convert", "corpus")
 COMMA = re.compile(r",(?![^\[({]*[\])}])")  # between the values of a sweep, not inside brackets
 
 
@@ -32,6 +33,8 @@ def small(words: list[str]) -> list[str]:
         return words
     given = [smaller(word) for word in words[1:]]
     named = {word.split("=")[0] for word in given}
+    if words[0] in WITHOUT_TRAINING:
+        named.add("train.steps")
     return [words[0], *given, *(word for word in OPEN if word.split("=")[0] not in named)]
 
 
