@@ -38,12 +38,12 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT), str(Path(__file__).parent)]
 
 import torch
 from machine import keep, use_own_code
-from model_memory import write
+from model_memory import peak_mb, write
 
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import blank, build, read_model, read_weights
-from atelier.engine.tier.ring import put, read_model_within, stored_by
+from atelier.engine.tier.ring import put, read_model_within, ring_of, stored_by
 
 HIDDEN, HEADS, INNER, VOCAB = 1280, 20, 3456, 4096
 TOKENS = (1, 64, 512)  # of a pass
@@ -77,11 +77,6 @@ def drop(folder: Path) -> None:
             os.close(file)
 
 
-def peak_mb() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM"))
-
-
 # one way each: a function that does a pass over a batch and returns its hidden states
 
 
@@ -92,7 +87,9 @@ def ring(folder: Path, layers: int, memory: int) -> Callable[[dict[str, torch.Te
     model.eval()
     drop(folder)
     began = time.perf_counter()
-    model.ring.read_all()  # type: ignore[union-attr]
+    streamed = ring_of(model)
+    assert streamed is not None
+    streamed.read_all()
     print(json.dumps({"read": time.perf_counter() - began}), flush=True)
     return lambda batch: model(batch).hidden
 

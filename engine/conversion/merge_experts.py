@@ -24,7 +24,7 @@ from atelier.engine.model.routing import Routed, Routing, TokenRows
 Members = list[tuple[int, ...]]  # of each new expert: who it is made of, the busiest first
 
 
-class Asked:
+class RouterRecord:
     """What a mixture's router was asked: tokens of each expert, and the sums that correlations of its logits
     need.
     """
@@ -70,7 +70,7 @@ def convert(
     experts' members. `text`: batches of training text that the model reads.
     """
     mixtures = {path: module for path, module in model.named_modules() if isinstance(module, MoE)}
-    asked = {path: Asked(mixture) for path, mixture in mixtures.items()}
+    asked = {path: RouterRecord(mixture) for path, mixture in mixtures.items()}
     for batch in text:
         model(dict(batch))
     found = {name: weight.detach() for name, weight in model.state_dict().items()}
@@ -96,7 +96,7 @@ def convert(
     return found, {"members": merged}
 
 
-def _members(rule: MergeExperts, asked: Asked, number: int) -> Members:
+def _members(rule: MergeExperts, asked: RouterRecord, number: int) -> Members:
     """Who becomes one, of mixture `number`."""
     total, size = len(asked.load_X), max(1, rule.num_experts)
     if rule.by == "random":

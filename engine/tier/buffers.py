@@ -24,7 +24,7 @@ class Backing(Protocol):
         """Raises OSError for a full or failing disk."""
 
 
-class Worker:
+class TransferThread:
     """The thread: what it is given is done in that order. `busy_s`: how long it has worked."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Buffers:
         backing: Backing,
         size: int,
         policy: Policy,
-        worker: Worker,
+        worker: TransferThread,
         *,
         floats: int,
         dtype: torch.dtype,

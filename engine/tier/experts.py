@@ -19,7 +19,7 @@ from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Tiers
 from atelier.engine.model.moe import ExpertWeights, mlp
 from atelier.engine.model.placement import as_placed, local
-from atelier.engine.tier.buffers import Buffers, Worker
+from atelier.engine.tier.buffers import Buffers, TransferThread
 from atelier.engine.tier.policy import POLICIES, LeastRecentlyUsed
 from atelier.engine.tier.state_file import StateFile
 
@@ -75,7 +75,7 @@ class TieredExperts:
                 "has no room for one expert state and its gradient",
                 f"{both / 1e9:.4g} GB has",
             )
-        worker, kind = Worker(), {"dtype": dtype, "device": torch.device("cpu")}
+        worker, kind = TransferThread(), {"dtype": dtype, "device": torch.device("cpu")}
         self.states = Buffers(
             self.file, size, POLICIES[policy](), worker, floats=self.file.floats, renew=self._catch_up, **kind
         )

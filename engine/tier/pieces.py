@@ -13,7 +13,7 @@ from atelier.engine.config.error import DamageError
 from atelier.engine.io.storage import open_regular
 
 
-class Source(NamedTuple):
+class FileSpan(NamedTuple):
     """Numbers in a file, and their place in a buffer."""
 
     path: Path
@@ -23,10 +23,10 @@ class Source(NamedTuple):
     into: int  # number of the first one
 
 
-class Pieces:
+class StoredUnits:
     """Units by number, each the numbers of its sources. Nothing is written. Counts the bytes that it read."""
 
-    def __init__(self, units: Sequence[Sequence[Source]]) -> None:
+    def __init__(self, units: Sequence[Sequence[FileSpan]]) -> None:
         self.units = units
         self._files: dict[Path, int] = {}
         self.bytes_read = 0
@@ -45,7 +45,7 @@ class Pieces:
     def write(self, unit: int, state: Tensor) -> None:
         raise AssertionError("weights that are only read have changed")
 
-    def _read(self, source: Source, target: Tensor) -> None:
+    def _read(self, source: FileSpan, target: Tensor) -> None:
         view = memoryview(cast(Any, target.view(torch.uint8).numpy()))
         file, done = self._file(source.path), 0
         while done < len(view):

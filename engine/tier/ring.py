@@ -22,12 +22,13 @@ from atelier.engine.model.load import blank, build, read_model, read_weights
 from atelier.engine.model.moe import ExpertWeights, mlp
 from atelier.engine.model.placement import local
 from atelier.engine.model.weights import StoredWeights
-from atelier.engine.tier.buffers import Buffers, Worker
-from atelier.engine.tier.pieces import Pieces, Source
+from atelier.engine.tier.buffers import Buffers, TransferThread
+from atelier.engine.tier.pieces import FileSpan, StoredUnits
 from atelier.engine.tier.policy import LeastOftenUsed
 
 STREAM = 2  # buffers that a stream needs: one computes, one is read
 TOGETHER = 256e6  # bytes of batches that go through the blocks together: residual streams and masks
+RING = "ring"  # attribute of a model that is streamed
 LINE = 64  # bytes; products may differ in their last bits by where in a line of the cache a weight begins
 
 
@@ -47,7 +48,7 @@ class Unit(NamedTuple):
     """Weights that come and go together: those of a block but its experts', or those of one expert."""
 
     pieces: list[Piece]
-    sources: list[Source]
+    sources: list[FileSpan]
     floats: int
 
     def install(self, buffer: Tensor) -> None:
@@ -90,12 +91,18 @@ def read_model_within(
     return model, spec
 
 
+def ring_of(model: nn.Module) -> "Ring | None":
+    """What streams the model; None where all of it is in memory."""
+    found = model.__dict__.get(RING)
+    return found if isinstance(found, Ring) else None
+
+
 def outputs_of(model: Model, batches: Iterable[dict[str, Tensor]]) -> Iterator[Output]:
     """The model's outputs of these batches, one after another; of a model that is streamed, some batches at
     once.
     """
-    ring = getattr(model, "ring", None)
-    if not isinstance(ring, Ring):
+    ring = ring_of(model)
+    if ring is None:
         yield from (model(batch) for batch in batches)
         return
     waiting: list[dict[str, Tensor]] = []
@@ -134,7 +141,7 @@ class Ring:
     ) -> None:
         self.model, self.files, self.device, self.dtype, self.place = model, files, device, dtype, place
         self.is_mapped, self.rank = is_mapped, rank
-        model.ring = self  # type: ignore[assignment]  # which lives as long as the model
+        model.__dict__[RING] = self  # which lives as long as the model
         self.names = {module: path for path, module in model.named_modules()}
         blocks = blocks_of(model)
         mixtures = [module for module in model.modules() if isinstance(module, ExpertWeights)]
@@ -144,7 +151,7 @@ class Ring:
         inside = {module for block in blocks for module in block.modules()}
         rest = self._unit(module for module in model.modules() if module not in inside)
         self.shares = self._divided(memory, rest)
-        self.worker = Worker()
+        self.worker = TransferThread()
         self._stay([rest, *self.blocks[: self.shares.stay]])
         self.block_buffers = self._buffers(self.blocks, self.shares.blocks)
         self.expert_buffers = self._buffers(self.experts, self.shares.experts)
@@ -161,7 +168,7 @@ class Ring:
     def _unit(self, modules: Iterable[nn.Module]) -> Unit:
         """The weights that these modules hold themselves."""
         pieces: list[Piece] = []
-        sources: list[Source] = []
+        sources: list[FileSpan] = []
         end = 0
         for module in modules:
             for leaf, weight in stored_by(module):
@@ -173,7 +180,7 @@ class Ring:
 
     def _expert(self, mixture: ExpertWeights, number: int) -> Unit:
         pieces: list[Piece] = []
-        sources: list[Source] = []
+        sources: list[FileSpan] = []
         end = 0
         for leaf, weights in mixture.named_parameters(recurse=False):
             first = self.rank * len(local(weights))
@@ -183,7 +190,7 @@ class Ring:
             end = source.into + source.count
         return Unit(pieces, sources, self._up(end))
 
-    def _source(self, name: str, after: int, row: int | None = None, first: int = 0) -> Source:
+    def _source(self, name: str, after: int, row: int | None = None, first: int = 0) -> FileSpan:
         """A stored weight, or a row of it (of those from `first` on), behind so many numbers of a buffer: as
         far into a line as the same weight is in memory.
         """
@@ -193,7 +200,7 @@ class Ring:
         if self.is_mapped and dtype == self.dtype:
             within += offset % LINE // dtype.itemsize
         begin = offset + ((row or 0) + first) * count * dtype.itemsize
-        return Source(path, begin, count, dtype, self._up(after) + within % self._line)
+        return FileSpan(path, begin, count, dtype, self._up(after) + within % self._line)
 
     def _up(self, floats: int) -> int:
         """As many numbers, or those that complete a line."""
@@ -235,7 +242,7 @@ class Ring:
 
     def _stay(self, units: Sequence[Unit]) -> None:
         """Bring units to memory for good."""
-        files = Pieces([unit.sources for unit in units])
+        files = StoredUnits([unit.sources for unit in units])
         for number, unit in enumerate(units):
             buffer = torch.empty(unit.floats, dtype=self.dtype, device=self.device)
             files.read(number, buffer)
@@ -243,7 +250,7 @@ class Ring:
 
     def _buffers(self, units: Sequence[Unit], size: int) -> Buffers:
         return Buffers(
-            Pieces([unit.sources for unit in units]),
+            StoredUnits([unit.sources for unit in units]),
             size,
             LeastOftenUsed(),
             self.worker,
@@ -256,7 +263,7 @@ class Ring:
     def bytes_read(self) -> int:
         """By the buffers, since the beginning."""
         found = (buffers.backing for buffers in (self.block_buffers, self.expert_buffers))
-        return sum(one.bytes_read for one in found if isinstance(one, Pieces))
+        return sum(one.bytes_read for one in found if isinstance(one, StoredUnits))
 
     def read_all(self) -> None:
         """Read every block and expert that does not stay, once, as a pass does that computes nothing."""

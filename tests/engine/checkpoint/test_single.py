@@ -87,26 +87,25 @@ def test_every_dtype_scalars_empty_and_strided_tensors_come_back_bit_exact(tmp_p
     assert bits(load_full(address(str(tmp_path), 100))) == bits(writer.tensors_of(state))
 
 
-def test_a_copy_on_disk_is_saved_as_one_in_memory_and_leaves_no_file(tmp_path: Path) -> None:
-    state, spill = sample(), tmp_path / "scratch"
-    spill.mkdir()
-    for name, more in (("memory", {}), ("disk", {"spill": spill})):
+def test_a_copy_on_disk_is_saved_as_one_in_memory_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    state, scratch, made = sample(), tmp_path / "scratch", []
+    scratch.mkdir()
+    on_disk = writer._on_disk
+    monkeypatch.setattr(writer, "_on_disk", lambda *given: made.append(given) or on_disk(*given))
+    before = state["model"]["weight"].detach().clone()
+    places: dict[str, Path | None] = {"memory": None, "disk": scratch}
+    for name, spill in places.items():
         url = address(str(tmp_path / name), 100)
-        pending = save_async(
-            url,
-            state,
-            step=100,
-            trajectory=TRAJECTORY,
-            gang=SingleRank(),
-            **more,  # type: ignore[arg-type]
-        )
-        before = state["model"]["weight"].detach().clone()
+        pending = save_async(url, state, step=100, trajectory=TRAJECTORY, gang=SingleRank(), spill=spill)
         state["model"]["weight"].data.zero_()  # the save works on a copy
         pending.wait()
         state["model"]["weight"].data.copy_(before)
-    found = [bits(load_full(address(str(tmp_path / name), 100))) for name in ("memory", "disk")]
+    assert [folder for _, folder in made] == [scratch]
+    found = [bits(load_full(address(str(tmp_path / name), 100))) for name in places]
     assert found[0] == found[1] == bits(writer.tensors_of(state))
-    assert not list(spill.iterdir())
+    assert not list(scratch.iterdir())
 
 
 def test_a_parameter_is_filled_where_it_is(tmp_path: Path) -> None:

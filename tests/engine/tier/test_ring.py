@@ -8,6 +8,7 @@ import time
 import weakref
 from concurrent.futures import Future
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -26,8 +27,9 @@ from atelier.engine.inference.scoring import read_held_out, text_nats
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.contract import Model
 from atelier.engine.model.load import blank, build, read_model, read_weights
-from atelier.engine.tier.pieces import Pieces
-from atelier.engine.tier.ring import Ring, outputs_of, read_model_within
+from atelier.engine.tier.buffers import Backing
+from atelier.engine.tier.pieces import StoredUnits
+from atelier.engine.tier.ring import Ring, outputs_of, read_model_within, ring_of
 from tests.engine.scored_models import Study
 
 CPU = torch.device("cpu")
@@ -118,13 +120,15 @@ def test_text_is_the_same_and_no_more_than_the_memory_is_held(study: Study, expe
     for memory in (least, least + 20_000):
         generator = read_generator(source, study.scratch, CPU, memory=memory)
         assert generator.text("Poem 3", how) == wanted
-        assert held(generator.model) <= memory
+        assert held(cast(Model, generator.model)) <= memory
     assert wanted
 
 
-def held(model) -> int:
+def held(model: Model) -> int:
     """Bytes of all buffers of a streamed model, and of weights that stay."""
-    buffers = (model.ring.block_buffers.buffers, model.ring.expert_buffers.buffers)
+    ring = ring_of(model)
+    assert ring is not None
+    buffers = (ring.block_buffers.buffers, ring.expert_buffers.buffers)
     weights = [weight for weight in model.parameters() if not weight.is_meta]
     found = {
         each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in (*buffers, *weights)
@@ -171,8 +175,8 @@ def test_scores_are_the_same_and_blocks_are_read_once_for_many_batches(study: St
         for each in (whole, model)
     ]
     assert nats[0] == nats[1]
-    ring = model.ring
-    assert isinstance(ring, Ring)
+    ring = ring_of(model)
+    assert ring is not None
     batches = [batch_of(random.Random(n), vocab, 2, 5 + n) for n in range(7)]
     before = ring.block_buffers.misses
     with torch.inference_mode():
@@ -215,12 +219,15 @@ def test_a_guess_that_was_wrong_gives_its_buffer_up(study: Study) -> None:
 class Slow:
     """A file that takes its time."""
 
-    def __init__(self, backing) -> None:
+    def __init__(self, backing: Backing) -> None:
         self.backing = backing
 
     def read(self, unit: int, into: Tensor) -> None:
         time.sleep(0.05)
         self.backing.read(unit, into)
+
+    def write(self, unit: int, state: Tensor) -> None:
+        self.backing.write(unit, state)
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -231,9 +238,9 @@ def test_a_slow_file_is_waited_for_and_without_waiting_the_bits_would_differ(
     source = study.model_of(spec, "slow")
     whole, _ = read_model(source, study.scratch, dtype=torch.float32)
     model, _ = within(source, study, least_of(source, study))
-    ring = model.ring
-    assert isinstance(ring, Ring)
-    ring.block_buffers.backing = Slow(ring.block_buffers.backing)  # type: ignore[assignment]
+    ring = ring_of(model)
+    assert ring is not None
+    ring.block_buffers.backing = Slow(ring.block_buffers.backing)
     if not waits:
         monkeypatch.setattr(Future, "result", lambda self: None)
     batch = batch_of(random.Random(0), spec.tokens, 1, 4)
@@ -246,16 +253,16 @@ def test_an_error_in_a_block_gives_its_buffers_back(study: Study, monkeypatch: p
     model, _ = within(source, study, least_of(source, study))
     whole, _ = read_model(source, study.scratch, dtype=torch.float32)
     batch = batch_of(random.Random(0), spec.tokens, 1, 4)
-    read = Pieces.read
+    read = StoredUnits.read
 
-    def failing(self: Pieces, unit: int, into: Tensor) -> None:
+    def failing(self: StoredUnits, unit: int, into: Tensor) -> None:
         raise OSError("the disk fails")
 
     for _ in range(5):
-        monkeypatch.setattr(Pieces, "read", failing)
+        monkeypatch.setattr(StoredUnits, "read", failing)
         with pytest.raises(OSError, match="the disk fails"):
             hidden(model, batch)
-        monkeypatch.setattr(Pieces, "read", read)
+        monkeypatch.setattr(StoredUnits, "read", read)
     assert torch.equal(hidden(model, batch), hidden(whole, batch))
 
 

@@ -142,19 +142,18 @@ def test_a_gang_with_experts_on_disk_ends_with_the_bits_of_one_in_memory(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("shard", "more", "words"),
+    ("shard", "host_gb", "more", "words"),
     [
-        (1, {"layout": 1e-7}, "host_gb=0.0001476 does"),
-        (2, {}, "2 ranks share each expert of model (replicate, shard and context); expert=2"),
-        (1, {"optim": Muon(lr=1e-3)}, "is trained by muon"),
-        (1, {"trainable": Trainable(kind="lora")}, "only parts are trained"),
+        (1, 1e-7, {}, "host_gb=0.0001476 does"),
+        (2, 0.0, {}, "2 ranks share each expert of model (replicate, shard and context); expert=2"),
+        (1, 0.0, {"optim": Muon(lr=1e-3)}, "is trained by muon"),
+        (1, 0.0, {"trainable": Trainable(kind="lora")}, "only parts are trained"),
     ],
 )
 def test_what_cannot_be_on_disk_is_refused_with_a_way_out(
-    shard: int, more: dict[str, object], words: str
+    shard: int, host_gb: float, more: dict[str, object], words: str
 ) -> None:
-    more = dict(more)
-    layout = Parallel(shard=shard, tiers=Tiers(experts="disk", host_gb=more.pop("layout", 0.0)))  # type: ignore[arg-type]
+    layout = Parallel(shard=shard, tiers=Tiers(experts="disk", host_gb=host_gb))
     spec = role(shape=model(32, num_experts=EXPERTS, experts=Experts(ffn=96))).model_copy(update=more)
     with pytest.raises(ConfigError) as refused:
         check_layout(layout, {"teacher": spec}, train(8), prefix="")
