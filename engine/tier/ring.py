@@ -157,7 +157,7 @@ class Ring:
         self.expert_buffers = self._buffers(self.experts, self.shares.experts)
         self.after = {number: number + 1 for number in range(self.shares.stay, len(blocks) - 1)}
         self.last = len(blocks) - 1
-        self._inside: dict[int, bool] = {}  # blocks that compute
+        self._inside: set[int] = set()  # blocks that compute
         self.after[self.last] = self.shares.stay
         for number, block in enumerate(blocks[self.shares.stay :], self.shares.stay):
             block.register_forward_pre_hook(partial(self._enter, number))
@@ -301,11 +301,12 @@ class Ring:
             self.after[self.last] = number
         self.last = number
         self.blocks[number].install(self.block_buffers.take(number))
-        self._inside[number] = True
+        self._inside.add(number)
         self.block_buffers.ask(self.after.get(number, number))
 
     def _leave(self, number: int, block: nn.Module, given: tuple[Any, ...], result: object) -> None:
-        if self._inside.pop(number, None):  # else it could not be entered
+        if number in self._inside:  # else it could not be entered
+            self._inside.discard(number)
             self.block_buffers.give(number)
 
     def _mixture(self, first: int, x_PD: Tensor, counts_X: list[int]) -> Tensor:
