@@ -1,24 +1,27 @@
 """A mixture of experts in place of an MLP: a router sends every token to some experts, and a weighted sum of
 what they compute is the token's result.
 
-N tokens, D hidden, F inner width, X experts, K experts a token, P tokens sent (N K without those that go
-nowhere)
+N tokens, D hidden, F inner width, X experts, K different experts a token, P pairs of a token and an expert
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.model.expert_mlp import experts_mlp, mlp
+from atelier.engine.model.pairs import Pairs, collect, spread
 from atelier.engine.model.placement import local
 from atelier.engine.model.routing import Routing, TokenRows, make_router
 
 
 class ExpertWeights(nn.Module):
-    """X MLPs, with a gate (SwiGLU, 2002.05202) or without (gelu). forward: tokens [P, D] sorted by expert and
-    the number of each expert's tokens -> [P, D].
+    """X MLPs, with a gate (SwiGLU, 2002.05202) or without (gelu).
+
+    forward: tokens [N, D], the experts of each [N, K] (-1 = none) and their weights -> the weighted sums of
+    what they compute [N, D], with what `beside` makes of the tokens, and how many tokens each expert has [X].
     """
 
     def __init__(self, num_experts: int, hidden: int, inner: int, *, is_gated: bool = True) -> None:
@@ -27,32 +30,41 @@ class ExpertWeights(nn.Module):
             self.gate = nn.Parameter(torch.empty(num_experts, inner, hidden))
         self.up = nn.Parameter(torch.empty(num_experts, inner, hidden))
         self.down = nn.Parameter(torch.empty(num_experts, hidden, inner))
+        self.num_experts = num_experts  # of all ranks
 
     def weights(self) -> list[Tensor]:
         """[gate,] up and down."""
         return list(self.parameters(recurse=False))
 
-    def forward(self, x_PD: Tensor, counts_X: list[int]) -> Tensor:
-        return self.compute(x_PD, counts_X)
+    def forward(
+        self,
+        x_ND: Tensor,
+        chosen_NK: Tensor,
+        share_NK: Tensor,
+        beside: Callable[[Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        load_X = (chosen_NK.flatten() + 1).bincount(minlength=self.num_experts + 1)[1:]
+        finish = self.start(x_ND, chosen_NK, share_NK, load_X)
+        besides_ND = None if beside is None else beside(x_ND)
+        y_ND = finish()
+        return (y_ND if besides_ND is None else y_ND + besides_ND), load_X
+
+    def start(
+        self, x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor, load_X: Tensor
+    ) -> Callable[[], Tensor]:
+        """Begin what takes no computing; what is returned gives the weighted sums."""
+        pairs = Pairs.of(chosen_NK, load_X)
+        is_all = len(pairs.token_P) == chosen_NK.numel()
+        share_C = share_NK.flatten() if is_all else share_NK[chosen_NK >= 0]
+        return lambda: self.here(x_ND, pairs, share_C)
+
+    def here(self, x_ND: Tensor, pairs: Pairs, share_C: Tensor) -> Tensor:
+        """The weighted sums [N, D] over the experts that are here."""
+        return collect(self.compute(spread(x_ND, pairs), pairs.counts_X), share_C, pairs)
 
     def compute(self, x_PD: Tensor, counts_X: list[int]) -> Tensor:
-        """Of tokens for the experts that are here."""
+        """Of tokens [P, D] for the experts that are here, sorted by expert."""
         return experts_mlp(x_PD, counts_X, [local(weight) for weight in self.weights()])
-
-
-def experts_mlp(x_PD: Tensor, counts_X: list[int], weights: list[Tensor]) -> Tensor:
-    """`mlp` of each expert's tokens [P, D]; an expert without tokens has gradients of 0."""
-    # unbind: indexing each expert would have a full-size backward
-    each = zip(*(weight.unbind(0) for weight in weights), strict=True)
-    return torch.cat([mlp(x, own) for x, own in zip(x_PD.split(counts_X), each, strict=True)])
-
-
-def mlp(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
-    """down(silu(gate x) * up x), or without a gate down(gelu(up x))."""
-    *into, down = weights
-    if len(into) == 2:
-        return F.linear(F.silu(F.linear(x, into[0])) * F.linear(x, into[1]), down)
-    return F.linear(F.gelu(F.linear(x, into[0]), approximate="tanh"), down)
 
 
 class SharedExperts(nn.Module):
@@ -103,9 +115,8 @@ class MoE(nn.Module):
         rows = TokenRows(len(x_BTD), tokens_N, self.training)
         routed = cast(Routing, self.router).route(x_ND, rows)
         chosen_NK = routed.chosen_NK.masked_fill(~rows.is_text_N[:, None], -1)
-        y_ND, load_X = self._sent(x_ND, chosen_NK, routed.share_NK)
-        if hasattr(self, "shared"):
-            y_ND = y_ND + self.shared(x_ND)
+        beside = self.shared if hasattr(self, "shared") else None
+        y_ND, load_X = self.experts(x_ND, chosen_NK, routed.share_NK, beside)
         nothing = routed.share_NK.new_zeros(())
         entropy = nothing if routed.logits_NX is None else _entropy(routed.logits_NX.detach(), rows.is_text_N)
         return Mixed(
@@ -116,21 +127,6 @@ class MoE(nn.Module):
             nothing + routed.lost,
             entropy,
         )
-
-    def _sent(self, x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted sum over each token's experts, and their loads."""
-        per_token = chosen_NK.shape[1]
-        chosen_P = chosen_NK.flatten()
-        order_P = chosen_P.argsort(stable=True)  # by expert, then by token; -1 first
-        load_X = (chosen_P + 1).bincount(minlength=self.num_experts + 1)
-        nowhere, *counts_X = load_X.tolist()
-        y_PD = self.experts(x_ND[order_P[nowhere:] // per_token], counts_X)
-        back_P = torch.empty_like(order_P)
-        back_P[order_P] = torch.arange(len(order_P), device=order_P.device)
-        if nowhere:
-            y_PD = torch.cat([y_PD.new_zeros(nowhere, y_PD.shape[1]), y_PD])
-        y_NKD = y_PD[back_P].view(*chosen_NK.shape, -1)
-        return (y_NKD * share_NK[..., None].to(y_NKD.dtype)).sum(1), load_X[1:]
 
 
 def _entropy(logits_NX: Tensor, is_text_N: Tensor) -> Tensor:

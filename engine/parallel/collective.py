@@ -1,5 +1,9 @@
 """Differentiable collectives over a process group of C ranks."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,11 +21,6 @@ def all_parts(part: Tensor, group: ProcessGroup) -> Tensor:
 
 class _GroupContext(FunctionCtx):
     group: ProcessGroup
-
-
-class _ExchangeContext(_GroupContext):
-    sent: list[int]
-    received: list[int]
 
 
 class _GatherRows(torch.autograd.Function):
@@ -78,27 +77,84 @@ def leave_split(x: Tensor, group: ProcessGroup) -> Tensor:
     return _Leave.apply(x, group)
 
 
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: _ExchangeContext, rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup
-    ) -> Tensor:
-        ctx.sent, ctx.received, ctx.group = sent, received, group
-        return _all_to_all(rows, sent, received, group)
+@dataclass
+class Traffic:
+    """What this rank has sent to other nodes: messages, and their bytes."""
 
-    @staticmethod
-    def backward(ctx: _ExchangeContext, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return _all_to_all(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
+    messages: int = 0
+    bytes: int = 0
 
 
-def exchange(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
-    """All-to-all of rows [sum(sent), ...] -> [sum(received), ...]: the first `sent[0]` rows go to rank 0, and
-    so on; those received are in order of their source. Backward sends the gradients back.
+class Exchange:
+    """One all-to-all of rows and, in the backward pass, that of their gradients: the first `sent[0]` rows go
+    to rank 0, and so on; those received are in order of their source. What is sent to ranks where `is_far`
+    is counted.
     """
-    return _Exchange.apply(rows, sent, received, group)
+
+    def __init__(
+        self,
+        sent: Sequence[int],
+        received: Sequence[int],
+        group: ProcessGroup,
+        *,
+        is_far: Sequence[bool] = (),
+        traffic: Traffic | None = None,
+    ) -> None:
+        self.sent, self.received, self.group = list(sent), list(received), group
+        self.is_far, self.traffic = is_far, traffic
+        self._work: dist.Work | None = None
+        self._kept: tuple[Tensor, Tensor] | None = None  # what is being sent, and received
+
+    def start(self, rows: Tensor) -> Callable[[], Tensor]:
+        """Begin to send rows [sum(sent), ...]; what is returned waits for those received."""
+        begun = _Begin.apply(rows, self)
+        return lambda: _End.apply(begun, self)
+
+    def begin(self, rows: Tensor, *, is_backward: bool = False) -> Tensor:
+        sent, received = (self.received, self.sent) if is_backward else (self.sent, self.received)
+        rows = rows.contiguous()
+        result = rows.new_empty((sum(received), *rows.shape[1:]))
+        if self.traffic is not None:
+            far = [count for count, is_far in zip(sent, self.is_far, strict=True) if is_far]
+            self.traffic.messages += len(far)
+            self.traffic.bytes += sum(far) * rows[:1].nbytes if len(rows) else 0
+        work = dist.all_to_all_single(result, rows, received, sent, group=self.group, async_op=True)
+        self._work, self._kept = cast(dist.Work, work), (rows, result)
+        return result
+
+    def wait(self) -> Tensor:
+        """What was received."""
+        assert self._work is not None and self._kept is not None  # was begun
+        self._work.wait()
+        _, result = self._kept
+        self._work = self._kept = None
+        return result
 
 
-def _all_to_all(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
-    result = rows.new_empty((sum(received), *rows.shape[1:]))
-    dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
-    return result
+class _ExchangeContext(FunctionCtx):
+    exchange: Exchange
+
+
+class _Begin(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _ExchangeContext, rows: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.begin(rows)
+
+    @staticmethod
+    def backward(ctx: _ExchangeContext, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.exchange.wait(), None
+
+
+class _End(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _ExchangeContext, begun: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        exchange.wait()
+        return begun.view_as(begun)
+
+    @staticmethod
+    def backward(ctx: _ExchangeContext, *gradients: Tensor) -> tuple[Tensor, None]:
+        # begun here, awaited by _Begin: what was computed between them goes backward meanwhile
+        ctx.exchange.begin(gradients[0], is_backward=True)
+        return gradients[0], None  # of the right shape; nobody reads it

@@ -1,19 +1,28 @@
 """Expert parallelism: experts split over the expert axis; an all-to-all sends each token to the ranks that
-hold its experts, another sends the results back (GShard, 2006.16668).
+hold its experts, another sends the results back (GShard, 2006.16668). Over several nodes each goes in two
+stages: within the node to the rank whose place the receiver has in its own node, then from node to node
+(SE-MoE, 2205.10034, section 3.3): one message a node instead of one a rank.
 
-With tensor > 1 every expert's inner width is split too, as any MLP's.
+A token is sent once to a rank, with the weights of all its experts there, which come back as one sum. With
+tensor > 1 every expert's inner width is split too, as any MLP's.
+
+R ranks of the axis, E experts of each, N tokens here, U sent from here (a token once for each of its ranks),
+Q received; L ranks of a node
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import Placement, Shard, distribute_tensor
 
-from atelier.engine.model.moe import ExpertWeights, SharedExperts, mlp
+from atelier.engine.model.expert_mlp import mlp
+from atelier.engine.model.moe import ExpertWeights, SharedExperts
+from atelier.engine.model.pairs import Pairs, collect, spread
 from atelier.engine.model.placement import local
-from atelier.engine.parallel.collective import all_parts, enter_split, exchange, leave_split
+from atelier.engine.parallel.collective import Exchange, Traffic, all_parts, enter_split, leave_split
 from atelier.engine.parallel.grid import Grid
 
 INNER_DIM = {"gate": -2, "up": -2, "down": -1}  # of [X, F, D] and [X, D, F], of [F, D] and [D, F]
@@ -23,9 +32,10 @@ def split_experts(model: nn.Module, grid: Grid) -> None:
     """Split the experts of every mixture of the plain model in place, and route tokens to their ranks."""
     if grid.axes.expert * grid.axes.tensor == 1:
         return
+    route = Route(grid) if grid.axes.expert > 1 else None
     for experts in mixtures(model):
         _place(experts, grid, [Shard(0)])
-        experts.forward = functools.partial(_travel, experts, grid)
+        experts.start = functools.partial(_start, experts, grid.group("tensor"), route)
     for shared in model.modules():
         if isinstance(shared, SharedExperts) and grid.axes.tensor > 1:
             _place(shared, grid, [])
@@ -54,43 +64,105 @@ def _split(shared: SharedExperts, grid: Grid, x_ND: Tensor) -> Tensor:
     return leave_split(mlp(enter_split(x_ND, columns), weights), columns)
 
 
-def _travel(experts: ExpertWeights, grid: Grid, x_PD: Tensor, counts_X: list[int]) -> Tensor:
-    """`ExpertWeights.forward` over the ranks: each computes the tokens received for its own experts, sorted
-    by expert, then by source rank.
-    """
-    columns, owners = grid.group("tensor"), grid.group("expert")
+def _start(
+    experts: ExpertWeights,
+    columns: dist.ProcessGroup | None,
+    route: "Route | None",
+    x_ND: Tensor,
+    chosen_NK: Tensor,
+    share_NK: Tensor,
+    load_X: Tensor,
+) -> Callable[[], Tensor]:
+    """`ExpertWeights.start` over the ranks of both axes."""
     if columns is not None:
-        x_PD = enter_split(x_PD, columns)
-    if owners is None:
-        y_PD = experts.compute(x_PD, counts_X)
+        x_ND, share_NK = enter_split(x_ND, columns), enter_split(share_NK, columns)
+    if route is None:
+        finish = ExpertWeights.start(experts, x_ND, chosen_NK, share_NK, load_X)
     else:
-        size = grid.axes.expert
-        counts_RX = _all_counts(counts_X, x_PD.device, owners)
-        mine = len(counts_X) // size
-        sent = [sum(counts_X[rank * mine : (rank + 1) * mine]) for rank in range(size)]
-        begin = grid.places["expert"] * mine
-        here_RX = [counts[begin : begin + mine] for counts in counts_RX]
-        received = [sum(counts) for counts in here_RX]
-        arrived_QD = exchange(x_PD, sent, received, owners)
-        order, back = _by_expert(here_RX, x_PD.device)
-        totals = [sum(counts[expert] for counts in here_RX) for expert in range(mine)]
-        y_PD = experts.compute(arrived_QD[order], totals)[back]
-        y_PD = exchange(y_PD, received, sent, owners)
-    return y_PD if columns is None else leave_split(y_PD, columns)
+        finish = _travel(experts, route, x_ND, chosen_NK, share_NK)
+    return finish if columns is None else lambda: leave_split(finish(), columns)
 
 
-def _all_counts(counts_X: list[int], device: torch.device, group: dist.ProcessGroup) -> list[list[int]]:
-    """How many tokens each rank has for each expert."""
-    return all_parts(torch.tensor(counts_X, device=device), group).tolist()
+def _travel(
+    experts: ExpertWeights, route: "Route", x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor
+) -> Callable[[], Tensor]:
+    """Send tokens to their experts' ranks, which compute them sorted by expert, then by source."""
+    (number, width), total = x_ND.shape, experts.num_experts
+    # a weight for every expert, -inf for those that a token does not go to: the last column is of no expert
+    share_NX = x_ND.new_full((number, total + 1), -torch.inf)
+    share_NX = share_NX.scatter(1, chosen_NK % (total + 1), share_NK.to(x_ND.dtype))[:, :total]
+    share_NRE = share_NX.unflatten(1, (route.size, -1))
+    goes_RN = (share_NRE.detach() != -torch.inf).any(-1).T
+    rank_U, token_U = goes_RN.nonzero().unbind(1)
+    counts_RR = all_parts(goes_RN.sum(1), route.group).tolist()
+    back = Pairs(token_U, [], *_by_token(goes_RN.T))
+    message_UM = torch.cat([spread(x_ND, back), share_NRE[token_U, rank_U]], 1)
+    arrive = route.send(message_UM, counts_RR)
+
+    def finish() -> Tensor:
+        x_QD, share_QE = arrive().split([width, total // route.size], 1)
+        is_its_QE = share_QE.detach() != -torch.inf
+        token_P = is_its_QE.T.nonzero()[:, 1]
+        pairs = Pairs(token_P, is_its_QE.sum(0).tolist(), *_by_token(is_its_QE))
+        y_QD = experts.here(x_QD, pairs, share_QE[is_its_QE])
+        y_UD = route.send(y_QD, [list(counts) for counts in zip(*counts_RR, strict=True)])()
+        return collect(y_UD, None, back)
+
+    return finish
 
 
-def _by_expert(here_RX: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The permutation that sorts received tokens (by source, then expert) by expert, then source; and its
-    inverse.
-    """
-    counts_RX = torch.tensor(here_RX, device=device)
-    experts_RX = torch.arange(counts_RX.shape[1], device=device).expand_as(counts_RX)
-    order = experts_RX.flatten().repeat_interleave(counts_RX.flatten()).argsort(stable=True)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=device)
-    return order, back
+def _by_token(is_its: Tensor) -> tuple[Tensor, Tensor]:
+    """`first_N` and `pair_C` of pairs that lie by column of a table of tokens."""
+    count_N = is_its.sum(1)
+    place = is_its.T.flatten().cumsum(0).view(is_its.T.shape).T - 1
+    return count_N.cumsum(0) - count_N, place[is_its]
+
+
+class Route:
+    """How rows travel between the ranks of a grid's expert axis; `traffic` is what goes to other nodes."""
+
+    def __init__(self, grid: Grid) -> None:
+        group = grid.group("expert")
+        assert group is not None  # only where there are several ranks
+        self.group, self.size, self.place = group, grid.axes.expert, grid.places["expert"]
+        self.stages = grid.expert_stages
+        self.local = grid.local_experts  # L
+        self.traffic = Traffic()
+
+    def send(self, rows: Tensor, counts_RR: list[list[int]]) -> Callable[[], Tensor]:
+        """Begin to send rows, which lie by receiver; what is returned gives those received, by sender.
+        `counts_RR`: how many go from each rank to each.
+        """
+        me, local, ranks = self.place, self.local, range(self.size)
+        node, place = divmod(me, local)
+        sent, received = counts_RR[me], [counts[me] for counts in counts_RR]
+        if self.stages is None:
+            is_far = [rank // local != node for rank in ranks]
+            return Exchange(sent, received, self.group, is_far=is_far, traffic=self.traffic).start(rows)
+        within, between = self.stages
+        nodes, near = range(self.size // local), range(node * local, (node + 1) * local)
+        same = [range(each, self.size, local) for each in range(local)]  # ranks of one place, by node
+        first = Exchange(
+            [sum(sent[rank] for rank in same[each]) for each in range(local)],
+            [sum(counts_RR[source][rank] for rank in same[place]) for source in near],
+            within,
+        )
+        rows = first.start(_turned(rows, [sent[each * local : (each + 1) * local] for each in nodes]))()
+        rows = _turned(rows, [[counts_RR[source][rank] for rank in same[place]] for source in near])
+        second = Exchange(
+            [sum(counts_RR[source][rank] for source in near) for rank in same[place]],
+            [sum(received[each * local : (each + 1) * local]) for each in nodes],
+            between,
+            is_far=[each != node for each in nodes],
+            traffic=self.traffic,
+        )
+        return second.start(rows)
+
+
+def _turned(rows: Tensor, counts_AB: list[list[int]]) -> Tensor:
+    """Rows that lie in blocks by (a, b), by (b, a)."""
+    size_AB = torch.tensor(counts_AB)
+    first_AB = size_AB.flatten().cumsum(0).view_as(size_AB) - size_AB
+    size_C, first_C = size_AB.T.flatten(), first_AB.T.flatten()
+    order = (first_C - size_C.cumsum(0) + size_C).repeat_interleave(size_C) + torch.arange(int(size_C.sum()))
+    return rows.index_select(0, order.to(rows.device))

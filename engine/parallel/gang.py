@@ -37,6 +37,7 @@ class Gang:
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     group: dist.ProcessGroup | None = None
+    per_node: int = 1  # ranks of a node
     background: dist.ProcessGroup | None = None  # gloo, for a thread that works beside training
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     meshes: dict[tuple[int, ...], DeviceMesh] = field(default_factory=dict, compare=False)  # by sizes of axes
@@ -101,12 +102,16 @@ def start_gang(layout: Parallel) -> Gang:
         )  # one host: nothing of the gang is reachable from outside
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=PATIENCE)
+    here = torch.tensor([ranks_here(world), -ranks_here(world)])
+    dist.all_reduce(here, dist.ReduceOp.MAX)
+    most, least = here.tolist()
     background = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE))
     return Gang(
         rank=rank,
         world=world,
         device=device,
         group=dist.group.WORLD,
+        per_node=most if most == -least else world,  # nodes that are not alike are not told apart
         background=background,
         heartbeat=heartbeat,
     )
@@ -148,8 +153,12 @@ def num_threads(layout: Parallel, world: int) -> int:
     """CPU threads of this rank: as given, or an even share of the cores this process may use."""
     if layout.threads != "auto":
         return layout.threads
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-    return max(1, len(os.sched_getaffinity(0)) // here)
+    return max(1, len(os.sched_getaffinity(0)) // ranks_here(world))
+
+
+def ranks_here(world: int) -> int:
+    """Ranks of the gang on this node."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
 
 
 def _device(layout: Parallel) -> torch.device:

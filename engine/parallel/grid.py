@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from atelier.engine.config.parallel import Axes
-from atelier.engine.parallel.gang import Gang
+from atelier.engine.parallel.gang import PATIENCE, Gang
 
 INNER = ("replicate", "shard", "expert", "context", "tensor")
 # the axes over which dense weights and experts are sharded; the axes of a stage
@@ -34,11 +34,13 @@ class Grid:
             rest, self.places[axis] = divmod(rest, self.sizes[axis])
         self.mesh: DeviceMesh | None = None
         self._flat: dict[str, DeviceMesh] = {}
+        self.expert_stages: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None
         if gang.world > 1:
             shape = tuple(self.sizes.values())
             if shape not in gang.meshes:
                 gang.meshes[shape] = self._new_mesh()
             self.mesh = gang.meshes[shape]
+            self.expert_stages = self._new_expert_stages()
             self._flat = {name: self.mesh[axes]._flatten(name) for name, axes in FLAT.items()}
 
     def _new_mesh(self) -> DeviceMesh:
@@ -48,6 +50,29 @@ class Grid:
         """
         names = tuple(self.sizes)
         return init_device_mesh(self.gang.device.type, tuple(self.sizes.values()), mesh_dim_names=names)
+
+    @property
+    def local_experts(self) -> int:
+        """Ranks of the expert axis on one node; all where nodes do not hold equal runs of them."""
+        per_node, stride = self.gang.per_node, self.axes.context * self.axes.tensor
+        inside = per_node // stride
+        is_even = per_node % stride == 0 and inside and self.axes.expert % inside == 0
+        return inside if is_even else self.axes.expert
+
+    def _new_expert_stages(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup] | None:
+        """The ranks of the expert axis on this node, and those of the same place on every node; None where
+        there is one node, or one rank a node. A collective of the whole gang.
+        """
+        inside = self.local_experts
+        if not 1 < inside < self.axes.expert:
+            return None
+        assert self.mesh is not None  # only called in a gang
+        ranks = self.mesh.mesh.movedim(3, -1).reshape(-1, self.axes.expert // inside, inside)
+        found = []
+        for groups in (ranks.flatten(0, 1), ranks.transpose(1, 2).flatten(0, 1)):
+            group, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=PATIENCE)
+            found.append(cast(dist.ProcessGroup, group))
+        return found[0], found[1]
 
     @property
     def is_here(self) -> bool:

@@ -9,9 +9,11 @@ from torch import Tensor
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.model import expert_mlp
 from atelier.engine.model.contract import Output, stored
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.load import build, initialise
+from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.router.base import assigned
 from atelier.engine.model.router.hash import HashRouter
 from atelier.engine.model.routing import TokenRows
@@ -217,3 +219,19 @@ def test_a_router_without_a_kind_is_the_usual_one_and_a_wrong_key_is_named() -> 
     with pytest.raises(ConfigError) as refused:
         model(router={"balanc": "bias"})
     assert "did you mean balance?" in str(refused.value)
+
+
+def test_frozen_experts_compute_no_gradients_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    product = expert_mlp._product
+    monkeypatch.setattr(expert_mlp, "_product", lambda *given: (made.append(1), product(*given))[1])
+    experts = ExpertWeights(2, 8, 16)
+    for weight in experts.parameters():
+        torch.nn.init.normal_(weight)
+    x_PD = torch.randn(6, 8, requires_grad=True)
+    wanted = torch.autograd.grad(experts.compute(x_PD, [4, 2]).sum(), [x_PD, *experts.weights()])
+    assert len(made) == 6
+    experts.requires_grad_(False)
+    experts.compute(x_PD, [4, 2]).sum().backward()
+    assert len(made) == 6 and x_PD.grad is not None
+    assert torch.equal(x_PD.grad, wanted[0])

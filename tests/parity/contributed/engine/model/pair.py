@@ -61,12 +61,9 @@ class Balanced(nn.Module):
     def forward(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x_ND = x_BTD.flatten(0, -2)
         logits_NX = self.router(x_ND)
-        chosen_N = (logits_NX + self.bias.to(logits_NX.dtype)).argmax(-1)
-        counts_X = chosen_N.bincount(minlength=len(self.bias))
-        order = chosen_N.argsort(stable=True)
-        y_ND = self.experts(x_ND[order], counts_X.tolist())[order.argsort()]
-        share_N1 = logits_NX.gather(1, chosen_N[:, None]).sigmoid()
-        return (y_ND * share_N1).view_as(x_BTD), logits_NX.logsumexp(-1).square().sum(), counts_X
+        chosen_N1 = (logits_NX + self.bias.to(logits_NX.dtype)).argmax(-1, keepdim=True)
+        y_ND, load_X = self.experts(x_ND, chosen_N1, logits_NX.gather(1, chosen_N1).sigmoid())
+        return y_ND.view_as(x_BTD), logits_NX.logsumexp(-1).square().sum(), load_X
 
 
 class Encoding(nn.Module):

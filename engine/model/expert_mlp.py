@@ -1,0 +1,200 @@
+"""The MLPs of experts, wherever their weights are: forward and backward pass over tokens sorted by expert.
+
+X experts, P tokens sorted by expert, Q tokens of one expert, D hidden, F inner width
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+
+def mlp(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+    """down(silu(gate x) * up x), or without a gate down(gelu(up x))."""
+    *into, down = weights
+    if len(into) == 2:
+        return F.linear(F.silu(F.linear(x, into[0])) * F.linear(x, into[1]), down)
+    return F.linear(F.gelu(F.linear(x, into[0]), approximate="tanh"), down)
+
+
+class ExpertSource(Protocol):
+    """Where weights of experts are and their gradients go. `inner`: F, once for the gate and once for up."""
+
+    @property
+    def inner(self) -> Sequence[int]: ...
+
+    def weights(self, expert: int) -> AbstractContextManager[Sequence[Tensor]]:
+        """[gate,] up and down, while they are used."""
+        ...
+
+    def gradients(self, expert: int) -> AbstractContextManager[Sequence[Tensor]]:
+        """Where to write those of a pass, of the same types."""
+        ...
+
+
+class ExpertPass:
+    """One pass of tokens through experts. Operation by operation what autograd makes of `mlp`, with the same
+    bits, but a gradient is written where it belongs: to stack those of all experts would copy them once more.
+    What is kept has one size whatever the choices: tensors that differ each time would fragment the heap.
+    """
+
+    def __init__(self, counts_X: Sequence[int]) -> None:
+        self.counts_X = counts_X
+
+    @property
+    def _met(self) -> list[int]:
+        """The experts that have tokens."""
+        return [expert for expert, count in enumerate(self.counts_X) if count]
+
+    def _parts(self, rows: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        """Each expert's part of these rows."""
+        counts = list(self.counts_X)
+        return list(zip(*(each.split(counts) for each in rows), strict=True))
+
+    def forward(self, x_PD: Tensor, source: ExpertSource) -> list[Tensor]:
+        """The results [P, D], and what is before the activation: [gate] and up [P, F]."""
+        found = [torch.empty_like(x_PD), *(x_PD.new_empty(len(x_PD), width) for width in source.inner)]
+        parts = self._parts([x_PD, *found])
+        for expert in self._met:
+            x_QD, y_QD, *inner_QF = parts[expert]
+            with source.weights(expert) as weights:
+                *into, down = _as(x_PD.dtype, weights)
+                for weight, out in zip(into, inner_QF, strict=True):
+                    torch.mm(x_QD, weight.T, out=out)
+                torch.mm(_activated(inner_QF), down.T, out=y_QD)
+        return found
+
+    def backward(
+        self,
+        gradient_PD: Tensor,
+        x_PD: Tensor,
+        inner_PF: Sequence[Tensor],
+        source: ExpertSource,
+        *,
+        for_tokens: bool = True,
+        for_weights: bool = True,
+    ) -> Tensor:
+        """The gradient of the tokens; those of weights go to the source, the last expert's first. What is not
+        asked for is not computed.
+        """
+        result = torch.empty_like(x_PD)
+        parts = self._parts([gradient_PD, x_PD, result, *inner_PF])
+        for expert in reversed(self._met):
+            gradient_QD, x_QD, result_QD, *inner_QF = parts[expert]
+            with source.weights(expert) as weights:
+                *into, down = _as(x_PD.dtype, weights)
+                changes = _activation_backward(torch.mm(gradient_QD, down), inner_QF)
+                if for_weights:
+                    with source.gradients(expert) as found:
+                        _product(gradient_QD.T, _activated(inner_QF), found[-1])
+                        for change, gradient in zip(changes, found[:-1], strict=True):
+                            _product(change.T, x_QD, gradient)
+                for number, (change, weight) in enumerate(zip(changes, into, strict=True)):
+                    if not for_tokens:
+                        break
+                    if number:
+                        result_QD += torch.mm(change, weight)
+                    else:
+                        torch.mm(change, weight, out=result_QD)
+        return result
+
+
+def _as(dtype: torch.dtype, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    return weights if weights[0].dtype == dtype else [weight.to(dtype) for weight in weights]
+
+
+def _product(left: Tensor, right: Tensor, into: Tensor) -> None:
+    if into.dtype == left.dtype:
+        torch.mm(left, right, out=into)
+    else:
+        into.copy_(torch.mm(left, right))
+
+
+def _activated(inner_QF: Sequence[Tensor]) -> Tensor:
+    """silu(gate) * up, or gelu(up)."""
+    if len(inner_QF) == 2:
+        return F.silu(inner_QF[0]) * inner_QF[1]
+    return F.gelu(inner_QF[0], approximate="tanh")
+
+
+def _activation_backward(gradient: Tensor, inner_QF: Sequence[Tensor]) -> list[Tensor]:
+    if len(inner_QF) == 2:
+        gate, up = inner_QF
+        return [torch.ops.aten.silu_backward(gradient * up, gate), gradient * F.silu(gate)]
+    return [torch.ops.aten.gelu_backward(gradient, inner_QF[0], approximate="tanh")]
+
+
+def dtype_of(x_PD: Tensor) -> torch.dtype:
+    """The type of products with these tokens."""
+    kind = x_PD.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_PD.dtype
+
+
+class _InMemory:
+    def __init__(self, weights_XFD: Sequence[Tensor], gradients_XFD: Sequence[Tensor] = ()) -> None:
+        self.inner = [weights_XFD[-1].shape[2]] * (len(weights_XFD) - 1)
+        self._weights = list(zip(*(weight.unbind(0) for weight in weights_XFD), strict=True))
+        self._gradients = list(zip(*(gradient.unbind(0) for gradient in gradients_XFD), strict=True))
+
+    def weights(self, expert: int) -> AbstractContextManager[Sequence[Tensor]]:
+        return nullcontext(self._weights[expert])
+
+    def gradients(self, expert: int) -> AbstractContextManager[Sequence[Tensor]]:
+        return nullcontext(self._gradients[expert])
+
+
+def experts_mlp(x_PD: Tensor, counts_X: Sequence[int], weights_XFD: Sequence[Tensor]) -> Tensor:
+    """`mlp` of each expert's tokens [P, D]; an expert without tokens has gradients of 0."""
+    return _ExpertsMLP.apply(x_PD.to(dtype_of(x_PD)), counts_X, *weights_XFD)
+
+
+def _forward(x_PD: Tensor, weights_XFD: list[Tensor], counts_X: list[int]) -> list[Tensor]:
+    return ExpertPass(counts_X).forward(x_PD, _InMemory(weights_XFD))
+
+
+def _shapes(x_PD: Tensor, weights_XFD: list[Tensor], _counts_X: list[int]) -> list[Tensor]:
+    inner = _InMemory(weights_XFD).inner
+    return [torch.empty_like(x_PD), *(x_PD.new_empty(len(x_PD), width) for width in inner)]
+
+
+# one operation, whose results selective recomputation keeps as it keeps those of other products
+_LIBRARY = torch.library.Library("atelier", "DEF")
+_LIBRARY.define("experts(Tensor x, Tensor[] weights, int[] counts) -> Tensor[]")
+_LIBRARY.impl("experts", _forward, "CompositeExplicitAutograd")
+_LIBRARY.impl("experts", _shapes, "Meta")
+EXPERTS = torch.ops.atelier.experts.default
+
+
+class _ExpertsContext(FunctionCtx):
+    counts_X: Sequence[int]
+    number: int  # of weights
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, ...]
+
+
+class _ExpertsMLP(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _ExpertsContext, x_PD: Tensor, counts_X: Sequence[int], *weights_XFD: Tensor) -> Tensor:
+        ctx.counts_X, ctx.number = counts_X, len(weights_XFD)
+        y_PD, *inner_PF = EXPERTS(x_PD, weights_XFD, counts_X)
+        ctx.save_for_backward(x_PD, *weights_XFD, *inner_PF)
+        return y_PD
+
+    @staticmethod
+    def backward(ctx: _ExpertsContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_PD, *rest = ctx.saved_tensors
+        weights_XFD, inner_PF = rest[: ctx.number], rest[ctx.number :]
+        for_tokens, _, *for_weights = ctx.needs_input_grad
+        found = [torch.empty_like(weight) for weight in weights_XFD] if any(for_weights) else []
+        x_PD = ExpertPass(ctx.counts_X).backward(
+            gradients[0].contiguous(), x_PD, inner_PF, _InMemory(weights_XFD, found),
+            for_tokens=for_tokens, for_weights=bool(found),
+        )  # fmt: skip
+        for expert, number in enumerate(ctx.counts_X):
+            for gradient in () if number else found:
+                gradient[expert].zero_()
+        return x_PD if for_tokens else None, None, *(found or [None] * ctx.number)

@@ -1,0 +1,103 @@
+"""Tokens and their experts: each token goes to the experts that it has, and what they make of it is summed.
+
+N tokens, D hidden, X experts, K different experts a token; P pairs of a token and an expert of it, in order
+of experts; C the same pairs in order of tokens
+"""
+
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+
+class Pairs(NamedTuple):
+    """Which tokens go to which experts: the token of every pair, how many each expert has; and of every
+    token where its pairs begin among all in order of tokens, and where each of those lies by expert.
+    """
+
+    token_P: Tensor
+    counts_X: list[int]
+    first_N: Tensor
+    pair_C: Tensor
+
+    @classmethod
+    def of(cls, chosen_NK: Tensor, load_X: Tensor) -> Self:
+        """Of the experts of each token (-1 = none), and how many tokens have each."""
+        chosen_A = chosen_NK.flatten()
+        order_A = chosen_A.argsort(stable=True)  # by expert, then by token; -1 first
+        counts_X = load_X.tolist()
+        nowhere = len(order_A) - sum(counts_X)
+        place_A = torch.empty_like(order_A)
+        place_A[order_A] = torch.arange(-nowhere, len(order_A) - nowhere, device=order_A.device)
+        begins_N = torch.arange(0, len(order_A), chosen_NK.shape[1], device=order_A.device)
+        if nowhere:
+            begins_N = (chosen_NK >= 0).sum(1)
+            begins_N = begins_N.cumsum(0) - begins_N
+            place_A = place_A[place_A >= 0]
+        return cls(order_A[nowhere:] // chosen_NK.shape[1], counts_X, begins_N, place_A)
+
+
+def spread(x_ND: Tensor, pairs: Pairs) -> Tensor:
+    """[P, D] the token of every pair."""
+    return _Spread.apply(x_ND, pairs)
+
+
+def collect(y_PD: Tensor, share_C: Tensor | None, pairs: Pairs) -> Tensor:
+    """[N, D] the sum of each token's pairs, weighted where there are weights."""
+    if share_C is None:
+        return _Sum.apply(y_PD, pairs)
+    return _WeightedSum.apply(y_PD, share_C.to(y_PD.dtype), pairs)
+
+
+class _PairsContext(FunctionCtx):
+    pairs: Pairs
+    saved_tensors: tuple[Tensor, ...]
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _PairsContext, x_ND: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        return x_ND.index_select(0, pairs.token_P)
+
+    @staticmethod
+    def backward(ctx: _PairsContext, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _sums(gradients[0], None, ctx.pairs), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _PairsContext, y_PD: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        return _sums(y_PD, None, pairs)
+
+    @staticmethod
+    def backward(ctx: _PairsContext, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].index_select(0, ctx.pairs.token_P), None
+
+
+class _WeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _PairsContext, y_PD: Tensor, share_C: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        ctx.save_for_backward(y_PD, share_C)
+        return _sums(y_PD, share_C, pairs)
+
+    @staticmethod
+    def backward(ctx: _PairsContext, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        (y_PD, share_C), pairs = ctx.saved_tensors, ctx.pairs
+        gradient_PD = gradients[0].index_select(0, pairs.token_P)
+        share_C1 = (gradient_PD * y_PD).sum(-1)[pairs.pair_C]
+        share_P = torch.empty_like(share_C)
+        share_P[pairs.pair_C] = share_C
+        return gradient_PD.mul_(share_P[:, None]), share_C1, None
+
+
+def _sums(rows_PD: Tensor, share_C: Tensor | None, pairs: Pairs) -> Tensor:
+    """[N, D], each token's pairs in order; embedding_bag is the one kernel that reads every row once."""
+    if not len(rows_PD):
+        return rows_PD.new_zeros(len(pairs.first_N), rows_PD.shape[1])
+    return torch.embedding_bag(
+        rows_PD.contiguous(), pairs.pair_C, pairs.first_N, mode=0, per_sample_weights=share_C
+    )[0]

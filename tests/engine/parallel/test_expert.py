@@ -1,0 +1,95 @@
+"""How tokens travel to experts on other ranks, by gangs of exchange_gang.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atelier.engine.config.parallel import Parallel
+from tests.engine.parallel.exchange_gang import D, X, tokens_of
+
+BYTES = 8
+
+
+def gang(folder: Path, layout: Parallel, *, per_node: int) -> list[dict[str, Any]]:
+    """What every rank found, where each node has `per_node` of them."""
+    folder.mkdir()
+    env = os.environ | {
+        "ATELIER_RENDEZVOUS": f"file://{folder / 'meeting'}", "WORLD_SIZE": str(layout.ranks),
+        "LOCAL_WORLD_SIZE": str(per_node),
+    }  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "tests.engine.parallel.exchange_gang",
+        layout.model_dump_json(),
+        str(folder),
+    ]
+    ranks = [
+        subprocess.Popen(words, env=env | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(layout.ranks)
+    ]
+    errors = [process.communicate(timeout=120)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * layout.ranks, errors
+    return [torch.load(folder / f"{rank}.pt") for rank in range(layout.ranks)]
+
+
+def ranks_met(rank: int, *, size: int, per_node: int) -> int:
+    """How often a token of `rank` has an expert on a rank of another node, counted once a rank."""
+    _, chosen_NK, _ = tokens_of(rank)
+    met = {
+        (token, int(expert) * size // X)
+        for token, row in enumerate(chosen_NK) for expert in row if expert >= 0
+    }  # fmt: skip
+    return sum(owner // per_node != rank // per_node for _, owner in met)
+
+
+def test_two_stages_have_the_bits_of_one_and_one_message_a_node(tmp_path: Path) -> None:
+    """Bytes between nodes are those of each token once for every rank that has experts of it, with a weight
+    for each expert there; they come back as one row.
+    """
+    layout = Parallel(shard=1, expert=4, threads=1)
+    flat = gang(tmp_path / "flat", layout, per_node=1)
+    staged = gang(tmp_path / "staged", layout, per_node=2)
+    for rank, (one, two) in enumerate(zip(flat, staged, strict=True)):
+        assert (one["stages"], two["stages"]) == (False, True)
+        for name, value in one["passed"].items():
+            assert torch.equal(value, two["passed"][name]), name
+        for name in ("y", "load", "x", "share"):
+            torch.testing.assert_close(two["passed"][name], two["alone"][name], rtol=1e-10, atol=1e-10)
+        # there and back, forward and backward
+        assert (one["messages"], two["messages"]) == (4 * 3, 4 * 1)
+        assert one["bytes"] >= two["bytes"]
+        assert staged[rank]["bytes"] > 0
+
+
+@pytest.mark.parametrize("per_node", [1, 2])
+def test_a_token_is_sent_once_to_a_rank(tmp_path: Path, per_node: int) -> None:
+    layout = Parallel(shard=1, expert=4, threads=1)
+    found = gang(tmp_path / "gang", layout, per_node=per_node)
+    once = [ranks_met(rank, size=4, per_node=per_node) for rank in range(4)]
+    there = sum(once) * BYTES * (D + X // 4)
+    back = sum(once) * BYTES * D
+    assert sum(each["bytes"] for each in found) == 2 * (there + back)
+    pairs = sum(int((tokens_of(rank)[1] >= 0).sum()) for rank in range(4))
+    assert sum(once) < pairs
+
+
+def test_weights_gradients_are_those_of_all_ranks_tokens(tmp_path: Path) -> None:
+    """With the inner width of every expert over a second axis."""
+    layout = Parallel(shard=1, expert=2, tensor=2, threads=1)
+    found = gang(tmp_path / "gang", layout, per_node=4)
+    for rank in (0, 2):  # of one column
+        for name in ("y", "load", "x", "share"):
+            torch.testing.assert_close(
+                found[rank]["passed"][name], found[rank]["alone"][name], rtol=1e-10, atol=1e-10
+            )
+    whole = sum(found[rank]["alone"]["experts.up"] for rank in (0, 2))
+    mine = torch.cat(
+        [torch.cat([found[row + column]["passed"]["experts.up"] for column in (0, 1)], 1) for row in (0, 2)]
+    )
+    torch.testing.assert_close(mine, whole, rtol=1e-10, atol=1e-10)
