@@ -113,7 +113,7 @@ class RoleState:
     def spill(self) -> Path | None:
         """Where the copy for a checkpoint goes, of a role that is not in memory; None = to memory."""
         tiers = self.body.tiers if self.body is not None else []
-        return tiers[0].file.folder if tiers else None
+        return tiers[0].weight_file.folder if tiers else None
 
     def is_active(self, clock: int) -> bool:
         """Whether it trains at step `clock`. A frozen role is active while it has an active student:

@@ -1,10 +1,11 @@
-"""A fixed number of buffers for units of numbers that lie in files: weights, or expert states. A thread of
-its own reads what is asked for, and writes back what has changed, while others compute.
+"""A fixed number of buffers for units of numbers that lie in files: weights, moments, gradients. Threads of
+their own read what is asked for, and write back what has changed, while others compute.
 """
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from atelier.engine.tier.policy import Policy
 
 
 class Backing(Protocol):
-    """Where units are when they are in no buffer. Called by one thread at a time."""
+    """Where units are when they are in no buffer. One thread reads, one writes, never the same unit."""
 
     def read(self, unit: int, into: Tensor, /) -> None:
         """Raises DamageError for a unit that is not as it was written, and OSError."""
@@ -24,31 +25,48 @@ class Backing(Protocol):
         """Raises OSError for a full or failing disk."""
 
 
-class TransferThread:
-    """The thread: what it is given is done in that order. `busy_s`: how long it has worked."""
+class TransferThreads:
+    """A thread that reads and one that writes, each in the order in which it is asked. `busy_s`: how long one
+    of them has worked at least.
+    """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "tier")
+        self._reader, self._writer = ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(1, "write")
+        self._lock = threading.Lock()
+        self._working, self._began = 0, 0.0
         self.busy_s = 0.0
 
-    def start(self, act: Callable[[], None]) -> "Future[None]":
-        return self._pool.submit(self._timed, act)
+    def read(self, act: Callable[[], None], after: Iterable["Future[None]"] = ()) -> "Future[None]":
+        """`after`: writes that have to be done before."""
+        return self._reader.submit(self._timed, act, [each for each in after if not each.done()])
 
-    def _timed(self, act: Callable[[], None]) -> None:
-        began = time.perf_counter()
+    def write(self, act: Callable[[], None]) -> "Future[None]":
+        return self._writer.submit(self._timed, act)
+
+    def _timed(self, act: Callable[[], None], after: Sequence["Future[None]"] = ()) -> None:
+        wait(after)  # whoever asked for a write learns that it failed
+        with self._lock:
+            if not self._working:
+                self._began = time.perf_counter()
+            self._working += 1
         try:
             act()
         finally:
-            self.busy_s += time.perf_counter() - began
+            with self._lock:
+                self._working -= 1
+                if not self._working:
+                    self.busy_s += time.perf_counter() - self._began
 
     def close(self) -> None:
-        self._pool.shutdown()
+        self._reader.shutdown()
+        self._writer.shutdown()
 
 
 class Buffers:
-    """`size` buffers of `floats` numbers. A unit that was asked for, or is in use, keeps its buffer; of the
-    others `policy` says which one leaves, and it is written back if it has changed. `renew` is called with a
-    unit and its numbers whenever it is taken, and says whether it changed them.
+    """`size` buffers of `floats` numbers, one after another; `align`: of the first, in bytes. A unit that was
+    asked for, or is in use, keeps its buffer; of the others `policy` says which one leaves, and it is written
+    back if it has changed: once units leave, before its turn comes, so that nobody waits for that.
+    `renew` is called with a unit and its numbers whenever it is taken, and says whether it changed them.
     """
 
     def __init__(
@@ -56,16 +74,19 @@ class Buffers:
         backing: Backing,
         size: int,
         policy: Policy,
-        worker: TransferThread,
+        worker: TransferThreads,
         *,
         floats: int,
         dtype: torch.dtype,
         device: torch.device,
+        align: int = 1,
         renew: Callable[[int, Tensor], bool] = lambda unit, state: False,
     ) -> None:
         self.backing, self.policy, self.worker, self.renew = backing, policy, worker, renew
         self.size = size
-        self.buffers = torch.empty(size, floats, dtype=dtype, device=device)
+        room = torch.empty(size * floats + align // dtype.itemsize, dtype=dtype, device=device)
+        begin = -room.data_ptr() % align // dtype.itemsize
+        self.buffers = room[begin : begin + size * floats].view(size, floats)
         self._rows = self.buffers.unbind()  # once: what recomputation records has no part of this class
         self._free = list(range(size))
         self._place: dict[int, int] = {}  # buffer by unit
@@ -73,7 +94,9 @@ class Buffers:
         self._awaited: set[int] = set()
         self._used: dict[int, int] = {}  # how often a unit is in use
         self._changed: set[int] = set()
-        self._writes: list[Future[None]] = []  # of units that have left
+        self._writes: list[Future[None]] = []  # whose end nobody has looked at
+        self._emptied: dict[int, Future[None]] = {}  # by buffer: its last write
+        self._stored: dict[int, Future[None]] = {}  # by unit: its last write
         self.hits = self.misses = self.evictions = 0
 
     def __contains__(self, unit: int) -> bool:
@@ -82,14 +105,14 @@ class Buffers:
 
     def ask(self, unit: int, *, is_new: bool = False) -> bool:
         """Begin to read a unit that will be taken, unless it is there; False when no buffer is free.
-        `is_new`: whatever was written of it, it is zeros.
+        `is_new`: whatever was written of it, its numbers are of no use.
         """
         if unit not in self._place:
             if not self._free and not self._evict():
                 return False
             self.misses += 1
             place = self._place[unit] = self._free.pop()
-            self._ready[unit] = self.worker.start(lambda: self._fill(unit, place, is_new=is_new))
+            self._ready[unit] = self._fill(unit, place, is_new=is_new)
         elif unit not in self._awaited:
             self.hits += 1
         self._awaited.add(unit)
@@ -134,6 +157,10 @@ class Buffers:
             del self._used[unit]
         if changed:
             self._changed.add(unit)
+        if self.evictions and self._changed and not self._free and (there := self._idle):
+            leaves = self.policy.victim(there)
+            if leaves in self._changed:
+                self._write_back(leaves)
 
     @contextmanager
     def held(self, unit: int, *, changes: bool = False, is_new: bool = False) -> Iterator[Tensor]:
@@ -144,16 +171,31 @@ class Buffers:
         finally:
             self.give(unit, changed=changes)
 
+    def ask_no_more(self) -> None:
+        """What was asked for and not taken leaves."""
+        for unit in self._awaited - self._used.keys():
+            self._drop(unit)
+
+    def discard(self, unit: int) -> None:
+        """Nobody needs the numbers of this unit any more: they are not written back."""
+        self._changed.discard(unit)
+        if unit in self._place and unit not in self._used:
+            self._ready[unit].exception()
+            self._forget(unit)
+
     def write_all(self) -> None:
         """Write back all that has changed; buffers keep their units."""
         for unit in sorted(self._changed):
             self._write_back(unit)
         self._check_writes(wait=True)
 
+    def finish(self) -> None:
+        """Wait for what has begun: nothing is read or written any more, until something is asked for."""
+        wait([*self._ready.values(), *self._writes])
+
     def drop_all(self) -> None:
         """Forget all buffers, changed or not."""
-        for ready in self._ready.values():
-            ready.exception()
+        self.finish()
         for unit in list(self._place):
             self._forget(unit)
         self._changed.clear()
@@ -161,17 +203,25 @@ class Buffers:
 
     # inside
 
-    def _fill(self, unit: int, place: int, *, is_new: bool) -> None:
-        if is_new:
-            self._rows[place].zero_()
-        else:
-            self.backing.read(unit, self._rows[place])
+    def _fill(self, unit: int, place: int, *, is_new: bool) -> "Future[None]":
+        """Begin to read a unit into a buffer, once what was there is written, and the unit itself."""
+        before = [self._emptied.pop(place, None), self._stored.pop(unit, None)]
+        after = [each for each in before if each is not None and not each.done()]
+        if not is_new:
+            return self.worker.read(lambda: self.backing.read(unit, self._rows[place]), after)
+        if after:
+            return self.worker.read(lambda: None, after)
+        ready: Future[None] = Future()
+        ready.set_result(None)
+        return ready
 
     def _write_back(self, unit: int) -> None:
-        """Begin to write a unit; whatever is read afterwards, into its buffer or of it, comes after that."""
-        state = self._rows[self._place[unit]]
+        """Begin to write a unit."""
+        place = self._place[unit]
         self._changed.discard(unit)
-        self._writes.append(self.worker.start(lambda: self.backing.write(unit, state)))
+        done = self.worker.write(lambda: self.backing.write(unit, self._rows[place]))
+        self._emptied[place] = self._stored[unit] = done
+        self._writes.append(done)
 
     def _check_writes(self, *, wait: bool) -> None:
         """Raise what writing raised."""
@@ -179,15 +229,20 @@ class Buffers:
             self._writes.pop(0).result()
 
     def _evict(self) -> bool:
-        there = [unit for unit in self._place if unit not in self._used and unit not in self._awaited]
-        if not there:
+        if not (there := self._idle):
             return False
         self._drop(self.policy.victim(there))
         self.evictions += 1
         return True
 
+    @property
+    def _idle(self) -> list[int]:
+        """The units that nobody uses or waits for."""
+        return [unit for unit in self._place if unit not in self._used and unit not in self._awaited]
+
     def _drop(self, unit: int) -> None:
         """Take a unit's buffer away."""
+        wait([self._ready[unit]])  # a wrong guess may still be on its way into the buffer
         if unit in self._changed:
             self._write_back(unit)
         self._forget(unit)

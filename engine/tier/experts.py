@@ -5,6 +5,7 @@ X experts of this rank in a mixture, F inner width, D hidden, P tokens sorted by
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -17,31 +18,43 @@ from torch.utils._python_dispatch import _disable_current_modes
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Tiers
-from atelier.engine.model.moe import ExpertWeights, mlp
+from atelier.engine.model.expert_mlp import ExpertPass, dtype_of
+from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.placement import as_placed, local
-from atelier.engine.tier.buffers import Buffers, TransferThread
-from atelier.engine.tier.policy import POLICIES, LeastRecentlyUsed
-from atelier.engine.tier.state_file import StateFile
+from atelier.engine.plan.tiers import AHEAD, PARTS, rooms_for
+from atelier.engine.tier.buffers import Buffers, TransferThreads
+from atelier.engine.tier.policy import POLICIES, FirstStay, LeastRecentlyUsed
+from atelier.engine.tier.state_file import PAGE, StateFile
 
-PARTS = ("weight", "exp_avg", "exp_avg_sq")  # of a state
-AHEAD = 2  # experts that are read while one computes, in the backward pass and the optimiser's
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Leaf(NamedTuple):
-    """One of an expert's matrices in its state."""
+    """One of an expert's matrices among the numbers of its weights."""
 
     name: str  # in the plain model, that of all experts' matrices [X, ...]
     shape: tuple[int, int]
-    begin: int  # among the weights of a state
+    begin: int
 
     @property
     def size(self) -> int:
         return self.shape[0] * self.shape[1]
 
 
+class Applied(NamedTuple):
+    """A step of the optimiser: its learning rate, and what gradients are multiplied by."""
+
+    rate: float
+    scale: float
+
+
 class TieredExperts:
     """The experts of all mixtures of one role on this rank, of equal shapes. A slot is one expert of one
     mixture.
+
+    The optimiser's step of an expert is taken when its weights are needed next: they have to be read then
+    anyway, and the gradient waits. So weights, gradient and moments have buffers of their own, and in the
+    backward pass weights alone are read.
 
     What is read ahead: in the forward pass the experts that a mixture's router chose, then those of the next
     mixture that had most tokens the last time; in the backward pass exactly what the forward pass met; then
@@ -58,6 +71,7 @@ class TieredExperts:
         first = {name: local(weight) for name, weight in next(iter(mixtures.values())).named_parameters()}
         shapes = {name: cast(tuple[int, int], tuple(weight.shape[1:])) for name, weight in first.items()}
         self.number = len(next(iter(first.values())))  # X
+        self.inner = [shapes[name][0] for name in ("gate", "up") if name in shapes]  # F
         dtype = next(iter(first.values())).dtype
         self.inside: list[Leaf] = []
         for name, shape in shapes.items():
@@ -65,29 +79,40 @@ class TieredExperts:
             self.inside.append(Leaf(name, shape, begin))
         self.floats = self.inside[-1].begin + self.inside[-1].size  # of one expert's weights
         self.places = {name: place for place, name in enumerate(mixtures)}  # by path of the mixture
-        self.file = StateFile(folder, len(mixtures) * self.number, len(PARTS) * self.floats, dtype)
-        self.gradient_file = StateFile(folder, self.file.slots, self.floats, dtype)
-        both = self.file.state_bytes + self.gradient_file.state_bytes
-        size = min(host_bytes // both if host_bytes else self.file.slots, self.file.slots)
-        if size < 1:
+        slots = len(mixtures) * self.number
+        self.weight_file, self.gradient_file = (StateFile(folder, slots, self.floats, dtype) for _ in "wg")
+        self.moment_file = StateFile(folder, slots, len(MOMENTS) * self.floats, dtype)
+        rooms = rooms_for(host_bytes // self.weight_file.state_bytes if host_bytes else PARTS * slots, slots)
+        if rooms is None:
             raise ConfigError(
                 "parallel.tiers.host_gb",
                 "has no room for one expert state and its gradient",
-                f"{both / 1e9:.4g} GB has",
+                f"{PARTS * self.weight_file.state_bytes / 1e9:.4g} GB has",
             )
-        worker, kind = TransferThread(), {"dtype": dtype, "device": torch.device("cpu")}
-        self.states = Buffers(
-            self.file, size, POLICIES[policy](), worker, floats=self.file.floats, renew=self._catch_up, **kind
-        )
+        self.rooms = rooms
+        worker, kind = TransferThreads(), {"dtype": dtype, "device": torch.device("cpu"), "align": PAGE}
+        self.weights = Buffers(
+            self.weight_file, rooms.weights, POLICIES[policy](), worker, floats=self.weight_file.slot_floats,
+            renew=self._catch_up, **kind,
+        )  # fmt: skip
         self.gradients = Buffers(
-            self.gradient_file, size, LeastRecentlyUsed(), worker, floats=self.floats, **kind
+            self.gradient_file,
+            rooms.gradients,
+            LeastRecentlyUsed(),
+            worker,
+            floats=self.gradient_file.slot_floats,
+            **kind,
         )
-        self.met: set[int] = set()  # slots with a gradient in this step
+        self.moments = Buffers(
+            self.moment_file, rooms.moments, FirstStay(), worker, floats=self.moment_file.slot_floats, **kind
+        )
+        self.met: dict[int, list[Tensor]] = {}  # norms of the gradients of this step, by slot
         self._trail: list[int] = []  # slots in the order of the forward pass, still to come in the backward
         self._before: dict[int, list[int]] = {}  # by first slot of a mixture: whom its tokens met, most first
-        self.rates: list[float] = []  # of every step since the file was filled
-        self.done = [0] * self.file.slots  # of these, how many a slot has had
-        self.steps = 0  # before the file was filled
+        self.applied: list[Applied] = []  # every step since the files were filled
+        self.done = [0] * slots  # of these, how many a slot has had
+        self.waiting: dict[int, int] = {}  # by slot: the step, among these, that its gradient is for
+        self.steps = 0  # before the files were filled
         self._numbers: dict[str, Tensor] = {}  # of steps, as checkpoints have them
         for name, experts in mixtures.items():
             hold(experts, self, self.places[name] * self.number)
@@ -96,39 +121,46 @@ class TieredExperts:
 
     def mixture(self, first: int, x_PD: Tensor, counts_X: Sequence[int]) -> Tensor:
         """`ExpertWeights.compute` of the mixture whose experts begin at slot `first`."""
-        parts = list(x_PD.split(list(counts_X)))
         met = [first + expert for expert, count in enumerate(counts_X) if count]
         self._before[first] = sorted(met, key=lambda slot: (-counts_X[slot - first], slot))
-        asked = 0
-        for done, slot in enumerate(met):  # always in this order: recomputation has to meet the same one
-            asked = max(asked, done)
-            asked += self.states.ask_all(met[asked:])
-            parts[slot - first] = _ExpertMLP.apply(parts[slot - first], self, slot)
+        y_PD = _TieredMLP.apply(x_PD.to(dtype_of(x_PD)), counts_X, _Mixture(self, first, met))
+        if torch._C._current_graph_task_id() >= 0:  # recomputed, on the way back
+            return y_PD
         if torch.is_grad_enabled():
             self._trail += met
         following = self._before.get(first + self.number, [])
-        self.states.ask_all(following[: self.states.size // 2])
-        return torch.cat(parts)
+        self.weights.ask_all(following[: self.weights.size // 2])
+        self.ask_steps(sorted(following)[:AHEAD])
+        return y_PD
+
+    def ask_steps(self, slots: Sequence[int]) -> None:
+        """Read ahead what the optimiser's steps of these need."""
+        for slot in slots:
+            if self.done[slot] < len(self.applied):
+                self.moments.ask(slot)
+            if slot in self.waiting:
+                self.gradients.ask(slot)
 
     def going_back(self, slot: int) -> None:
         """Read ahead what the backward pass comes to after this slot."""
         while self._trail and self._trail.pop() != slot:
             pass
-        self.states.ask_all(self._trail[: -AHEAD - 1 : -1])
+        self.weights.ask_all(self._trail[: -AHEAD - 1 : -1])
 
-    def weights(self, state: Tensor) -> tuple[Tensor, ...]:
-        """An expert's matrices, as views of its state or of its gradient."""
-        return tuple(state[leaf.begin : leaf.begin + leaf.size].view(leaf.shape) for leaf in self.inside)
+    def matrices(self, numbers: Tensor) -> tuple[Tensor, ...]:
+        """An expert's matrices, as views of its weights or of its gradient."""
+        return tuple(numbers[leaf.begin : leaf.begin + leaf.size].view(leaf.shape) for leaf in self.inside)
 
-    def add_gradient(self, slot: int, gradients: Sequence[Tensor]) -> None:
+    @contextmanager
+    def gradient(self, slot: int) -> Iterator[tuple[Tensor, ...]]:
+        """Where to write the gradient of a pass, which is added to those of the step."""
         is_new = slot not in self.met
         with self.gradients.held(slot, changes=True, is_new=is_new) as sum_F:
-            for mine, gradient in zip(self.weights(sum_F), gradients, strict=True):
-                if is_new:
-                    mine.copy_(gradient)
-                else:
-                    mine += gradient
-        self.met.add(slot)
+            found = sum_F if is_new else torch.empty_like(sum_F)
+            yield self.matrices(found)
+            if not is_new:
+                sum_F += found
+            self.met[slot] = [torch.linalg.vector_norm(part) for part in self.matrices(sum_F)]
 
     # the optimiser
 
@@ -136,103 +168,105 @@ class TieredExperts:
         """The norms [X] of the experts' gradients, by name of the matrix that they share; 0 where there is
         none.
         """
-        found = {name: torch.zeros(self.number, dtype=self.file.dtype) for name in self.placed}
+        found = {name: torch.zeros(self.number, dtype=self.weight_file.dtype) for name in self.placed}
         paths = list(self.places)
-        for slot, gradient in self._each(self.gradients, sorted(self.met)):
+        for slot, norms in self.met.items():
             path, expert = paths[slot // self.number], slot % self.number
-            for leaf, part in zip(self.inside, self.weights(gradient), strict=True):
-                found[f"{path}.{leaf.name}"][expert] = torch.linalg.vector_norm(part)
+            for leaf, norm in zip(self.inside, norms, strict=True):
+                found[f"{path}.{leaf.name}"][expert] = norm
         return found
 
     def update(self, rate: float, scale: float, *, is_good: bool) -> None:
-        """AdamW's step of all experts: now of those that were met, of the others when they are needed."""
-        met, self.met = self.met, set()
+        """AdamW's step of all experts, taken of each when it is needed."""
+        met, self.met = self.met, {}
         self._trail.clear()
-        if not is_good:
-            return
-        before = len(self.rates)
-        order = sorted(met, key=lambda slot: (slot not in self.states, slot))
-        self.gradients.ask_all(order[:AHEAD])
-        for place, (slot, state) in enumerate(self._each(self.states, order, changes=True)):
-            self.gradients.ask_all(order[place : place + AHEAD])
-            with self.gradients.held(slot) as gradient:
-                if scale < 1.0:
-                    gradient.mul_(scale)
-                self._owed(slot, state, until=before)
-                self._step(state, gradient, rate, self.steps + before + 1)
-            self.done[slot] = before + 1
-        self.rates.append(rate)
+        for buffers in (self.weights, self.gradients, self.moments):
+            buffers.ask_no_more()
+        if is_good:
+            self.waiting |= dict.fromkeys(met, len(self.applied))
+            self.applied.append(Applied(rate, scale))
 
-    @staticmethod
-    def _each(
-        buffers: Buffers, slots: Sequence[int], *, changes: bool = False
-    ) -> Iterator[tuple[int, Tensor]]:
-        """These slots one after another, the next ones read meanwhile."""
-        for place, slot in enumerate(slots):
-            buffers.ask_all(slots[place : place + AHEAD])
-            with buffers.held(slot, changes=changes) as state:
-                yield slot, state
+    def _catch_up(self, slot: int, weights: Tensor) -> bool:
+        """Take the steps that a slot has not had yet; whether there were any."""
+        first, until = self.done[slot], len(self.applied)
+        if first == until:
+            return False
+        met = self.waiting.pop(slot, until)
+        with self.moments.held(slot, changes=True) as moments:
+            nothing = torch.zeros_like(weights) if until - first > (met < until) else weights
+            for number in range(first, until):
+                if number != met:
+                    self._step(weights, nothing, moments, number)
+                    continue
+                with self.gradients.held(slot) as gradient:
+                    if (scale := self.applied[number].scale) < 1.0:
+                        gradient.mul_(scale)
+                    self._step(weights, gradient, moments, number)
+                self.gradients.discard(slot)
+        self.done[slot] = until
+        return True
 
-    def _catch_up(self, slot: int, state: Tensor) -> bool:
-        return self._owed(slot, state, until=len(self.rates))
-
-    def _owed(self, slot: int, state: Tensor, *, until: int) -> bool:
-        """Take the steps without a gradient that a state has not had yet; whether there were any."""
-        first = self.done[slot]
-        nothing = torch.zeros(self.floats if first < until else 0, dtype=state.dtype)
-        for number in range(first, until):
-            self._step(state, nothing, self.rates[number], self.steps + number + 1)
-        self.done[slot] = max(first, until)
-        return first < until
-
-    def _step(self, state: Tensor, gradient: Tensor, rate: float, number: int) -> None:
-        """Step `number` of AdamW, from 1 on, on one state."""
-        weights, mean, square = state.view(len(PARTS), self.floats)
-        before = torch.tensor(float(number - 1))
+    def _step(self, weights: Tensor, gradient: Tensor, moments: Tensor, number: int) -> None:
+        """AdamW's step of this number, among those since the files were filled."""
+        mean, square = (moments[place * self.floats :][: self.floats] for place in range(len(MOMENTS)))
+        before = torch.tensor(float(self.steps + number))
         adamw(
-            [weights], [gradient], [mean], [square], [], [before],
-            fused=True, amsgrad=False, beta1=self.spec.beta1, beta2=self.spec.beta2, lr=rate,
-            weight_decay=self.spec.weight_decay, eps=self.spec.eps, maximize=False,
+            [weights[: self.floats]], [gradient[: self.floats]], [mean], [square], [], [before],
+            fused=True, amsgrad=False, beta1=self.spec.beta1, beta2=self.spec.beta2,
+            lr=self.applied[number].rate, weight_decay=self.spec.weight_decay, eps=self.spec.eps,
+            maximize=False,
         )  # fmt: skip
 
     # all of it
 
     def settle(self) -> None:
-        """Bring every state up to the last step, and the file up to the buffers."""
-        owing = [slot for slot in range(self.file.slots) if self.done[slot] < len(self.rates)]
-        for _ in self._each(self.states, owing):  # to be taken is to be brought up
-            pass
-        self.states.write_all()
-        self.steps += len(self.rates)
-        self.rates, self.done = [], [0] * self.file.slots
+        """Bring every expert up to the last step, and the files up to the buffers."""
+        owing = [slot for slot in range(len(self.done)) if self.done[slot] < len(self.applied)]
+        for place, slot in enumerate(owing):
+            self.weights.ask_all(owing[place : place + AHEAD])
+            self.ask_steps(owing[place : place + AHEAD])
+            with self.weights.held(slot):  # to be taken is to be brought up
+                pass
+        self.weights.write_all()
+        self.moments.write_all()
+        self.steps += len(self.applied)
+        self._forget_steps()
 
     def filled(self) -> None:
-        """What `whole` returned was filled: the truth is in the file."""
-        self.states.drop_all()
-        self.gradients.drop_all()
-        self.file.forget()
+        """What `whole` returned was filled: the truth is in the files."""
+        for buffers in (self.weights, self.moments, self.gradients):
+            buffers.drop_all()
+        for file in (self.weight_file, self.moment_file):
+            file.forget()
         self.met.clear()
         self._trail.clear()
-        self.rates, self.done = [], [0] * self.file.slots
+        self._forget_steps()
         self.steps = int(next(iter(self._numbers.values()))) if self._numbers else 0
+
+    def _forget_steps(self) -> None:
+        self.applied, self.done = [], [0] * len(self.done)
+        self.waiting.clear()
 
     def whole(self) -> dict[str, dict[str, Tensor]]:
         """By name in the plain model: weights ("weight") and optimiser states of all experts here, in the
         placement of the weights; shared with the file, and true after `settle`.
         """
-        states = self.file.mapped()
+        for buffers in (self.weights, self.moments, self.gradients):
+            buffers.finish()
+        files = {"weight": (self.weight_file.mapped(), 0)}
+        moments = self.moment_file.mapped()
+        files |= {name: (moments, place * self.floats) for place, name in enumerate(MOMENTS)}
         found: dict[str, dict[str, Tensor]] = {}
         self._numbers = {name: torch.tensor(float(self.steps)) for name in self.placed}
         for path, place in self.places.items():
-            mine = states[place * self.number : (place + 1) * self.number]
+            mine = slice(place * self.number, (place + 1) * self.number)
             for leaf in self.inside:
                 name = f"{path}.{leaf.name}"
-                parts: dict[str, Tensor] = {"step": self._numbers[name]}
-                for number, part in enumerate(PARTS):
-                    begin = number * self.floats + leaf.begin
-                    here = mine[:, begin : begin + leaf.size].unflatten(1, leaf.shape)
-                    parts[part] = as_placed(here, self.placed[name])
-                found[name] = parts
+                found[name] = {"step": self._numbers[name]}
+                for part, (numbers, before) in files.items():
+                    begin = before + leaf.begin
+                    here = numbers[mine, begin : begin + leaf.size].unflatten(1, leaf.shape)
+                    found[name][part] = as_placed(here, self.placed[name])
         return found
 
 
@@ -253,39 +287,56 @@ def hold(experts: ExpertWeights, tier: TieredExperts, first: int) -> None:
     experts.compute = compute
 
 
+class _Mixture:
+    """The experts of one mixture that a pass meets, in the order in which it does."""
+
+    def __init__(self, tier: TieredExperts, first: int, met: list[int]) -> None:
+        self.tier, self.first, self.met = tier, first, met
+        self.inner = tier.inner
+        self.is_back = False
+        self._done = self._asked = 0
+
+    @contextmanager
+    def weights(self, expert: int) -> Iterator[Sequence[Tensor]]:
+        tier, slot = self.tier, self.first + expert
+        # selective recomputation records what it sees: it sees the same wherever the weights are
+        with _disable_current_modes():
+            if self.is_back:
+                tier.going_back(slot)
+            else:
+                self._asked = max(self._asked, self._done)
+                self._asked += tier.weights.ask_all(self.met[self._asked :])
+                tier.ask_steps(self.met[self._done :][: AHEAD + 1])
+                self._done += 1
+            numbers = tier.weights.take(slot)
+        try:
+            yield tier.matrices(numbers)
+        finally:
+            with _disable_current_modes():
+                tier.weights.give(slot)
+
+    def gradients(self, expert: int) -> AbstractContextManager[Sequence[Tensor]]:
+        return self.tier.gradient(self.first + expert)
+
+
 class _TierContext(FunctionCtx):
-    tier: TieredExperts
-    slot: int
-    products: torch.autocast  # the type of products in the forward pass
+    each: ExpertPass
+    mixture: _Mixture
     saved_tensors: tuple[Tensor, ...]
 
 
-class _ExpertMLP(torch.autograd.Function):
-    """One expert's MLP. Keeps its input alone: the backward pass brings the weights again, and computes the
-    inner activations again.
-    """
+class _TieredMLP(torch.autograd.Function):
+    """Keeps what is before the activations, and no weights: the backward pass brings them again."""
 
     @staticmethod
-    def forward(ctx: _TierContext, x: Tensor, tier: TieredExperts, slot: int) -> Tensor:
-        ctx.tier, ctx.slot = tier, slot
-        kind = x.device.type
-        ctx.products = torch.autocast(
-            kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
-        )
-        ctx.save_for_backward(x)
-        # selective recomputation records what it sees: it sees the same wherever the state is
-        with _disable_current_modes(), tier.states.held(slot) as state:
-            return mlp(x, tier.weights(state))
+    def forward(ctx: _TierContext, x_PD: Tensor, counts_X: Sequence[int], mixture: _Mixture) -> Tensor:
+        ctx.each, ctx.mixture = ExpertPass(counts_X), mixture
+        y_PD, *inner_PF = ctx.each.forward(x_PD, mixture)
+        ctx.save_for_backward(x_PD, *inner_PF)
+        return y_PD
 
     @staticmethod
-    def backward(ctx: _TierContext, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
-        (x,) = ctx.saved_tensors
-        ctx.tier.going_back(ctx.slot)
-        with ctx.tier.states.held(ctx.slot) as state, torch.enable_grad():
-            x = x.detach().requires_grad_()
-            weights = tuple(weight.detach().requires_grad_() for weight in ctx.tier.weights(state))
-            with ctx.products:
-                y = mlp(x, weights)
-            found = torch.autograd.grad(y, (x, *weights), gradients[0])
-        ctx.tier.add_gradient(ctx.slot, found[1:])
-        return found[0], None, None
+    def backward(ctx: _TierContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        x_PD, *inner_PF = ctx.saved_tensors
+        ctx.mixture.is_back = True
+        return ctx.each.backward(gradients[0].contiguous(), x_PD, inner_PF, ctx.mixture), None, None

@@ -73,4 +73,28 @@ class FirstStay:
         return next(slot for slot in reversed(self.order) if slot in among)
 
 
-POLICIES = {"lfu": LeastOftenUsed, "lru": LeastRecentlyUsed, "static": FirstStay}
+class FarthestOnWay:
+    """Were all slots needed in order, there and back as in the forward and the backward pass, what would be
+    needed last leaves.
+    """
+
+    def __init__(self) -> None:
+        self.last, self.is_back = -1, False
+
+    def used(self, slot: int) -> None:
+        if slot != self.last:
+            self.is_back = slot < self.last
+        self.last = slot
+
+    def left(self, slot: int) -> None:
+        pass
+
+    def victim(self, there: Sequence[int]) -> int:
+        passed = [slot for slot in there if (slot >= self.last if self.is_back else slot <= self.last)]
+        first, last = min(passed or there), max(passed or there)
+        return last if self.is_back == bool(passed) else first
+
+
+POLICIES = {
+    "lfu": LeastOftenUsed, "lru": LeastRecentlyUsed, "static": FirstStay, "order": FarthestOnWay,
+}  # fmt: skip

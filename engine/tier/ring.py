@@ -18,13 +18,14 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.contract import Carried, Model, Output, Relations, blocks_of, stored
+from atelier.engine.model.expert_mlp import dtype_of, mlp
 from atelier.engine.model.load import blank, build, read_model, read_weights
-from atelier.engine.model.moe import ExpertWeights, mlp
+from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.placement import local
 from atelier.engine.model.weights import StoredWeights
-from atelier.engine.tier.buffers import Buffers, TransferThread
+from atelier.engine.tier.buffers import Buffers, TransferThreads
 from atelier.engine.tier.pieces import FileSpan, StoredUnits
-from atelier.engine.tier.policy import LeastOftenUsed
+from atelier.engine.tier.policy import LeastRecentlyUsed
 
 STREAM = 2  # buffers that a stream needs: one computes, one is read
 TOGETHER = 256e6  # bytes of batches that go through the blocks together: residual streams and masks
@@ -151,7 +152,7 @@ class Ring:
         inside = {module for block in blocks for module in block.modules()}
         rest = self._unit(module for module in model.modules() if module not in inside)
         self.shares = self._divided(memory, rest)
-        self.worker = TransferThread()
+        self.worker = TransferThreads()
         self._stay([rest, *self.blocks[: self.shares.stay]])
         self.block_buffers = self._buffers(self.blocks, self.shares.blocks)
         self.expert_buffers = self._buffers(self.experts, self.shares.experts)
@@ -252,7 +253,7 @@ class Ring:
         return Buffers(
             StoredUnits([unit.sources for unit in units]),
             size,
-            LeastOftenUsed(),
+            LeastRecentlyUsed(),
             self.worker,
             floats=max((unit.floats for unit in units), default=0) if size else 0,
             dtype=self.dtype,
@@ -311,7 +312,7 @@ class Ring:
 
     def _mixture(self, first: int, x_PD: Tensor, counts_X: list[int]) -> Tensor:
         """`ExpertWeights.compute` of the mixture whose first expert is unit `first`."""
-        buffers, found = self.expert_buffers, list(x_PD.split(counts_X))
+        buffers, found = self.expert_buffers, list(x_PD.to(dtype_of(x_PD)).split(counts_X))
         met = [expert for expert, count in enumerate(counts_X) if count]
         met.sort(key=lambda expert: (first + expert not in buffers, -counts_X[expert], expert))
         asked = 0

@@ -20,7 +20,7 @@ from atelier.engine.plan.checks import check_layout
 from atelier.engine.tier.experts import TieredExperts, put_on_disk
 from tests.engine.trainings import ONE, AfterSteps, TrainingSetup, model, role, student, train
 
-Policy = Literal["lfu", "lru", "static"]
+Policy = Literal["lfu", "lru", "static", "order"]
 STEPS, EXPERTS = 24, 8
 STATE_GB = 4 * 3 * 32 * 32 * 4 / 1e9  # of one expert: three matrices with two moments and their gradients
 
@@ -49,7 +49,9 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> TrainingSetup:
     return setup
 
 
-@pytest.mark.parametrize(("room", "policy"), [(1, "lfu"), (3, "lru"), (5, "static"), (16, "lfu")])
+@pytest.mark.parametrize(
+    ("room", "policy"), [(1, "lfu"), (3, "lru"), (5, "static"), (5, "order"), (16, "lfu")]
+)
 def test_experts_on_disk_end_with_the_bits_of_experts_in_memory(
     in_memory: TrainingSetup, tmp_path: Path, room: int, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,8 +65,10 @@ def test_experts_on_disk_end_with_the_bits_of_experts_in_memory(
     setup = TrainingSetup(tmp_path)
     setup.train(training(setup), **tiered(room, policy))
     [tier] = made
-    assert tier.states.size == room and (tier.states.evictions > 0) == (room < tier.file.slots)
-    assert tier.file.bytes_read > 0 and not list(tmp_path.glob("scratch-*/tmp*"))  # it has no name
+    slots = tier.weight_file.slots
+    assert 4 * room <= tier.rooms.units + 3 and (tier.moments.evictions > 0) == (room < slots)
+    assert (tier.weights.evictions > 0) == (tier.rooms.weights < slots)
+    assert tier.moment_file.bytes_read > 0 and not list(tmp_path.glob("scratch-*/tmp*"))  # it has no name
     for name in ("teacher", "pupil"):
         assert setup.weights(name) == in_memory.weights(name)
         assert setup.curve(name) == in_memory.curve(name)
