@@ -45,8 +45,12 @@ class Interconnect:
         return 2 * self.gather_s(num_bytes, size, stride, pieces)
 
     def exchange_s(self, num_bytes: float, size: int, stride: int) -> float:
-        """Seconds of an all-to-all in which each of `size` ranks sends `num_bytes` in all."""
-        return self.gather_s(num_bytes, size, stride)
+        """Seconds of an all-to-all in which each of `size` ranks sends `num_bytes` in all: over several nodes
+        in two stages, the first inside the node.
+        """
+        inside = self.per_node // stride
+        first = self.gather_s(num_bytes, inside, stride) if 1 < inside < size else 0.0
+        return first + self.gather_s(num_bytes, size, stride)
 
     def send_s(self, num_bytes: float, stride: int) -> float:
         """Seconds to send `num_bytes` to the rank `stride` further."""

@@ -22,6 +22,9 @@ from atelier.engine.plan.step_time import blocks_of_stages, micro_batch
 from atelier.engine.plan.tiers import TierCost
 
 KEPT_KEYS = 4  # bytes of keys and values, per number of the hidden state, of each piece of the queries
+KEPT_EXPERT = (
+    2  # bytes of 16-bit arithmetic for an element of an expert's width: before the activation, gate and up
+)
 SPLIT_LOGIT = 8  # bytes more of a logit of a shared vocabulary: shifted by the largest, and exp of that
 WIDENED = 4  # bytes per number of the head's gradient that a CPU adds: it is cast to the sum's type first
 MIN_CHUNK = 256  # tokens whose logits exist at once, at least
@@ -189,7 +192,9 @@ class _Rank:
         pieces = costs.keys(model_shape.sequence) * costs.pieces(model_shape.sequence) / model_shape.sequence
         inside = costs.kept_inside + KEPT_KEYS * (pieces - 1)
         hidden = between / apart + costs.kept_products + inside / t
-        found = hidden * model_shape.hidden + inner * model_shape.width / t
+        found = hidden * model_shape.hidden + inner * (model_shape.width - model_shape.routed_width) / t
+        routed = KEPT_EXPERT * (2 if model_shape.is_gated else 1)
+        found += routed * model_shape.routed_width / t
         if model_shape.num_experts:
             found += costs.kept_routed * model_shape.met * model_shape.hidden
         if recompute == "none":

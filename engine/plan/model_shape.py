@@ -13,9 +13,10 @@ class ModelShape:
     """The shape of a model on sequences of `sequence` tokens; its blocks are assumed to be equal.
 
     `matrices` of a block are (number of them, out, in). `width` is the inner width of all MLPs that a token
-    goes through (`met` experts, or one MLP), `inner` the same with gated MLPs counted 1.5 times. `flops` are
-    the forward and backward FLOPs of one token in each block, `after` those behind the blocks. A model that
-    is not made of equal transformer blocks has no `matrices`: only its FLOPs are known.
+    goes through (`met` experts, or one MLP), `routed_width` that of experts that a router chose, `inner` that
+    of all with gated MLPs counted 1.5 times. `flops` are the forward and backward FLOPs of one token in each
+    block, `after` those behind the blocks. A model that is not made of equal transformer blocks has no
+    `matrices`: only its FLOPs are known.
     """
 
     sequence: int
@@ -30,6 +31,7 @@ class ModelShape:
     head_dim: int
     inner: float
     width: float
+    routed_width: float
     is_gated: bool
     has_rms_norm: bool
     num_experts: int
@@ -61,10 +63,12 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
     mixed = known if isinstance(known, MixedBlocks) and known.num_experts else None
     met = mixed.experts_per_token if mixed else 1
     matrices = [(prod(shape[:-2]), shape[-2], shape[-1]) for shape in first.values() if len(shape) >= 2]
+    routed_width = 0.0
     width = float(known.inner) if known else 4.0 * model.hidden
     is_gated = known is not None and known.mlp == "swiglu"
     if mixed:
         width, is_gated = float(mixed.expert_inner * (met + mixed.experts.shared)), mixed.is_gated
+        routed_width = float(mixed.expert_inner * met)
     return ModelShape(
         sequence=sequence,
         params=model.num_params(),
@@ -78,6 +82,7 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
         head_dim=known.head_dim if known else 0,
         inner=width * (1.5 if is_gated else 1.0),
         width=width,
+        routed_width=routed_width,
         is_gated=is_gated,
         has_rms_norm=known is not None and known.norm == "rms",
         num_experts=mixed.num_experts if mixed else 0,

@@ -10,6 +10,7 @@ overlapped product needs the same cores).
 from dataclasses import asdict, dataclass
 from functools import cache, reduce
 from itertools import accumulate, pairwise
+from math import comb
 from operator import add
 
 from atelier.engine.config.parallel import Parallel
@@ -130,7 +131,9 @@ def _stages(
             * machine.width
         )
         context = 3 * interconnect.gather_s(keys, axes.context, apart["context"])
-    expert = 4 * interconnect.exchange_s(state * model_shape.met, axes.expert, apart["expert"])
+    expert = 4 * interconnect.exchange_s(
+        state * ranks_met(model_shape, axes.expert), axes.expert, apart["expert"]
+    )
     sent = 0.0
     if parallel.pipeline > 1:
         parts = axes.tensor if is_split or machine.costs.sends_parts else 1
@@ -153,6 +156,13 @@ def _stages(
             )
         )
     return found
+
+
+def ranks_met(model_shape: ModelShape, ranks: int) -> float:
+    """To how many ranks a token is sent whose experts are any of all, evenly spread over them."""
+    experts = model_shape.num_experts
+    elsewhere, chosen = experts - experts // ranks, model_shape.met
+    return ranks * (1 - comb(elsewhere, chosen) / comb(experts, chosen)) if experts else 0.0
 
 
 def _ranks(stages: list[Stage], pipeline: int) -> list[Stage]:

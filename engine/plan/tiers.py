@@ -5,6 +5,7 @@ And the three inequalities of SE-MoE (2205.10034, section 2.1) by which a model 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
@@ -12,14 +13,44 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.train import Train
 from atelier.engine.plan.step_time import micro_batch
 
-NUMBER = 4  # bytes; states and gradients are fp32
-STATE, GRADIENT = 3, 1  # numbers of a weight: itself and two moments; its gradient
+NUMBER = 4  # bytes; all of an expert's state is fp32
+MOMENTS = 2
+PARTS = 2 + MOMENTS  # numbers of a weight: itself, its gradient, its moments
+AHEAD = 2  # experts that are read while one computes
 
 
 def state_bytes(spec: MixedBlocks, tensor: int) -> float:
     """An expert's weights, moments and gradients on one of so many tensor ranks."""
     params = (3 if spec.is_gated else 2) * spec.hidden * spec.expert_inner / tensor
-    return (STATE + GRADIENT) * NUMBER * params
+    return PARTS * NUMBER * params
+
+
+class Rooms(NamedTuple):
+    """Buffers in memory of experts' weights, gradients and moments, each."""
+
+    weights: int
+    gradients: int
+    moments: int
+
+    @property
+    def units(self) -> int:
+        """How many times an expert's weights they take."""
+        return self.weights + self.gradients + MOMENTS * self.moments
+
+
+def rooms_for(units: int, slots: int) -> Rooms | None:
+    """Divide memory for `units` times an expert's weights among what `slots` experts need: a few of each
+    kind, then weights, which a step reads twice and writes once, then gradients, then moments. None without
+    room for one of each.
+    """
+    few = min(AHEAD + 1, slots, units // PARTS)
+    if few < 1:
+        return None
+    left = units - PARTS * few
+    weights = min(left, slots - few)
+    gradients = min(left - weights, slots - few)
+    moments = min((left - weights - gradients) // MOMENTS, slots - few)
+    return Rooms(few + weights, few + gradients, few + moments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,40 +65,45 @@ class TierCost:
     read: float
     written: float
     seconds: float
+    first_s: float  # of these, in the first forward pass, in which experts take the optimiser's last step
+    first: float  # share of a step's computing that is this pass
 
     def exposed(self, compute_s: float) -> float:
         """Seconds of a step that computing `compute_s` does not hide."""
-        return max(0.0, self.seconds - compute_s)
+        rest = self.seconds - self.first_s - (1 - self.first) * compute_s
+        return max(0.0, self.first_s - self.first * compute_s) + max(0.0, rest)
 
 
 def tier_cost(spec: ModelSpec, train: Train, parallel: Parallel, disk_gbps: float) -> TierCost | None:
     """None where no experts are on disk. A pass over all experts finds those that have a buffer and brings
-    the others; each step has a pass forward and one back for every micro-batch, one for the norm of gradients
-    and one for the optimiser.
+    the others: weights forward and back for every micro-batch; gradients to be added to and for the
+    optimiser's step; moments for that.
     """
     if parallel.tiers.experts == "device" or not isinstance(spec, MixedBlocks) or not spec.num_experts:
         return None
     axes = parallel.axes
     mixtures = -(-len(spec.mixtures) // parallel.pipeline)
     slots = mixtures * spec.num_experts // axes.expert
-    params = state_bytes(spec, axes.tensor) / (STATE + GRADIENT) / NUMBER
-    state, gradient = STATE * NUMBER * params, GRADIENT * NUMBER * params
-    room = int(parallel.tiers.host_gb * 1e9 // (state + gradient)) if parallel.tiers.host_gb else slots
-    size = min(room, slots)
+    each = state_bytes(spec, axes.tensor) / PARTS  # bytes of an expert's weights
+    room = int(parallel.tiers.host_gb * 1e9 // each) if parallel.tiers.host_gb else PARTS * slots
+    rooms = rooms_for(room, slots) or Rooms(0, 0, 0)  # refused elsewhere
     rows = micro_batch(train, parallel)
     num_micro = max(1, train.global_batch // axes.data // rows)
     tokens = rows * axes.expert * train.sequence  # that a rank's experts can meet in a micro-batch
     met = 1 - (1 - min(1.0, spec.experts_per_token / spec.num_experts)) ** tokens
-    moved = (slots - size) * met  # in a pass
-    read = moved * (2 * num_micro * state + state + (num_micro + 1) * gradient)
-    written = moved * (state + num_micro * gradient)
+    weights, gradients, moments = (met * (slots - size) * each for size in rooms)  # of a pass
+    speed = disk_gbps * 1e9
+    read = 2 * num_micro * weights + num_micro * gradients + MOMENTS * moments
+    written = weights + num_micro * gradients + MOMENTS * moments
     return TierCost(
-        disk=slots * (state + gradient),
-        host=size * (state + gradient),
-        params=slots * params,
+        disk=PARTS * slots * each,
+        host=rooms.units * each,
+        params=slots * each / NUMBER,
         read=read,
         written=written,
-        seconds=(read + written) / (disk_gbps * 1e9),
+        seconds=(read + written) / speed,
+        first_s=(2 * weights + gradients + 2 * MOMENTS * moments) / speed,
+        first=1 / (3 * num_micro),
     )
 
 

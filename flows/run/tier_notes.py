@@ -30,7 +30,7 @@ def tier_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
                 f"memory; a step reads {_gb(tier.read)} and writes {_gb(tier.written)}, "
                 f"{tier.seconds:.2g} s at {pool.device.disk_gbps:g} GB/s, and computes {compute_s:.2g} s"
             )
-            if tier.seconds > compute_s:
+            if tier.exposed(compute_s):
                 said += f": the disk sets the pace; {_hidden_from(role, config.train, layout, pool, vocab)}"
             notes.append(said)
     return notes

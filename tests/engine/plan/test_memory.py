@@ -27,7 +27,7 @@ def kept(spec: GPT, sequence: int) -> int:
     mask = additive(torch.ones(ROWS, 1, sequence, sequence, dtype=torch.bool).tril(), torch.bfloat16)
     rope = rope_angles(torch.arange(sequence).expand(ROWS, -1), spec.head_dim, 1e4, torch.float32)
     shapes = {tuple(weight.shape[-2:]) for weight in block.parameters()}
-    shapes |= {shape[::-1] for shape in shapes}
+    shapes |= {shape[::-1] for shape in shapes} | {tuple(weight.shape) for weight in block.parameters()}
     shared = {each.untyped_storage().data_ptr() for each in (mask, rope)}
     sizes: dict[int, int] = {}
 

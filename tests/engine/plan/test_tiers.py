@@ -6,7 +6,7 @@ from atelier.engine.config.experts import Experts
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel, Tiers
 from atelier.engine.config.train import Train
-from atelier.engine.plan.tiers import capacity, tier_cost
+from atelier.engine.plan.tiers import capacity, rooms_for, tier_cost
 
 SPEC = GPT(num_layers=4, hidden=64, num_heads=2, vocab=64, num_experts=8, experts=Experts(ffn=32))
 TRAIN = Train(steps=1, global_batch=8, sequence=64, micro_batch=4)
@@ -25,14 +25,29 @@ def test_what_is_in_memory_is_not_moved() -> None:
     assert tier_cost(SPEC, TRAIN, Parallel(shard=1), 1.0) is None
 
 
+def test_memory_goes_to_weights_first_and_none_is_wasted() -> None:
+    for units in range(4, 4 * SLOTS + 1):
+        rooms = rooms_for(units, SLOTS)
+        assert rooms is not None and units - 3 <= rooms.units <= units
+        assert min(rooms) >= 1 and max(rooms) <= SLOTS
+        assert rooms.weights == SLOTS or rooms.gradients <= 3
+        assert rooms.gradients == SLOTS or rooms.moments <= 3
+    assert rooms_for(4 * SLOTS, SLOTS) == (SLOTS, SLOTS, SLOTS) and rooms_for(3, SLOTS) is None
+
+
 def test_a_step_moves_what_has_no_buffer_once_a_pass() -> None:
     half = tier_cost(SPEC, TRAIN, layout(SLOTS / 2 * 16 * PARAMS / 1e9), 2.0)
     assert half is not None and half.host == half.disk / 2
-    moved = SLOTS / 2 * PARAMS * 4
-    assert half.read == pytest.approx(moved * (4 * 3 + 3 + 3), rel=1e-6)  # two micro-batches, there and back
-    assert half.written == pytest.approx(moved * (3 + 2), rel=1e-6)
+    weights, gradients, moments = (SLOTS - size for size in (SLOTS, SLOTS - 6, 3))
+    # two micro-batches: weights there and back, gradients added to, then read for the step
+    read = 4 * weights + 2 * gradients + 2 * moments
+    assert half.read == pytest.approx(read * PARAMS * 4, rel=1e-6)
+    assert half.written == pytest.approx((weights + 2 * gradients + 2 * moments) * PARAMS * 4, rel=1e-6)
     assert half.seconds == (half.read + half.written) / 2e9
-    assert half.exposed(half.seconds / 2) == half.seconds / 2 and half.exposed(1e9) == 0
+    assert half.exposed(0.0) == pytest.approx(half.seconds) and half.exposed(1e9) == 0
+    # the optimiser's step has a sixth of the computing to hide behind: the forward pass of one of two
+    assert half.first_s == (2 * weights + gradients + 4 * moments) * PARAMS * 4 / 2e9
+    assert half.exposed(5.9 * half.first_s) > 0 and half.exposed(6.1 * half.first_s) == 0
 
 
 @pytest.mark.parametrize("axes", [{"expert": 2}, {"pipeline": 2}, {"tensor": 2}])
