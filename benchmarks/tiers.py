@@ -1,10 +1,11 @@
 """Training with 1 GB of expert states, a fifth of them in memory, beside the same training with all of it in
 memory; in a cgroup of what the process needs without expert states and a quarter of the states.
 
-python benchmarks/tiers.py [--steps 20] [--rows 32] [--folder .]     goals: the same bits; peak within 5 % of
-        the plan; max(compute, read + write) 0.9 of the step time, at a batch whose plan calls the disk hidden
+python benchmarks/tiers.py [--steps 20] [--rows 64] [--folder .]     goals: the same bits; peak within 5 % of
+        the plan; max(compute, reading or writing) 0.9 of the step time, at a batch whose plan hides the disk
 
-compute: a step with all in memory. read + write: how long the tier's thread worked in a step.
+compute: a step with all in memory. reading or writing: for how long of a step one of the
+tier's threads worked.
 """
 
 import argparse
@@ -32,9 +33,9 @@ from atelier.engine.config.router.topk import TopK
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.tiers import TierCost, tier_cost
 
-HIDDEN, INNER, LAYERS, EXPERTS, SEQUENCE = 512, 1024, 4, 10, 256
-STATES = LAYERS * EXPERTS * 3 * HIDDEN * INNER * 16  # bytes, with gradients
-SHARE = 0.2  # of them in memory
+HIDDEN, INNER, LAYERS, EXPERTS, SEQUENCE = 512, 1024, 4, 14, 256
+STATES = LAYERS * EXPERTS * 3 * HIDDEN * INNER * 12  # bytes: weights and two moments
+SHARE = 0.2  # of them is the memory of buffers, those of gradients too
 
 use_own_code()
 
@@ -82,8 +83,8 @@ def worker(chosen: dict[str, Any]) -> None:
     layout = layout_of(chosen["where"], chosen["threads"])
     run = setup.run_file(training, layout=layout)
     train_run(run, start_gang(layout), StopRequest(Path(run.scratch)))
-    files = (folder / "trajectory" / "model" / "metrics").glob("*.jsonl")
-    lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    metrics = (folder / "trajectory" / "model" / "metrics").glob("*.jsonl")
+    lines = [json.loads(line) for path in metrics for line in path.read_text().splitlines()]
     found: dict[str, Any] = {
         "digest": hashlib.sha256(setup.weights("model")).hexdigest()[:16],
         "peak_mb": peak_mb(),
@@ -91,10 +92,11 @@ def worker(chosen: dict[str, Any]) -> None:
     }
     if made:
         [tier] = made
+        files = (tier.weight_file, tier.gradient_file, tier.moment_file)
         found |= {
-            "read": tier.file.bytes_read + tier.gradient_file.bytes_read,
-            "written": tier.file.bytes_written + tier.gradient_file.bytes_written,
-            "busy_s": tier.states.worker.busy_s,
+            "read": sum(file.bytes_read for file in files),
+            "written": sum(file.bytes_written for file in files),
+            "busy_s": tier.weights.worker.busy_s,
         }
     print(json.dumps(found), flush=True)
     os._exit(0)
@@ -118,7 +120,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rows", type=int, default=32, help=f"of {SEQUENCE} tokens, of a step")
+    parser.add_argument("--rows", type=int, default=64, help=f"of {SEQUENCE} tokens, of a step")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="on a disk with 6 GB left")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -152,8 +154,8 @@ def main() -> None:
             "cgroup_peak_mb": disk.get("cgroup_peak_mb"),
             "planned_memory_mb": round(planned.memory_gb * 1e3, 1),
             "step_s": {"memory": round(compute, 3), "disk": round(step, 3)},
-            "read + write, s a step": round(busy, 3),
-            "max(compute, read + write) / step": round(max(compute, busy) / step, 3),
+            "reading or writing, s a step": round(busy, 3),
+            "max(compute, reading or writing) / step": round(max(compute, busy) / step, 3),
             "read_gb a step": {
                 "planned": round(cost.read / 1e9, 3),
                 "measured": round(disk["read"] / given.steps / 1e9, 3),
@@ -162,7 +164,7 @@ def main() -> None:
                 "planned": round(cost.written / 1e9, 3),
                 "measured": round(disk["written"] / given.steps / 1e9, 3),
             },
-            "goals": {"same bits": True, "max(compute, read + write) / step": 0.9},
+            "goals": {"same bits": True, "max(compute, reading or writing) / step": 0.9},
         },
         is_trial=given.steps < 20,
     )
