@@ -38,8 +38,8 @@ class Tiers(Spec):
         description="weights in memory at once of a teacher that is frozen, GB a rank; 0 = all of them",
     )
     policy: Literal["lfu", "lru", "static", "order"] = Field(
-        default="lfu",
-        description="which state leaves: least often used (with decay), least recently, newest, or the last "
+        default="lru",
+        description="whose weights leave: least often used (with decay), least recently, newest, or the last "
         "needed were all needed in order",
     )
 
