@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.model.dispatch import Dispatch, collect, dispatched
 from atelier.engine.model.expert_mlp import experts_mlp, mlp
-from atelier.engine.model.pairs import Pairs, collect, spread
 from atelier.engine.model.placement import local
 from atelier.engine.model.routing import Routing, TokenRows, make_router
 
@@ -53,14 +53,14 @@ class ExpertWeights(nn.Module):
         self, x_ND: Tensor, chosen_NK: Tensor, share_NK: Tensor, load_X: Tensor
     ) -> Callable[[], Tensor]:
         """Begin what takes no computing; what is returned gives the weighted sums."""
-        pairs = Pairs.of(chosen_NK, load_X)
+        pairs = Dispatch.of(chosen_NK, load_X)
         is_all = len(pairs.token_P) == chosen_NK.numel()
         share_C = share_NK.flatten() if is_all else share_NK[chosen_NK >= 0]
         return lambda: self.here(x_ND, pairs, share_C)
 
-    def here(self, x_ND: Tensor, pairs: Pairs, share_C: Tensor) -> Tensor:
+    def here(self, x_ND: Tensor, pairs: Dispatch, share_C: Tensor) -> Tensor:
         """The weighted sums [N, D] over the experts that are here."""
-        return collect(self.compute(spread(x_ND, pairs), pairs.counts_X), share_C, pairs)
+        return collect(self.compute(dispatched(x_ND, pairs), pairs.counts_X), share_C, pairs)
 
     def compute(self, x_PD: Tensor, counts_X: list[int]) -> Tensor:
         """Of tokens [P, D] for the experts that are here, sorted by expert."""

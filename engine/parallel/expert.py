@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import Placement, Shard, distribute_tensor
 
+from atelier.engine.model.dispatch import Dispatch, collect, dispatched
 from atelier.engine.model.expert_mlp import mlp
 from atelier.engine.model.moe import ExpertWeights, SharedExperts
-from atelier.engine.model.pairs import Pairs, collect, spread
 from atelier.engine.model.placement import local
 from atelier.engine.parallel.collective import Exchange, Traffic, all_parts, enter_split, leave_split
 from atelier.engine.parallel.grid import Grid
@@ -28,10 +28,12 @@ from atelier.engine.parallel.grid import Grid
 INNER_DIM = {"gate": -2, "up": -2, "down": -1}  # of [X, F, D] and [X, D, F], of [F, D] and [D, F]
 
 
-def split_experts(model: nn.Module, grid: Grid) -> None:
-    """Split the experts of every mixture of the plain model in place, and route tokens to their ranks."""
+def split_experts(model: nn.Module, grid: Grid) -> "Route | None":
+    """Split the experts of every mixture of the plain model in place, and route tokens to their ranks: how,
+    where there are several of the expert axis.
+    """
     if grid.axes.expert * grid.axes.tensor == 1:
-        return
+        return None
     route = Route(grid) if grid.axes.expert > 1 else None
     for experts in mixtures(model):
         _place(experts, grid, [Shard(0)])
@@ -40,6 +42,7 @@ def split_experts(model: nn.Module, grid: Grid) -> None:
         if isinstance(shared, SharedExperts) and grid.axes.tensor > 1:
             _place(shared, grid, [])
             shared.forward = functools.partial(_split, shared, grid)
+    return route
 
 
 def _place(module: nn.Module, grid: Grid, outer: list[Placement]) -> None:
@@ -95,15 +98,15 @@ def _travel(
     goes_RN = (share_NRE.detach() != -torch.inf).any(-1).T
     rank_U, token_U = goes_RN.nonzero().unbind(1)
     counts_RR = all_parts(goes_RN.sum(1), route.group).tolist()
-    back = Pairs(token_U, [], *_by_token(goes_RN.T))
-    message_UM = torch.cat([spread(x_ND, back), share_NRE[token_U, rank_U]], 1)
+    back = Dispatch(token_U, [], *_by_token(goes_RN.T))
+    message_UM = torch.cat([dispatched(x_ND, back), share_NRE[token_U, rank_U]], 1)
     arrive = route.send(message_UM, counts_RR)
 
     def finish() -> Tensor:
         x_QD, share_QE = arrive().split([width, total // route.size], 1)
         is_its_QE = share_QE.detach() != -torch.inf
         token_P = is_its_QE.T.nonzero()[:, 1]
-        pairs = Pairs(token_P, is_its_QE.sum(0).tolist(), *_by_token(is_its_QE))
+        pairs = Dispatch(token_P, is_its_QE.sum(0).tolist(), *_by_token(is_its_QE))
         y_QD = experts.here(x_QD, pairs, share_QE[is_its_QE])
         y_UD = route.send(y_QD, [list(counts) for counts in zip(*counts_RR, strict=True)])()
         return collect(y_UD, None, back)

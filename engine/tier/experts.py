@@ -57,8 +57,8 @@ class TieredExperts:
     backward pass weights alone are read.
 
     What is read ahead: in the forward pass the experts that a mixture's router chose, then those of the next
-    mixture that had most tokens the last time; in the backward pass exactly what the forward pass met; then
-    what the optimiser will move. A wrong guess costs a read, never a bit.
+    mixture that had most tokens the last time, and of the next few what their steps need; in the backward
+    pass exactly what the forward pass met. A wrong guess costs a read, never a bit.
     """
 
     def __init__(
@@ -193,7 +193,8 @@ class TieredExperts:
             return False
         met = self.waiting.pop(slot, until)
         with self.moments.held(slot, changes=True) as moments:
-            nothing = torch.zeros_like(weights) if until - first > (met < until) else weights
+            is_idle = until - first > (met < until)  # some of the steps are without a gradient
+            nothing = torch.zeros_like(weights) if is_idle else weights
             for number in range(first, until):
                 if number != met:
                     self._step(weights, nothing, moments, number)

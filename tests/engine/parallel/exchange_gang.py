@@ -13,7 +13,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.process import leave
 from atelier.engine.model.moe import ExpertWeights, SharedExperts
 from atelier.engine.model.placement import local
-from atelier.engine.parallel.expert import Route, split_experts
+from atelier.engine.parallel.expert import split_experts
 from atelier.engine.parallel.gang import Gang, start_gang
 from atelier.engine.parallel.grid import Grid
 
@@ -54,24 +54,24 @@ def passed(layer: Layer, rank: int) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in found.items() if value is not None}
 
 
-def compute(gang: Gang, layout: Parallel) -> dict[str, object]:
+def compute(gang: Gang, layout: Parallel, *, is_flat: bool) -> dict[str, object]:
     grid = Grid(gang, layout.axes)
     layer = Layer().double()
-    split_experts(layer, grid)
-    start = layer.experts.start
-    route: Route | None = start.args[2]  # type: ignore[attr-defined]
+    route = split_experts(layer, grid)
     assert route is not None
+    if is_flat:
+        route.stages = None
     found, alone = passed(layer, grid.data_index), passed(Layer().double(), grid.data_index)
     return {"passed": found, "alone": alone, "stages": route.stages is not None} | vars(route.traffic)
 
 
-def main(layout: str, folder: Path) -> None:
+def main(layout: str, folder: Path, *, is_flat: bool) -> None:
     chosen = Parallel.model_validate_json(layout)
     gang = start_gang(chosen)
-    torch.save(compute(gang, chosen), folder / f"{gang.rank}.pt")
+    torch.save(compute(gang, chosen, is_flat=is_flat), folder / f"{gang.rank}.pt")
     gang.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), is_flat="flat" in sys.argv[3:])
     leave(0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 
-class Pairs(NamedTuple):
+class Dispatch(NamedTuple):
     """Which tokens go to which experts: the token of every pair, how many each expert has; and of every
     token where its pairs begin among all in order of tokens, and where each of those lies by expert.
     """
@@ -38,54 +38,54 @@ class Pairs(NamedTuple):
         return cls(order_A[nowhere:] // chosen_NK.shape[1], counts_X, begins_N, place_A)
 
 
-def spread(x_ND: Tensor, pairs: Pairs) -> Tensor:
+def dispatched(x_ND: Tensor, pairs: Dispatch) -> Tensor:
     """[P, D] the token of every pair."""
-    return _Spread.apply(x_ND, pairs)
+    return _Dispatched.apply(x_ND, pairs)
 
 
-def collect(y_PD: Tensor, share_C: Tensor | None, pairs: Pairs) -> Tensor:
+def collect(y_PD: Tensor, share_C: Tensor | None, pairs: Dispatch) -> Tensor:
     """[N, D] the sum of each token's pairs, weighted where there are weights."""
     if share_C is None:
         return _Sum.apply(y_PD, pairs)
     return _WeightedSum.apply(y_PD, share_C.to(y_PD.dtype), pairs)
 
 
-class _PairsContext(FunctionCtx):
-    pairs: Pairs
+class _DispatchContext(FunctionCtx):
+    pairs: Dispatch
     saved_tensors: tuple[Tensor, ...]
 
 
-class _Spread(torch.autograd.Function):
+class _Dispatched(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _PairsContext, x_ND: Tensor, pairs: Pairs) -> Tensor:
+    def forward(ctx: _DispatchContext, x_ND: Tensor, pairs: Dispatch) -> Tensor:
         ctx.pairs = pairs
         return x_ND.index_select(0, pairs.token_P)
 
     @staticmethod
-    def backward(ctx: _PairsContext, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _DispatchContext, *gradients: Tensor) -> tuple[Tensor, None]:
         return _sums(gradients[0], None, ctx.pairs), None
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _PairsContext, y_PD: Tensor, pairs: Pairs) -> Tensor:
+    def forward(ctx: _DispatchContext, y_PD: Tensor, pairs: Dispatch) -> Tensor:
         ctx.pairs = pairs
         return _sums(y_PD, None, pairs)
 
     @staticmethod
-    def backward(ctx: _PairsContext, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _DispatchContext, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0].index_select(0, ctx.pairs.token_P), None
 
 
 class _WeightedSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _PairsContext, y_PD: Tensor, share_C: Tensor, pairs: Pairs) -> Tensor:
+    def forward(ctx: _DispatchContext, y_PD: Tensor, share_C: Tensor, pairs: Dispatch) -> Tensor:
         ctx.pairs = pairs
         ctx.save_for_backward(y_PD, share_C)
         return _sums(y_PD, share_C, pairs)
 
     @staticmethod
-    def backward(ctx: _PairsContext, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: _DispatchContext, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         (y_PD, share_C), pairs = ctx.saved_tensors, ctx.pairs
         gradient_PD = gradients[0].index_select(0, pairs.token_P)
         share_C1 = (gradient_PD * y_PD).sum(-1)[pairs.pair_C]
@@ -94,7 +94,7 @@ class _WeightedSum(torch.autograd.Function):
         return gradient_PD.mul_(share_P[:, None]), share_C1, None
 
 
-def _sums(rows_PD: Tensor, share_C: Tensor | None, pairs: Pairs) -> Tensor:
+def _sums(rows_PD: Tensor, share_C: Tensor | None, pairs: Dispatch) -> Tensor:
     """[N, D], each token's pairs in order; embedding_bag is the one kernel that reads every row once."""
     if not len(rows_PD):
         return rows_PD.new_zeros(len(pairs.first_N), rows_PD.shape[1])
