@@ -9,24 +9,19 @@ order each time; medians of the steps after the first eight.
 """
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent)]  # for tests/
 from machine import keep, use_own_code
+from pinned import busy, timings, two_cores
 
-from atelier.engine.config.metric import FOLDER, merge
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
-from tests.checkout import TOP
 from tests.engine.trainings import TrainingSetup, role, train
 
 SPEEDS, WARM, TURNS = (1.0, 0.5), 8, 3
@@ -39,18 +34,6 @@ WAYS: dict[str, tuple[bool, tuple[float, ...]]] = {  # whether a process is in t
 use_own_code()
 
 
-@contextmanager
-def busy(core: int) -> Iterator[None]:
-    """A process that computes all the time on this core."""
-    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        os.sched_setaffinity(other.pid, {core})
-        yield
-    finally:
-        other.kill()
-        other.wait()
-
-
 def seconds(folder: Path, speeds: tuple[float, ...], steps: int, cores: list[int]) -> float:
     """Median seconds of a step of this pipeline."""
     setup = TrainingSetup(folder)
@@ -58,27 +41,8 @@ def seconds(folder: Path, speeds: tuple[float, ...], steps: int, cores: list[int
     how = train(steps, global_batch=16, micro_batch=2, sequence=128, checkpoint_every=1000)
     layout = Parallel(shard=1, pipeline=2, speeds=speeds, threads=1, compile="none", device="cpu")
     run = setup.run_file(setup.training({"model": role(shape=shape)}, how), layout=layout)
-    (folder / "run.json").write_text(run.model_dump_json(by_alias=True))
-    base = os.environ | {
-        "WORLD_SIZE": "2", "ATELIER_RENDEZVOUS": f"file://{folder}/meeting", "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-    }  # fmt: skip
-    command = ["-m", "atelier.engine.train", str(folder / "run.json")]
-    ranks = [
-        subprocess.Popen(
-            ["taskset", "--cpu-list", str(core), sys.executable, *command],
-            cwd=TOP,
-            env=base | {"RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-        )
-        for rank, core in enumerate(cores)
-    ]
-    if any([rank.wait() for rank in ranks]):
-        raise SystemExit("a rank ended with an error")
-    [place] = (folder / "trajectory").iterdir()
-    lines = list(merge((path.name, path.read_text()) for path in sorted((place / FOLDER).iterdir())))
-    times = [timing["step_s"] for line in lines if (timing := line.get("timing"))]
-    return statistics.median(times[WARM:])
+    steps_s = [timing["step_s"] for timing in timings(folder, run, cores)]
+    return statistics.median(steps_s[WARM:])
 
 
 def main() -> None:
@@ -87,9 +51,7 @@ def main() -> None:
     )
     parser.add_argument("--tiny", action="store_true", help="a minute: tries the script, shows nothing")
     chosen = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    if len(cores) < 2:
-        raise SystemExit("this needs two cores")
+    cores = two_cores()
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(1 if chosen.tiny else TURNS):
         ways = list(WAYS)

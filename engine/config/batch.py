@@ -52,6 +52,7 @@ TENSORS: Mapping[str, BatchTensor] = {
     "encoder_noise_BU": BatchTensor("BU", between=True),
 }
 ENCODER = ("encoder_tokens_BU", "encoder_positions_BU", "encoder_documents_BU")  # of a data set
+DOCUMENTS = {"T": "documents_BT", "U": "encoder_documents_BU"}  # what says which tokens are padding
 PLACES = {"T": "places_T", "U": "places_U"}  # where a rank's tokens are in their rows, if it has only some
 
 

@@ -91,6 +91,7 @@ ABSENT: dict[str, dict[str, Json]] = {
     },
     "Schedule": {"warmup": 0, "floor": 0.0},
     "ObjectiveSpec": {"schedule": {}},
+    "OwnRows": {"sequence": 0},
     "WeightSchedule": {"kind": "constant", "nats": 0.0, "first": 1.0, "last": 0.0, "begin": 0, "end": 0},
     "Trainable": {
         "kind": "full",

@@ -111,6 +111,21 @@ class Parallel(Spec):
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="auto = cuda where there is one"
     )
+    embedding: Literal["gathered", "columns"] = Field(
+        default="gathered",
+        description="the input embedding: gathered with the other weights, or each rank has columns of it "
+        "(over shard, expert and context) and looks them up for all; for models with a head of their own",
+    )
+    assignment: Literal["rows", "static", "measured"] = Field(
+        default="rows",
+        description="a step's samples by data rank: rows = equally many, padded to train.sequence; static = "
+        "equal predicted cost, padded to the longest of a micro-batch; measured = also by the ranks' pace",
+    )
+    speed_log: tuple[tuple[float, ...], ...] = Field(
+        default=(),
+        description="relative speeds of the data ranks by which samples are assigned, from a step on: "
+        "[[step, speed, ...], ...]; the record of a model with assignment=measured has it",
+    )
     tiers: Tiers = Field(default=Tiers(), description="where the states of experts are")
     roles: dict[str, Axes] = Field(
         default={},
@@ -173,7 +188,10 @@ class Parallel(Spec):
     def of_one_rank(self) -> "Parallel":
         """The same threads, device and arithmetic on one rank: for work of a single process."""
         whole = {axis: 1 for axis in ("replicate", "shard", "expert", "context", "tensor", "pipeline")}
-        return self.model_copy(update=whole | {"schedule": "1f1b", "stages": (), "speeds": (), "roles": {}})
+        even = {"assignment": "rows", "speed_log": (), "embedding": "gathered"}
+        return self.model_copy(
+            update=whole | even | {"schedule": "1f1b", "stages": (), "speeds": (), "roles": {}}
+        )
 
     def for_world(self, world: int) -> "Parallel":
         """The layout of a gang of `world` processes. Raises ConfigError, with what would fit, when the axes

@@ -107,6 +107,10 @@ class ObjectiveSpec(Kind):
         """U, the tokens of its rows' other input; 0 = it has none."""
         return 0
 
+    def row_tokens(self, sequence: int) -> int:
+        """T, the tokens of its rows in a training of `sequence` tokens."""
+        return sequence
+
     @property
     def num_classes(self) -> int:
         """Number of classes, for objectives that compare classes."""

@@ -3,12 +3,13 @@
 from typing import ClassVar
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
+from atelier.engine.config.own_rows import OwnRows
+from atelier.engine.config.registry import ModelSpec
 
 Comparisons = tuple[tuple[tuple[int, int, int], ...], ...]  # by class: (relation, segment, other segment)
 
 
-class RowClasses(ObjectiveSpec):
+class RowClasses(OwnRows):
     """An objective that predicts the class of a row from its first token, with a head of its kind's name; and
     from how its segments fit each other, where the model has a head for that.
     """

@@ -7,11 +7,12 @@ from typing import Protocol
 
 import numpy as np
 
-from atelier.engine.config.batch import batch_tensor
+from atelier.engine.config.batch import DOCUMENTS, batch_tensor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.data.counter_rng import Permutation
 
 BLOCK = 4096
+PROBED = 32  # rows by which a data set's are judged
 
 
 Numbers = Sequence[int] | np.ndarray
@@ -66,14 +67,26 @@ class Blend:
 
     def samples(self, first: int, count: int) -> list[tuple[int, int]]:
         """(data set, sample of it) for i = first .. first + count - 1."""
-        sets, samples, _ = self._chosen(first, count)
+        sets, samples, _ = self._chosen(np.arange(first, first + count))
         return list(zip(sets.tolist(), samples.tolist(), strict=True))
 
-    def _chosen(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    @property
+    def num_sets(self) -> int:
+        return len(self._datasets)
+
+    def sets(self, places: np.ndarray) -> np.ndarray:
+        """The data set of each of these samples."""
+        return self._chosen(places)[0]
+
+    def tokens(self, number: int) -> int:
+        """Tokens of a row of a data set: of the longest of its first ones."""
+        dataset = self._datasets[number]
+        return _longest(dataset.batch(np.arange(min(PROBED, len(dataset))))["documents_BT"])
+
+    def _chosen(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each sample: which set, which of its samples, and in which of its epochs."""
-        places = np.arange(first, first + count, dtype=np.int64)
         sets, drawn = np.empty_like(places), np.empty_like(places)
-        for block in range(first // BLOCK, (first + count - 1) // BLOCK + 1):
+        for block in np.unique(places // BLOCK).tolist():
             mine = places // BLOCK == block
             sets[mine], drawn[mine] = (values[places[mine] % BLOCK] for values in self._block(block))
         result, epochs = np.empty_like(places), np.empty_like(places)
@@ -96,12 +109,17 @@ class Blend:
         return self._blocks[block]
 
     def batch(self, first: int, count: int) -> dict[str, np.ndarray]:
-        """Samples first .. first + count - 1 as one batch [count, length]; shorter samples are padded.
+        """Samples first .. first + count - 1 as one batch."""
+        return self.rows(np.arange(first, first + count))
+
+    def rows(self, places: np.ndarray) -> dict[str, np.ndarray]:
+        """The samples at `places` [B] as one batch [B, length]; shorter samples are padded.
 
         When any set has an extra key, every batch has it, with its neutral value in the rows of the others;
         when any has a `part`, the batch has parts_B, -1 in the rows of sets without one.
         """
-        sets_B, samples_B, epochs_B = self._chosen(first, count)
+        count = len(places)
+        sets_B, samples_B, epochs_B = self._chosen(places)
         result = {name: self._empty(name, count) for name in self._extras}
         for n, dataset in enumerate(self._datasets):
             rows = np.flatnonzero(sets_B == n)
@@ -120,10 +138,32 @@ class Blend:
             ]
         return result
 
+    def padding(self) -> dict[str, np.ndarray]:
+        """A batch of one row without a token."""
+        batch = self.rows(np.array([0]))
+        return {name: np.full_like(values, batch_tensor(name).fill) for name, values in batch.items()}
+
     def _empty(self, name: str, count: int) -> np.ndarray:
         entry = batch_tensor(name)
         shape = tuple(self._lengths.get(dim, count) for dim in entry.dims)
         return np.full(shape, entry.fill, dtype=np.int64)
+
+
+def trimmed(batch: dict[str, np.ndarray], unit: int) -> dict[str, np.ndarray]:
+    """The batch without the columns that are padding in all its rows; what is left is a multiple of `unit`,
+    or all of them.
+    """
+    found = {dim: batch[name] for dim, name in DOCUMENTS.items() if name in batch}
+    ends = {dim: -(-_longest(documents) // unit) * unit for dim, documents in found.items()}
+    return {
+        name: values[:, : ends[dim]] if (dim := batch_tensor(name).length) else values
+        for name, values in batch.items()
+    }
+
+
+def _longest(documents: np.ndarray) -> int:
+    """Tokens of the longest row; at least 1."""
+    return 1 + int(np.flatnonzero((documents >= 0).any(axis=0)).max(initial=0))
 
 
 def shares(weights: Sequence[float]) -> list[int]:

@@ -49,7 +49,7 @@ class HeadExam:
         spec = self.specs[kind]
         rows: Dataset = rows_of(kind).open_rows(
             spec, self.sources[spec.source], self.vocabulary, self.scratch, split=split,
-            sequence=self.sequence, seed=SEED,
+            sequence=spec.row_tokens(self.sequence), seed=SEED,
         )  # fmt: skip
         order = np.random.default_rng(SEED).permutation(len(rows))[: most or self.number]
         for first in range(0, len(order), AT_ONCE):

@@ -30,6 +30,7 @@ from atelier.engine.model.weights import StoredWeights
 from atelier.engine.objective.load import add_modules
 from atelier.engine.parallel.compute import (
     HALF,
+    Precision,
     check_float8,
     compile_blocks,
     compile_mode,
@@ -38,6 +39,7 @@ from atelier.engine.parallel.compute import (
     weight_dtype,
 )
 from atelier.engine.parallel.context import gather_keys
+from atelier.engine.parallel.embedding import split_embedding
 from atelier.engine.parallel.expert import mixtures, split_experts
 from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
@@ -146,7 +148,9 @@ def _body(
         layout,
         flops=_flops(spec, train) / build_context.gang.world,
         device=build_context.gang.device,
-        is_plain=grid.axes.context * grid.axes.tensor * len(counts) == 1 and not mixtures(bare),
+        is_plain=grid.axes.context * grid.axes.tensor * len(counts) == 1
+        and layout.assignment == "rows"
+        and not mixtures(bare),
     )
     numbers = stage_numbers(grid, layout)
     stages = [
@@ -164,13 +168,7 @@ def _body(
         for number in numbers
     ]
     fill_stages(stages, values, build_context.gang.device)
-    dtype = weight_dtype(train.precision)
-    if (
-        train.precision in HALF
-        and build_context.gang.device.type == "cuda"
-        and grid.sharding("dense") is not None
-    ):
-        dtype = torch.bfloat16
+    dtype = shared_dtype(train.precision, grid)
     tied = tied_names(bare) if is_pipeline else set()
     return RoleModel(stages, numbers, grid=grid, layout=layout, dtype=dtype, tied=tied)
 
@@ -200,6 +198,8 @@ def _stage(
         use_float8(model)
     split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
     split_experts(model, grid)
+    if layout.embedding == "columns" and files is None:
+        split_embedding(model, grid, shared_dtype(train.precision, grid))
     tier, optim = None, spec.role.optim
     ring = _ring(model, files, grid, build_context=build_context, train=train) if files else None
     is_on_disk = layout.tiers.experts == "disk" and spec.mode != "frozen"
@@ -333,6 +333,12 @@ def _stage_blocks(name: str, training: Training, layout: Parallel) -> tuple[int,
     num_stages, given = layout.num_stages, layout.speeds
     speeds = [given[stage % layout.pipeline] for stage in range(num_stages)] if given else ()
     return partition(blocks, num_stages=num_stages, speeds=speeds, after=after)
+
+
+def shared_dtype(precision: Precision, grid: Grid) -> torch.dtype:
+    """Of weights as blocks see them, and so of hidden states between stages."""
+    is_half = precision in HALF and grid.gang.device.type == "cuda" and grid.sharding("dense") is not None
+    return torch.bfloat16 if is_half else weight_dtype(precision)
 
 
 def _flops(spec: MemberSpec, train: Train) -> float:

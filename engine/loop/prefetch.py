@@ -1,7 +1,9 @@
-"""The batches of each step on this rank: pure functions of the step, prefetched one step ahead in a thread.
+"""The batches of each step on this rank: pure functions of the step (and of the ranks' measured speeds, where
+samples are assigned by them), prefetched one step ahead in a thread.
 
 Step s takes samples [s G, (s+1) G) of the blend, G the global batch (if it grows: the G samples after all
-earlier ones); data index d of N takes the d-th of N equal runs of them. Ranks that share a model, a row's
+earlier ones); data index d of N takes the d-th of N equal runs of them, or those that an Assigner gives
+it. Ranks that share a model, a row's
 tokens or a matrix have the same data index and read the same samples.
 """
 
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from atelier.engine.config.train import Train
 from atelier.engine.data.blend import Blend
+from atelier.engine.loop.assigner import Assigner
 from atelier.engine.loop.counts import Counts, count
 from atelier.engine.parallel.grid import Grid
 
@@ -41,10 +44,12 @@ class Prefetcher:
         last: int,
         grid: Grid,
         num_parts: int = 0,
+        assigner: Assigner | None = None,
     ) -> None:
         """`open_blend` opens the blend for a sequence length, `micro_batch` gives the sequences of a
-        micro-batch at a step.
+        micro-batch at a step. `assigner`: None = every rank has equally many samples.
         """
+        self._assigner = assigner
         self._open, self._train, self._micro_batch = open_blend, train, micro_batch
         self._grid, self._last, self._num_parts = grid, last, num_parts
         self._blend: tuple[int, Blend] | None = None  # the last step's blend and its sequence length
@@ -74,13 +79,16 @@ class Prefetcher:
         if self._blend is None or self._blend[0] != now.sequence:
             self._blend = (now.sequence, self._open(now.sequence))
         blend, size = self._blend[1], self._micro_batch(clock)
-        each = now.global_batch // self._grid.axes.data
         before = self._train.progressive.samples_before(clock, self._train.global_batch)
-        begin = before + self._grid.data_index * each
-        batches = [
-            tensors_of(blend.batch(first, size)) | {"samples_B": torch.arange(first, first + size)}
-            for first in range(begin, begin + each, size)
-        ]
+        places = np.arange(before, before + now.global_batch)
+        if self._assigner is not None:
+            batches = [tensors_of(batch) for batch in self._assigner.batches(blend, places, size, clock)]
+        else:
+            own = np.split(places, self._grid.axes.data)[self._grid.data_index]
+            batches = [
+                tensors_of(blend.rows(part)) | {"samples_B": torch.from_numpy(part)}
+                for part in np.split(own, len(own) // size)
+            ]
         return StepData(batches, count(batches if self._grid.counts_samples else [], self._num_parts))
 
 

@@ -89,4 +89,6 @@ def summary(member: RoleState) -> dict[str, Json]:
         result["teacher_forwards"] = member.teacher_forwards
         result["left_at"] = member.end
         result["period"] = member.role.period
+    if member.pace is not None:
+        result["speed_log"] = member.pace.state()
     return result | member.health.summary()

@@ -19,6 +19,7 @@ from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.decisions import HealthDetector, TeacherLead
+from atelier.engine.loop.pace import Pace
 from atelier.engine.loop.stage import After, RoleModel, Seen, StepWork
 from atelier.engine.loop.weights import RoleWeights
 from atelier.engine.model.contract import Model
@@ -62,6 +63,7 @@ class RoleState:
         self.progressive = progressive
         self.parts = {kind: number for number, kind in enumerate(parts)}  # index of the part by kind of rows
         self.health = health
+        self.pace: Pace | None = None  # of the data ranks, where samples are assigned by it
         self.start, self.end = int(spec.role.start), end_of(spec)
         self.step = self.start
         self.stored_step = -1  # of the newest checkpoint that this process read or began to write
@@ -298,6 +300,7 @@ class RoleState:
             },
             "last": dict(self.last),
             "health": self.health.state(),
+            **({"pace": self.pace.state()} if self.pace is not None else {}),
         }
 
     def restore(self, state: Nested, step: int) -> None:
@@ -309,6 +312,8 @@ class RoleState:
         self.teacher_forwards, self.num_skipped = counts["teacher_forwards"], counts["num_skipped"]
         self.last = dict(state["last"])
         self.health.restore(state.get("health", {}))
+        if self.pace is not None:
+            self.pace.restore(state.get("pace", []), step)
         self.step = self.stored_step = step
         self.weights.restored()
 

@@ -83,7 +83,7 @@ class Samples:
             Vocabulary.read(tokenizer),
             scratch,
             split=split,
-            sequence=sequence,
+            sequence=sequence if stream.rows is None else stream.rows.row_tokens(sequence),
             seed=self._seed,
         )
         return self._numbered(rows, stream)

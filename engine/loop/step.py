@@ -157,7 +157,7 @@ class RoleStep:
     ) -> None:
         self.root, self.step_group, self.counts, self.tally = root, step_group, counts, tally
         self.works = {root.name: root.work(batches, clock, counts)}
-        self.length = batches[0]["tokens_BT"].shape[1]
+        self.lengths = [batch["tokens_BT"].shape[1] for batch in batches]
         self._deal_out(root, batches, clock)
         for name, work in self.works.items():
             work.keeps_logits = any(student.needs_logits() for student in step_group.students.get(name, ()))
@@ -189,7 +189,7 @@ class RoleStep:
                 if student.is_distilling():
                     wants = reads_relations(spec for spec, _ in work.mix.values())
                     work.sides[index] = teacher_side_for(
-                        student.grid, member.grid, result, self.length, with_relations=wants
+                        student.grid, member.grid, result, self.lengths[index], with_relations=wants
                     )
                 self._train_one(student, index, work)
                 work.sides.pop(index, None)

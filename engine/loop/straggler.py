@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from atelier.engine.parallel.gang import Gang
+from atelier.engine.plan.assignment import idle_share
 
 KEEP = 0.9  # decay of the average per step
 SETTLED = 10  # steps before a rank is named
@@ -87,14 +88,15 @@ class StragglerDetector:
         )
 
     def timing(self) -> dict[str, float]:
-        """Peak memory of the fullest rank (other ranks as of the step's beginning); the slowest rank and its
-        time as a multiple of the median.
+        """Peak memory of the fullest rank (other ranks as of the step's beginning); the slowest rank, its
+        time as a multiple of the median, and the share of all ranks' time in which they wait for it.
         """
         memory = {"memory_gb": max(self._fullest, peak_bytes(self._gang.device)) / 1e9}
         if not self._num_heard:
             return memory
         slowest, ratio = self._slowest()
-        return memory | {"slowest_rank": float(slowest), "slowest_ratio": ratio}
+        idle = idle_share(self._average_s)
+        return memory | {"slowest_rank": float(slowest), "slowest_ratio": ratio, "idle_share": idle}
 
     def _slowest(self) -> tuple[int, float]:
         times = sorted(self._average_s)

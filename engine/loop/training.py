@@ -2,6 +2,7 @@
 before and after a step. The loop itself is in engine/train.py.
 """
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,9 +14,11 @@ import torch
 from atelier.engine.config.error import AtelierError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
 from atelier.engine.config.run_file import FILE_BYTES, Training
+from atelier.engine.loop.assigner import Assigner
 from atelier.engine.loop.build import BuildContext, auto_micro_batch
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.evaluation import HeldOut
+from atelier.engine.loop.pace import Pace
 from atelier.engine.loop.prefetch import Prefetcher, StepData
 from atelier.engine.loop.publish import check_digest, publish
 from atelier.engine.loop.replica_check import check_copies
@@ -108,13 +111,22 @@ class Loop:
         layout, device = context.layout, self.gang.device
         self.micro_batch = auto_micro_batch(self.train, layout, device)
         samples = Samples(self.training, context.inputs, context.scratch)
+        grid = context.grid("", is_student=False)
+        self.pace = Pace(layout.speed_log, layout.axes.data, is_measured=layout.assignment == "measured")
+        self.assigner = None
+        if layout.assignment != "rows":
+            self.assigner = Assigner(grid, self.pace, self._row_flops)
+        if self.pace.is_measured:
+            for member in self.order:
+                member.pace = self.pace
         self.feed = Prefetcher(
             samples.blend,
             self.train,
             lambda step: auto_micro_batch(at_step(self.train, layout, step), layout, device),
             last=self.end,
-            grid=context.grid("", is_student=False),
+            grid=grid,
             num_parts=len(self.training.parts),
+            assigner=self.assigner,
         )
         windows, rows, sources = samples.held_out()
         self.held_out = HeldOut(
@@ -186,6 +198,7 @@ class Loop:
         counts, (num_asked, *heard) = Counts.of_numbers(numbers[: len(own)]), numbers[len(own) :]
         if slow := self.straggler.slow_rank(heard):
             self.report.say(warning=f"step {clock + 1}: {slow}")
+        self._hear(clock, heard)
         if num_asked:
             self._stop(clock)
         if not counts.scored and not any(counts.parts):
@@ -194,6 +207,19 @@ class Loop:
                 "train.sequence is too short"
             )
         return counts
+
+    def _hear(self, clock: int, told: list[int]) -> None:
+        """Tell the pace how long each data rank computed the step before."""
+        if self.assigner is None or clock == self.begin:
+            return
+        data = self.services.build_context.layout.axes.data
+        each = self.gang.world // data
+        times = [max(told[rank * each : (rank + 1) * each]) / 1e6 for rank in range(data)]
+        self.pace.hear(clock, self.assigner.costs(clock - 1), times)
+
+    def _row_flops(self, tokens: int) -> float:
+        """FLOPs of a row of so many tokens, of all roles."""
+        return tokens * math.fsum(member.flops_per_token(tokens) for member in self.members.values())
 
     def _stop(self, clock: int) -> NoReturn:
         self._save(clock)

@@ -136,6 +136,10 @@ class Grid:
         assert self.mesh is not None  # only called in a gang
         return self.mesh[axes]
 
+    def flat_mesh(self, name: str) -> DeviceMesh | None:
+        """The ranks along several axes as one dimension; None when this rank is alone."""
+        return self._flat.get(name)
+
     def sharding(self, name: str) -> DeviceMesh | None:
         """The mesh over which dense weights ("dense") or an expert's ("sparse") are sharded, with replicas
         where there are any; None when this rank is alone.

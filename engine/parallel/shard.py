@@ -7,6 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from atelier.engine.parallel.compute import HALF, Precision
+from atelier.engine.parallel.embedding import split_embeddings
 from atelier.engine.parallel.expert import mixtures
 from atelier.engine.parallel.grid import Grid
 
@@ -36,6 +37,13 @@ def shard(
             alone |= set(experts.parameters())
         else:
             fully_shard(experts, mesh=sparse, mp_policy=policy, reshard_after_forward=is_freed)
+    for embedding in split_embeddings(root):
+        if grid.axes.replicate > 1:
+            fully_shard(
+                embedding, mesh=grid.mesh_of("replicate"), mp_policy=policy, reshard_after_forward=is_freed
+            )
+        else:
+            alone |= set(embedding.parameters())
     for block in blocks:
         fully_shard(
             block,

@@ -12,6 +12,7 @@ from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.plan.expert_checks import check_axis, check_router, check_sight, check_tiers
+from atelier.engine.plan.layout_checks import check_assignment, check_embedding
 
 
 def check_layout(
@@ -44,6 +45,7 @@ def at_step(train: Train, layout: Parallel, step: int) -> Train:
 def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix: str) -> None:
     layout.check_batch(train.global_batch, train.micro_batch)
     _check_pipeline(layout, train)
+    check_assignment(layout, roles)
     check_axis(layout, roles)
     if train.precision == "fp8" and layout.tensor > 1:
         raise ConfigError("train.precision", "fp8 with parallel.tensor > 1 is not built", "use other axes")
@@ -57,6 +59,7 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
         _check_role(layout, name, role, model)
         check_router(layout, role.model, train, model, axes=layout.axes_of(name), place=_place(layout, name))
         check_tiers(layout, role, model, axes=layout.axes_of(name))
+        check_embedding(layout, role, model, axes=layout.axes_of(name))
         _check_tokens(layout, name, "train.sequence", train.sequence)
         for key, spec in role.objective.items():
             _check_tokens(
@@ -252,10 +255,10 @@ def check_readers(
     objective that defines its rows, or a role's model cannot read them. `prefix` as in `check_layout`.
     """
     for spec in rows:
-        if sequence < spec.least_sequence:
+        if (tokens := spec.row_tokens(sequence)) < spec.least_sequence:
             raise ConfigError(
-                "train.sequence",
-                f"rows of {sequence} tokens are too short for the objective {spec.kind} as it is set",
+                "train.sequence" if tokens == sequence else f"objective.{spec.kind}.sequence",
+                f"rows of {tokens} tokens are too short for the objective {spec.kind} as it is set",
                 f"give {spec.least_sequence} or more",
             )
         for name, role in roles.items():

@@ -97,6 +97,10 @@ class _Rank:
                 if rank == 0 or self.is_last
                 else 0.0
             )
+        self.columns = 0.0  # of the embedding, this rank's share of it
+        if parallel.embedding == "columns" and rank == 0:
+            embedding = model_shape.vocab * model_shape.hidden
+            ends, self.columns = ends - embedding, embedding / (axes.shard * axes.expert * axes.context)
         self.ends = ends / axes.tensor
         self.own = self.block_params * self.blocks + self.ends - (tier.params if tier else 0.0)
 
@@ -137,12 +141,13 @@ class _Rank:
         """
         axes, costs = self.parallel.axes, self.costs
         shared = axes.shard * axes.context
-        late = costs.late * self.own
+        late, columns = costs.late * self.own, costs.late * self.columns
+        more = costs.states * self.columns - columns
         if shared > 1 and (self.parallel.pipeline > 1 or self.parallel.zero == 1):
             stay = self.machine.width + costs.gradient
             rest = max(0.0, costs.states - stay) / shared
-            return (stay + rest) * self.own - late, late
-        return (costs.states * self.own - late) / shared, late / shared
+            return (stay + rest) * self.own - late + more, late + columns
+        return (costs.states * self.own - late) / shared + more, late / shared + columns
 
     def _gathered(self) -> float:
         """Gathered weights of other ranks: two blocks, and everything outside the blocks."""

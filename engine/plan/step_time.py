@@ -88,7 +88,8 @@ def step_time(
         context=num_micro * slowest.context,
         expert=num_micro * slowest.expert,
         pipeline=num_micro * slowest.pipeline,
-        data=_data_s(model_shape, num_micro, parallel, machine, interconnect, computed),
+        data=_data_s(model_shape, num_micro, parallel, machine, interconnect, computed)
+        + _embedding_s(model_shape, rows * num_micro, parallel, machine, interconnect),
         optimiser=_optimiser_s(model_shape, optim, parallel, machine),
     )
 
@@ -220,9 +221,24 @@ def _data_s(
     return found
 
 
+def _embedding_s(
+    model_shape: ModelShape, rows: int, parallel: Parallel, machine: Machine, interconnect: Interconnect
+) -> float:
+    """Exchanging the columns of the tokens' embeddings, and their gradients."""
+    axes, apart = parallel.axes, strides(parallel)
+    size = axes.shard * axes.expert * axes.context
+    if parallel.embedding == "gathered" or size == 1:
+        return 0.0
+    state = rows * model_shape.sequence / axes.context * model_shape.hidden * machine.width
+    return 2 * interconnect.exchange_s(state, size, apart["context"])
+
+
 def _params(model_shape: ModelShape, parallel: Parallel) -> float:
-    """Weights of one rank, before sharding over `shard`."""
-    return model_shape.params / (parallel.axes.tensor * parallel.pipeline * parallel.axes.expert)
+    """Weights of one rank, before sharding over `shard`; without an embedding that is split by columns."""
+    params = float(model_shape.params)
+    if parallel.embedding == "columns":
+        params -= model_shape.vocab * model_shape.hidden
+    return params / (parallel.axes.tensor * parallel.pipeline * parallel.axes.expert)
 
 
 def _optimiser_s(model_shape: ModelShape, optim: str, parallel: Parallel, machine: Machine) -> float:

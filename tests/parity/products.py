@@ -276,9 +276,11 @@ def model(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers:
 OWN: Mapping[str, Callable[[Draw], ObjectiveSpec]] = {
     "lm": lambda draw: LM(weight=draw.choice((0.5, 1.0))),
     "document": lambda draw: DocumentLM(rows=0.4, memory=draw.choice(("auto", 0, 4))),
-    "mlm": lambda draw: MLM(weight=0.25, rows=0.3),
+    "mlm": lambda draw: MLM(weight=0.25, rows=0.3, sequence=draw.choice((0, 16))),
     "knowledge": lambda draw: Knowledge(weight=0.1, rows=0.2),
-    "reorder": lambda draw: Reorder(weight=0.1, rows=0.2, max_segments=draw.choice((2, 3))),
+    "reorder": lambda draw: Reorder(
+        weight=0.1, rows=0.2, max_segments=draw.choice((2, 3)), sequence=draw.choice((0, 24))
+    ),
     "distance": lambda draw: Distance(weight=0.05, rows=0.2),
     "control": lambda draw: Control(rows=0.4, prompt_length=PROMPT_LENGTH),
     "natural": lambda draw: Natural(weight=0.2, rows=0.2),
@@ -318,4 +320,19 @@ def place(draw: Draw, ranks: int, roles: Mapping[str, Role]) -> Parallel:
         zero=draw.choice((1, 2, 3)),
         recompute=draw.choice(("none", "none", "selective", "full")),
         recompute_every=draw.choice((1, 2)),
+        embedding=draw.choice(("gathered", "columns")) if has_heads(roles) else "gathered",
+        **elastic(draw, sizes["replicate"] * sizes["shard"] * sizes.get("expert", 1)),
     )
+
+
+def has_heads(roles: Mapping[str, Role]) -> bool:
+    """Whether no role's head is its embedding."""
+    return not any(getattr(role.model, "tied", True) for role in roles.values())
+
+
+def elastic(draw: Draw, data: int) -> dict[str, Any]:
+    """In a fifth of the layouts samples are assigned by cost, of them half to ranks of other speeds."""
+    if draw.random() > 0.2:
+        return {}
+    entries = [[step, *(draw.choice((0.5, 1.0, 3.0)) for _ in range(data))] for step in (0, 2)]
+    return {"assignment": "static", "speed_log": entries if draw.random() < 0.5 else ()}

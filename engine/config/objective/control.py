@@ -8,10 +8,11 @@ from pydantic import Field
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import GENRES
-from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
+from atelier.engine.config.own_rows import OwnRows
+from atelier.engine.config.registry import ModelSpec
 
 
-class Control(ObjectiveSpec):
+class Control(OwnRows):
     needs_teacher: ClassVar[bool] = False
     term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "control"
@@ -20,7 +21,6 @@ class Control(ObjectiveSpec):
 
     kind: Literal["control"] = "control"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
-    rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
     asked: float = Field(default=0.5, ge=0, le=1, description="share of the rows that say what is asked for")
     dropped: float = Field(
         default=0.5, ge=0, lt=1, description="share of the attributes that such a row leaves out"

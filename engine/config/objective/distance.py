@@ -18,7 +18,6 @@ class Distance(RowClasses):
 
     kind: Literal["distance"] = "distance"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
-    rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
 
     @property
     def least_sequence(self) -> int:

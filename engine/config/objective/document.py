@@ -6,17 +6,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.config.own_rows import OwnRows
 
 
-class DocumentLM(ObjectiveSpec):
+class DocumentLM(OwnRows):
     needs_teacher: ClassVar[bool] = False
     term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "document"
 
     kind: Literal["document"] = "document"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
-    rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
     memory: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
         description="tokens of memory at the beginning of a row, not predicted; auto = a quarter of the row",

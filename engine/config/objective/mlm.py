@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from atelier.engine.config.registry import ObjectiveSpec
+from atelier.engine.config.own_rows import OwnRows
 
 
-class MLM(ObjectiveSpec):
+class MLM(OwnRows):
     needs_teacher: ClassVar[bool] = False
     term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "mlm"
@@ -17,7 +17,6 @@ class MLM(ObjectiveSpec):
 
     kind: Literal["mlm"] = "mlm"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
-    rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
     rate: float = Field(
         default=0.15,
         gt=0,

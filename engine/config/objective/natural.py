@@ -17,7 +17,6 @@ class Natural(RowClasses):
 
     kind: Literal["natural"] = "natural"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
-    rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
 
     @property
     def num_classes(self) -> int:

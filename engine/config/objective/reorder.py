@@ -28,7 +28,6 @@ class Reorder(RowClasses):
 
     kind: Literal["reorder"] = "reorder"
     weight: float = Field(default=1.0, gt=0, description="share among the role's active objectives; above 0")
-    rows: float = Field(default=1.0, gt=0, description="share of the training samples; above 0")
     max_segments: int = Field(
         default=3, ge=2, le=5, description="a paragraph is cut into 1 to this many segments"
     )

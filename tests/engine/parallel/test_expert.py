@@ -1,8 +1,5 @@
 """How tokens travel to experts on other ranks, by gangs of exchange_gang.py."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +8,13 @@ import torch
 
 from atelier.engine.config.parallel import Parallel
 from tests.engine.parallel.exchange_gang import D, X, tokens_of
+from tests.engine.parallel.gangs import gang
 
 BYTES = 8
 
 
-def gang(folder: Path, layout: Parallel, *, per_node: int, how: str = "") -> list[dict[str, Any]]:
-    """What every rank found, where each node has `per_node` of them."""
-    folder.mkdir()
-    env = os.environ | {
-        "ATELIER_RENDEZVOUS": f"file://{folder / 'meeting'}", "WORLD_SIZE": str(layout.ranks),
-        "LOCAL_WORLD_SIZE": str(per_node),
-    }  # fmt: skip
-    words = [
-        sys.executable,
-        "-m",
-        "tests.engine.parallel.exchange_gang",
-        layout.model_dump_json(),
-        str(folder),
-        how,
-    ]
-    ranks = [
-        subprocess.Popen(words, env=env | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in range(layout.ranks)
-    ]
-    errors = [process.communicate(timeout=120)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * layout.ranks, errors
-    return [torch.load(folder / f"{rank}.pt") for rank in range(layout.ranks)]
+def exchanged(folder: Path, layout: Parallel, *words: str, per_node: int) -> list[dict[str, Any]]:
+    return gang("tests.engine.parallel.exchange_gang", folder, layout, *words, per_node=per_node)
 
 
 def ranks_met(rank: int, *, size: int, per_node: int) -> int:
@@ -54,8 +32,8 @@ def test_two_stages_have_the_bits_of_one_and_one_message_a_node(tmp_path: Path) 
     for each expert there; they come back as one row.
     """
     layout = Parallel(shard=1, expert=4, threads=1)
-    flat = gang(tmp_path / "flat", layout, per_node=2, how="flat")
-    staged = gang(tmp_path / "staged", layout, per_node=2)
+    flat = exchanged(tmp_path / "flat", layout, "flat", per_node=2)
+    staged = exchanged(tmp_path / "staged", layout, per_node=2)
     for one, two in zip(flat, staged, strict=True):
         assert (one["stages"], two["stages"]) == (False, True)
         for name, value in one["passed"].items():
@@ -70,7 +48,7 @@ def test_two_stages_have_the_bits_of_one_and_one_message_a_node(tmp_path: Path) 
 @pytest.mark.parametrize("per_node", [1, 2])
 def test_a_token_is_sent_once_to_a_rank(tmp_path: Path, per_node: int) -> None:
     layout = Parallel(shard=1, expert=4, threads=1)
-    found = gang(tmp_path / "gang", layout, per_node=per_node)
+    found = exchanged(tmp_path / "gang", layout, per_node=per_node)
     once = [ranks_met(rank, size=4, per_node=per_node) for rank in range(4)]
     there = sum(once) * BYTES * (D + X // 4)
     back = sum(once) * BYTES * D
@@ -82,7 +60,7 @@ def test_a_token_is_sent_once_to_a_rank(tmp_path: Path, per_node: int) -> None:
 def test_weights_gradients_are_those_of_all_ranks_tokens(tmp_path: Path) -> None:
     """With the inner width of every expert over a second axis."""
     layout = Parallel(shard=1, expert=2, tensor=2, threads=1)
-    found = gang(tmp_path / "gang", layout, per_node=4)
+    found = exchanged(tmp_path / "gang", layout, per_node=4)
     for rank in (0, 2):  # of one column
         for name in ("y", "load", "x", "share"):
             torch.testing.assert_close(

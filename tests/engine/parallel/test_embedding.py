@@ -1,0 +1,64 @@
+"""The embedding by columns: the rows and gradients of the whole one, which no rank ever has."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.parallel import Parallel
+from tests.engine.parallel.embedding_gang import D, T, V, tokens_of
+from tests.engine.parallel.gangs import gang
+from tests.engine.trainings import ONE, TrainingSetup, role, student, train
+
+BYTES = 8
+
+
+def test_columns_give_the_rows_and_gradients_of_the_whole(tmp_path: Path) -> None:
+    """A rank sends its columns of the others' tokens forward, and the others' columns of its own backward."""
+    layout = Parallel(shard=2, expert=2, threads=1, device="cpu")
+    size = layout.ranks
+    found = gang("tests.engine.parallel.embedding_gang", tmp_path / "four", layout, per_node=size)
+    counts = [tokens_of(rank).numel() for rank in range(size)]
+    for rank, one in enumerate(found):
+        assert torch.equal(one["rows"], one["expected"])
+        assert tuple(one["held"]) == (V, D // size)
+        columns = one["whole"][:, rank * D // size : (rank + 1) * D // size]
+        torch.testing.assert_close(one["gradient"], columns, rtol=1e-12, atol=1e-12)
+        assert one["messages"] == 2 * (size - 1)
+        others = sum(counts) - counts[rank]
+        assert one["bytes"] == (others + counts[rank] * (size - 1)) * D // size * BYTES
+    assert T in found[0]["rows"].shape
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"shard": 2},
+        {"shard": 2, "zero": 1, "assignment": "static", "speed_log": ((0, 1.0, 3.0),)},
+        {"replicate": 2, "shard": 2},
+        {"expert": 2, "shard": 1},
+        {"context": 2, "pipeline": 2, "shard": 1},
+    ],
+    ids=str,
+)
+def test_a_training_is_the_same_and_goes_on_elsewhere(tmp_path: Path, layout: dict[str, Any]) -> None:
+    one, other = TrainingSetup(tmp_path / "one"), TrainingSetup(tmp_path / "other")
+    shape = {"tied": False, "num_heads": 2, "vocab": 64}
+    roles = {
+        "teacher": role(shape=GPT(num_layers=2, hidden=32, num_experts=2, **shape), lr=1e-2),
+        "student": student(shape=GPT(num_layers=1, hidden=16, **shape)),
+    }
+    how = train(6, precision="fp64", checkpoint_every=2, global_batch=8, keep=6)
+    one.train(one.training(roles, how))
+    place = ONE.model_copy(update=layout | {"embedding": "columns"})
+    half = how.model_copy(update={"steps": 4})
+    for settings, each in ((half, place), (how, place.of_one_rank())):
+        run = other.run_file(other.training(roles, settings), layout=each)
+        ranks = other.processes(run, world=each.ranks)
+        said = [rank.communicate(timeout=300) for rank in ranks]
+        assert not any(rank.returncode for rank in ranks), said
+    for name in roles:
+        for line, beside in zip(one.curve(name), other.curve(name), strict=True):
+            assert beside["values"] == pytest.approx(line["values"], rel=1e-10, abs=1e-12)
