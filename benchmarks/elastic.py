@@ -31,20 +31,21 @@ from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.objective.reorder import Reorder
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.plan.assignment import Workload, costs_of, idle_share, micro_batches
+from atelier.engine.loop.straggler import idle_share
+from atelier.engine.plan.assignment import Workload, assign, costs_of
 from tests.engine.row_inputs import VOCAB, harbour
 from tests.engine.trainings import TrainingSetup, role, train
 
 TURNS, WARM = 3, 12
 PAIRED = ((0, 3.0, 1.0),)
-# how samples are assigned, speeds given, whether a process is in the way
-WAYS: dict[str, tuple[str, tuple[tuple[float, ...], ...], bool]] = {
-    "rows": ("rows", (), False),
-    "paired": ("static", PAIRED, False),
-    "static": ("static", (), False),
-    "measured": ("measured", (), False),
-    "slower: static": ("static", (), True),
-    "slower: measured": ("measured", (), True),
+# how samples are assigned, whether a process is in the way
+WAYS: dict[str, tuple[dict[str, Any], bool]] = {
+    "rows": ({"assignment": "rows"}, False),
+    "paired": ({"assignment": "static", "speed_log": PAIRED}, False),
+    "static": ({"assignment": "static"}, False),
+    "measured": ({"assignment": "measured"}, False),
+    "slower: static": ({"assignment": "static"}, True),
+    "slower: measured": ({"assignment": "measured"}, True),
 }
 ROWS = {
     "document": DocumentLM(memory=0),
@@ -64,12 +65,10 @@ def shape() -> Ernie:
 
 def measure(folder: Path, inputs: dict[str, str], way: str, steps: int, cores: list[int]) -> dict[str, float]:
     """Median seconds of a step, and the idle share at the end."""
-    kind, speeds, is_slowed = WAYS[way]
+    assigned, is_slowed = WAYS[way]
     setup = TrainingSetup(folder, inputs)
     how = train(steps, global_batch=16, micro_batch=2, sequence=512, checkpoint_every=1000, eval_sequences=1)
-    layout = Parallel(
-        shard=2, zero=1, threads=1, compile="none", device="cpu", assignment=kind, speed_log=speeds
-    )
+    layout = Parallel(shard=2, zero=1, threads=1, compile="none", device="cpu", **assigned)
     run = setup.run_file(setup.training({"model": role(shape=shape(), objective=ROWS)}, how), layout=layout)
     with busy(cores[1]) if is_slowed else nullcontext():
         times = timings(folder, run, cores)
@@ -84,14 +83,14 @@ def planned() -> dict[str, dict[str, float]]:
     """Idle shares of the paper's four tasks, of equal rows: with whole devices for each task, and by cost."""
     tasks = (512, 256, 128, 128)
     sets = np.repeat(range(4), tasks)
-    kinds = [Workload(1.0, 512)] * 4
+    kinds = [Workload(1, 1.0, 512)] * 4
     found = {}
     for devices in (2, 4, 8):
         if devices == 2:
             each = [tasks[0] + tasks[1], tasks[2] + tasks[3]]
         else:
             each = [task / (devices // 4) for task in tasks for _ in range(devices // 4)]
-        times = costs_of(micro_batches(sets, kinds, [1.0] * devices), sets, kinds)
+        times = costs_of(assign(sets, kinds, [1.0] * devices), sets, kinds)
         found[f"{devices} devices"] = {
             "one task a device, idle": round(idle_share(each), 4),
             "by cost, idle": round(idle_share(times), 4),

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.own_rows import OwnRows
 from atelier.engine.config.registry import Objective, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.schedule import WeightSchedule
@@ -109,7 +108,7 @@ def identity_of(kinds: Iterable[str], weights: Mapping[str, float]) -> dict[str,
 
 def share_of(spec: ObjectiveSpec) -> float:
     """The share of the samples that an objective asks for."""
-    return spec.rows if isinstance(spec, OwnRows) else 1.0
+    return float(getattr(spec, "rows", 1.0))
 
 
 def _own(role: Role) -> dict[str, ObjectiveSpec]:

@@ -145,6 +145,12 @@ class Parallel(Spec):
         return self.replicate * self.expert * self.context * self.tensor * self.pipeline
 
     @property
+    def embedding_ranks(self) -> int:
+        """Ranks that have columns each of an embedding that is split so; 1 = it is gathered."""
+        axes = self.axes
+        return axes.shard * axes.expert * axes.context if self.embedding == "columns" else 1
+
+    @property
     def axes(self) -> Axes:
         """The axes of one stage. Raises ConfigError while shard is `auto`."""
         if self.shard == "auto":

@@ -78,6 +78,16 @@ class Blend:
         """The data set of each of these samples."""
         return self._chosen(places)[0]
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """T and U of its batches."""
+        return self._lengths["T"], self._lengths["U"]
+
+    def row_length(self, number: int) -> int:
+        """Tokens that a row of a data set has room for, those of an encoder too."""
+        dataset = self._datasets[number]
+        return dataset.length + int(getattr(dataset, "encoder_length", 0))
+
     def tokens(self, number: int) -> int:
         """Tokens of a row of a data set: of the longest of its first ones."""
         dataset = self._datasets[number]

@@ -29,8 +29,6 @@ from atelier.engine.model.lora import apply as apply_lora
 from atelier.engine.model.weights import StoredWeights
 from atelier.engine.objective.load import add_modules
 from atelier.engine.parallel.compute import (
-    HALF,
-    Precision,
     check_float8,
     compile_blocks,
     compile_mode,
@@ -44,10 +42,10 @@ from atelier.engine.parallel.expert import mixtures, split_experts
 from atelier.engine.parallel.gang import Gang
 from atelier.engine.parallel.grid import Grid
 from atelier.engine.parallel.pipeline import keep_stage, stage_numbers, tied_names
-from atelier.engine.parallel.shard import shard
+from atelier.engine.parallel.shard import shard, shared_dtype
 from atelier.engine.parallel.tensor import split_matrices
-from atelier.engine.plan.checks import micro_batches
 from atelier.engine.plan.expert_checks import check_frozen
+from atelier.engine.plan.layout_checks import has_own_head, micro_batches
 from atelier.engine.plan.partition import partition
 from atelier.engine.tier.experts import put_on_disk
 from atelier.engine.tier.ring import Ring
@@ -198,8 +196,9 @@ def _stage(
         use_float8(model)
     split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
     split_experts(model, grid)
-    if layout.embedding == "columns" and files is None:
-        split_embedding(model, grid, shared_dtype(train.precision, grid))
+    if layout.embedding == "columns" and files is None and has_own_head(spec.role.model):
+        dtype, is_even = shared_dtype(train.precision, grid), layout.assignment == "rows"
+        split_embedding(model, grid, dtype, is_even=is_even, is_first=is_first)
     tier, optim = None, spec.role.optim
     ring = _ring(model, files, grid, build_context=build_context, train=train) if files else None
     is_on_disk = layout.tiers.experts == "disk" and spec.mode != "frozen"
@@ -335,12 +334,6 @@ def _stage_blocks(name: str, training: Training, layout: Parallel) -> tuple[int,
     return partition(blocks, num_stages=num_stages, speeds=speeds, after=after)
 
 
-def shared_dtype(precision: Precision, grid: Grid) -> torch.dtype:
-    """Of weights as blocks see them, and so of hidden states between stages."""
-    is_half = precision in HALF and grid.gang.device.type == "cuda" and grid.sharding("dense") is not None
-    return torch.bfloat16 if is_half else weight_dtype(precision)
-
-
 def _flops(spec: MemberSpec, train: Train) -> float:
     """FLOPs of the role's whole training; a frozen teacher has only forward passes, a third of them."""
     tokens = train.global_batch * train.sequence
@@ -350,16 +343,18 @@ def _flops(spec: MemberSpec, train: Train) -> float:
     return each * (end_of(spec) - int(spec.role.start))
 
 
-def auto_micro_batch(train: Train, layout: Parallel, device: torch.device) -> int:
-    """Resolve `auto`: the largest divisor of a rank's sequences whose tokens are at most 8192 on a CPU, 65536
-    on a GPU; in a pipeline small enough for 4 micro-batches per pipeline rank, where that is possible.
+def auto_micro_batch(train: Train, layout: Parallel, device: torch.device, *, together: int = 1) -> int:
+    """Resolve `auto`: the largest divisor of a rank's sequences, and multiple of those that have to be
+    `together`, whose tokens are at most 8192 on a CPU, 65536 on a GPU; in a pipeline small enough for 4
+    micro-batches per pipeline rank, where that is possible.
     """
     each = train.global_batch // layout.axes.data
     if train.micro_batch != "auto":
         return train.micro_batch
     room = 65536 if device.type == "cuda" else 8192
     wanted = min(each, 4 * layout.pipeline) if layout.pipeline > 1 else 1
-    sizes, tokens = micro_batches(layout, train.global_batch), train.sequence // layout.axes.context
+    tokens = train.sequence // layout.axes.context
+    sizes = [size for size in micro_batches(layout, train.global_batch) if size % together == 0]
     return max(
         size for size in sizes if size == sizes[0] or (size * tokens <= room and each // size >= wanted)
     )

@@ -7,52 +7,80 @@ from collections.abc import Sequence
 EVERY = 10  # steps between two measurements
 AHEAD = 2  # steps until one is used: the next step's samples are being read when a step ends
 WORTH = 0.005  # a smaller change of a speed is no reason to assign samples otherwise
+LEAST = 0.01  # of a speed
 DIGITS = 4  # of a speed
 
-Log = list[list[float]]  # [step from which, speed of each data rank]
+Log = list[list[float]]  # [step from which, speed of each data rank], in order of the steps
 
 
 class Pace:
-    """Speeds by step, relative to their mean. `is_measured`: from their steps' times; else as given."""
+    """Speeds by step, relative to their mean: as given, and if `is_measured` from the ranks' times after
+    that.
+    """
 
     def __init__(self, given: Sequence[Sequence[float]], num_ranks: int, *, is_measured: bool) -> None:
-        self.is_measured = is_measured
-        self._log: Log = [list(entry) for entry in given] or [[0, *[1.0] * num_ranks]]
-        self._costs, self._times = [0.0] * num_ranks, [0.0] * num_ranks
-        self._num_heard = 0
+        self.num_ranks, self.is_measured = num_ranks, is_measured
+        self._log: Log = [list(entry) for entry in given] or [self._alike(0)]
+        self._restored = -1  # the step of the checkpoint that the log goes on from
+        self._forget()
+
+    def _forget(self) -> None:
+        self._costs, self._times, self._num_heard = [0.0] * self.num_ranks, [0.0] * self.num_ranks, 0
+
+    def _alike(self, step: int) -> list[float]:
+        return [step, *[1.0] * self.num_ranks]
 
     def at(self, step: int) -> list[float]:
         """The speeds at a step, relative to their mean; before the first entry all are alike."""
         found = [entry[1:] for entry in self._log if entry[0] <= step]
-        return _relative(found[-1] if found else [1.0] * len(self._costs))
+        return _relative(found[-1] if found else [1.0] * self.num_ranks)
 
     def hear(self, step: int, costs: Sequence[float], times: Sequence[float]) -> None:
         """Take what the ranks computed before `step`, and how long each took; every tenth time the speeds of
-        the steps from `step` + 2 on follow, half of the way, which damps noise.
+        the steps from `step` + 2 on follow, half of the way, which damps noise. Steps that the log already
+        knows are not measured again.
         """
-        if not self.is_measured or not all(times):
+        if not self.is_measured or not all(times) or step + AHEAD <= self._log[-1][0]:
             return
         self._costs = [before + cost for before, cost in zip(self._costs, costs, strict=True)]
         self._times = [before + time for before, time in zip(self._times, times, strict=True)]
         self._num_heard += 1
-        if self._num_heard % EVERY:
+        if self._num_heard < EVERY:
             return
         now = self.at(step + AHEAD)
         found = _relative([cost / time for cost, time in zip(self._costs, self._times, strict=True)])
-        new = [round((was + speed) / 2, DIGITS) for was, speed in zip(now, found, strict=True)]
+        new = [
+            max(LEAST, round((was + speed) / 2, DIGITS)) if cost else was  # nothing was measured there
+            for was, speed, cost in zip(now, found, self._costs, strict=True)
+        ]
         if max(abs(speed - was) for speed, was in zip(new, now, strict=True)) > WORTH:
             self._log.append([step + AHEAD, *new])
-        self._costs, self._times = [0.0] * len(new), [0.0] * len(new)
+        self._forget()
 
     def state(self) -> Log:
         """The log, for a checkpoint or a record."""
         return [list(entry) for entry in self._log]
 
     def restore(self, log: Log, step: int) -> None:
-        """Go on from the log of a checkpoint of `step`; the longest of several roles' logs is kept."""
-        known = [list(entry) for entry in log if entry[0] < step + AHEAD]
-        if self.is_measured and len(known) > len(self._log):
-            self._log = known
+        """Go on from the log of a role's checkpoint of `step`; of several roles' that of the one that has
+        come furthest, whose steps the others then repeat. A log of another number of ranks is no use: a new
+        one begins.
+        """
+        if step < self._restored:
+            return
+        self._restored = step
+        known = [list(entry) for entry in log]
+        if any(len(entry) != 1 + self.num_ranks for entry in known):
+            known = []
+        if self.is_measured:
+            known = [entry for entry in known if entry[0] < step + AHEAD]
+            self._log = known or [[step, *self.at(step)]]
+            return
+        before, now = [entry for entry in known if entry[0] < step], [step, *self.at(step)]
+        if before and _relative(before[-1][1:]) == now[1:]:
+            now = []
+        later = [entry for entry in self._log if entry[0] > step]
+        self._log = [*before, *([now] if now else []), *later]
 
 
 def _relative(speeds: Sequence[float]) -> list[float]:

@@ -2,9 +2,8 @@
 samples are assigned by them), prefetched one step ahead in a thread.
 
 Step s takes samples [s G, (s+1) G) of the blend, G the global batch (if it grows: the G samples after all
-earlier ones); data index d of N takes the d-th of N equal runs of them, or those that an Assigner gives
-it. Ranks that share a model, a row's
-tokens or a matrix have the same data index and read the same samples.
+earlier ones); data index d of N takes the d-th of N equal runs of them, or those that an Assigner gives it.
+Ranks that share a model, a row's tokens or a matrix have the same data index and read the same samples.
 """
 
 import time

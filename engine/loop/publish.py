@@ -48,7 +48,7 @@ def check_digest(member: RoleState, *, most: int) -> None:
         raise AtelierError(
             f"roles.{member.name}: the replayed teacher ended as {found[:16]}, the finished model is "
             f"{member.spec.digest[:16]}; nothing is published. Replay in the layout of the model's record, "
-            f"or use roles.<student>.attach=frozen"
+            f"with its summary's speed_log if it has one, or use roles.<student>.attach=frozen"
         )
 
 

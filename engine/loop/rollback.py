@@ -2,9 +2,9 @@
 these steps over when the clock comes there again (PaLM, 2204.02311, section 5.1).
 
 The result does not depend on which checkpoint that is: up to the first step passed over, training is
-deterministic. Other roots keep their state and wait. Checkpoints reached through the bad steps are removed
-before the gang goes on, and each new one lists the steps passed over, so that a run killed in between ends
-with the same bits.
+deterministic (but for rounding, where speeds of ranks are measured). Other roots keep their state and wait.
+Checkpoints reached through the bad steps are removed before the gang goes on, and each new one lists the
+steps passed over, so that a run killed in between ends with the same bits.
 """
 
 from collections.abc import Iterable, Mapping

@@ -7,12 +7,12 @@ data, without its wait in collectives, where it sleeps. On a GPU that is only th
 
 import resource
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from atelier.engine.parallel.gang import Gang
-from atelier.engine.plan.assignment import idle_share
 
 KEEP = 0.9  # decay of the average per step
 SETTLED = 10  # steps before a rank is named
@@ -33,6 +33,11 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def idle_share(times: Sequence[float]) -> float:
+    """The share of all ranks' time that passes in waiting for the slowest: 1 - mean / max."""
+    return 1 - sum(times) / len(times) / max(times)
 
 
 class StragglerDetector:

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NoReturn
 
 import torch
 
-from atelier.engine.config.error import AtelierError, DataError, StoppedError
+from atelier.engine.config.error import AtelierError, ConfigError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
 from atelier.engine.config.run_file import FILE_BYTES, Training
 from atelier.engine.loop.assigner import Assigner
@@ -32,6 +33,8 @@ from atelier.engine.loop.step import StepGroup, StepOutcome, step_group_at
 from atelier.engine.loop.stop import StopRequest
 from atelier.engine.loop.straggler import StragglerDetector
 from atelier.engine.plan.checks import at_step, check_layout, check_readers, check_schedules, check_teaching
+from atelier.engine.plan.expert_checks import rows_together
+from atelier.engine.plan.layout_checks import refuse_measuring
 
 Outcomes = dict[str, StepOutcome]  # by role, students first
 
@@ -56,6 +59,13 @@ def check_training(training: Training, services: TrainingServices) -> None:
     roles = {name: member.role for name, member in training.members.items()}
     check_layout(services.build_context.layout, roles, training.train)
     check_teaching(roles)
+    for name, member in training.members.items():
+        if member.mode == "replay" and services.build_context.layout.assignment == "measured":
+            raise ConfigError(
+                "parallel.assignment",
+                f"measured, but {name} is replayed, to the bits of the first time",
+                "assignment=static and parallel.speed_log as its record has it",
+            )
     check_schedules(
         {name: role for name, role in roles.items() if training.members[name].segments}, training.train
     )
@@ -109,20 +119,26 @@ class Loop:
     def _open_data(self) -> None:
         context = self.services.build_context
         layout, device = context.layout, self.gang.device
-        self.micro_batch = auto_micro_batch(self.train, layout, device)
+        models = {name: member.role.model for name, member in self.training.members.items()}
+        resolve = partial(
+            auto_micro_batch, layout=layout, device=device, together=rows_together(layout, models)
+        )
+        self.micro_batch = resolve(self.train)
         samples = Samples(self.training, context.inputs, context.scratch)
         grid = context.grid("", is_student=False)
         self.pace = Pace(layout.speed_log, layout.axes.data, is_measured=layout.assignment == "measured")
         self.assigner = None
         if layout.assignment != "rows":
             self.assigner = Assigner(grid, self.pace, self._row_flops)
-        if self.pace.is_measured:
+        if self.pace.is_measured and device.type == "cuda":
+            refuse_measuring()
+        if self.assigner is not None:
             for member in self.order:
                 member.pace = self.pace
         self.feed = Prefetcher(
             samples.blend,
             self.train,
-            lambda step: auto_micro_batch(at_step(self.train, layout, step), layout, device),
+            lambda step: resolve(at_step(self.train, layout, step)),
             last=self.end,
             grid=grid,
             num_parts=len(self.training.parts),

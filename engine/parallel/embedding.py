@@ -1,67 +1,88 @@
-"""The embedding split by columns over the data ranks, never gathered (embedding partition of SE-MoE,
-2205.10034, section 3.4): every rank looks up its columns of all ranks' tokens, and one all-to-all gives each
-rank the whole rows of its own tokens; backward, another gives the columns' gradients.
+"""The embedding split by columns over the data ranks, never gathered over them (embedding partition of
+SE-MoE, 2205.10034, section 3.4): every rank looks up its columns of all ranks' tokens, and one all-to-all
+gives each rank the whole rows of its own tokens; backward, another gives the columns' gradients. Replicas
+share their columns as they do other weights (engine/parallel/shard.py).
 
 C ranks, N tokens here, M of all ranks, V vocabulary, D hidden
 """
 
-import functools
+from fnmatch import fnmatch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from atelier.engine.config.error import ConfigError
 from atelier.engine.model.contract import Model
 from atelier.engine.model.placement import local
 from atelier.engine.parallel.collective import Exchange, Traffic, all_parts
 from atelier.engine.parallel.grid import Grid
 
 
-def split_embedding(model: Model, grid: Grid, dtype: torch.dtype, traffic: Traffic | None = None) -> None:
-    """Split the embedding of the plain model's vocabulary in place, if it is here; its rows are sent as
-    `dtype`. What a rank sends to others is counted in `traffic`.
+def split_embedding(
+    model: Model, grid: Grid, dtype: torch.dtype, *, is_even: bool, is_first: bool = True
+) -> None:
+    """Split the embedding of the plain model's vocabulary in place; its rows are sent as `dtype`. `is_even`:
+    all ranks always have equally many tokens. Raises ConfigError where a first stage has none.
     """
     mesh = grid.flat_mesh("dense")
     if mesh is None or mesh.size() == 1:
         return
-    here = dict(model.named_modules())  # a stage may have none
-    for path, split in model.splits().items():
-        module = here.get(path)
-        if split == "vocabulary" and isinstance(module, nn.Embedding):
-            placed = distribute_tensor(module.weight.detach(), mesh, [Shard(1)], src_data_rank=None)
-            module.weight = nn.Parameter(placed, requires_grad=module.weight.requires_grad)
-            module.forward = functools.partial(_looked_up, module, mesh.get_group(), dtype, traffic)
+    tables = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+        and any(fnmatch(path, each) and split == "vocabulary" for each, split in model.splits().items())
+    ]
+    if is_first and not tables:
+        raise ConfigError(
+            "parallel.embedding",
+            f"columns, but no embedding of a model of kind {model.spec.kind} is split as vocabulary",
+            "embedding=gathered, or its `splits()` names one",
+        )
+    for path in tables:
+        owner, _, name = path.rpartition(".")
+        whole = model.get_submodule(path).get_parameter("weight")
+        columns = ColumnEmbedding(whole, mesh, grid, dtype, is_even=is_even)
+        setattr(model.get_submodule(owner), name, columns)
 
 
-def split_embeddings(model: nn.Module) -> list[nn.Module]:
-    """The embeddings that `split_embedding` has split."""
-    found = (module for module in model.modules() if isinstance(module, nn.Embedding))
-    return [module for module in found if getattr(module.forward, "func", None) is _looked_up]
+class ColumnEmbedding(nn.Module):
+    """A rank's columns of an embedding. `traffic`: what it has sent to other nodes."""
 
+    def __init__(
+        self, whole: Tensor, mesh: DeviceMesh, grid: Grid, dtype: torch.dtype, *, is_even: bool
+    ) -> None:
+        super().__init__()
+        placed = distribute_tensor(whole.detach(), mesh, [Shard(1)], src_data_rank=None)
+        self.weight = nn.Parameter(placed, requires_grad=whole.requires_grad)
+        self.dtype, self.is_even, self.group, self.traffic = dtype, is_even, mesh.get_group(), Traffic()
+        here = grid.gang.rank // grid.gang.per_node
+        ranks = dist.get_process_group_ranks(self.group)
+        self.is_far = [rank // grid.gang.per_node != here for rank in ranks]
 
-def _looked_up(
-    module: nn.Embedding,
-    group: dist.ProcessGroup,
-    dtype: torch.dtype,
-    traffic: Traffic | None,
-    tokens_BT: Tensor,
-) -> Tensor:
-    """The rows [B, T, D] of this rank's tokens."""
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    tokens_N = tokens_BT.flatten()
-    counts = all_parts(torch.tensor([len(tokens_N)], device=tokens_N.device), group).flatten().tolist()
-    tokens_M = _all_tokens(tokens_N, counts, group)
-    part_MD = nn.functional.embedding(tokens_M, local(module.weight)).to(dtype)
-    is_far = [other != rank for other in range(size)] if traffic is not None else ()
-    exchange = Exchange(counts, [len(tokens_N)] * size, group, is_far=is_far, traffic=traffic)
-    parts_CND = exchange.start(part_MD)().view(size, *tokens_BT.shape, -1)
-    return torch.cat(parts_CND.unbind(), dim=-1)
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """The rows [B, T, D] of this rank's tokens."""
+        size, tokens_N = len(self.is_far), tokens_BT.flatten()
+        counts = [len(tokens_N)] * size
+        if not self.is_even:
+            own = torch.tensor([len(tokens_N)], device=tokens_N.device)
+            counts = all_parts(own, self.group).flatten().tolist()
+        tokens_M = self._all_tokens(tokens_N, counts)
+        part_MD = nn.functional.embedding(tokens_M, local(self.weight)).to(self.dtype)
+        exchange = Exchange(
+            counts, [len(tokens_N)] * size, self.group, is_far=self.is_far, traffic=self.traffic
+        )
+        parts_CBTD = exchange.start(part_MD)().view(size, *tokens_BT.shape, -1)
+        return torch.cat(parts_CBTD.unbind(), dim=-1)
 
-
-def _all_tokens(tokens_N: Tensor, counts: list[int], group: dist.ProcessGroup) -> Tensor:
-    """The tokens of all ranks [M], in order of the ranks."""
-    padded = tokens_N.new_zeros(max(counts))
-    padded[: len(tokens_N)] = tokens_N
-    every = all_parts(padded, group)
-    return torch.cat([row[:count] for row, count in zip(every, counts, strict=True)])
+    def _all_tokens(self, tokens_N: Tensor, counts: list[int]) -> Tensor:
+        """The tokens of all ranks [M], in order of the ranks."""
+        if self.is_even:
+            return all_parts(tokens_N, self.group).flatten()
+        padded = tokens_N.new_zeros(max(counts))
+        padded[: len(tokens_N)] = tokens_N
+        every = all_parts(padded, self.group)
+        return torch.cat([row[:count] for row, count in zip(every, counts, strict=True)])

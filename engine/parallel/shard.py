@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from atelier.engine.parallel.compute import HALF, Precision
-from atelier.engine.parallel.embedding import split_embeddings
+from atelier.engine.parallel.compute import HALF, Precision, weight_dtype
+from atelier.engine.parallel.embedding import ColumnEmbedding
 from atelier.engine.parallel.expert import mixtures
 from atelier.engine.parallel.grid import Grid
 
@@ -37,7 +37,7 @@ def shard(
             alone |= set(experts.parameters())
         else:
             fully_shard(experts, mesh=sparse, mp_policy=policy, reshard_after_forward=is_freed)
-    for embedding in split_embeddings(root):
+    for embedding in (module for module in root.modules() if isinstance(module, ColumnEmbedding)):
         if grid.axes.replicate > 1:
             fully_shard(
                 embedding, mesh=grid.mesh_of("replicate"), mp_policy=policy, reshard_after_forward=is_freed
@@ -58,6 +58,12 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has neither AVG nor PREMUL_SUM
+
+
+def shared_dtype(precision: Precision, grid: Grid) -> torch.dtype:
+    """Of weights as blocks see them, and so of hidden states between stages."""
+    is_half = precision in HALF and grid.gang.device.type == "cuda" and grid.sharding("dense") is not None
+    return torch.bfloat16 if is_half else weight_dtype(precision)
 
 
 def between_micro_batches(root: nn.Module, *, is_last: bool) -> None:

@@ -5,14 +5,15 @@ teacher. Torch-free.
 import math
 from collections.abc import Iterable, Mapping
 
-from atelier.engine.config.divisors import divisors, largest_divisor
+from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.own_rows import OwnRows
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.plan.expert_checks import check_axis, check_router, check_sight, check_tiers
-from atelier.engine.plan.layout_checks import check_assignment, check_embedding
+from atelier.engine.plan.layout_checks import check_assignment, check_embedding, micro_batches, shared_rows
 
 
 def check_layout(
@@ -21,6 +22,7 @@ def check_layout(
     """Raise ConfigError with place, numbers and what would fit. `prefix` is the roles' place in the
     configuration, '' for a flow with one model.
     """
+    _check_lengths(roles, train, prefix)
     for step in train.progressive.first_steps():
         try:
             _check_sizes(layout, roles, at_step(train, layout, step), prefix)
@@ -31,6 +33,18 @@ def check_layout(
             raise ConfigError(
                 error.place, f"{error.problem} {grown}{train.at(step).sequence} tokens)", error.way_out
             ) from None
+
+
+def _check_lengths(roles: Mapping[str, Role], train: Train, prefix: str) -> None:
+    """Check that no objective's rows are longer than the training's."""
+    for name, role in roles.items():
+        for key, spec in role.objective.items():
+            if isinstance(spec, OwnRows) and spec.sequence > train.sequence:
+                raise ConfigError(
+                    f"{prefix}{name}.objective.{key}.sequence" if prefix else f"objective.{key}.sequence",
+                    f"rows of {spec.sequence} tokens are longer than train.sequence {train.sequence}",
+                    f"train.sequence={spec.sequence}, or 0 for as long as that",
+                )
 
 
 def at_step(train: Train, layout: Parallel, step: int) -> Train:
@@ -46,10 +60,13 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
     layout.check_batch(train.global_batch, train.micro_batch)
     _check_pipeline(layout, train)
     check_assignment(layout, roles)
+    check_embedding(layout, roles, prefix)
     check_axis(layout, roles)
     if train.precision == "fp8" and layout.tensor > 1:
         raise ConfigError("train.precision", "fp8 with parallel.tensor > 1 is not built", "use other axes")
     students = [name for name, role in roles.items() if role.teacher]
+    read = [spec for role in roles.values() for spec in role.objective.values() if not spec.needs_teacher]
+    longest = max((spec.row_tokens(train.sequence) for spec in read), default=train.sequence)
     for name in layout.roles:
         if name not in students:
             known = ", ".join(students) or "none"
@@ -57,11 +74,13 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
     for name, role in roles.items():
         model = f"{prefix}{name}.model" if prefix else "model"
         _check_role(layout, name, role, model)
-        check_router(layout, role.model, train, model, axes=layout.axes_of(name), place=_place(layout, name))
+        rows = train.model_copy(update={"sequence": longest})
+        check_router(layout, role.model, rows, model, axes=layout.axes_of(name), place=_place(layout, name))
         check_tiers(layout, role, model, axes=layout.axes_of(name))
-        check_embedding(layout, role, model, axes=layout.axes_of(name))
         _check_tokens(layout, name, "train.sequence", train.sequence)
         for key, spec in role.objective.items():
+            own = f"{prefix}{name}.objective.{key}.sequence" if prefix else f"objective.{key}.sequence"
+            _check_tokens(layout, name, own, spec.row_tokens(train.sequence))
             _check_tokens(
                 layout, name, f"{prefix}{name}.objective.{key}: encoder length", spec.encoder_length
             )
@@ -199,23 +218,6 @@ def _check_rows(layout: Parallel, name: str, roles: Mapping[str, Role], train: T
             if each % parts == 0
             else f"train.global_batch={parts * data} would fit",
         )
-
-
-def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
-    """The possible micro-batch sizes: divisors of a rank's sequences that students' ranks can share, and that
-    give as many micro-batches as the pipeline schedule needs.
-    """
-    each, rows = global_batch // layout.axes.data, shared_rows(layout)
-    sizes = [size for size in divisors(each, each) if size % rows == 0]
-    if layout.pipeline == 1:
-        return sizes
-    unit = 1 if layout.schedule == "1f1b" else layout.pipeline
-    return [size for size in sizes if each // size >= layout.pipeline and each // size % unit == 0]
-
-
-def shared_rows(layout: Parallel) -> int:
-    """A micro-batch's rows must be a multiple of this number, so that all students' ranks can share them."""
-    return math.lcm(1, *(max(1, other.data // layout.axes.data) for other in layout.roles.values()))
 
 
 def _check_compared(layout: Parallel, name: str, role: Role, teacher: Role, objective: str) -> None:

@@ -15,6 +15,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.plan.cost_table import STACKS
 from atelier.engine.plan.goodput import Faults, faults_of
 from atelier.engine.plan.interconnect import Interconnect
+from atelier.engine.plan.layout_checks import has_own_head
 from atelier.engine.plan.memory import Memory, peak_memory
 from atelier.engine.plan.model_shape import ModelShape, model_shape_of
 from atelier.engine.plan.roofline import Machine
@@ -125,6 +126,8 @@ class Setting:
     def estimate(self, train: Train, parallel: Parallel, *, steps: int) -> Estimate:
         """The cost of `steps` steps in this layout."""
         model_shape, device = self.model_shape, self.device
+        if not has_own_head(self.role.model):
+            parallel = parallel.model_copy(update={"embedding": "gathered"})
         machine = machine_of(self.pool, device, parallel, train.precision)
         interconnect = Interconnect(
             node=device.node_gbps * 1e9,

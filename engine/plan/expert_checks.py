@@ -2,6 +2,7 @@
 experts on disk ask for. Torch-free.
 """
 
+import math
 from collections.abc import Mapping
 
 from atelier.engine.config.divisors import divisors, largest_divisor
@@ -11,6 +12,7 @@ from atelier.engine.config.parallel import LANES, Axes, Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
+from atelier.engine.plan.layout_checks import micro_batches
 from atelier.engine.plan.tiers import state_bytes
 
 
@@ -23,6 +25,18 @@ def check_axis(layout: Parallel, roles: Mapping[str, Role]) -> None:
             f"{layout.expert}, but no role's model has experts",
             f"shard={layout.axes.shard * layout.expert} uses the same ranks",
         )
+
+
+def rows_together(layout: Parallel, models: Mapping[str, ModelSpec]) -> int:
+    """Of how many rows a micro-batch must have a multiple, so that those whose tokens compete for experts are
+    in one. `models` by role.
+    """
+    found = 1
+    for name, spec in models.items():
+        if isinstance(spec, MixedBlocks) and spec.num_experts and spec.experts.router.competes:
+            parts = max(1, layout.axes_of(name).data // layout.axes.data)
+            found = math.lcm(found, spec.experts.group * parts)
+    return found
 
 
 def check_router(
@@ -53,6 +67,14 @@ def check_router(
             f"train.micro_batch={min(fits, key=lambda size: abs(size - rows))} would fit"
             if fits
             else f"experts.group={largest_divisor(each, group)} would fit",
+        )
+    sizes = micro_batches(layout, train.global_batch)
+    if train.micro_batch == "auto" and not any(size % group == 0 for size in sizes):
+        raise ConfigError(
+            f"{model}.experts.group",
+            f"{group} rows compete, but no micro-batch that has them makes enough for "
+            f"pipeline={layout.pipeline} ({layout.schedule})",
+            f"train.global_batch={layout.pipeline * group * layout.axes.data} would fit",
         )
     tokens = group * train.sequence
     if router.kind == "base" and tokens % spec.num_experts:

@@ -1,14 +1,36 @@
-"""Checks of layouts that assign samples by cost, or split the embedding by columns. Torch-free."""
+"""What micro-batches a layout can have; checks of layouts that assign samples by cost, or split the embedding
+by columns. Torch-free.
+"""
 
+import math
 from collections.abc import Mapping
+from typing import NoReturn
 
-from atelier.engine.config.divisors import largest_divisor
+from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import MixedBlocks
-from atelier.engine.config.parallel import Axes, Parallel
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 
 PLACE = "parallel.assignment"
+
+
+def micro_batches(layout: Parallel, global_batch: int) -> list[int]:
+    """The possible micro-batch sizes: divisors of a rank's sequences that students' ranks can share, and that
+    give as many micro-batches as the pipeline schedule needs.
+    """
+    each, rows = global_batch // layout.axes.data, shared_rows(layout)
+    sizes = [size for size in divisors(each, each) if size % rows == 0]
+    if layout.pipeline == 1:
+        return sizes
+    unit = 1 if layout.schedule == "1f1b" else layout.pipeline
+    return [size for size in sizes if each // size >= layout.pipeline and each // size % unit == 0]
+
+
+def shared_rows(layout: Parallel) -> int:
+    """A micro-batch's rows must be a multiple of this number, so that all students' ranks can share them."""
+    return math.lcm(1, *(max(1, other.data // layout.axes.data) for other in layout.roles.values()))
 
 
 def check_assignment(layout: Parallel, roles: Mapping[str, Role]) -> None:
@@ -32,6 +54,8 @@ def check_assignment(layout: Parallel, roles: Mapping[str, Role]) -> None:
             f"{kind}, but {', '.join(layout.roles)} split micro-batches in a layout of their own",
             "give all roles one layout, or assignment=rows",
         )
+    if kind == "measured" and layout.device == "cuda":
+        refuse_measuring()
     if layout.compile == "block":
         raise ConfigError(
             PLACE,
@@ -50,38 +74,60 @@ def check_assignment(layout: Parallel, roles: Mapping[str, Role]) -> None:
     _check_log(layout)
 
 
-def check_embedding(layout: Parallel, role: Role, model: str, *, axes: Axes) -> None:
-    """Raise ConfigError where columns of the embedding are asked for that the head needs whole, or that do
-    not divide. `model` is its place in messages.
+def refuse_measuring() -> NoReturn:
+    """A step on a GPU is measured by what its host thread does, which says nothing of the device."""
+    raise ConfigError(
+        PLACE,
+        "measured, which is not built for GPUs",
+        "assignment=static, with parallel.speed_log if they differ",
+    )
+
+
+def has_own_head(spec: ModelSpec) -> bool:
+    """Whether a model's embedding is not its head too, which is needed whole."""
+    return not getattr(spec, "tied", True)
+
+
+def check_embedding(layout: Parallel, roles: Mapping[str, Role], prefix: str) -> None:
+    """Raise ConfigError where columns of embeddings are asked for that no role can have, or that do not
+    divide. `prefix` as in `check_layout`.
     """
     if layout.embedding == "gathered":
         return
-    place, ranks = "parallel.embedding", axes.shard * axes.expert * axes.context
-    if getattr(role.model, "tied", True):
+    place, models = "parallel.embedding", {name: role.model for name, role in roles.items()}
+    split = {name: model for name, model in models.items() if has_own_head(model)}
+    if not split:
+        first = next(iter(models))
+        field = f"{prefix}{first}.model" if prefix else "model"
         raise ConfigError(
             place,
-            f"columns, but the head of {model} is the embedding, whole rows of which make the logits",
-            f"{model}.tied=false" if hasattr(role.model, "tied") else "embedding=gathered",
+            f"columns, but the head of {field} is the embedding, whole rows of which make the logits",
+            f"{field}.tied=false" if hasattr(models[first], "tied") else "embedding=gathered",
         )
-    if axes.tensor > 1:
-        raise ConfigError(
-            place,
-            f"columns, but tensor={axes.tensor} splits the embedding by rows",
-            "tensor=1, or embedding=gathered",
-        )
-    if role.model.hidden % ranks:
-        raise ConfigError(
-            place,
-            f"columns, but {ranks} ranks (shard, expert and context) do not divide {model}.hidden "
-            f"{role.model.hidden}",
-            f"{largest_divisor(role.model.hidden, ranks)} ranks would fit",
-        )
+    for name, model in split.items():
+        axes = layout.axes_of(name)
+        ranks = axes.shard * axes.expert * axes.context
+        if axes.tensor > 1 and ranks > 1:
+            raise ConfigError(
+                place,
+                f"columns, but tensor={axes.tensor} splits the embedding by rows",
+                "tensor=1, or embedding=gathered",
+            )
+        if model.hidden % ranks:
+            field = f"{prefix}{name}.model" if prefix else "model"
+            raise ConfigError(
+                place,
+                f"columns, but {ranks} ranks (shard, expert and context) do not divide {field}.hidden "
+                f"{model.hidden}",
+                f"{largest_divisor(model.hidden, ranks)} ranks would fit",
+            )
 
 
 def _check_log(layout: Parallel) -> None:
     data, steps = layout.axes.data, [entry[0] for entry in layout.speed_log if entry]
     for entry in layout.speed_log:
-        if len(entry) != data + 1 or any(speed <= 0 for speed in entry[1:]):
+        is_step = bool(entry) and entry[0] >= 0 and entry[0] == int(entry[0])
+        if not is_step or len(entry) != data + 1 or any(speed <= 0 for speed in entry[1:]):
             raise ConfigError(
                 "parallel.speed_log",
                 f"{list(entry)} is no step with a speed above 0 for each of {data} data ranks",

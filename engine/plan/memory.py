@@ -98,9 +98,9 @@ class _Rank:
                 else 0.0
             )
         self.columns = 0.0  # of the embedding, this rank's share of it
-        if parallel.embedding == "columns" and rank == 0:
+        if parallel.embedding_ranks > 1 and rank == 0:
             embedding = model_shape.vocab * model_shape.hidden
-            ends, self.columns = ends - embedding, embedding / (axes.shard * axes.expert * axes.context)
+            ends, self.columns = ends - embedding, embedding / (parallel.embedding_ranks * axes.replicate)
         self.ends = ends / axes.tensor
         self.own = self.block_params * self.blocks + self.ends - (tier.params if tier else 0.0)
 

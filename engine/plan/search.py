@@ -126,7 +126,8 @@ def meshes(role: Role, train: Train, pool: Pool, devices: int, like: Parallel) -
                             "tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert,
                             "shard": shard, "replicate": data // shard,
                         }  # fmt: skip
-                        yield like.model_copy(update=axes | {"schedule": "1f1b", "stages": (), "roles": {}})
+                        plain = {"schedule": "1f1b", "stages": (), "roles": {}, "speed_log": ()}
+                        yield like.model_copy(update=axes | plain)
 
 
 def _variants(

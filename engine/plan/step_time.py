@@ -24,6 +24,7 @@ from atelier.engine.plan.roofline import BlockTime, Machine, block_time
 SPLIT_BUBBLE = 1 / 3  # share of 1f1b's bubble left when weight gradients fill the gaps (2401.10241, ZB-H1)
 EMBEDDING_BYTES = 12  # read and written a hidden number, both passes
 NEWTON_STEPS = 5
+TOKEN_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ def step_time(
         expert=num_micro * slowest.expert,
         pipeline=num_micro * slowest.pipeline,
         data=_data_s(model_shape, num_micro, parallel, machine, interconnect, computed)
-        + _embedding_s(model_shape, rows * num_micro, parallel, machine, interconnect),
+        + _embedding_s(model_shape, rows, num_micro, parallel, machine, interconnect),
         optimiser=_optimiser_s(model_shape, optim, parallel, machine),
     )
 
@@ -222,27 +223,38 @@ def _data_s(
 
 
 def _embedding_s(
-    model_shape: ModelShape, rows: int, parallel: Parallel, machine: Machine, interconnect: Interconnect
+    model_shape: ModelShape,
+    rows: int,
+    num_micro: int,
+    parallel: Parallel,
+    machine: Machine,
+    interconnect: Interconnect,
 ) -> float:
-    """Exchanging the columns of the tokens' embeddings, and their gradients."""
-    axes, apart = parallel.axes, strides(parallel)
-    size = axes.shard * axes.expert * axes.context
-    if parallel.embedding == "gathered" or size == 1:
+    """What columns of the embedding take: in every micro-batch an exchange of the tokens' rows each way, and
+    the tokens; their gradients over replicas.
+    """
+    axes, apart, size = parallel.axes, strides(parallel), parallel.embedding_ranks
+    if size == 1:
         return 0.0
-    state = rows * model_shape.sequence / axes.context * model_shape.hidden * machine.width
-    return 2 * interconnect.exchange_s(state, size, apart["context"])
+    tokens = rows * model_shape.sequence / axes.context
+    found = 2 * interconnect.exchange_s(tokens * model_shape.hidden * machine.width, size, apart["context"])
+    found += interconnect.gather_s(TOKEN_BYTES * tokens * size, size, apart["context"])
+    columns = machine.costs.gradient * model_shape.vocab * model_shape.hidden / size
+    return num_micro * found + interconnect.reduce_s(columns, axes.replicate, apart["replicate"])
 
 
 def _params(model_shape: ModelShape, parallel: Parallel) -> float:
     """Weights of one rank, before sharding over `shard`; without an embedding that is split by columns."""
     params = float(model_shape.params)
-    if parallel.embedding == "columns":
+    if parallel.embedding_ranks > 1:
         params -= model_shape.vocab * model_shape.hidden
     return params / (parallel.axes.tensor * parallel.pipeline * parallel.axes.expert)
 
 
 def _optimiser_s(model_shape: ModelShape, optim: str, parallel: Parallel, machine: Machine) -> float:
     own = _params(model_shape, parallel) / parallel.axes.shard
+    if parallel.embedding_ranks > 1:
+        own += model_shape.vocab * model_shape.hidden / (parallel.embedding_ranks * parallel.axes.replicate)
     seconds = machine.pass_s(machine.costs.optimiser * own)
     if optim == "muon":
         seconds += _newton_s(model_shape, parallel, machine)

@@ -65,6 +65,13 @@ GOLDEN = {
 }
 
 
+def test_what_defines_rows_is_identified_as_it_was_before_they_had_a_length() -> None:
+    assert Reorder().numbers() == {"kind": "reorder", "rows": 1.0, "max_segments": 3}
+    assert MLM().numbers().keys() == {"kind", "rows", "rate", "phrase_count", "phrase_bits"}
+    assert MLM(sequence=32).numbers() == MLM().numbers() | {"sequence": 32}
+    assert MLM(sequence=32).as_identity() != MLM().as_identity()
+
+
 OBJECTIVES = [LM, Logits, MLM, DocumentLM, Reorder, Distance, Knowledge, Attention, Hidden]
 SPECS = [GPT, Ernie, Net, *OBJECTIVES, Tokenizer, AdamW, Muon, Schedule, Role, Train, Health]
 

@@ -13,8 +13,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.process import leave
 from atelier.engine.model.gpt import Decoder
 from atelier.engine.model.placement import local
-from atelier.engine.parallel.collective import Traffic
-from atelier.engine.parallel.embedding import split_embedding, split_embeddings
+from atelier.engine.parallel.embedding import ColumnEmbedding, split_embedding
 from atelier.engine.parallel.gang import Gang, start_gang
 from atelier.engine.parallel.grid import Grid
 
@@ -34,21 +33,22 @@ def model() -> Decoder:
 
 
 def compute(gang: Gang, layout: Parallel) -> dict[str, object]:
-    grid, traffic = Grid(gang, layout.axes), Traffic()
+    grid = Grid(gang, layout.axes)
     split, plain = model(), model()
-    split_embedding(split, grid, torch.float64, traffic)
-    assert split_embeddings(split) == [split.embed]
-    rows_BTD = split.embed(tokens_of(gang.rank))
+    split_embedding(split, grid, torch.float64, is_even=False)
+    columns = split.get_submodule("embed")
+    assert isinstance(columns, ColumnEmbedding)
+    rows_BTD = columns(tokens_of(gang.rank))
     rows_BTD.pow(3).sum().backward()
     for rank in range(gang.world):
         plain.embed(tokens_of(rank)).pow(3).sum().backward()
     return {
         "rows": rows_BTD.detach(),
         "expected": plain.embed(tokens_of(gang.rank)).detach(),
-        "gradient": local(split.embed.weight.grad),
+        "gradient": local(columns.weight.grad),
         "whole": plain.embed.weight.grad,
-        "held": local(split.embed.weight).shape,
-    } | vars(traffic)
+        "held": local(columns.weight).shape,
+    } | vars(columns.traffic)
 
 
 def main(layout: str, folder: Path) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from atelier.engine.checkpoint.folder import address
+from atelier.engine.checkpoint.manifest import read_manifest
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from tests.engine.parallel.embedding_gang import D, T, V, tokens_of
@@ -19,7 +21,7 @@ def test_columns_give_the_rows_and_gradients_of_the_whole(tmp_path: Path) -> Non
     """A rank sends its columns of the others' tokens forward, and the others' columns of its own backward."""
     layout = Parallel(shard=2, expert=2, threads=1, device="cpu")
     size = layout.ranks
-    found = gang("tests.engine.parallel.embedding_gang", tmp_path / "four", layout, per_node=size)
+    found = gang("tests.engine.parallel.embedding_gang", tmp_path / "four", layout, per_node=1)
     counts = [tokens_of(rank).numel() for rank in range(size)]
     for rank, one in enumerate(found):
         assert torch.equal(one["rows"], one["expected"])
@@ -30,6 +32,12 @@ def test_columns_give_the_rows_and_gradients_of_the_whole(tmp_path: Path) -> Non
         others = sum(counts) - counts[rank]
         assert one["bytes"] == (others + counts[rank] * (size - 1)) * D // size * BYTES
     assert T in found[0]["rows"].shape
+
+
+def widths(setup: TrainingSetup, name: str) -> set[int]:
+    """Of what ranks held of the embedding at step 2."""
+    place = address(str(setup.folder / "trajectory" / name / "checkpoints"), 2)
+    return {chunk.shape[1] for chunk in read_manifest(place, step=2).tensors["weights.embed.weight"].chunks}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +67,7 @@ def test_a_training_is_the_same_and_goes_on_elsewhere(tmp_path: Path, layout: di
         ranks = other.processes(run, world=each.ranks)
         said = [rank.communicate(timeout=300) for rank in ranks]
         assert not any(rank.returncode for rank in ranks), said
-    for name in roles:
+    for name, one_role in roles.items():
+        assert widths(other, name) == {one_role.model.hidden // place.embedding_ranks}
         for line, beside in zip(one.curve(name), other.curve(name), strict=True):
             assert beside["values"] == pytest.approx(line["values"], rel=1e-10, abs=1e-12)

@@ -9,11 +9,15 @@ import torch
 from safetensors.torch import load
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.experts import Experts
+from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.run_file import Training
 from atelier.engine.loop.build import auto_micro_batch
 from atelier.engine.parallel.compute import WORTH_COMPILING, compile_mode
 from atelier.engine.parallel.gang import num_threads, start_gang
+from atelier.engine.plan.expert_checks import rows_together
 from tests.engine.trainings import ONE, TrainingSetup, role, student, train
 
 CPU = torch.device("cpu")
@@ -50,6 +54,19 @@ def test_an_automatic_micro_batch_divides_a_ranks_share_and_fits_its_room() -> N
     assert auto(global_batch=7, micro_batch=7) == 7
     pipeline = Parallel(shard=1, pipeline=2)
     assert auto(pipeline, global_batch=64, micro_batch="auto", sequence=32) == 8  # 4 for each of its ranks
+
+
+def test_an_automatic_micro_batch_holds_whole_groups_of_rows_that_compete() -> None:
+    how = train(global_batch=48, micro_batch="auto", sequence=512)
+    assert auto_micro_batch(how, ONE, CPU, together=6) == 12
+    assert auto_micro_batch(how, ONE, CPU, together=48) == 48
+    layout = Parallel.model_validate({"shard": 2, "roles": {"s": {"shard": 4}}})
+    mixed = GPT(num_layers=1, hidden=32, num_heads=2, vocab=64, num_experts=4)
+    experts = Experts(router=TopK(capacity=1.0), group=3)
+    competing = mixed.model_copy(update={"experts": experts})
+    assert rows_together(layout, {"teacher": mixed, "s": mixed}) == 1
+    assert rows_together(layout, {"teacher": competing, "s": mixed}) == 3
+    assert rows_together(layout, {"teacher": competing, "s": competing}) == 6
 
 
 def test_cuda_where_there_is_none_is_refused() -> None:

@@ -5,15 +5,19 @@ from typing import Any
 import pytest
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.experts import Experts
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
+from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
+from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.train import Train
-from atelier.engine.plan.checks import check_layout, micro_batches
+from atelier.engine.plan.checks import check_layout
+from atelier.engine.plan.layout_checks import micro_batches
 
 
 def net(**more: Any) -> GPT:
@@ -22,9 +26,12 @@ def net(**more: Any) -> GPT:
 
 def roles(**more: Any) -> dict[str, Role]:
     optim = AdamW(lr=1e-3)
+    own: dict[str, ObjectiveSpec] = {"lm": LM()}
+    if "mlm" in more:
+        own["mlm"] = MLM(sequence=more.pop("mlm"))
     student = {"lm": LM(), "kd": Logits()}
     return {
-        "teacher": Role(model=net(**more), objective={"lm": LM()}, optim=optim),
+        "teacher": Role(model=net(**more), objective=own, optim=optim),
         "s": Role(model=net(), objective=student, optim=optim, teacher="teacher"),
     }
 
@@ -108,14 +115,87 @@ REFUSED = {
         "parallel.roles.s: context x tensor = 2 does not divide the 1 x 1 of teacher; a student's tokens "
         "come from its teacher's ranks: give the rest to shard or replicate",
     ),
+    "samples by cost in a pipeline": (
+        {"pipeline": 2, "assignment": "static"},
+        {},
+        "parallel.assignment: static, but the stages of pipeline=2 pass on micro-batches of one shape",
+    ),
+    "samples by cost for a student elsewhere": (
+        {"tensor": 2, "assignment": "static", "roles": {"s": {"shard": 2}}},
+        {},
+        "parallel.assignment: static, but s split micro-batches in a layout of their own",
+    ),
+    "samples by cost in compiled blocks": (
+        {"assignment": "measured", "compile": "block"},
+        {},
+        "parallel.assignment: measured, but compile=block compiles blocks for one shape of micro-batches",
+    ),
+    "samples by cost, whose tokens compete": (
+        {"assignment": "static"},
+        {"num_experts": 4, "experts": Experts(router=TopK(capacity=1.0))},
+        "parallel.assignment: static, but the tokens of teacher compete for experts in groups of rows",
+    ),
+    "speeds of equal numbers": (
+        {"speed_log": ((0, 1.0),)},
+        {},
+        "parallel.speed_log: is given, but parallel.assignment is rows; parallel.assignment=static",
+    ),
+    "speeds of other ranks": (
+        {"shard": 2, "assignment": "static", "speed_log": ((0, 1.0),)},
+        {},
+        "parallel.speed_log: [0.0, 1.0] is no step with a speed above 0 for each of 2 data ranks; "
+        "[[0, 1, 1]] is",
+    ),
+    "speeds that go back": (
+        {"assignment": "static", "speed_log": ((4, 1.0), (2, 1.0))},
+        {},
+        "parallel.speed_log: its steps [4, 2] do not rise; put them in order",
+    ),
+    "columns of a tied embedding": (
+        {"shard": 2, "embedding": "columns"},
+        {},
+        "parallel.embedding: columns, but the head of roles.teacher.model is the embedding",
+    ),
+    "columns of rows": (
+        {"tensor": 2, "shard": 2, "embedding": "columns"},
+        {"tied": False},
+        "parallel.embedding: columns, but tensor=2 splits the embedding by rows; tensor=1",
+    ),
+    "columns that do not divide": (
+        {"shard": 8, "embedding": "columns"},
+        {"tied": False, "hidden": 20, "num_heads": 2},
+        "parallel.embedding: columns, but 8 ranks (shard, expert and context) do not divide "
+        "roles.teacher.model.hidden 20; 5 ranks would fit",
+    ),
+    "rows whose length does not divide": (
+        {"context": 2},
+        {"mlm": 30},
+        "parallel.context: context 2 and tensor 1 need parts of 4 of the "
+        "roles.teacher.objective.mlm.sequence 30; roles.teacher.objective.mlm.sequence=32 would fit",
+    ),
+    "rows longer than the training's": (
+        {},
+        {"mlm": 128},
+        "roles.teacher.objective.mlm.sequence: rows of 128 tokens are longer than train.sequence 64; "
+        "train.sequence=128, or 0 for as long as that",
+    ),
+    "rows that compete in no micro-batch of a pipeline": (
+        {"pipeline": 4},
+        {"num_experts": 4, "experts": Experts(router=TopK(capacity=1.0), group=4)},
+        "roles.teacher.model.experts.group: 4 rows compete, but no micro-batch that has them makes enough "
+        "for pipeline=4 (1f1b); train.global_batch=16 would fit",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_layout_that_does_not_divide_is_refused_with_one_that_would(name: str) -> None:
     axes, model, message = REFUSED[name]
+    how: dict[str, Any] = {"micro_batch": "auto"} if "group" in message else {}
+    if "mlm" in model:
+        how = {"sequence": 64}
     with pytest.raises(ConfigError) as caught:
-        check(model, **axes)
+        check(model, how, **axes)
     assert str(caught.value).startswith(message)
 
 

@@ -57,6 +57,20 @@ def test_sharding_divides_states_and_its_wires_hide_behind_computation() -> None
     assert shared.step_s < 1.1 * alone.step_s
 
 
+def test_columns_of_an_embedding_save_what_gathering_it_takes() -> None:
+    apart = SMALL | {"num_layers": 2, "tied": False}
+    for zero in (1, 3):
+        axes = {"shard": 8, "zero": zero}
+        whole = planned(apart, axes, batch=8)
+        split = planned(apart, axes | {"embedding": "columns"}, batch=8)
+        saved = whole.memory.total - split.memory.total
+        assert 0.9 * 51200 * 6144 * 2 < saved < 51200 * 6144 * 8
+        assert split.seconds.data < whole.seconds.data
+    for model, axes in ((apart, {"replicate": 4}), (SMALL | {"num_layers": 2}, {"shard": 4})):
+        same = planned(model, axes | {"embedding": "columns"}, batch=8)
+        assert same == planned(model, axes, batch=8)  # nothing is split
+
+
 def test_an_expert_computes_the_tokens_it_meets() -> None:
     dense = {"kind": "gpt", "num_layers": 8, "hidden": 2048, "num_heads": 16, "ffn": 8192, "vocab": 51200}
     mixed = dense | {"num_experts": 8, "experts_per_token": 2, "ffn": 4096}
