@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent)]  # for tests/
 import numpy as np
 from machine import keep, use_own_code
-from pinned import busy, timings, two_cores
+from pinned import busy, in_turns, timings, two_cores
 
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.objective.distance import Distance
@@ -106,20 +106,10 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="two minutes: tries the script, shows nothing")
     chosen = parser.parse_args()
     cores = two_cores()
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    steps, turns = (WARM + 4, 1) if chosen.tiny else (44, TURNS)
     with tempfile.TemporaryDirectory() as shared:
         inputs = harbour(Path(shared) / "harbour")
-        for turn in range(1 if chosen.tiny else TURNS):
-            ways = list(WAYS)
-            for way in ways[turn:] + ways[:turn]:
-                with tempfile.TemporaryDirectory() as folder:
-                    steps = WARM + 4 if chosen.tiny else 44
-                    found[way].append(measure(Path(folder), inputs, way, steps, cores))
-                print(way, {name: round(value, 3) for name, value in found[way][-1].items()}, flush=True)
-    medians = {
-        way: {name: round(statistics.median(one[name] for one in many), 4) for name in many[0]}
-        for way, many in found.items()
-    }
+        found, medians = in_turns(WAYS, turns, lambda way, folder: measure(folder, inputs, way, steps, cores))
     numbers: dict[str, Any] = {"runs": found, "medians": medians, "planned": planned()}
     for devices, shares in planned().items():
         print(devices, shares)

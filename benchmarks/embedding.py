@@ -13,14 +13,13 @@ embedding alone, on 8 GPUs, in this project's arithmetic.
 import argparse
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent)]  # for tests/
 from machine import keep, use_own_code
-from pinned import timings, two_cores
+from pinned import in_turns, timings, two_cores
 
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
@@ -84,18 +83,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a minute: tries the script, shows nothing")
     chosen = parser.parse_args()
     cores = two_cores()
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-    for turn in range(1 if chosen.tiny else TURNS):
-        ways = list(WAYS)
-        for way in ways[turn:] + ways[:turn]:
-            with tempfile.TemporaryDirectory() as folder:
-                steps = WARM + 3 if chosen.tiny else 24
-                found[way].append(measure(Path(folder), way, steps, cores))
-            print(way, {name: round(value, 3) for name, value in found[way][-1].items()}, flush=True)
-    medians = {
-        way: {name: round(statistics.median(one[name] for one in many), 4) for name in many[0]}
-        for way, many in found.items()
-    }
+    steps, turns = (WARM + 3, 1) if chosen.tiny else (24, TURNS)
+    found, medians = in_turns(WAYS, turns, lambda way, folder: measure(folder, way, steps, cores))
     numbers = {"runs": found, "medians": medians, "planned, GB": planned()}
     for way, plan in planned().items():
         print("planned:", way, plan)

@@ -1,9 +1,11 @@
-"""A gang of the engine whose ranks are bound to a core each, and what its steps took."""
+"""Gangs of the engine with each rank bound to a core, what their steps took, and ways compared in turns."""
 
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +31,26 @@ def busy(core: int) -> Iterator[None]:
     finally:
         other.kill()
         other.wait()
+
+
+def in_turns(
+    ways: Iterable[str], turns: int, measure: Callable[[str, Path], dict[str, float]]
+) -> tuple[dict[str, list[dict[str, float]]], dict[str, dict[str, float]]]:
+    """What `measure(way, an empty folder)` gives for every way, in turns of which each begins with another
+    way; and the medians.
+    """
+    names = list(ways)
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in names}
+    for turn in range(turns):
+        for way in names[turn:] + names[:turn]:
+            with tempfile.TemporaryDirectory() as folder:
+                found[way].append(measure(way, Path(folder)))
+            print(way, {name: round(value, 3) for name, value in found[way][-1].items()}, flush=True)
+    medians = {
+        way: {name: round(statistics.median(one[name] for one in many), 4) for name in many[0]}
+        for way, many in found.items()
+    }
+    return found, medians
 
 
 def timings(folder: Path, run: RunFile, cores: list[int]) -> list[dict[str, float]]:

@@ -11,14 +11,14 @@ order each time; medians of the steps after the first eight.
 import argparse
 import statistics
 import sys
-import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent)]  # for tests/
 from machine import keep, use_own_code
-from pinned import busy, timings, two_cores
+from pinned import busy, in_turns, timings, two_cores
 
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
@@ -34,15 +34,17 @@ WAYS: dict[str, tuple[bool, tuple[float, ...]]] = {  # whether a process is in t
 use_own_code()
 
 
-def seconds(folder: Path, speeds: tuple[float, ...], steps: int, cores: list[int]) -> float:
+def measure(folder: Path, way: str, steps: int, cores: list[int]) -> dict[str, float]:
     """Median seconds of a step of this pipeline."""
+    is_slowed, speeds = WAYS[way]
     setup = TrainingSetup(folder)
     shape = GPT(num_layers=12, hidden=128, num_heads=4, vocab=64)
     how = train(steps, global_batch=16, micro_batch=2, sequence=128, checkpoint_every=1000)
     layout = Parallel(shard=1, pipeline=2, speeds=speeds, threads=1, compile="none", device="cpu")
     run = setup.run_file(setup.training({"model": role(shape=shape)}, how), layout=layout)
-    steps_s = [timing["step_s"] for timing in timings(folder, run, cores)]
-    return statistics.median(steps_s[WARM:])
+    with busy(cores[1]) if is_slowed else nullcontext():
+        steps_s = [timing["step_s"] for timing in timings(folder, run, cores)]
+    return {"step_s": statistics.median(steps_s[WARM:])}
 
 
 def main() -> None:
@@ -52,25 +54,12 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a minute: tries the script, shows nothing")
     chosen = parser.parse_args()
     cores = two_cores()
-    found: dict[str, list[float]] = {way: [] for way in WAYS}
-    for turn in range(1 if chosen.tiny else TURNS):
-        ways = list(WAYS)
-        for way in ways[turn:] + ways[:turn]:
-            is_slowed, speeds = WAYS[way]
-            with tempfile.TemporaryDirectory() as folder:
-                steps = 12 if chosen.tiny else 60
-                if is_slowed:
-                    with busy(cores[1]):
-                        found[way].append(seconds(Path(folder), speeds, steps, cores))
-                else:
-                    found[way].append(seconds(Path(folder), speeds, steps, cores))
-            print(f"{way}: {found[way][-1]:.3f} s a step", flush=True)
-    medians = {way: statistics.median(times) for way, times in found.items()}
+    steps, turns = (12, 1) if chosen.tiny else (60, TURNS)
+    found, medians = in_turns(WAYS, turns, lambda way, folder: measure(folder, way, steps, cores))
+    slower = [medians[f"one slower: {cut}"]["step_s"] for cut in ("cut by speeds", "equal cut")]
     numbers: dict[str, Any] = {
-        "step_s": found, "medians": medians, "speeds": SPEEDS,
-        "cut by speeds / equal cut": round(
-            medians["one slower: cut by speeds"] / medians["one slower: equal cut"], 4
-        ),
+        "runs": found, "medians": medians, "speeds": SPEEDS,
+        "cut by speeds / equal cut": round(slower[0] / slower[1], 4),
     }  # fmt: skip
     keep("uneven_pipeline", numbers, is_trial=chosen.tiny)
 
