@@ -1,5 +1,6 @@
 """What heads of classes get right, and what is got right without a network."""
 
+import dataclasses
 from dataclasses import replace
 
 import numpy as np
@@ -36,6 +37,13 @@ def exam(tmp_path_factory: pytest.TempPathFactory) -> HeadExam:
         specs=SPECS, sources=sources, vocabulary=vocabulary, scratch=tmp_path_factory.mktemp("scratch"),
         sequence=64, number=120,
     )  # fmt: skip
+
+
+def test_a_head_is_judged_on_rows_as_long_as_those_it_learned_from(exam: HeadExam) -> None:
+    for length, expected in ((0, 64), (24, 24), (128, 64)):
+        specs = {"reorder": Reorder(sequence=length)}
+        batch = next(dataclasses.replace(exam, specs=specs).batches("reorder"))
+        assert batch["tokens_BT"].shape[1] == expected
 
 
 def test_the_share_of_a_head_is_that_of_the_rows_whose_largest_logit_is_their_class(exam: HeadExam) -> None:
