@@ -20,20 +20,21 @@ class Pace:
 
     def __init__(self, given: Sequence[Sequence[float]], num_ranks: int, *, is_measured: bool) -> None:
         self.num_ranks, self.is_measured = num_ranks, is_measured
-        self._log: Log = [list(entry) for entry in given] or [self._alike(0)]
+        self._log: Log = [list(entry) for entry in given] or [[0, *self._alike]]
         self._restored = -1  # the step of the checkpoint that the log goes on from
         self._forget()
 
     def _forget(self) -> None:
         self._costs, self._times, self._num_heard = [0.0] * self.num_ranks, [0.0] * self.num_ranks, 0
 
-    def _alike(self, step: int) -> list[float]:
-        return [step, *[1.0] * self.num_ranks]
+    @property
+    def _alike(self) -> list[float]:
+        return [1.0] * self.num_ranks
 
     def at(self, step: int) -> list[float]:
         """The speeds at a step, relative to their mean; before the first entry all are alike."""
         found = [entry[1:] for entry in self._log if entry[0] <= step]
-        return _relative(found[-1] if found else [1.0] * self.num_ranks)
+        return _relative(found[-1] if found else self._alike)
 
     def hear(self, step: int, costs: Sequence[float], times: Sequence[float]) -> None:
         """Take what the ranks computed before `step`, and how long each took; every tenth time the speeds of
