@@ -113,7 +113,7 @@ def merged_of(
     """What students start from whose model is their teacher's after `rule`, with as many experts as they
     have; those with an `init`, and of another shape, start as they say.
     """
-    found: dict[str, Reference] = {}
+    rules: dict[str, Conversion] = {}
     for name, role in students.items():
         teacher = teachers[role.teacher].model
         number = getattr(role.model, "num_experts", None)
@@ -125,12 +125,17 @@ def merged_of(
         except ConfigError:
             continue
         if made.resolved(ANY_VOCAB).shapes() == role.model.resolved(ANY_VOCAB).shapes():
-            found[name], _ = convert_model(
-                models[role.teacher],
-                teacher,
-                own,
-                tokens=text.tokens["main"],
-                name=f"{name}-start",
-                node=f"convert.{name}",
-            )
+            rules[name] = own
+    found: dict[str, Reference] = {}
+    for name, own in rules.items():
+        teacher = students[name].teacher
+        found[name], _ = convert_model(
+            models[teacher],
+            teachers[teacher].model,
+            own,
+            tokens=text.tokens["main"],
+            name=f"{name}-start",
+            node=f"convert.{name}",
+            beside=len(rules),
+        )
     return found

@@ -19,9 +19,11 @@ def convert(
     tokens: Reference,
     name: str,
     node: str = "convert",
+    beside: int = 1,
 ) -> tuple[Reference, ModelSpec]:
     """The converted model, called `name`, and its spec. `tokens`: training text, for rules that have the
-    model read some. Raises ConfigError for a model that the rule is not for.
+    model read some; `beside`: how many conversions share the cores. Raises ConfigError for a model that the
+    rule is not for.
     """
     made = rule.converted(spec)
     parents = {"model": model} | ({"tokens": tokens} if rule.num_tokens else {})
@@ -33,7 +35,7 @@ def convert(
         parents={role: reference.fingerprint for role, reference in parents.items()},
         origin={"rule": "convert"},
     )
-    layout = Parallel(shard=1, threads=num_cores())
+    layout = Parallel(shard=1, threads=max(1, num_cores() // beside))
     asked = Node(
         name=node,
         task="convert",

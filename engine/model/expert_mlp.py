@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from atelier.engine.model.products import product, with_padding
+
 
 def mlp(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
     """down(silu(gate x) * up x), or without a gate down(gelu(up x))."""
@@ -63,9 +65,10 @@ class ExpertPass:
             x_QD, y_QD, *inner_QF = parts[expert]
             with source.weights(expert) as weights:
                 *into, down = _as(x_PD.dtype, weights)
+                x_QD = with_padding(x_QD)
                 for weight, out in zip(into, inner_QF, strict=True):
-                    torch.mm(x_QD, weight.T, out=out)
-                torch.mm(_activated(inner_QF), down.T, out=y_QD)
+                    product(x_QD, weight.T, out)
+                product(with_padding(_activated(inner_QF)), down.T, y_QD)
         return found
 
     def backward(
@@ -82,36 +85,30 @@ class ExpertPass:
         asked for is not computed.
         """
         result = torch.empty_like(x_PD)
-        parts = self._parts([gradient_PD, x_PD, result, *inner_PF])
+        parts = self._parts([result, gradient_PD, x_PD, *inner_PF])
         for expert in reversed(self._met):
-            gradient_QD, x_QD, result_QD, *inner_QF = parts[expert]
+            result_QD, *others = parts[expert]
+            gradient_QD, x_QD, *inner_QF = map(with_padding, others)
             with source.weights(expert) as weights:
                 *into, down = _as(x_PD.dtype, weights)
                 changes = _activation_backward(torch.mm(gradient_QD, down), inner_QF)
                 if for_weights:
                     with source.gradients(expert) as found:
-                        _product(gradient_QD.T, _activated(inner_QF), found[-1])
+                        product(gradient_QD.T, _activated(inner_QF), found[-1])
                         for change, gradient in zip(changes, found[:-1], strict=True):
-                            _product(change.T, x_QD, gradient)
+                            product(change.T, x_QD, gradient)
                 for number, (change, weight) in enumerate(zip(changes, into, strict=True)):
                     if not for_tokens:
                         break
                     if number:
-                        result_QD += torch.mm(change, weight)
+                        result_QD += torch.mm(change, weight)[: len(result_QD)]
                     else:
-                        torch.mm(change, weight, out=result_QD)
+                        product(change, weight, result_QD)
         return result
 
 
 def _as(dtype: torch.dtype, weights: Sequence[Tensor]) -> Sequence[Tensor]:
     return weights if weights[0].dtype == dtype else [weight.to(dtype) for weight in weights]
-
-
-def _product(left: Tensor, right: Tensor, into: Tensor) -> None:
-    if into.dtype == left.dtype:
-        torch.mm(left, right, out=into)
-    else:
-        into.copy_(torch.mm(left, right))
 
 
 def _activated(inner_QF: Sequence[Tensor]) -> Tensor:

@@ -20,6 +20,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.model.contract import Relations, compute_dtype
+from atelier.engine.model.products import step, with_padding
 from atelier.engine.objective.lm import token_loss
 from atelier.engine.objective.load import module_of
 from atelier.engine.objective.vocab_slice import LogitCache, TokenDistribution, VocabSlice
@@ -248,8 +249,9 @@ def _all_chunks(
     chunk_terms = _compiled_terms() if work.compiled else _chunk_terms
     room, is_kept = _Room(), work.logit_cache is not None
     for number, rows_C in enumerate(_pieces(work)):
-        hidden_CD = hidden_MD.detach().index_select(0, rows_C).to(work.compute)
+        hidden_CD = with_padding(hidden_MD.detach().index_select(0, rows_C).to(work.compute))
         logits_CV = hidden_CD @ head_VD.t() if is_kept else room.product("logits", hidden_CD, head_VD.t())
+        logits_CV = logits_CV[: len(rows_C)]
         labels_C = work.labels_M.index_select(0, rows_C)
         masks = tuple(None if mask is None else mask.index_select(0, rows_C) for mask in work.masks_K)
         wants = wants_hidden or wants_head
@@ -266,9 +268,13 @@ def _all_chunks(
             takes_logits=work.compiled and not is_kept,
         )  # fmt: skip
         sums_K += chunk_sums_K
-        if hidden_grad is not None and gradient_CV is not None:
-            hidden_grad.index_copy_(0, rows_C, (gradient_CV @ head_VD).to(hidden_grad.dtype))
-        if head_grad is not None and gradient_CV is not None:
+        if gradient_CV is None:
+            continue
+        gradient_CV = with_padding(gradient_CV)
+        if hidden_grad is not None:
+            found_CD = (gradient_CV @ head_VD)[: len(rows_C)]
+            hidden_grad.index_copy_(0, rows_C, found_CD.to(hidden_grad.dtype))
+        if head_grad is not None:
             _add_product(head_grad, gradient_CV, hidden_CD, room)
     return sums_K, hidden_grad, head_grad
 
@@ -319,7 +325,8 @@ def _teacher_output(work: _Work, rows_C: Tensor, number: int) -> TokenDistributi
     if known is not None:
         return known
     hidden_CD = work.teacher.hidden_BTD.detach().flatten(0, 1).index_select(0, rows_C).to(work.compute)
-    logits_CV = hidden_CD @ work.teacher.head_weight_VD.detach().to(work.compute).t()
+    logits_CV = with_padding(hidden_CD) @ work.teacher.head_weight_VD.detach().to(work.compute).t()
+    logits_CV = logits_CV[: len(rows_C)]
     told = _distribution(logits_CV, work)
     if logit_cache is not None:
         logit_cache.keep(_key(work, number), logits_CV, told)
@@ -327,9 +334,16 @@ def _teacher_output(work: _Work, rows_C: Tensor, number: int) -> TokenDistributi
 
 
 def _pieces(work: _Work) -> tuple[Tensor, ...]:
-    """The scored tokens' row numbers in the fewest chunks of at most `chunk`, of nearly equal length."""
+    """The scored tokens' row numbers in the fewest chunks of at most `chunk`, of nearly equal length that but
+    for the last needs no padding.
+    """
     rows_N = (work.labels_M != NOT_SCORED).nonzero()[:, 0]
-    return rows_N.tensor_split(-(-len(rows_N) // work.chunk)) if len(rows_N) else ()
+    if not len(rows_N):
+        return ()
+    number = -(-len(rows_N) // work.chunk)
+    length = -(-len(rows_N) // number)
+    length += -length % step(length)
+    return rows_N.split(min(work.chunk, length))
 
 
 def _chunk_terms(

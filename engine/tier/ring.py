@@ -22,6 +22,7 @@ from atelier.engine.model.expert_mlp import dtype_of, mlp
 from atelier.engine.model.load import blank, build, read_model, read_weights
 from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.placement import local
+from atelier.engine.model.products import with_padding
 from atelier.engine.model.weights import StoredWeights
 from atelier.engine.tier.buffers import Buffers, TransferThreads
 from atelier.engine.tier.pieces import FileSpan, StoredUnits
@@ -321,7 +322,7 @@ class Ring:
             asked += buffers.ask_all(first + other for other in met[asked:])
             with buffers.held(first + expert) as buffer:
                 weights = tuple(piece.of(buffer) for piece in self.experts[first + expert].pieces)
-                found[expert] = mlp(found[expert], weights)
+                found[expert] = mlp(with_padding(found[expert]), weights)[: counts_X[expert]]
         return torch.cat(found)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
@@ -223,15 +224,56 @@ def test_a_router_without_a_kind_is_the_usual_one_and_a_wrong_key_is_named() -> 
 
 def test_frozen_experts_compute_no_gradients_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    product = expert_mlp._product
-    monkeypatch.setattr(expert_mlp, "_product", lambda *given: (made.append(1), product(*given))[1])
+    product = expert_mlp.product
+    monkeypatch.setattr(
+        expert_mlp, "product", lambda *given: (made.append(len(given[2])), product(*given))[1]
+    )
     experts = ExpertWeights(2, 8, 16)
     for weight in experts.parameters():
         torch.nn.init.normal_(weight)
-    x_PD = torch.randn(6, 8, requires_grad=True)
-    wanted = torch.autograd.grad(experts.compute(x_PD, [4, 2]).sum(), [x_PD, *experts.weights()])
-    assert len(made) == 6
+    x_PD = torch.randn(7, 8, requires_grad=True)
+    wanted = torch.autograd.grad(experts.compute(x_PD, [4, 3]).sum(), [x_PD, *experts.weights()])
+    of_weights = [rows for rows in made if rows in (8, 16)]
+    assert len(of_weights) == 6
+    made.clear()
     experts.requires_grad_(False)
-    experts.compute(x_PD, [4, 2]).sum().backward()
-    assert len(made) == 6 and x_PD.grad is not None
+    experts.compute(x_PD, [4, 3]).sum().backward()
+    assert {*made} == {3, 4} and x_PD.grad is not None
     assert torch.equal(x_PD.grad, wanted[0])
+
+
+def test_products_of_low_precision_on_cpus_have_few_shapes() -> None:
+    """A shape that oneDNN has not met costs it 20 times the product."""
+    experts = ExpertWeights(3, 8, 16)
+    for weight in experts.parameters():
+        torch.nn.init.normal_(weight)
+    weights = [*experts.weights()]
+    for dtype, least, most in ((torch.bfloat16, 4, 24), (torch.float32, 100, 1000)):
+        products = Products()
+        for number in range(17, 33):
+            counts = [number - 16, number, 112 - 2 * number]
+            x_PD = torch.randn(sum(counts), 8, requires_grad=True)
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), products:
+                found_PD = experts.compute(x_PD, counts)
+                found = torch.autograd.grad(found_PD.float().pow(2).sum(), [x_PD, *weights])
+            alone = [
+                expert_mlp.mlp(rows_QD.to(dtype), tuple(weight[expert].to(dtype) for weight in weights))
+                for expert, rows_QD in enumerate(x_PD.split(counts))
+            ]
+            wanted = torch.autograd.grad(torch.cat(alone).float().pow(2).sum(), [x_PD, *weights])
+            for one, other in zip(found, wanted, strict=True):
+                assert (one - other).norm() < 1e-2 * other.norm()
+        assert least < len(products.shapes) < most
+
+
+class Products(TorchDispatchMode):
+    """The shapes of all products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[torch.Size, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten.mm:
+            self.shapes.add(tuple(each.shape for each in args))
+        return func(*args, **(kwargs or {}))
