@@ -16,6 +16,8 @@ from atelier.engine.config.error import ConfigError
 LANES = 16  # numbers that a CPU updates at once: a matrix of another size ends in other bits, taken alone
 Recompute = Literal["none", "selective", "full"]
 
+ExpertProducts = Literal["auto", "loop", "grouped"]
+
 
 class Tiers(Spec):
     """Where weights are that do not fit: the states of experts, weights and moments, of which a policy says
@@ -110,6 +112,11 @@ class Parallel(Spec):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="auto = cuda where there is one"
+    )
+    expert_products: ExpertProducts = Field(
+        default="auto",
+        description="products of experts in memory: one for each, or grouped = one operation for all. auto "
+        "= grouped on GPUs in 16 bits, on CPUs where it is faster and has the same bits",
     )
     embedding: Literal["gathered", "columns"] = Field(
         default="gathered",

@@ -196,6 +196,8 @@ def _stage(
         use_float8(model)
     split_matrices(model, grid, sequence_parallel=layout.sequence_parallel)
     split_experts(model, grid)
+    for experts in mixtures(model):
+        experts.products = layout.expert_products
     if layout.embedding == "columns" and files is None and has_own_head(spec.role.model):
         dtype, is_even = shared_dtype(train.precision, grid), layout.assignment == "rows"
         split_embedding(model, grid, dtype, is_even=is_even, is_first=is_first)

@@ -3,6 +3,7 @@
 X experts, P tokens sorted by expert, Q tokens of one expert, D hidden, F inner width
 """
 
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -12,7 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from atelier.engine.config.parallel import ExpertProducts
 from atelier.engine.model.products import product, with_padding
+
+FEW_ROWS = 64  # an expert, up to which one product for all of them is the faster one, measured
+VECTORS = 64  # numbers that an elementwise operation takes at once
 
 
 def mlp(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
@@ -144,23 +149,70 @@ class _InMemory:
         return nullcontext(self._gradients[expert])
 
 
-def experts_mlp(x_PD: Tensor, counts_X: Sequence[int], weights_XFD: Sequence[Tensor]) -> Tensor:
+def experts_mlp(
+    x_PD: Tensor, counts_X: Sequence[int], weights_XFD: Sequence[Tensor], products: ExpertProducts = "auto"
+) -> Tensor:
     """`mlp` of each expert's tokens [P, D]; an expert without tokens has gradients of 0."""
-    return _ExpertsMLP.apply(x_PD.to(dtype_of(x_PD)), counts_X, *weights_XFD)
+    x_PD = x_PD.to(dtype_of(x_PD))
+    return _ExpertsMLP.apply(x_PD, counts_X, is_grouped(products, x_PD, weights_XFD), *weights_XFD)
 
 
-def _forward(x_PD: Tensor, weights_XFD: list[Tensor], counts_X: list[int]) -> list[Tensor]:
+def is_grouped(products: ExpertProducts, x_PD: Tensor, weights_XFD: Sequence[Tensor]) -> bool:
+    """Whether the experts' products are one operation each, or one an expert. `auto`: on GPUs in 16 bits; on
+    CPUs in float32 where experts have few rows and the bits are the same, which takes one thread, and
+    activations that are cut into experts where no vector is.
+    """
+    if products != "auto" or not len(x_PD):
+        return products == "grouped" and len(x_PD) > 0 and x_PD.dtype != torch.float64
+    if x_PD.device.type != "cpu":
+        return x_PD.dtype in (torch.bfloat16, torch.float16)
+    is_plain = x_PD.dtype == weights_XFD[0].dtype == torch.float32 and torch.get_num_threads() == 1
+    num_experts, inner, _ = weights_XFD[0].shape
+    return is_plain and inner % VECTORS == 0 and len(x_PD) <= FEW_ROWS * num_experts
+
+
+class _Grouped:
+    """`ExpertPass` with one product for all experts."""
+
+    def __init__(self, x_PD: Tensor, counts_X: Sequence[int], weights_XFD: Sequence[Tensor]) -> None:
+        self.x_PD = x_PD
+        self.ends_X = torch.tensor(counts_X, device=x_PD.device).cumsum(0, dtype=torch.int32)
+        *self.into, self.down = (weight.to(x_PD.dtype) for weight in weights_XFD)
+
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        return F.grouped_mm(left, right, offs=self.ends_X)
+
+    def forward(self) -> list[Tensor]:
+        inner_PF = [self._product(self.x_PD, weight.mT) for weight in self.into]
+        return [self._product(_activated(inner_PF), self.down.mT), *inner_PF]
+
+    def backward(
+        self, gradient_PD: Tensor, inner_PF: Sequence[Tensor], *, for_tokens: bool, for_weights: bool
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """The gradient of the tokens, and of the weights, where they are asked for."""
+        changes = _activation_backward(self._product(gradient_PD, self.down), inner_PF)
+        found = [self._product(change.T, self.x_PD) for change in changes] if for_weights else []
+        found += [self._product(gradient_PD.T, _activated(inner_PF))] if for_weights else []
+        if not for_tokens:
+            return None, found
+        parts = (self._product(*each) for each in zip(changes, self.into, strict=True))
+        return functools.reduce(torch.Tensor.add_, parts), found
+
+
+def _forward(x_PD: Tensor, weights_XFD: list[Tensor], counts_X: list[int], grouped: bool) -> list[Tensor]:
+    if grouped:
+        return _Grouped(x_PD, counts_X, weights_XFD).forward()
     return ExpertPass(counts_X).forward(x_PD, _InMemory(weights_XFD))
 
 
-def _shapes(x_PD: Tensor, weights_XFD: list[Tensor], _counts_X: list[int]) -> list[Tensor]:
+def _shapes(x_PD: Tensor, weights_XFD: list[Tensor], _counts_X: list[int], _grouped: bool) -> list[Tensor]:
     inner = _InMemory(weights_XFD).inner
     return [torch.empty_like(x_PD), *(x_PD.new_empty(len(x_PD), width) for width in inner)]
 
 
 # one operation, whose results selective recomputation keeps as it keeps those of other products
 _LIBRARY = torch.library.Library("atelier", "DEF")
-_LIBRARY.define("experts(Tensor x, Tensor[] weights, int[] counts) -> Tensor[]")
+_LIBRARY.define("experts(Tensor x, Tensor[] weights, int[] counts, bool grouped) -> Tensor[]")
 _LIBRARY.impl("experts", _forward, "CompositeExplicitAutograd")
 _LIBRARY.impl("experts", _shapes, "Meta")
 EXPERTS = torch.ops.atelier.experts.default
@@ -168,6 +220,7 @@ EXPERTS = torch.ops.atelier.experts.default
 
 class _ExpertsContext(FunctionCtx):
     counts_X: Sequence[int]
+    grouped: bool
     number: int  # of weights
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor, ...]
@@ -175,9 +228,11 @@ class _ExpertsContext(FunctionCtx):
 
 class _ExpertsMLP(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _ExpertsContext, x_PD: Tensor, counts_X: Sequence[int], *weights_XFD: Tensor) -> Tensor:
-        ctx.counts_X, ctx.number = counts_X, len(weights_XFD)
-        y_PD, *inner_PF = EXPERTS(x_PD, weights_XFD, counts_X)
+    def forward(
+        ctx: _ExpertsContext, x_PD: Tensor, counts_X: Sequence[int], grouped: bool, *weights_XFD: Tensor
+    ) -> Tensor:
+        ctx.counts_X, ctx.grouped, ctx.number = counts_X, grouped, len(weights_XFD)
+        y_PD, *inner_PF = EXPERTS(x_PD, weights_XFD, counts_X, grouped)
         ctx.save_for_backward(x_PD, *weights_XFD, *inner_PF)
         return y_PD
 
@@ -185,13 +240,20 @@ class _ExpertsMLP(torch.autograd.Function):
     def backward(ctx: _ExpertsContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_PD, *rest = ctx.saved_tensors
         weights_XFD, inner_PF = rest[: ctx.number], rest[ctx.number :]
-        for_tokens, _, *for_weights = ctx.needs_input_grad
+        for_tokens, _, _, *for_weights = ctx.needs_input_grad
+        gradient_PD = gradients[0].contiguous()
+        if ctx.grouped:
+            result_PD, made = _Grouped(x_PD, ctx.counts_X, weights_XFD).backward(
+                gradient_PD, inner_PF, for_tokens=for_tokens, for_weights=any(for_weights)
+            )
+            made = [one.to(weight.dtype) for one, weight in zip(made, weights_XFD, strict=False)]
+            return result_PD, None, None, *(made or [None] * ctx.number)
         found = [torch.empty_like(weight) for weight in weights_XFD] if any(for_weights) else []
         x_PD = ExpertPass(ctx.counts_X).backward(
-            gradients[0].contiguous(), x_PD, inner_PF, _InMemory(weights_XFD, found),
+            gradient_PD, x_PD, inner_PF, _InMemory(weights_XFD, found),
             for_tokens=for_tokens, for_weights=bool(found),
         )  # fmt: skip
         for expert, number in enumerate(ctx.counts_X):
             for gradient in () if number else found:
                 gradient[expert].zero_()
-        return x_PD if for_tokens else None, None, *(found or [None] * ctx.number)
+        return x_PD if for_tokens else None, None, None, *(found or [None] * ctx.number)

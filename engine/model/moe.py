@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.parallel import ExpertProducts
 from atelier.engine.model.dispatch import Dispatch, collect, dispatched
 from atelier.engine.model.expert_mlp import experts_mlp, mlp
 from atelier.engine.model.placement import local
@@ -31,6 +32,7 @@ class ExpertWeights(nn.Module):
         self.up = nn.Parameter(torch.empty(num_experts, inner, hidden))
         self.down = nn.Parameter(torch.empty(num_experts, hidden, inner))
         self.num_experts = num_experts  # of all ranks
+        self.products: ExpertProducts = "auto"
 
     def weights(self) -> list[Tensor]:
         """[gate,] up and down."""
@@ -64,7 +66,7 @@ class ExpertWeights(nn.Module):
 
     def compute(self, x_PD: Tensor, counts_X: list[int]) -> Tensor:
         """Of tokens [P, D] for the experts that are here, sorted by expert."""
-        return experts_mlp(x_PD, counts_X, [local(weight) for weight in self.weights()])
+        return experts_mlp(x_PD, counts_X, [local(weight) for weight in self.weights()], self.products)
 
 
 class SharedExperts(nn.Module):

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.contract import Carried, Model, Output, Relations, blocks_of, stored
@@ -24,14 +23,13 @@ from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.placement import local
 from atelier.engine.model.products import with_padding
 from atelier.engine.model.weights import StoredWeights
+from atelier.engine.plan.streamed import LINE, STREAM, too_little
 from atelier.engine.tier.buffers import Buffers, TransferThreads
 from atelier.engine.tier.pieces import FileSpan, StoredUnits
 from atelier.engine.tier.policy import LeastRecentlyUsed
 
-STREAM = 2  # buffers that a stream needs: one computes, one is read
 TOGETHER = 256e6  # bytes of batches that go through the blocks together: residual streams and masks
 RING = "ring"  # attribute of a model that is streamed
-LINE = 64  # bytes; products may differ in their last bits by where in a line of the cache a weight begins
 
 
 class Piece(NamedTuple):
@@ -220,11 +218,7 @@ class Ring:
         )
         least = size * (rest.floats + STREAM * block + STREAM * expert)
         if memory < least:
-            raise ConfigError(
-                self.place,
-                f"{memory / 1e9:.4g} GB cannot hold two blocks and two experts beside what is always there",
-                f"{_rounded_up(least) / 1e9:.4g} GB is the least for this model",
-            )
+            raise too_little(self.place, memory / 1e9, "the model", least)
         left = memory - least
         total = sum(unit.floats for unit in self.blocks) * size
         if total <= left + STREAM * block * size:  # all blocks stay
@@ -324,12 +318,6 @@ class Ring:
                 weights = tuple(piece.of(buffer) for piece in self.experts[first + expert].pieces)
                 found[expert] = mlp(with_padding(found[expert]), weights)[: counts_X[expert]]
         return torch.cat(found)
-
-
-def _rounded_up(number: int) -> int:
-    """To three digits."""
-    step = 10 ** max(0, len(str(number)) - 3)
-    return -(-number // step) * step
 
 
 def stored_by(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -1,5 +1,5 @@
 """Fills in what a configuration leaves open: the layout (the first of the planner's search) and the
-checkpoint interval; checks warm-ups against the steps of their schedules.
+checkpoint interval; checks warm-ups against their schedules and memory against what streams need of it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ from contextlib import suppress
 from pydantic import ValidationError
 
 from atelier.engine.config.base import Spec
-from atelier.engine.config.data import Finetune
+from atelier.engine.config.data import Finetune, Score
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
@@ -20,9 +20,11 @@ from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.engine.plan.search import LayoutOption, search
+from atelier.engine.plan.streamed import check_streamed
 from atelier.flows.run.memory_fit import TRAINED, limit_gb
 from atelier.infra.dag import Node
 
+SCORED = 4  # bytes of a number of models that are scored
 AXES = ("replicate", "expert", "context", "tensor", "pipeline")
 
 
@@ -119,6 +121,22 @@ def check_warmups(arguments: Spec, overrides: Iterable[str]) -> None:
     for place, schedule, start, end in _schedules(arguments):
         if any(_gives(text, f"{place}.warmup") for text in given):
             schedule.check(start, end, place)
+
+
+def check_memory(arguments: Spec) -> None:
+    """Raises ConfigError for models that are to be scored, or to teach, in less memory than is needed of them
+    at once. A vocabulary that is not known yet counts as none.
+    """
+    roles, score = trained(arguments), getattr(arguments, "score", None)
+    parallel, train = getattr(arguments, "parallel", None), getattr(arguments, "train", None)
+    teachers = {role.teacher for role in roles.values() if role.attach == "frozen"}
+    for name, role in roles.items():
+        model = role.model.resolved(vocab_of(arguments) or 1)
+        if isinstance(score, Score):
+            check_streamed("score.memory_gb", score.memory_gb, name or "the model", model, SCORED)
+        if name in teachers and isinstance(parallel, Parallel) and isinstance(train, Train):
+            size = 8 if train.precision == "fp64" else 4
+            check_streamed("parallel.tiers.frozen_gb", parallel.tiers.frozen_gb, name, model, size)
 
 
 def _schedules(arguments: Spec) -> Iterator[tuple[str, Schedule, int, int]]:

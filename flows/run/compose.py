@@ -16,7 +16,7 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import in_teaching_order, resolve_starts
-from atelier.flows.run.auto import check_warmups, fastest_layout, with_interval
+from atelier.flows.run.auto import check_memory, check_warmups, fastest_layout, with_interval
 from atelier.flows.run.catalog import CONF, groups, options
 from atelier.flows.run.overrides import check_overrides
 from atelier.flows.run.registry import is_idle, parameters
@@ -98,6 +98,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     arguments = parse(parameters(flow), given, "")
     arguments = resolved(arguments, pool)
     check_warmups(arguments, overrides)
+    check_memory(arguments)
     return Frozen(
         flow=flow,
         overrides=tuple(overrides),

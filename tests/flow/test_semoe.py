@@ -63,6 +63,15 @@ def test_text_from_a_memory_smaller_than_the_teacher_is_the_same(atelier: Atelie
     assert refused.code == 2 and "is the least for this model" in refused.err
 
 
+def test_too_little_memory_is_refused_before_anything_is_made(atelier: Atelier) -> None:
+    for key in ("score.memory_gb", "parallel.tiers.frozen_gb"):
+        refused = atelier("plan", *ARGUMENTS, f"{key}=0.001")
+        assert refused.code == 2
+        assert refused.err.startswith(f"{key}: 0.001 GB cannot hold two blocks and two experts of teacher")
+        enough = refused.err.split(";")[1].split()[0]
+        assert atelier("plan", *ARGUMENTS, f"{key}={enough}").code == 0
+
+
 def test_killed_without_warning_it_ends_with_the_same_bits(root: Path, tmp_path: Path) -> None:
     whole, store = CommandStore(root), CommandStore(tmp_path / "store").copy_data(CommandStore(root))
     for name in ("teacher", "student_few"):  # in each of the two trainings

@@ -1,5 +1,7 @@
 """Routers and what they promise: every token's experts and weights, balance, competition inside groups."""
 
+import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.parallel import ExpertProducts
 from atelier.engine.model import expert_mlp
 from atelier.engine.model.contract import Output, stored
 from atelier.engine.model.gpt import Decoder
@@ -229,6 +232,7 @@ def test_frozen_experts_compute_no_gradients_of_weights(monkeypatch: pytest.Monk
         expert_mlp, "product", lambda *given: (made.append(len(given[2])), product(*given))[1]
     )
     experts = ExpertWeights(2, 8, 16)
+    experts.products = "loop"
     for weight in experts.parameters():
         torch.nn.init.normal_(weight)
     x_PD = torch.randn(7, 8, requires_grad=True)
@@ -242,9 +246,46 @@ def test_frozen_experts_compute_no_gradients_of_weights(monkeypatch: pytest.Monk
     assert torch.equal(x_PD.grad, wanted[0])
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(8))
+def test_one_product_for_all_experts_has_the_bits_of_one_for_each(
+    seed: int, dtype: torch.dtype, one_thread: None
+) -> None:
+    draw = random.Random(seed)
+    experts = ExpertWeights(
+        draw.randint(1, 12), 8 * draw.randint(1, 9), 64 * draw.randint(1, 3), is_gated=draw.random() < 0.7
+    )
+    for weight in experts.parameters():
+        torch.nn.init.normal_(weight)
+    counts = [draw.choice((0, 1, draw.randint(2, 90))) for _ in range(experts.num_experts)]
+    x_PD = torch.randn(sum(counts), experts.up.shape[2], requires_grad=True)
+    experts.requires_grad_(draw.random() < 0.7)
+    wanted = [weight for weight in (x_PD, *experts.weights()) if weight.requires_grad]
+    found: list[list[Tensor]] = []
+    ways: tuple[ExpertProducts, ...] = ("loop", "grouped")
+    for experts.products in ways:
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            y_PD = experts.compute(x_PD, counts)
+        found.append([y_PD, *torch.autograd.grad(y_PD.float().pow(2).sum(), wanted)])
+    for one, other in zip(*found, strict=True):
+        if dtype == torch.float32:
+            assert torch.equal(one, other)
+        else:  # one of them pads, which may change how oneDNN cuts a sum
+            assert (one - other).norm() <= 1e-2 * other.norm()
+
+
 def test_products_of_low_precision_on_cpus_have_few_shapes() -> None:
     """A shape that oneDNN has not met costs it 20 times the product."""
     experts = ExpertWeights(3, 8, 16)
+    experts.products = "loop"
     for weight in experts.parameters():
         torch.nn.init.normal_(weight)
     weights = [*experts.weights()]

@@ -27,6 +27,7 @@ from atelier.engine.inference.scoring import read_held_out, text_nats
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.contract import Model
 from atelier.engine.model.load import blank, build, read_model, read_weights
+from atelier.engine.plan.streamed import least_bytes
 from atelier.engine.tier.buffers import Backing
 from atelier.engine.tier.pieces import StoredUnits
 from atelier.engine.tier.ring import Ring, outputs_of, read_model_within, ring_of
@@ -101,6 +102,7 @@ def test_any_shape_in_any_memory_computes_the_bits_of_all_in_memory(study: Study
     whole, _ = read_model(source, study.scratch, dtype=torch.float32)
     total = sum(weight.numel() * 4 for weight in whole.parameters())
     least = least_of(source, study)
+    assert least_bytes(spec, 4, line=1) <= least <= 1.01 * least_bytes(spec, 4)  # as plans say
     memory = draw.randint(min(least, total - 1), total - 1)
     ringed, _ = within(source, study, memory)
     for _ in range(3):
