@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,10 @@ class Parts:
 
     def part(
         self, name: str, seed: int, roles: dict[str, dict[str, Any]], *, frozen: str = "", steps: int = 0,
-        **train: Any,
+        entry: Sequence[str] = ("-m", "atelier.engine.train"), **train: Any,
     ) -> dict[str, Any]:  # fmt: skip
-        """What a training of these roles cost and gave; `frozen` is the folder of a finished teacher, `train`
-        are settings.
+        """What a training of these roles cost and gave; `frozen` is the folder of a finished teacher, `entry`
+        what Python is to run, `train` are settings.
         """
         place = self.store / f"seed-{seed}" / name
         result, run = place / "result.json", place / "run.json"
@@ -132,7 +133,7 @@ class Parts:
         print(f"seed {seed}: {name}", flush=True)
         began = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "atelier.engine.train", str(run)],
+            [sys.executable, "-W", "ignore", *entry, str(run)],
             cwd=PROJECT, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         _, status, usage = os.wait4(process.pid, 0)
