@@ -4,10 +4,13 @@ makes learns from the teacher; all are scored in a memory smaller than the teach
 atelier semoe experiment=tiny
 """
 
-from atelier.engine.config.conversions import Conversion
+from atelier.engine.config.base import parse
+from atelier.engine.config.conversions import Conversion, ConversionSpec
 from atelier.engine.config.data import Data, Score, Tokenizer
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.flows.controls import control_of, controls_of, fewer
@@ -19,6 +22,11 @@ from atelier.tasks.register import register
 from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 from atelier.tasks.train import train as train_roles
+
+FREE = {  # fields in which a student's model may differ from its teacher's, and begin as the merged one
+    "num_experts", "experts_per_token", "experts", "ffn", "mlp", "num_kv_heads", "vocab", "dropout",
+    "init_std",
+}  # fmt: skip
 
 
 def semoe(
@@ -111,21 +119,28 @@ def merged_of(
     text: Text,
 ) -> dict[str, Reference]:
     """What students start from whose model is their teacher's after `rule`, with as many experts as they
-    have; those with an `init`, and of another shape, start as they say.
+    have; those with an `init`, and other models, start as they say. Raises ConfigError where the rule cannot
+    make them.
     """
-    rules: dict[str, Conversion] = {}
+    rules: dict[str, ConversionSpec] = {}
     for name, role in students.items():
         teacher = teachers[role.teacher].model
         number = getattr(role.model, "num_experts", None)
-        if role.init or number is None:
+        if role.init or number is None or not _is_alike(role.model, teacher):
             continue
-        own = rule.model_copy(update={"num_experts": number})
+        place = f"roles.{name}.model.num_experts"
         try:
+            own = parse(type(rule), rule.model_dump(mode="json") | {"num_experts": number}, "convert")
             made = own.converted(teacher)
-        except ConfigError:
+        except ConfigError as error:
+            raise ConfigError(
+                place,
+                f"{number}, but of its teacher they cannot be made: {error.place} {error.problem}",
+                f"roles.{name}.init, another rule, or another model, which starts from its seed",
+            ) from None
+        if made.resolved(ANY_VOCAB).shapes() != role.model.resolved(ANY_VOCAB).shapes():
             continue
-        if made.resolved(ANY_VOCAB).shapes() == role.model.resolved(ANY_VOCAB).shapes():
-            rules[name] = own
+        rules[name] = own
     found: dict[str, Reference] = {}
     for name, own in rules.items():
         teacher = students[name].teacher
@@ -139,3 +154,17 @@ def merged_of(
             beside=len(rules),
         )
     return found
+
+
+def _is_alike(student: ModelSpec, teacher: ModelSpec) -> bool:
+    """Whether a student's model is its teacher's with another number of experts, of the same kind."""
+    if not isinstance(student, MixedBlocks) or not isinstance(teacher, MixedBlocks):
+        return False
+    one, other = (
+        spec.model_dump(exclude=FREE) | {"kv": spec.kv_heads, "gate": spec.is_gated}
+        for spec in (student, teacher)
+    )
+    is_mixed = bool(student.num_experts and teacher.num_experts)
+    mine, theirs = student.experts, teacher.experts
+    are_met_alike = (mine.combine, mine.router.kind) == (theirs.combine, theirs.router.kind)
+    return student.num_experts != teacher.num_experts and one == other and (are_met_alike or not is_mixed)

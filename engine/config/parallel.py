@@ -116,7 +116,7 @@ class Parallel(Spec):
     expert_products: ExpertProducts = Field(
         default="auto",
         description="products of experts in memory: one for each, or grouped = one operation for all. auto "
-        "= grouped on GPUs in 16 bits, on CPUs where it is faster and has the same bits",
+        "= grouped on CPUs where it is faster and has the same bits, else loop",
     )
     embedding: Literal["gathered", "columns"] = Field(
         default="gathered",

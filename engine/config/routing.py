@@ -31,6 +31,11 @@ class RouterSpec(Kind):
         return True
 
     @property
+    def has_own_shares(self) -> bool:
+        """Whether what a token's experts weigh does not follow `combine`, so that it may be less than 1."""
+        return False
+
+    @property
     def buffers(self) -> tuple[str, ...]:
         """Its weights, one a expert, that no gradient moves: a bias of the choice, loads of the last step."""
         return ()

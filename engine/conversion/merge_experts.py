@@ -91,7 +91,8 @@ def convert(
             elif ".experts." in name:
                 found[name] = new[leaf]
             else:
-                found[name] = torch.stack([_mean(old, each, load_X) for each in members])
+                how = _sum if leaf == "load" else _mean
+                found[name] = torch.stack([how(old, each, load_X) for each in members])
         merged[path] = [list(each) for each in members]
     return found, {"members": merged}
 
@@ -145,6 +146,10 @@ def _aligned(weights: Mapping[str, Tensor], first: int, other: int) -> Tensor:
         like_FF = like_FF + (one.T @ two if name == "down" else one @ two.T)
     _, order = linear_sum_assignment(like_FF.cpu().numpy(), maximize=True)
     return torch.from_numpy(order)
+
+
+def _sum(numbers_X: Tensor, group: tuple[int, ...], _load_X: Tensor) -> Tensor:
+    return numbers_X[list(group)].sum(0)
 
 
 def _mean(rows_X: Tensor, group: tuple[int, ...], load_X: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from torch.autograd.function import FunctionCtx
 from atelier.engine.config.parallel import ExpertProducts
 from atelier.engine.model.products import product, with_padding
 
-FEW_ROWS = 64  # an expert, up to which one product for all of them is the faster one, measured
+FEW_ROWS = 64  # an expert on average, up to which one product for all of them is the faster one, measured
+ALIGNED = 16  # bytes that grouped_mm's rows have to be a multiple of
 VECTORS = 64  # numbers that an elementwise operation takes at once
 
 
@@ -69,11 +70,7 @@ class ExpertPass:
         for expert in self._met:
             x_QD, y_QD, *inner_QF = parts[expert]
             with source.weights(expert) as weights:
-                *into, down = _as(x_PD.dtype, weights)
-                x_QD = with_padding(x_QD)
-                for weight, out in zip(into, inner_QF, strict=True):
-                    product(x_QD, weight.T, out)
-                product(with_padding(_activated(inner_QF)), down.T, y_QD)
+                _through(x_QD, weights, inner_QF, y_QD)
         return found
 
     def backward(
@@ -110,6 +107,23 @@ class ExpertPass:
                     else:
                         product(change, weight, result_QD)
         return result
+
+
+def one_expert(x_QD: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """`mlp` with the bits of `ExpertPass.forward`."""
+    inner_QF = [x_QD.new_empty(len(x_QD), len(weight)) for weight in weights[:-1]]
+    y_QD = torch.empty_like(x_QD)
+    _through(x_QD, weights, inner_QF, y_QD)
+    return y_QD
+
+
+def _through(x_QD: Tensor, weights: Sequence[Tensor], inner_QF: Sequence[Tensor], y_QD: Tensor) -> None:
+    """Write an expert's results, and what is before the activation."""
+    *into, down = _as(x_QD.dtype, weights)
+    x_QD = with_padding(x_QD)
+    for weight, out in zip(into, inner_QF, strict=True):
+        product(x_QD, weight.T, out)
+    product(with_padding(_activated(inner_QF)), down.T, y_QD)
 
 
 def _as(dtype: torch.dtype, weights: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -158,17 +172,18 @@ def experts_mlp(
 
 
 def is_grouped(products: ExpertProducts, x_PD: Tensor, weights_XFD: Sequence[Tensor]) -> bool:
-    """Whether the experts' products are one operation each, or one an expert. `auto`: on GPUs in 16 bits; on
-    CPUs in float32 where experts have few rows and the bits are the same, which takes one thread, and
-    activations that are cut into experts where no vector is.
+    """Whether the experts' products are one operation each, or one an expert. `auto`: on CPUs in float32
+    where experts have few rows and the bits are the same, which takes one thread, and activations that are
+    cut into experts where no vector is. Always one an expert where the operation cannot: widths that are no
+    multiple of 16 bytes, float64.
     """
-    if products != "auto" or not len(x_PD):
-        return products == "grouped" and len(x_PD) > 0 and x_PD.dtype != torch.float64
-    if x_PD.device.type != "cpu":
-        return x_PD.dtype in (torch.bfloat16, torch.float16)
+    num_experts, *widths = weights_XFD[0].shape
+    is_whole = all(width * x_PD.element_size() % ALIGNED == 0 for width in widths)
+    if products == "loop" or not len(x_PD) or not is_whole or x_PD.dtype == torch.float64:
+        return False
     is_plain = x_PD.dtype == weights_XFD[0].dtype == torch.float32 and torch.get_num_threads() == 1
-    num_experts, inner, _ = weights_XFD[0].shape
-    return is_plain and inner % VECTORS == 0 and len(x_PD) <= FEW_ROWS * num_experts
+    has_few = widths[0] % VECTORS == 0 and len(x_PD) <= FEW_ROWS * num_experts
+    return products == "grouped" or (x_PD.device.type == "cpu" and is_plain and has_few)
 
 
 class _Grouped:
@@ -247,13 +262,19 @@ class _ExpertsMLP(torch.autograd.Function):
                 gradient_PD, inner_PF, for_tokens=for_tokens, for_weights=any(for_weights)
             )
             made = [one.to(weight.dtype) for one, weight in zip(made, weights_XFD, strict=False)]
+            _without_tokens(made, ctx.counts_X)
             return result_PD, None, None, *(made or [None] * ctx.number)
         found = [torch.empty_like(weight) for weight in weights_XFD] if any(for_weights) else []
         x_PD = ExpertPass(ctx.counts_X).backward(
             gradient_PD, x_PD, inner_PF, _InMemory(weights_XFD, found),
             for_tokens=for_tokens, for_weights=bool(found),
         )  # fmt: skip
-        for expert, number in enumerate(ctx.counts_X):
-            for gradient in () if number else found:
-                gradient[expert].zero_()
+        _without_tokens(found, ctx.counts_X)
         return x_PD if for_tokens else None, None, None, *(found or [None] * ctx.number)
+
+
+def _without_tokens(gradients_XFD: Sequence[Tensor], counts_X: Sequence[int]) -> None:
+    """Set the gradients of experts without tokens, which no product wrote, or one of no rows did."""
+    for expert, number in enumerate(counts_X):
+        for gradient in () if number else gradients_XFD:
+            gradient[expert].zero_()

@@ -12,7 +12,13 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
-from atelier.engine.plan.expert_checks import check_axis, check_router, check_sight, check_tiers
+from atelier.engine.plan.expert_checks import (
+    check_axis,
+    check_products,
+    check_router,
+    check_sight,
+    check_tiers,
+)
 from atelier.engine.plan.layout_checks import check_assignment, check_embedding, micro_batches, shared_rows
 
 
@@ -77,6 +83,7 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
         rows = train.model_copy(update={"sequence": longest})
         check_router(layout, role.model, rows, model, axes=layout.axes_of(name), place=_place(layout, name))
         check_tiers(layout, role, model, axes=layout.axes_of(name))
+        check_products(layout, role, train, model, axes=layout.axes_of(name))
         _check_tokens(layout, name, "train.sequence", train.sequence)
         for key, spec in role.objective.items():
             own = f"{prefix}{name}.objective.{key}.sequence" if prefix else f"objective.{key}.sequence"

@@ -124,6 +124,24 @@ def check_tiers(layout: Parallel, role: Role, model: str, *, axes: Axes) -> None
         )
 
 
+def check_products(layout: Parallel, role: Role, train: Train, model: str, *, axes: Axes) -> None:
+    """Check that one product for all experts, where it is asked for, can be computed."""
+    spec, place = role.model, "parallel.expert_products"
+    if layout.expert_products != "grouped" or not isinstance(spec, MixedBlocks) or not spec.num_experts:
+        return
+    if layout.tiers.experts != "device":
+        raise ConfigError(place, "grouped, but the experts are on disk", "expert_products=loop")
+    if train.precision == "fp64":
+        raise ConfigError(place, "grouped, but that is not for float64", "expert_products=loop")
+    inner = spec.expert_inner // axes.tensor
+    multiple = 4 if train.precision == "fp32" else 8
+    for name, width in ((f"{model}.hidden", spec.hidden), (f"{model}.experts.ffn", inner)):
+        if width % multiple:
+            raise ConfigError(
+                place, f"grouped, but {name} on a rank, {width}, is no multiple of {multiple}", "loop"
+            )
+
+
 def check_frozen(layout: Parallel, name: str) -> None:
     """Check that a frozen teacher that may be streamed is whole on every rank, but its experts."""
     if not layout.tiers.frozen_gb:

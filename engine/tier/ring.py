@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.contract import Carried, Model, Output, Relations, blocks_of, stored
-from atelier.engine.model.expert_mlp import dtype_of, mlp
+from atelier.engine.model.expert_mlp import dtype_of, one_expert
 from atelier.engine.model.load import blank, build, read_model, read_weights
 from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.placement import local
-from atelier.engine.model.products import with_padding
 from atelier.engine.model.weights import StoredWeights
 from atelier.engine.plan.streamed import LINE, STREAM, too_little
 from atelier.engine.tier.buffers import Buffers, TransferThreads
@@ -316,7 +315,7 @@ class Ring:
             asked += buffers.ask_all(first + other for other in met[asked:])
             with buffers.held(first + expert) as buffer:
                 weights = tuple(piece.of(buffer) for piece in self.experts[first + expert].pieces)
-                found[expert] = mlp(with_padding(found[expert]), weights)[: counts_X[expert]]
+                found[expert] = one_expert(found[expert], weights)
         return torch.cat(found)
 
 

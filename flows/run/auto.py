@@ -8,11 +8,12 @@ from contextlib import suppress
 from pydantic import ValidationError
 
 from atelier.engine.config.base import Spec
-from atelier.engine.config.data import Finetune, Score
+from atelier.engine.config.data import Finetune, Score, Tokenizer
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
+from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
@@ -125,18 +126,30 @@ def check_warmups(arguments: Spec, overrides: Iterable[str]) -> None:
 
 def check_memory(arguments: Spec) -> None:
     """Raises ConfigError for models that are to be scored, or to teach, in less memory than is needed of them
-    at once. A vocabulary that is not known yet counts as none.
+    at once. Of a vocabulary that is not known yet it takes no account.
     """
     roles, score = trained(arguments), getattr(arguments, "score", None)
     parallel, train = getattr(arguments, "parallel", None), getattr(arguments, "train", None)
     teachers = {role.teacher for role in roles.values() if role.attach == "frozen"}
     for name, role in roles.items():
-        model = role.model.resolved(vocab_of(arguments) or 1)
+        limits: list[tuple[str, float, int]] = []
         if isinstance(score, Score):
-            check_streamed("score.memory_gb", score.memory_gb, name or "the model", model, SCORED)
+            limits.append(("score.memory_gb", score.memory_gb, SCORED))
         if name in teachers and isinstance(parallel, Parallel) and isinstance(train, Train):
             size = 8 if train.precision == "fp64" else 4
-            check_streamed("parallel.tiers.frozen_gb", parallel.tiers.frozen_gb, name, model, size)
+            limits.append(("parallel.tiers.frozen_gb", parallel.tiers.frozen_gb, size))
+        for place, gb, size in limits:
+            if gb:
+                check_streamed(place, gb, name or "the model", _sized(role.model, arguments), size)
+
+
+def _sized(model: ModelSpec, arguments: Spec) -> ModelSpec:
+    """The model with the vocabulary of a tokenizer that is to be learned; else with the smallest."""
+    if model.vocab != "auto":
+        return model
+    tokenizer = getattr(arguments, "tokenizer", None)
+    is_loaded = isinstance(tokenizer, Tokenizer) and bool(tokenizer.load)
+    return model.resolved(1 if is_loaded else vocab_of(arguments) or 1)
 
 
 def _schedules(arguments: Spec) -> Iterator[tuple[str, Schedule, int, int]]:

@@ -14,8 +14,11 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.router.base import Base
+from atelier.engine.config.router.expert_choice import ExpertChoice
 from atelier.engine.config.router.hash import Hash
 from atelier.engine.config.router.topk import TopK
+from atelier.engine.config.routing import RouterSpec
 from atelier.engine.conversion import copy_mlp, merge_experts
 from atelier.engine.convert import convert
 from atelier.engine.inference.generator import read_generator
@@ -190,3 +193,26 @@ def test_as_a_command_it_writes_a_model_that_generates(tmp_path: Path) -> None:
     assert isinstance(new, GPT) and new.num_experts == 2 and summary["params"] == new.num_params()
     generator = read_generator(made, study.scratch, torch.device("cpu"))
     assert generator.text("Poem", Sampling(max_tokens=5))
+
+
+def test_experts_of_another_kind_than_the_dense_blocks_make_no_dense_model() -> None:
+    mixed = spec(num_experts=4, mlp="swiglu", ffn=64, experts=Experts(every=2, activation="gelu", ffn=64))
+    with pytest.raises(ConfigError, match="experts are gelu and the dense blocks swiglu"):
+        MergeExperts(num_experts=0).converted(mixed)
+
+
+@pytest.mark.parametrize("router", [Base(sees_future=True), ExpertChoice(sees_future=True)])
+def test_what_experts_weigh_is_measured_where_the_router_says_it(router: RouterSpec) -> None:
+    mixed = spec(num_experts=4, experts_per_token=1, experts=Experts(router=router))
+    with pytest.raises(ConfigError, match=f"router {router.kind}"):
+        MergeExperts(num_experts=0, by="random").converted(mixed)
+
+
+def test_loads_of_merged_experts_are_summed() -> None:
+    model = network(spec(num_experts=6, experts=Experts(router=TopK(balance="batch"))))
+    for name, weight in model.state_dict().items():
+        if name.endswith("router.load"):
+            weight.copy_(torch.arange(1.0, 7.0))
+    made = made_of(MergeExperts(num_experts=2), model, merge_experts)
+    loads = [weight for name, weight in made.state_dict().items() if name.endswith("router.load")]
+    assert loads and all(float(load.sum()) == 21.0 for load in loads)

@@ -58,12 +58,19 @@ class MergeExperts(ConversionSpec):
         }
 
     def _dense(self, spec: MixedBlocks) -> dict[str, int | str]:
-        if self.by == "random" and spec.experts.combine != "softmax_chosen":
+        router = spec.experts.router
+        if self.by == "random" and (router.has_own_shares or spec.experts.combine != "softmax_chosen"):
+            how = f"router {router.kind}" if router.has_own_shares else f"combine={spec.experts.combine}"
             raise ConfigError(
                 "convert.by",
-                f"random reads no text, and what experts weigh together (combine={spec.experts.combine}) is "
-                "measured on some",
-                "by=clusters",
+                f"random reads no text, and what experts weigh together ({how}) is measured on some",
+                "by=load",
+            )
+        if spec.experts.every > 1 and spec.is_gated != (spec.mlp == "swiglu"):
+            raise ConfigError(
+                "convert.num_experts",
+                f"0, but experts are {spec.experts.activation} and the dense blocks {spec.mlp}",
+                "num_experts=1",
             )
         if spec.experts.shared:
             raise ConfigError(

@@ -10,6 +10,10 @@ from atelier.engine.config.routing import LookingAhead
 class Base(LookingAhead):
     kind: Literal["base"] = "base"
 
+    @property
+    def has_own_shares(self) -> bool:
+        return True
+
     def check_experts(self, num_experts: int, per_token: int) -> None:
         if per_token != 1:
             raise ValueError(

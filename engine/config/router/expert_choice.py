@@ -7,3 +7,7 @@ from atelier.engine.config.routing import LookingAhead
 
 class ExpertChoice(LookingAhead):
     kind: Literal["expert_choice"] = "expert_choice"
+
+    @property
+    def has_own_shares(self) -> bool:
+        return True

@@ -34,6 +34,7 @@ def assigned(score_SX: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment  # 0.3 s: only this router needs it
 
     size, number = score_SX.shape
+    score_SX = score_SX.nan_to_num()  # else it raises, and the step would not be judged by its loss
     places_SS = score_SX.double().cpu().numpy().repeat(size // number, axis=1)
     _, place_S = linear_sum_assignment(places_SS, maximize=True)
     return torch.from_numpy(place_S // (size // number)).to(score_SX.device)

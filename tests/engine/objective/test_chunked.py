@@ -234,6 +234,32 @@ def test_bf16_autocast_is_near_fp32_with_fp32_sums_and_gradients() -> None:
         assert (ours - theirs).abs().mean() < 0.03 * theirs.abs().mean()
 
 
+def test_products_of_low_precision_have_few_shapes_however_many_tokens_are_scored() -> None:
+    """A shape that oneDNN has not met costs it more than the product."""
+    seen = Products()
+    for scored in range(20, B * T):
+        case = Case(torch.float32)
+        case.labels[:] = 0
+        case.labels.view(-1)[scored:] = -100
+        with torch.autocast("cpu", torch.bfloat16), seen:
+            total, _ = objective_sums(case.hidden, case.head, case.labels, BOTH, case.teacher, 20)
+            total.backward()
+    assert 4 <= len(seen.shapes) <= 2 * 4  # chunks of 16 and 32 rows
+
+
+class Products(TorchDispatchMode):
+    """The shapes of all products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[torch.Size, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten.mm:
+            self.shapes.add(tuple(each.shape for each in args))
+        return func(*args, **(kwargs or {}))
+
+
 def test_a_second_backward_is_refused() -> None:
     total, _ = Case().chunked(ONLY_LM)
     total.backward(retain_graph=True)

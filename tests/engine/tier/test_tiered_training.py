@@ -162,3 +162,22 @@ def test_what_cannot_be_on_disk_is_refused_with_a_way_out(
     with pytest.raises(ConfigError) as refused:
         check_layout(layout, {"teacher": spec}, train(8), prefix="")
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("layout", "ffn", "precision", "words"),
+    [
+        ({"tiers": Tiers(experts="disk")}, 96, "fp32", "the experts are on disk"),
+        ({}, 96, "fp64", "not for float64"),
+        ({}, 90, "fp32", "model.experts.ffn on a rank, 90, is no multiple of 4"),
+        ({"tensor": 2}, 24, "bf16", "model.experts.ffn on a rank, 12, is no multiple of 8"),
+    ],
+)
+def test_one_product_for_all_experts_that_cannot_be_computed_is_refused(
+    layout: dict[str, Any], ffn: int, precision: str, words: str
+) -> None:
+    asked = Parallel(shard=1, expert_products="grouped", **layout)
+    spec = role(shape=model(32, num_experts=EXPERTS, experts=Experts(ffn=ffn)))
+    with pytest.raises(ConfigError) as refused:
+        check_layout(asked, {"teacher": spec}, train(8, precision=precision), prefix="")
+    assert words in str(refused.value)

@@ -1,5 +1,7 @@
 """What is planned can be run: a node has the layout of its ranks, and its roles can carry it."""
 
+from pathlib import Path
+
 import pytest
 
 from atelier.engine.config.error import ConfigError
@@ -64,6 +66,16 @@ def test_who_starts_before_its_teacher_is_refused_by_name(flow: str) -> None:
     with pytest.raises(ConfigError, match=r"\.start: step 0, but its teacher teacher begins at step 1"):
         name = "assistant" if flow == "titan" else "student_a"
         compose(flow, ["experiment=tiny", "roles.teacher.start=1", f"roles.{name}.start=0"])
+
+
+def test_memory_is_compared_with_what_is_known_of_the_vocabulary(tmp_path: Path) -> None:
+    loaded = tmp_path / "tokenizer.json"
+    loaded.write_text("{}")  # read later, by the run: what the plan knows is where it is
+    own = (f"tokenizer.load={loaded}", "model.hidden=256", "tokenizer.vocab=4096")
+    compose("pretrain", ["experiment=tiny", *own, "model.vocab=512"])
+    compose("pretrain", ["experiment=tiny", *own, "score.memory_gb=0.006"])
+    with pytest.raises(ConfigError, match=r"score.memory_gb: 0.006 GB cannot hold"):
+        compose("pretrain", ["experiment=tiny", *own[1:], "score.memory_gb=0.006"])
 
 
 def test_a_score_of_no_model_is_refused(store: Store) -> None:

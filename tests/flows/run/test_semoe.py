@@ -11,6 +11,11 @@ from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 
 TINY = ("experiment=tiny", "tracker=none")
+DENSE = (  # the teacher, whose MLPs become experts
+    "convert=copy_mlp", "roles.teacher.model.num_experts=0", "roles.teacher.model.ffn=192",
+    "parallel.expert=1", "parallel.shard=2", "parallel.tiers.experts=device",
+    "roles.student_few.model.experts.router.balance=none",
+)  # fmt: skip
 
 
 def nodes(root: Path, *words: str) -> dict[str, Node]:
@@ -40,6 +45,22 @@ def test_a_student_of_another_shape_starts_from_its_seed(tmp_path: Path) -> None
     assert not any(role.startswith("init.") for role in found["train.students"].inputs)
 
 
+@pytest.mark.parametrize(
+    "other",
+    ["num_heads=8", "rope_theta=500", "experts.combine=sum", "num_experts=16"],
+)
+def test_a_model_of_the_same_weights_that_means_another_starts_from_its_seed(
+    tmp_path: Path, other: str
+) -> None:
+    found = nodes(tmp_path, f"roles.student_few.model.{other}")
+    assert [name for name in found if name.startswith("convert")] == ["convert.student_dense"]
+
+
+def test_a_student_of_experts_starts_from_a_dense_teacher(tmp_path: Path) -> None:
+    found = nodes(tmp_path, *DENSE)
+    assert [name for name in found if name.startswith("convert")] == ["convert.student_few"]
+
+
 def test_without_students_it_is_a_training(tmp_path: Path) -> None:
     found = nodes(tmp_path, "~roles.student_few", "~roles.student_dense")
     assert "train.students" not in found and "train.teacher" in found
@@ -66,9 +87,14 @@ def test_the_teacher_is_the_same_training_whether_it_has_students_or_not(tmp_pat
         (("roles.student_few.attach=refuse",), "attach=frozen"),
         (("roles.student_dense.teacher=student_few",), "teacher=teacher"),
         (("roles.student_few.teacher=nobody",), "there is no role 'nobody'"),
+        (("roles.student_few.model.num_experts=32",), "student_few.model.num_experts: 32.* nothing to merge"),
+        (
+            (*DENSE, "roles.student_few.model.num_experts=1", "roles.student_few.model.experts_per_token=1"),
+            "student_few.model.num_experts: 1, but",
+        ),
     ],
 )
-def test_students_that_would_not_learn_from_the_finished_teacher_are_refused(
+def test_students_that_could_not_begin_or_learn_as_they_say_are_refused(
     tmp_path: Path, words: tuple[str, ...], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
