@@ -32,7 +32,7 @@ def finetune(init: str, finetune: Finetune, train: Train, parallel: Parallel, sc
         {},
         named,
         settings=score.model_copy(update={"sequence": finetune.sequence}),
-        tokens=parent.tokens,
+        tokens=parent.text[0] if parent.text else None,
         tokenizer=parent.tokenizer,
         labels=examples,
     )

@@ -25,7 +25,7 @@ def score(
     labelled: Mapping[str, Reference],
     *,
     settings: Score,
-    tokens: Reference,
+    tokens: Reference | None,
     tokenizer: Reference,
     labels: Reference | None = None,
     shots: Mapping[str, int] = MappingProxyType({}),
@@ -37,7 +37,8 @@ def score(
 ) -> dict[str, Reference]:
     """Scores of every model by its key: those in `text` on held-out text, those in `labelled` on the labels'
     test examples. Of the latter, those in `shots` are prompted with that many solved examples; the others are
-    scored as fine-tuned. Of those in `judged` also what their `heads` get right, by kind of objective.
+    scored as fine-tuned. Of those in `judged` also what their `heads` get right, by kind of objective. Only
+    models in `text` need `tokens`.
     """
     exam = _exam(heads, settings, imitations if "natural" in heads else None)
     models = {**text, **labelled}
@@ -55,7 +56,7 @@ def score(
         for key, model in models.items()
         for product in [_product(key, model, settings, targets[key], tokens, labels)]
     }
-    if settings.baselines and text:
+    if settings.baselines and text and tokens:
         products["baselines"] = Product(
             kind="scores",
             name="baselines",
@@ -67,9 +68,9 @@ def score(
         if heads:
             products["baselines"] = _with(exam, products["baselines"])
     inputs = {f"model.{key}": input_of(model) for key, model in models.items()}
-    inputs |= {"tokens": input_of(tokens), "tokenizer": input_of(tokenizer)} | (
-        {"labels": input_of(labels)} if labels else {}
-    )
+    inputs["tokenizer"] = input_of(tokenizer)
+    inputs |= {"tokens": input_of(tokens)} if tokens else {}
+    inputs |= {"labels": input_of(labels)} if labels else {}
     inputs |= {"imitations": input_of(imitations)} if imitations and "imitations" in exam.parents else {}
     config = {
         "score": settings.model_dump(mode="json"),
@@ -78,8 +79,8 @@ def score(
         "heads": {kind: spec.model_dump(mode="json") for kind, spec in heads.items()},
     }  # as a Scoring
     node = Node(name=name, task="score", products=products, inputs=inputs, config=config)
-    others = [one for one in (labels, imitations) if one]
-    return declare(node, [*models.values(), tokens, *others])
+    others = [one for one in (tokens, labels, imitations) if one]
+    return declare(node, [*models.values(), *others])
 
 
 class _Exam(NamedTuple):
@@ -111,12 +112,12 @@ def _product(
     model: Reference,
     settings: Score,
     target: Target,
-    tokens: Reference,
+    tokens: Reference | None,
     labels: Reference | None,
 ) -> Product:
     identity: dict[str, Json] = {}
     parents = {"model": model.fingerprint}
-    if target.text:
+    if target.text and tokens:
         identity |= {
             "max_tokens": settings.max_tokens,
             "sequence": settings.sequence,

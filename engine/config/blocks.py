@@ -1,6 +1,6 @@
 """Equal transformer blocks after an embedding: the fields that block-based model kinds share. Torch-free.
 
-D hidden, H query heads, K key/value heads, E head_dim, F ffn, V vocab, L num_layers
+D hidden, H query heads, K key/value heads, E head width, F ffn, V vocab, L num_layers
 """
 
 from math import prod
@@ -14,6 +14,19 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
 
 Auto = Literal["auto"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+MLPKind = Literal["swiglu", "geglu", "geglu_exact", "reglu", "gelu", "gelu_exact", "silu", "relu", "relu2"]
+MLPS: dict[MLPKind, tuple[Activation, bool]] = {  # the activation, and whether it is a gate's (2002.05202)
+    "swiglu": ("silu", True),
+    "geglu": ("gelu_tanh", True),
+    "geglu_exact": ("gelu", True),
+    "reglu": ("relu", True),
+    "gelu": ("gelu_tanh", False),
+    "gelu_exact": ("gelu", False),
+    "silu": ("silu", False),
+    "relu": ("relu", False),
+    "relu2": ("relu2", False),
+}
 
 
 class Blocks(ModelSpec):
@@ -26,10 +39,14 @@ class Blocks(ModelSpec):
     ffn: Count | Auto = Field(
         default="auto",
         description=(
-            "inner width of the MLP; auto = 8/3 hidden (swiglu) or 4 hidden (gelu), to a multiple of 32"
+            "inner width of the MLP; auto = 8/3 hidden (with a gate) or 4 hidden, to a multiple of 32"
         ),
     )
-    mlp: Literal["swiglu", "gelu"] = Field(default="swiglu", description="swiglu or gelu")
+    mlp: MLPKind = Field(
+        default="swiglu",
+        description="with a gate: swiglu, geglu (of tanh), geglu_exact, "
+        "reglu; without: gelu (of tanh), gelu_exact, silu, relu, relu2",
+    )
     rope_theta: float = Field(default=10000.0, gt=0, description="base of the rotary frequencies")
     norm: Literal["rms", "layer"] = Field(default="rms", description="rms or layer")
     norm_eps: float = Field(default=1e-5, gt=0, description="added to the variance")
@@ -43,7 +60,8 @@ class Blocks(ModelSpec):
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        check_heads(self.hidden, self.num_heads, is_rotary=self.is_rotary)
+        if self.has_even_heads:
+            check_heads(self.hidden, self.num_heads, is_rotary=self.is_rotary)
         if self.num_kv_heads != "auto" and self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}"
@@ -56,8 +74,24 @@ class Blocks(ModelSpec):
         return True
 
     @property
-    def head_dim(self) -> int:
+    def has_even_heads(self) -> bool:
+        """Whether the width is shared out among the heads."""
+        return True
+
+    @property
+    def head_width(self) -> int:
+        """E."""
         return self.hidden // self.num_heads
+
+    @property
+    def biased(self) -> tuple[str, ...]:
+        """Which matrices have a bias: qkv, out, mlp."""
+        return ()
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether an MLP has a gate."""
+        return MLPS[self.mlp][1]
 
     @property
     def kv_heads(self) -> int:
@@ -67,7 +101,7 @@ class Blocks(ModelSpec):
     def inner(self) -> int:
         if self.ffn != "auto":
             return self.ffn
-        return 4 * self.hidden if self.mlp == "gelu" else -(-8 * self.hidden // 3 // 32) * 32
+        return -(-8 * self.hidden // 3 // 32) * 32 if self.has_gate else 4 * self.hidden
 
     @property
     def tokens(self) -> int:

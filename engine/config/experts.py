@@ -62,6 +62,10 @@ class MixedBlocks(Blocks):
                 "no block would have experts"
             )
         self.experts.router.check_experts(self.num_experts, self.experts_per_token)
+        if self.experts.activation == "auto" and self.mlp not in ("swiglu", "gelu"):
+            raise ValueError(f"experts are swiglu or gelu, not {self.mlp}: give experts.activation")
+        if "mlp" in self.biased:
+            raise ValueError("experts have no bias: leave mlp out of bias")
         return self
 
     @property
@@ -86,17 +90,22 @@ class MixedBlocks(Blocks):
     @property
     def is_gated(self) -> bool:
         """Whether an expert has a gate."""
-        kind = self.mlp if self.experts.activation == "auto" else self.experts.activation
-        return kind == "swiglu"
+        return self.has_gate if self.experts.activation == "auto" else self.experts.activation == "swiglu"
 
     def mlp_shapes(self, number: int) -> dict[str, tuple[int, ...]]:
         """The weights of block `number`'s MLP or mixture."""
         D, F, X = self.hidden, self.inner, self.num_experts
+        found: dict[str, tuple[int, ...]]
         if not self.has_experts(number):
-            gate = {"gate.weight": (F, D)} if self.mlp == "swiglu" else {}
-            return {**gate, "up.weight": (F, D), "down.weight": (D, F)}
+            found = {f"{name}.weight": (F, D) for name in (("gate", "up") if self.has_gate else ("up",))}
+            found["down.weight"] = (D, F)
+            return found | {
+                name.replace("weight", "bias"): shape[:1]
+                for name, shape in found.items()
+                if "mlp" in self.biased
+            }
         F, router = self.expert_inner, self.experts.router
-        found: dict[str, tuple[int, ...]] = {"router.weight": (X, D)} if router.learns else {}
+        found = {"router.weight": (X, D)} if router.learns else {}
         found |= {f"router.{name}": (X,) for name in router.buffers}
         inside = ("gate", "up") if self.is_gated else ("up",)
         found |= {f"experts.{name}": (X, F, D) for name in inside} | {"experts.down": (X, D, F)}
@@ -109,7 +118,7 @@ class MixedBlocks(Blocks):
         """Multiply-adds of one token in block `number`'s MLP or mixture."""
         D = self.hidden
         if not self.has_experts(number):
-            return (3 if self.mlp == "swiglu" else 2) * D * self.inner
+            return (3 if self.has_gate else 2) * D * self.inner
         met = self.experts_per_token + self.experts.shared
         each = (3 if self.is_gated else 2) * D * self.expert_inner
         return met * each + (self.num_experts * D if self.experts.router.learns else 0)

@@ -50,6 +50,11 @@ class ModelSpec(Kind, ABC):
     def tokens(self) -> int:
         """V, the size of the vocabulary; an error while it is still 'auto'."""
 
+    @property
+    def ids(self) -> int:
+        """Numbers of the vocabulary that stand for tokens of the tokenizer; the rest are padding."""
+        return self.tokens
+
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every weight by its name in the plain module, with its shape."""

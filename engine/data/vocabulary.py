@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from atelier.engine.config.data import END, PAD
 from atelier.engine.config.error import ConfigError
 
-ENDS = (END, "<|endoftext|>", "</s>")
+ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 class Vocabulary:
@@ -61,6 +61,10 @@ class Vocabulary:
                 "tokenizer.specials", f"the vocabulary has no {name}", f"add {name} to tokenizer.specials"
             )
         return found
+
+    def token(self, number: int) -> str:
+        """The token of an id, as the tokenizer's file spells it."""
+        return str(self._tokenizer.id_to_token(number))
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text, nothing added."""

@@ -187,9 +187,9 @@ def check_judge(model: TextModel, vocabulary: Vocabulary) -> None:
 
 def check_vocabulary(vocabulary: Vocabulary, spec: ModelSpec, place: str) -> None:
     """Raise ConfigError for a model whose vocabulary is not the tokenizer's."""
-    if vocabulary.size != spec.tokens:
+    if vocabulary.size != spec.ids:
         raise ConfigError(
             place,
-            f"the model has {spec.tokens} tokens, the tokenizer {vocabulary.size}",
+            f"the model has {spec.ids} tokens, the tokenizer {vocabulary.size}",
             "use the tokenizer that the model was trained with, or train the model anew with this one",
         )

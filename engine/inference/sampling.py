@@ -171,7 +171,7 @@ def next_logits(
 def _last_logits(
     model: TextModel, new_BT: Tensor, num_seen: int, cache: Cache, prompts_BT: Tensor | None = None
 ) -> Tensor:
-    """Logits [B, V] after the last of these tokens."""
+    """Logits [B, V] after the last of these tokens, without those of padding."""
     places_T = torch.arange(num_seen, num_seen + new_BT.shape[1], device=new_BT.device)
     batch = {
         "tokens_BT": new_BT,
@@ -181,7 +181,7 @@ def _last_logits(
     if prompts_BT is not None:
         batch["prompts_BT"] = prompts_BT
     hidden_BTD = model(batch, cache=cache).hidden
-    return (hidden_BTD[:, -1] @ model.head_weight.t()).float()
+    return (hidden_BTD[:, -1] @ model.head_weight[: model.spec.ids].t()).float()
 
 
 def whole_characters(pieces: Iterable[bytes]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 B rows, T tokens, S tokens seen (those in the cache included), H query heads, K key/value heads, E head width
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.rope import Rope
 
 ROWS = 256  # queries a step of attention with an additive mask
 
@@ -33,12 +35,13 @@ class Seen:
 
 @dataclass
 class Cache:
-    """The decoding cache: each block's keys and values; documents and branches, for the mask."""
+    """The decoding cache: each block's keys and values; documents, branches and positions, for the mask."""
 
     blocks: list[Seen]
     documents_BS: Tensor
     branches_BS: Tensor
     length: int = 0
+    positions_BS: Tensor | None = None  # of models with a window
 
     def extend(self, documents_BT: Tensor, branches_BT: Tensor | None) -> tuple[Tensor, Tensor]:
         """Append T new tokens; returns documents and branches of all S tokens seen, the new ones included.
@@ -54,6 +57,13 @@ class Cache:
         self.branches_BS[:, self.length : end] = 0 if branches_BT is None else branches_BT
         self.length = end
         return self.documents_BS[:, :end], self.branches_BS[:, :end]
+
+    def seen_positions(self, positions_BT: Tensor) -> Tensor:
+        """Positions of all S tokens seen; those of the T new ones, which `extend` has appended, are given."""
+        if self.positions_BS is None:
+            self.positions_BS = torch.zeros_like(self.documents_BS)
+        self.positions_BS[:, self.length - positions_BT.shape[1] : self.length] = positions_BT
+        return self.positions_BS[:, : self.length]
 
 
 def attention_mask(
@@ -82,6 +92,11 @@ def attention_mask(
     return (may & not_later)[:, None]
 
 
+def within(mask_B1TS: Tensor, window: int, at_BT: Tensor, at_BS: Tensor) -> Tensor:
+    """The mask without tokens that are `window` or more before; `at`: where in its text a token is."""
+    return mask_B1TS & (at_BT[:, :, None] - at_BS[:, None, :] < window)[:, None]
+
+
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as additive scores: 0 where attention is allowed, else -inf."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
@@ -94,8 +109,9 @@ def attend(
     mask_B1TS: Tensor,
     *,
     is_causal: bool = True,
+    scale: float | None = None,
 ) -> Tensor:
-    """Attention [B, H, T, E] of the last T of S tokens.
+    """Attention [B, H, T, E] of the last T of S tokens; `scale` of the scores, None = 1/sqrt(E).
 
     A bool mask uses torch's kernels. An additive one uses plain products, ROWS queries at a time, and for
     causal masks only the keys up to the last of these queries: twice as fast as torch's kernel for bf16 on a
@@ -104,12 +120,12 @@ def attend(
     groups = query_BHTE.shape[1] // key_BKSE.shape[1]
     if mask_B1TS.dtype == torch.bool:
         return F.scaled_dot_product_attention(
-            query_BHTE, key_BKSE, value_BKSE, attn_mask=mask_B1TS, enable_gqa=groups > 1
+            query_BHTE, key_BKSE, value_BKSE, attn_mask=mask_B1TS, enable_gqa=groups > 1, scale=scale
         )
     if groups > 1:
         key_BKSE, value_BKSE = key_BKSE.repeat_interleave(groups, 1), value_BKSE.repeat_interleave(groups, 1)
     num_new, num_seen = mask_B1TS.shape[2:]
-    query_BHTE = query_BHTE * query_BHTE.shape[-1] ** -0.5
+    query_BHTE = query_BHTE * (query_BHTE.shape[-1] ** -0.5 if scale is None else scale)
     mixed = []
     for begin in range(0, num_new, ROWS):
         end = min(begin + ROWS, num_new)
@@ -120,15 +136,45 @@ def attend(
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
 
-def rope_angles(positions_BT: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Tensor:
-    """cos and sin [2, B, T, 1, E/2] of RoPE (2104.09864).
+def rope_angles(
+    positions_BT: Tensor, head_width: int, theta: float, dtype: torch.dtype, rope: Rope | None = None
+) -> Tensor:
+    """cos and sin [2, B, T, 1, E/2] of RoPE (2104.09864), its frequencies stretched as `rope` says.
 
     Computed from the positions each time: a buffer would stay empty when the model is built on the meta
     device.
     """
-    steps = torch.arange(0, head_dim, 2, dtype=dtype, device=positions_BT.device)
-    angles = positions_BT.to(dtype)[:, :, None, None] * (1.0 / theta ** (steps / head_dim))
-    return torch.stack((angles.cos(), angles.sin()))
+    steps = torch.arange(0, head_width, 2, dtype=dtype, device=positions_BT.device)
+    turns = 1.0 / theta ** (steps / head_width)
+    stretched, factor = (turns, 1.0) if rope is None else _stretched(turns, theta, rope)
+    angles = positions_BT.to(dtype)[:, :, None, None] * stretched
+    found = torch.stack((angles.cos(), angles.sin()))
+    return found if factor == 1.0 else found * factor
+
+
+def _stretched(turns: Tensor, theta: float, rope: Rope) -> tuple[Tensor, float]:
+    """The frequencies, radians a token, and a factor of cosines and sines; as transformers computes them."""
+    if rope.kind == "plain":
+        return turns, 1.0
+    if rope.kind == "linear":
+        return turns / rope.factor, 1.0
+    if rope.kind == "llama3":
+        made = rope.original * turns / (2 * math.pi)  # turns in a text of the training
+        kept = ((made - rope.low) / (rope.high - rope.low)).clamp(0, 1)
+        return (1 - kept) * turns / rope.factor + kept * turns, 1.0
+    width = 2 * len(turns)
+
+    def place(made: float) -> float:
+        """Of the frequency that makes so many turns."""
+        return width * math.log(rope.original / (made * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = max(math.floor(place(rope.fast)), 0)
+    last = min(math.ceil(place(rope.slow)), width - 1)
+    last_at = last + 0.001 if first == last else last
+    places = torch.arange(len(turns), dtype=turns.dtype, device=turns.device)
+    divided = ((places - first) / (last_at - first)).clamp(0, 1)
+    factor = rope.attention or 0.1 * math.log(rope.factor) + 1.0
+    return divided * turns / rope.factor + (1 - divided) * turns, factor
 
 
 def rotate(x_BTHE: Tensor, rope_2BT1E: Tensor) -> Tensor:
@@ -143,9 +189,9 @@ class Attend(nn.Module):
     tokens.
     """
 
-    def __init__(self, *, is_causal: bool = True) -> None:
+    def __init__(self, *, is_causal: bool = True, scale: float | None = None) -> None:
         super().__init__()
-        self.is_causal = is_causal
+        self.is_causal, self.scale = is_causal, scale
 
     def forward(self, query_BHTE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, mask: Tensor) -> Tensor:
-        return attend(query_BHTE, key_BKSE, value_BKSE, mask, is_causal=self.is_causal)
+        return attend(query_BHTE, key_BKSE, value_BKSE, mask, is_causal=self.is_causal, scale=self.scale)

@@ -24,12 +24,12 @@ class Relating(nn.Module):
 
     def __init__(self, spec: Blocks) -> None:
         super().__init__()
-        self.head_dim = spec.head_dim
-        self.query = nn.Linear(spec.hidden, spec.num_heads * spec.head_dim, bias=False)
-        self.key = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=False)
+        self.head_width = spec.head_width
+        self.query = nn.Linear(spec.hidden, spec.num_heads * spec.head_width, bias=False)
+        self.key = nn.Linear(spec.hidden, spec.kv_heads * spec.head_width, bias=False)
 
     def forward(self, x_BTD: Tensor, rope: Tensor | None) -> Relations:
-        heads = (*x_BTD.shape[:2], -1, self.head_dim)
+        heads = (*x_BTD.shape[:2], -1, self.head_width)
         query, key = self.query(x_BTD).view(heads), self.key(x_BTD).view(heads)
         if rope is not None:
             query, key = rotate(query, rope), rotate(key, rope)

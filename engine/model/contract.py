@@ -53,7 +53,7 @@ _pytree.register_dataclass(Output)
 # "across"      the same, for a module with two inputs (of two lengths, perhaps)
 # "mixture"     a module that sends tokens to experts: its input and (first) output are whole
 # "whole"       not split
-Split = Literal["vocabulary", "out", "in", "tokens", "inside", "across", "mixture", "whole"]
+Split = Literal["vocabulary", "out", "in", "tokens", "inside", "across", "mixture", "whole", "heads"]
 
 
 class Sum(NamedTuple):

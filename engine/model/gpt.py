@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
-from atelier.engine.model.attention import Cache, Seen, additive, attention_mask, rope_angles
+from atelier.engine.model.attention import Cache, Seen, additive, attention_mask, rope_angles, within
 from atelier.engine.model.contract import Carried, Model, Output, Relations, Split, Sum, compute_dtype
 from atelier.engine.model.transformer import Block, Shared, make_blocks, make_norm, run_blocks, set_dropout
 
@@ -41,9 +41,9 @@ class Decoder(Model[Shared]):
     def initial(self, name: str) -> tuple[str, float]:
         """Outputs to the residual stream start 1/sqrt(2 L) smaller, as in GPT-2."""
         owner, leaf = name.rsplit(".", 1)
-        if owner.rsplit(".", 1)[-1].startswith("norm"):
+        if owner.rsplit(".", 1)[-1].startswith("norm") or owner.endswith(("query_norm", "key_norm")):
             return ("ones" if leaf == "weight" else "zeros"), 0.0
-        if owner.endswith("router") and leaf != "weight":
+        if leaf == "bias" or (owner.endswith("router") and leaf != "weight"):
             return "zeros", 0.0
         is_residual = owner.endswith(("attention.out", "mlp.down")) or name.endswith(RESIDUAL)
         return "normal", self.spec.init_std * ((2 * self._depth(name)) ** -0.5 if is_residual else 1.0)
@@ -56,7 +56,7 @@ class Decoder(Model[Shared]):
         """An empty cache for `max_len` tokens in each of `batch_size` rows, keys and values of `dtype`."""
         device = self.embed.weight.device
         kind = {"dtype": dtype, "device": device}
-        shapes = [(batch_size, spec.kv_heads, max_len, spec.head_dim) for spec in self._cached()]
+        shapes = [(batch_size, spec.kv_heads, max_len, spec.head_width) for spec in self._cached()]
         return Cache(
             blocks=[Seen(torch.zeros(shape, **kind), torch.zeros(shape, **kind)) for shape in shapes],
             documents_BS=torch.full((batch_size, max_len), -1, device=device),
@@ -72,7 +72,8 @@ class Decoder(Model[Shared]):
 
     def embedded(self, batch: dict[str, Tensor]) -> Tensor:
         """The input of the first block [B, T, D]."""
-        x_BTD = self.embed(batch["tokens_BT"])
+        x_BTD, scale = self.embed(batch["tokens_BT"]), self.spec.multipliers.embedding
+        x_BTD = x_BTD if scale == 1.0 else x_BTD * scale
         if self.spec.positions == "learned":
             x_BTD = x_BTD + self.positions(batch["positions_BT"])
         return x_BTD
@@ -89,24 +90,31 @@ class Decoder(Model[Shared]):
             what = "is causal" if self.is_causal else "decodes causally"
             raise ConfigError("model", f"has bidirectional rows, but it {what}", "kind=ernie reads such rows")
         documents_BT, branches_BS = batch["documents_BT"], batch.get("branches_BT")
-        documents_BS = batch.get("documents_BS", documents_BT)
+        documents_BS, positions_BS = batch.get("documents_BS", documents_BT), batch["positions_BT"]
         if cache is not None:
             documents_BS, branches_BS = cache.extend(documents_BT, branches_BS)
+            positions_BS = cache.seen_positions(positions_BS) if self.spec.window else positions_BS
         places_T = batch.get("places_T")
-        mask = attention_mask(documents_BT, documents_BS, branches_BS, places_T, bidirectional_B)
+        mask, near = attention_mask(documents_BT, documents_BS, branches_BS, places_T, bidirectional_B), None
+        if self.spec.window:
+            at = batch["positions_BT"], positions_BS
+            if places_T is not None:  # of whole rows only the places are here: as far apart in each document
+                at = places_T[None], torch.arange(documents_BS.shape[1], device=places_T.device)[None]
+            near = within(mask, self.spec.window, *at)
         weight = next(self.parameters())
         if mask.device.type == "cpu" and compute_dtype(weight) == torch.bfloat16:
             mask = additive(mask, torch.bfloat16)
+            near = None if near is None else additive(near, torch.bfloat16)
         rope = None
         if self.spec.positions == "rope":
             rope = self._rope(batch["positions_BT"], self.spec)
         elif "branches_BT" not in batch:  # options after one prompt share positions: the row may be longer
             self._check_length(documents_BS.shape[1])
-        return Shared(rope, mask, batch)
+        return Shared(rope, mask, batch, near)
 
     def _rope(self, positions_BT: Tensor, spec: GPT) -> Tensor:
         exact = torch.float64 if next(self.parameters()).dtype == torch.float64 else torch.float32
-        return rope_angles(positions_BT, spec.head_dim, spec.rope_theta, exact)
+        return rope_angles(positions_BT, spec.head_width, spec.rope_theta, exact, spec.rope)
 
     def through(
         self, carried: Carried, shared: Shared, cache: Cache | None = None
@@ -118,9 +126,11 @@ class Decoder(Model[Shared]):
     ) -> Output:
         x_BTD = carried["hidden_BTD"]
         relations = self._compared(x_BTD, shared, relations)
-        return Output(
-            hidden=self.norm(x_BTD), relations=relations, mask=shared.mask, aux=self._summed(carried)
-        )
+        hidden_BTD, scale = self.norm(x_BTD), self.spec.multipliers.logits
+        hidden_BTD = hidden_BTD if scale == 1.0 else hidden_BTD * scale
+        is_near = shared.near is not None and self.spec.has_window(self.spec.num_layers - 1)
+        mask = shared.near if is_near else shared.mask
+        return Output(hidden=hidden_BTD, relations=relations, mask=mask, aux=self._summed(carried))
 
     def _summed(self, carried: Carried) -> dict[str, Tensor]:
         return {name: carried[name] for name in self.sums()}
@@ -196,6 +206,7 @@ def block_splits(spec: GPT) -> dict[str, Split]:
     """How the matrices of the blocks can be split."""
     found: dict[str, Split] = {f"blocks.*.{name}": "tokens" for name in ("norm1", "norm2")}
     found |= {f"blocks.*.attention.{name}": "out" for name in ("query", "key", "value")}
+    found |= {f"blocks.*.attention.{name}": "heads" for name in ("query_norm", "key_norm")}
     found["blocks.*.attention"], found["blocks.*.attention.out"] = "inside", "in"
     for number in range(spec.num_layers):
         mlp = f"blocks.{number}.mlp"

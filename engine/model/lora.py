@@ -36,13 +36,13 @@ class LowRank(nn.Module):
     def __init__(self, plain: nn.Linear, *, rank: int, alpha: float) -> None:
         super().__init__()
         device, dtype = plain.weight.device, plain.weight.dtype
-        self.weight = plain.weight
+        self.weight, self.bias = plain.weight, plain.bias
         self.scale = alpha / rank
         self.lora_A = nn.Linear(plain.in_features, rank, bias=False, device=device, dtype=dtype)
         self.lora_B = nn.Linear(rank, plain.out_features, bias=False, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight) + self.lora_B(self.lora_A(x)) * self.scale
+        return F.linear(x, self.weight, self.bias) + self.lora_B(self.lora_A(x)) * self.scale
 
 
 def apply(model: nn.Module, trainable: Trainable, *, seed: int, name: str) -> None:
@@ -58,7 +58,7 @@ def apply(model: nn.Module, trainable: Trainable, *, seed: int, name: str) -> No
     model.requires_grad_(False)
     for path in _targets(model, trainable):
         plain = model.get_submodule(path)
-        if not isinstance(plain, nn.Linear) or plain.bias is not None:
+        if not isinstance(plain, nn.Linear):
             raise ConfigError("trainable.targets", f"{path} is not a plain matrix", "leave it out")
         layer = LowRank(plain, rank=trainable.rank, alpha=trainable.alpha)
         with torch.no_grad():
@@ -112,10 +112,12 @@ def merge(model: nn.Module) -> None:
             continue
         out_features, in_features = layer.weight.shape
         with blank():
-            plain = nn.Linear(in_features, out_features, bias=False)
+            plain = nn.Linear(in_features, out_features, bias=layer.bias is not None)
         with torch.no_grad():
             whole = layer.weight + _addition(layer.lora_A.weight, layer.lora_B.weight, layer.scale)
         plain.weight = nn.Parameter(whole.to(layer.weight.dtype))
+        if layer.bias is not None:
+            plain.bias = layer.bias
         parent, leaf = path.rsplit(".", 1)
         setattr(model.get_submodule(parent), leaf, plain)
     model.requires_grad_(True)

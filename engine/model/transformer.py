@@ -4,13 +4,15 @@ blocks; and dropout whose mask is a pure function of (seed, sample, position, la
 B rows, T tokens, D hidden
 """
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atelier.engine.config.blocks import Blocks
+from atelier.engine.config.blocks import MLPS, Activation, Blocks
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Attend, Cache, Seen, rotate
 from atelier.engine.model.contract import Carried, Relations, rounded
@@ -45,6 +47,7 @@ class Shared(NamedTuple):
     rope: Tensor | None  # rotary angles
     mask: Tensor
     batch: dict[str, Tensor]
+    near: Tensor | None = None  # the mask of attention with a window
 
 
 def make_norm(spec: Blocks) -> nn.Module:
@@ -59,19 +62,27 @@ class SelfAttention(nn.Module):
 
     def __init__(self, spec: GPT, *, is_causal: bool = True) -> None:
         super().__init__()
-        self.head_dim = spec.head_dim
-        self.query = nn.Linear(spec.hidden, spec.num_heads * spec.head_dim, bias=False)
-        self.key = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=False)
-        self.value = nn.Linear(spec.hidden, spec.kv_heads * spec.head_dim, bias=False)
-        self.out = nn.Linear(spec.num_heads * spec.head_dim, spec.hidden, bias=False)
-        self.attend = Attend(is_causal=is_causal)
+        self.head_width = spec.head_width
+        wide, narrow = spec.num_heads * spec.head_width, spec.kv_heads * spec.head_width
+        self.query = nn.Linear(spec.hidden, wide, bias="qkv" in spec.bias)
+        self.key = nn.Linear(spec.hidden, narrow, bias="qkv" in spec.bias)
+        self.value = nn.Linear(spec.hidden, narrow, bias="qkv" in spec.bias)
+        self.out = nn.Linear(wide, spec.hidden, bias="out" in spec.bias)
+        self.has_norms = spec.qk_norm
+        if spec.qk_norm:
+            self.query_norm = nn.RMSNorm(spec.head_width, eps=spec.norm_eps)
+            self.key_norm = nn.RMSNorm(spec.head_width, eps=spec.norm_eps)
+        scale = None if spec.multipliers.scores == "auto" else spec.score_scale
+        self.attend = Attend(is_causal=is_causal, scale=scale)
 
     def forward(
         self, x_BTD: Tensor, rope: Tensor | None, mask: Tensor, seen: Seen | None
     ) -> tuple[Tensor, Relations]:
-        heads = (-1, self.head_dim)
+        heads = (-1, self.head_width)
         query = self.query(x_BTD).unflatten(-1, heads)
         key, value = self.key(x_BTD).unflatten(-1, heads), self.value(x_BTD).unflatten(-1, heads)
+        if self.has_norms:
+            query, key = rounded(self.query_norm(query)), rounded(self.key_norm(key))
         if rope is not None:
             query, key = rotate(query, rope), rotate(key, rope)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -81,36 +92,36 @@ class SelfAttention(nn.Module):
         return self.out(self.attend(query, key, value, mask).transpose(1, 2).flatten(2)), relations
 
 
-class SwiGLU(nn.Module):
-    """down(silu(gate x) * up x) (2002.05202)."""
-
-    def __init__(self, spec: GPT) -> None:
-        super().__init__()
-        self.gate = nn.Linear(spec.hidden, spec.inner, bias=False)
-        self.up = nn.Linear(spec.hidden, spec.inner, bias=False)
-        self.down = nn.Linear(spec.inner, spec.hidden, bias=False)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),  # 2109.08668
+}
 
 
-class GELU(nn.Module):
-    """down(gelu(up x))."""
+class MLP(nn.Module):
+    """down(f(up x)), or with a gate down(f(gate x) * up x) (2002.05202)."""
 
     def __init__(self, spec: Blocks) -> None:
         super().__init__()
-        self.up = nn.Linear(spec.hidden, spec.inner, bias=False)
-        self.down = nn.Linear(spec.inner, spec.hidden, bias=False)
+        name, self.has_gate = MLPS[spec.mlp]
+        self.activation, bias = ACTIVATIONS[name], "mlp" in spec.biased
+        if self.has_gate:
+            self.gate = nn.Linear(spec.hidden, spec.inner, bias=bias)
+        self.up = nn.Linear(spec.hidden, spec.inner, bias=bias)
+        self.down = nn.Linear(spec.inner, spec.hidden, bias=bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x_BTD), approximate="tanh"))
+        if self.has_gate:
+            return self.down(self.activation(self.gate(x_BTD)) * self.up(x_BTD))
+        return self.down(self.activation(self.up(x_BTD)))
 
 
 def make_mlp(spec: GPT, number: int) -> nn.Module:
-    """The MLP of block `number`, [B, T, D] -> [B, T, D]: SwiGLU or GELU; or a mixture of experts."""
-    if spec.has_experts(number):
-        return MoE(spec, number)
-    return SwiGLU(spec) if spec.mlp == "swiglu" else GELU(spec)
+    """The MLP of block `number`, [B, T, D] -> [B, T, D], or its mixture of experts."""
+    return MoE(spec, number) if spec.has_experts(number) else MLP(spec)
 
 
 class BlockOutput(NamedTuple):
@@ -137,6 +148,8 @@ class Block(nn.Module):
         self.mlp = make_mlp(spec, number)
         self.place = spec.mixtures.index(number) if spec.has_experts(number) else None
         self.num_mixtures = len(spec.mixtures)
+        self.has_window = spec.has_window(number)
+        self.share = spec.multipliers.residual
 
     def forward(
         self,
@@ -167,6 +180,7 @@ class Block(nn.Module):
         return found.y_BTD, sums
 
     def _drop(self, x_BTD: Tensor, noise_BT: Tensor | None, branch: int) -> Tensor:
+        x_BTD = x_BTD if self.share == 1.0 else x_BTD * self.share
         if not self.dropout or not self.training or noise_BT is None:
             return x_BTD
         return dropout(x_BTD, self.dropout, noise_BT, branch)
@@ -198,7 +212,8 @@ def run_blocks(
         keys = None if noise_BT is None else layer_keys(noise_BT, number)
         seen = None if cache is None else cache.blocks[number]
         more = () if block.place is None else (tokens_BT,)
-        x_BTD, relations, added = block(x_BTD, shared.rope, shared.mask, keys, seen, *more)
+        mask = shared.mask if shared.near is None or not block.has_window else shared.near
+        x_BTD, relations, added = block(x_BTD, shared.rope, mask, keys, seen, *more)
         for key, value in (added or {}).items():
             if key in sums:  # else the model does not ask for it
                 sums[key] = sums[key] + value

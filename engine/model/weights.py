@@ -146,6 +146,9 @@ class StoredWeights(Mapping[str, Tensor]):
         path, place = self._places[name]
         return StoredPlace(path, place.begin, place.entry.shape, _TYPES[place.entry.dtype])
 
+    def num_bytes(self, name: str) -> int:
+        return self._places[name][1].entry.num_bytes
+
     def weights(self) -> dict[str, Weight]:
         """To write them again, as they are."""
 

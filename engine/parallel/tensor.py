@@ -32,7 +32,7 @@ from atelier.engine.model.auxiliary import SPLITS
 from atelier.engine.model.contract import Model
 from atelier.engine.parallel.grid import Grid
 
-TOKENS = 1  # the dim of [B, T, ...] that sequence parallelism splits
+TOKENS, HEADS = 1, 2  # dims of [B, T, H, E]; sequence parallelism splits tokens, an attention has its heads
 
 
 def split_matrices(model: Model, grid: Grid, *, sequence_parallel: bool) -> None:
@@ -63,6 +63,8 @@ def _style(kind: str, module: nn.Module, sequence_parallel: bool) -> ParallelSty
         return _Whole()
     if kind == "tokens" and sequence_parallel:
         return SequenceParallel(use_local_output=True)
+    if kind == "heads":
+        return SequenceParallel(sequence_dim=HEADS, use_local_output=True)
     if kind == "mixture" and sequence_parallel:
         return _Mixture(between)
     return None
@@ -77,7 +79,7 @@ class _Matrix(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         dim, whole = (0, "lora_A.weight") if self.kind == "out" else (1, "lora_B.weight")
         for path, weight in list(module.named_parameters()):
-            placement = Replicate() if path == whole else Shard(dim)
+            placement = Replicate() if path == whole or weight.dim() <= dim else Shard(dim)
             _place(module, path, weight, device_mesh, placement)
         # torch annotates both functions without a result, but uses what they return
         return distribute_module(module, device_mesh, None, self._enter, self._leave)  # type: ignore[arg-type]

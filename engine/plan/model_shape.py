@@ -65,7 +65,7 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
     matrices = [(prod(shape[:-2]), shape[-2], shape[-1]) for shape in first.values() if len(shape) >= 2]
     routed_width = 0.0
     width = float(known.inner) if known else 4.0 * model.hidden
-    is_gated = known is not None and known.mlp == "swiglu"
+    is_gated = known is not None and known.has_gate
     if mixed:
         width, is_gated = float(mixed.expert_inner * (met + mixed.experts.shared)), mixed.is_gated
         routed_width = float(mixed.expert_inner * met)
@@ -79,7 +79,7 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
         matrices=tuple(matrices) if known else (),
         num_heads=known.num_heads if known else 0,
         kv_heads=known.kv_heads if known else 0,
-        head_dim=known.head_dim if known else 0,
+        head_dim=known.head_width if known else 0,
         inner=width * (1.5 if is_gated else 1.0),
         width=width,
         routed_width=routed_width,

@@ -113,6 +113,20 @@ TABLE = (
         ),
     ),
     Command(
+        name="export",
+        about="write a trained model as transformers reads it: weights, config, tokenizer, model card",
+        example="atelier export student_a exported/student_a --dtype bfloat16",
+        words=(
+            Word("model", "a model's name, name@alias or fingerprint", "model", required=True),
+            Word("url", "a new folder: a path or an fsspec URL", "file", required=True),
+        ),
+        options=(
+            Option("--format", "hf = transformers' folder, the only one [hf]", "hf"),
+            Option("--family", "the model_type that it is written as [the first that can say it]", "NAME"),
+            Option("--dtype", "of the weights: float32, float16 or bfloat16 [as stored]", "TYPE"),
+        ),
+    ),
+    Command(
         name="pick",
         about="name the best of a sweep or of some runs: its command line, and `<model>@best` from then on",
         example="atelier pick 3f2a --by student_a.eval_loss",

@@ -25,6 +25,7 @@ TASK_S = {  # without a training
     "label": 1.0,
     "imitate": 10.0,
     "convert": 6.0,
+    "adopt": 10.0,
     "score": 20.0,
     "report": 1.0,
 }

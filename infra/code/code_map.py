@@ -66,6 +66,9 @@ LEFT_OUT = (
 )
 WORDS = ("description", "title")  # keywords of pydantic fields that are only documentation
 TRAINED = ("train", "finetune")
+FAMILIES = tuple(
+    f"engine/config/family/{path.name}" for path in sorted((PROJECT / "engine/config/family").glob("*.py"))
+)
 ROOTS = {  # by task: the files where its imports start
     "curate": ("engine/data/curate.py",),
     "learn_tokenizer": ("engine/data/learn_tokenizer.py",),
@@ -76,6 +79,7 @@ ROOTS = {  # by task: the files where its imports start
     "imitate": ("engine/imitate.py",),
     "score": ("engine/evaluate.py",),
     "convert": ("engine/convert.py",),
+    "adopt": ("engine/adopt.py", *FAMILIES),
     "train": (LOOP, "engine/config/mixture.py"),
     "finetune": (LOOP, "engine/data/examples.py"),
 }

@@ -2,11 +2,11 @@
 trajectories.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from atelier.engine.config.document import whole_of
-from atelier.engine.config.error import AtelierError, DamageError, nearest
+from atelier.engine.config.error import AtelierError, DamageError, nearest, printable
 from atelier.engine.config.record import Record
 from atelier.engine.config.run_file import SegmentAddress
 from atelier.engine.io.storage import join, names
@@ -264,8 +264,23 @@ def node_of(record: Record) -> LineageNode:
     numbers: dict[str, float] = {k: value for k, value in found.items() if isinstance(value, int | float)}
     step = step_of(record)
     return LineageNode(
-        fingerprint=record.fingerprint, kind=record.kind, name=record.name, step=step, numbers=numbers
+        fingerprint=record.fingerprint,
+        kind=record.kind,
+        name=record.name,
+        step=step,
+        numbers=numbers,
+        origin=origin_of(record),
     )
+
+
+def origin_of(record: Record) -> str:
+    """Where an adopted model is from, and its licence; '' for what was made here."""
+    summary: Mapping[str, object] = record.summary
+    source = summary.get("source")
+    if record.kind != "model" or not isinstance(source, str):
+        return ""
+    licence = printable(str(summary.get("licence")), 40)
+    return f"{printable(str(summary.get('family')), 20)} from {printable(source, 60)}, licence {licence}"
 
 
 def step_of(record: Record) -> int | None:

@@ -18,6 +18,7 @@ class LineageNode:
     name: str
     step: int | None = None
     numbers: dict[str, float] = field(default_factory=dict)
+    origin: str = ""  # of what was not made here
 
     @property
     def short(self) -> str:

@@ -34,6 +34,7 @@ TRIES = (0.5, 0.62, 0.38, 0.74, 0.26, 0.84)  # candidate positions of a label al
 def numbers_of(node: LineageNode, most: int = 3) -> str:
     """The first `most` numbers of a node, as text."""
     words = [f"step {node.step:,}"] if node.step and node.kind in ("model", "trajectory") else []
+    words += [node.origin] if node.origin else []
     names = {"eval_loss": "held-out loss", "bits_per_byte": "bits/byte"}
     for key, value in node.numbers.items():
         if key == "loss" and "eval_loss" in node.numbers:

@@ -73,7 +73,11 @@ def to_mermaid(graph: Graph) -> str:
         node = graph.nodes[fp]
         text = "<br/>".join(
             part
-            for part in (f"<b>{_mermaid(node.name)}</b>", f"{node.kind} {node.short}", numbers_of(node))
+            for part in (
+                f"<b>{_mermaid(node.name)}</b>",
+                f"{node.kind} {node.short}",
+                _mermaid(numbers_of(node)),
+            )
             if part
         )
         lines.append(f'  {name[fp]}["{text}"]' + (":::focus" if fp == graph.focus else ""))

@@ -4,7 +4,7 @@ and tokenizer.
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from atelier.engine.config.document import section_of, whole_of
@@ -29,11 +29,34 @@ def looking_in(store: Store) -> None:
 
 @dataclass(frozen=True)
 class Existing:
+    """A finished model; `text` are its tokens and their sequence, None of an adopted one."""
+
     reference: Reference
     spec: ModelSpec
-    tokens: Reference
     tokenizer: Reference
-    sequence: int
+    text: tuple[Reference, int] | None
+    place: str
+
+    @property
+    def tokens(self) -> Reference:
+        """Raises ConfigError for an adopted model."""
+        return self._known[0]
+
+    @property
+    def sequence(self) -> int:
+        """Raises ConfigError for an adopted model."""
+        return self._known[1]
+
+    @property
+    def _known(self) -> tuple[Reference, int]:
+        if self.text is None:
+            name = self.reference.name
+            raise ConfigError(
+                self.place,
+                f"{name} was adopted: the text that it was trained on is not known",
+                "a model made here",
+            )
+        return self.text
 
 
 def existing_model(word: str, place: str) -> Existing:
@@ -50,22 +73,15 @@ def existing_model(word: str, place: str) -> Existing:
     earlier = record.parents.get("init") or record.parents.get("model")
     if not tokens and earlier:  # a fine-tuned or converted model: tokens of its parent
         parent = existing_model(earlier, place)
-        return Existing(
-            reference=_reference(record),
-            spec=spec,
-            tokens=parent.tokens,
-            tokenizer=parent.tokenizer,
-            sequence=parent.sequence,
-        )
-    return Existing(
-        reference=_reference(record),
-        spec=spec,
-        tokens=Reference(kind="tokens", fingerprint=tokens, name="tokens", node=""),
-        tokenizer=Reference(
-            kind="tokenizer", fingerprint=record.parents["tokenizer"], name="tokenizer", node=""
-        ),
-        sequence=whole_of(read_trajectory(store, record.parents["trajectory"]).identity["sequence"]),
+        return replace(parent, reference=_reference(record), spec=spec)
+    text = None
+    if tokens:
+        sequence = whole_of(read_trajectory(store, record.parents["trajectory"]).identity["sequence"])
+        text = Reference(kind="tokens", fingerprint=tokens, name="tokens", node=""), sequence
+    tokenizer = Reference(
+        kind="tokenizer", fingerprint=record.parents["tokenizer"], name="tokenizer", node=""
     )
+    return Existing(reference=_reference(record), spec=spec, tokenizer=tokenizer, text=text, place=place)
 
 
 def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "roles") -> dict[str, Reference]:

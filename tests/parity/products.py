@@ -5,13 +5,14 @@ and precision, drawn from a seed. Every kind of model, objective and optimiser h
 import random
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count, cycle
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from atelier.engine.config.blocks import MLPS
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.mixture import row_specs
 from atelier.engine.config.model.ernie import Ernie, Net
-from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.model.gpt import GPT, Multipliers
 from atelier.engine.config.objective.attention import Attention
 from atelier.engine.config.objective.control import Control
 from atelier.engine.config.objective.distance import Distance
@@ -28,6 +29,7 @@ from atelier.engine.config.optim.muon import Muon
 from atelier.engine.config.parallel import Axes, Parallel
 from atelier.engine.config.registry import ModelSpec, ObjectiveSpec, OptimSpec
 from atelier.engine.config.role import Role, Trainable
+from atelier.engine.config.rope import Rope
 from atelier.engine.config.router.base import Base
 from atelier.engine.config.router.expert_choice import ExpertChoice
 from atelier.engine.config.router.hash import Hash
@@ -234,16 +236,46 @@ def mixed(draw: Draw, num_layers: int) -> dict[str, Any]:
     return {"experts_per_token": per_token, "experts": experts}
 
 
+ROPES = (
+    Rope(),
+    Rope(kind="linear", factor=4.0),
+    Rope(kind="llama3", factor=8.0, original=16),
+    Rope(kind="yarn", factor=4.0, original=16),
+)
+
+
+def foreign(draw: Draw, num_layers: int, *, is_rotary: bool, is_mixed: bool) -> dict[str, Any]:
+    """Fields that models of other families have."""
+    matrices: list[Literal["qkv", "out", "mlp"]] = ["qkv", "out"] if is_mixed else ["qkv", "out", "mlp"]
+    window = draw.choice((0, 8))
+    blocks = tuple(n for n in range(num_layers) if draw.random() < 0.5)
+    return {
+        "head_dim": draw.choice(("auto", 12)),
+        "bias": tuple(draw.sample(matrices, draw.randint(0, len(matrices)))),
+        "qk_norm": draw.random() < 0.5,
+        "rope": draw.choice(ROPES) if is_rotary else Rope(),
+        "window": window,
+        "window_blocks": draw.choice(("all", blocks)) if window else "all",
+        "multipliers": draw.choice(
+            (Multipliers(), Multipliers(embedding=2.0, residual=0.5, scores=0.2, logits=0.5))
+        ),
+    }
+
+
 def gpt(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: int) -> GPT:
     num_experts = draw.choice((0, 0, 4))
     mixture = mixed(draw, num_layers) if num_experts else {}
+    positions = draw.choice(("rope", "rope", "learned"))
+    is_rotary, is_mixed = positions == "rope", bool(num_experts)
+    fields = foreign(draw, num_layers, is_rotary=is_rotary, is_mixed=is_mixed)
     return GPT(
         num_layers=num_layers,
         vocab=vocab,
         num_experts=num_experts,
-        mlp=draw.choice(("swiglu", "gelu")),
+        mlp=draw.choice(("swiglu", "gelu") if is_mixed else tuple(MLPS)),
         **mixture,
-        positions=draw.choice(("rope", "rope", "learned")),
+        **(fields if draw.random() < 0.6 else {}),
+        positions=positions,
         max_positions=64,
         tied=draw.random() < 0.5,
         **widths(draw),

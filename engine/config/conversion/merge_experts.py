@@ -66,7 +66,7 @@ class MergeExperts(ConversionSpec):
                 f"random reads no text, and what experts weigh together ({how}) is measured on some",
                 "by=load",
             )
-        if spec.experts.every > 1 and spec.is_gated != (spec.mlp == "swiglu"):
+        if spec.experts.every > 1 and spec.mlp != ("swiglu" if spec.is_gated else "gelu"):
             raise ConfigError(
                 "convert.num_experts",
                 f"0, but experts are {spec.experts.activation} and the dense blocks {spec.mlp}",

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from atelier.engine.config.base import Count, Spec
-from atelier.engine.config.blocks import Auto, check_heads
+from atelier.engine.config.blocks import Auto, MLPKind, check_heads
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import Limit
@@ -38,7 +38,7 @@ class Ernie(MixedBlocks):
     inputs: ClassVar[tuple[str, ...]] = ("bidirectional_B", "prompts_BT")
 
     kind: Literal["ernie"] = "ernie"
-    mlp: Literal["swiglu", "gelu"] = Field(default="gelu", description="swiglu or gelu")
+    mlp: MLPKind = Field(default="gelu", description="as gpt's")
     norm: Literal["rms", "layer"] = Field(default="layer", description="rms or layer")
     nlu: Net = Field(default=Net(), description="net of bidirectional rows")
     nlg: Net = Field(default=Net(), description="net of causal rows")

@@ -1,15 +1,29 @@
 """A decoder-only transformer: Llama-like by default (grouped-query attention, RoPE, SwiGLU, RMSNorm),
-GPT-2-like by spec. With `num_experts` MLPs of blocks are mixtures of them.
+GPT-2-like and what lies between by spec. With `num_experts` MLPs of blocks are mixtures of them.
 
-D hidden, H query heads, K key/value heads, E head_dim, F ffn, V vocab, P max_positions, L num_layers
+D hidden, H query heads, K key/value heads, E head width, F ffn, V vocab, P max_positions, L num_layers
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from atelier.engine.config.base import Count, Spec
+from atelier.engine.config.blocks import Auto
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.registry import Limit
+from atelier.engine.config.rope import Rope
+
+Biased = Literal["qkv", "out", "mlp"]
+
+
+class Multipliers(Spec):
+    """Constants by which a model's parts are scaled (MiniCPM, 2404.06395; Granite; muP, 2203.03466)."""
+
+    embedding: float = Field(default=1.0, gt=0, description="of the embedded tokens")
+    residual: float = Field(default=1.0, gt=0, description="of what attention and MLP add")
+    scores: float | Auto = Field(default="auto", description="of queries times keys; auto = 1/sqrt(E)")
+    logits: float = Field(default=1.0, gt=0, description="of the logits")
 
 
 class GPT(MixedBlocks):
@@ -19,16 +33,74 @@ class GPT(MixedBlocks):
         default=2048, ge=1, description="longest sequence of learned positions, tokens (unused by rope)"
     )
     tied: bool = Field(default=True, description="output head shares the embedding")
+    head_dim: Count | Auto = Field(default="auto", description="width E of a head; auto = hidden / num_heads")
+    bias: tuple[Biased, ...] = Field(default=(), description="matrices with a bias: qkv, out, mlp")
+    qk_norm: bool = Field(default=False, description="RMSNorm of each head's queries and keys (2302.05442)")
+    rope: Rope = Field(default=Rope(), description="frequencies of rotary positions (unused without)")
+    window: int = Field(default=0, ge=0, description="tokens that attention sees, itself included; 0 = all")
+    window_blocks: Literal["all"] | tuple[int, ...] = Field(
+        default="all", description="numbers of the blocks whose attention has the window"
+    )
+    multipliers: Multipliers = Field(default=Multipliers(), description="constants that scale parts")
+    vocab_padding: int = Field(
+        default=0, ge=0, description="rows of embedding and head beyond the tokenizer's tokens"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.head_dim != "auto" and self.is_rotary and self.head_dim % 2:
+            raise ValueError(f"rope needs an even head width, head_dim = {self.head_dim}")
+        if len(set(self.bias)) < len(self.bias):
+            raise ValueError("bias names a matrix twice")
+        if self.rope != Rope() and not self.is_rotary:
+            raise ValueError("rope is given, but positions are learned")
+        if self.window_blocks != "all":
+            if not self.window:
+                raise ValueError("window_blocks is given, but window is 0")
+            for number in self.window_blocks:
+                if not 0 <= number < self.num_layers:
+                    raise ValueError(f"window_blocks has {number}, but there are {self.num_layers} blocks")
+        return self
 
     @property
     def is_rotary(self) -> bool:
         return self.positions == "rope"
 
+    @property
+    def has_even_heads(self) -> bool:
+        return self.head_dim == "auto"
+
+    @property
+    def head_width(self) -> int:
+        return super().head_width if self.head_dim == "auto" else self.head_dim
+
+    @property
+    def biased(self) -> tuple[str, ...]:
+        return self.bias
+
+    @property
+    def tokens(self) -> int:
+        return super().tokens + self.vocab_padding
+
+    @property
+    def ids(self) -> int:
+        return super().tokens
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of queries times keys."""
+        scale = self.multipliers.scores
+        return self.head_width**-0.5 if scale == "auto" else scale
+
+    def has_window(self, number: int) -> bool:
+        """Whether the attention of block `number` sees `window` tokens only."""
+        return bool(self.window) and (self.window_blocks == "all" or number in self.window_blocks)
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every weight by its name in the plain module, with its shape. The head is `head.weight` unless
         tied.
         """
-        D, E = self.hidden, self.head_dim
+        D, E = self.hidden, self.head_width
         result: dict[str, tuple[int, ...]] = {"embed.weight": (self.tokens, D)}
         if self.positions == "learned":
             result["positions.weight"] = (self.max_positions, D)
@@ -41,6 +113,12 @@ class GPT(MixedBlocks):
             result[f"{block}attention.key.weight"] = (self.kv_heads * E, D)
             result[f"{block}attention.value.weight"] = (self.kv_heads * E, D)
             result[f"{block}attention.out.weight"] = (D, self.num_heads * E)
+            for which, names in (("qkv", ("query", "key", "value")), ("out", ("out",))):
+                for name in names if which in self.bias else ():
+                    rows = result[f"{block}attention.{name}.weight"][0]
+                    result[f"{block}attention.{name}.bias"] = (rows,)
+            for name in ("query_norm", "key_norm") if self.qk_norm else ():
+                result[f"{block}attention.{name}.weight"] = (E,)
             for name in norm:
                 result[f"{block}norm2.{name}"] = (D,)
             result |= {f"{block}mlp.{name}": shape for name, shape in self.mlp_shapes(i).items()}
@@ -52,9 +130,9 @@ class GPT(MixedBlocks):
 
     def block_flops(self, sequence: int) -> list[float]:
         """FLOPs of one token in each block; the last entry is the head."""
-        D, E = self.hidden, self.head_dim
+        D, E = self.hidden, self.head_width
         attention = D * E * (2 * self.num_heads + 2 * self.kv_heads)
-        rest = 6.0 * attention + 12.0 * D * sequence
+        rest = 6.0 * attention + 12.0 * self.num_heads * E * sequence
         blocks = [6.0 * self.mlp_products(number) + rest for number in range(self.num_layers)]
         return [*blocks, 6.0 * self.tokens * D]
 
@@ -62,7 +140,7 @@ class GPT(MixedBlocks):
         """Heads, the MLP's width and the vocabulary are split over tensor, experts over expert, blocks over
         stages.
         """
-        vocab = [] if self.vocab == "auto" else [Limit("tensor", "vocab", self.vocab)]
+        vocab = [] if self.vocab == "auto" else [Limit("tensor", "vocab", self.tokens)]
         return [
             Limit("tensor", "num_heads", self.num_heads),
             Limit("tensor", "num_kv_heads", self.kv_heads),

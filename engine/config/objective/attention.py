@@ -41,12 +41,19 @@ class Attention(ObjectiveSpec):
             raise ConfigError(
                 place, f"a model of kind {kind} exposes no attention", "compare logits or hidden states"
             )
-        for whose, width in (("the student's", model.hidden), (f"{name}'s", taught_by.hidden)):
+        mine, theirs = _width(model), _width(taught_by)
+        for whose, width in (("the student's", mine), (f"{name}'s", theirs)):
             if width % heads:
-                near = largest_divisor(gcd(model.hidden, taught_by.hidden), heads)
+                near = largest_divisor(gcd(mine, theirs), heads)
                 raise ConfigError(
                     place, f"{heads} does not divide {whose} width {width}", f"{near} would fit"
                 )
 
     def divided_by_tensor(self, teacher: tuple[str, ModelSpec]) -> dict[str, int]:
         return {} if self.relation_heads == "auto" else {"{key}.relation_heads": self.relation_heads}
+
+
+def _width(model: ModelSpec) -> int:
+    """Of all heads together."""
+    heads, each = getattr(model, "num_heads", 0), getattr(model, "head_width", 0)
+    return heads * each or model.hidden

@@ -74,7 +74,7 @@ def reference(spec: GPT, weights: dict[str, Tensor], tokens: list[int]) -> Tenso
     stream = [weights["embed.weight"][token] for token in tokens]
     if spec.positions == "learned":
         stream = [x + weights["positions.weight"][t] for t, x in enumerate(stream)]
-    wide, group = spec.head_dim, spec.num_heads // spec.kv_heads
+    wide, group = spec.head_width, spec.num_heads // spec.kv_heads
     for layer in range(spec.num_layers):
         block = {
             n.removeprefix(f"blocks.{layer}."): w

@@ -25,7 +25,7 @@ def kept(spec: GPT, sequence: int) -> int:
     block = Block(spec)
     x = torch.randn(ROWS, sequence, spec.hidden, requires_grad=True)
     mask = additive(torch.ones(ROWS, 1, sequence, sequence, dtype=torch.bool).tril(), torch.bfloat16)
-    rope = rope_angles(torch.arange(sequence).expand(ROWS, -1), spec.head_dim, 1e4, torch.float32)
+    rope = rope_angles(torch.arange(sequence).expand(ROWS, -1), spec.head_width, 1e4, torch.float32)
     shapes = {tuple(weight.shape[-2:]) for weight in block.parameters()}
     shapes |= {shape[::-1] for shape in shapes} | {tuple(weight.shape) for weight in block.parameters()}
     shared = {each.untyped_storage().data_ptr() for each in (mask, rope)}

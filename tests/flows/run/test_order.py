@@ -88,8 +88,14 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> None:
         return Reference(kind=kind, fingerprint=fingerprint([kind, name]), name=name or kind, node="")
 
     def found(word: str, place: str) -> Existing:
-        given = {"tokens": reference("tokens"), "tokenizer": reference("tokenizer"), "sequence": 64}
-        return Existing(reference=reference("model", word), spec=spec, **given)
+        text = reference("tokens"), 64
+        return Existing(
+            reference=reference("model", word),
+            spec=spec,
+            tokenizer=reference("tokenizer"),
+            text=text,
+            place=place,
+        )
 
     def begun(roles: dict[str, Role], tokenizer: Reference) -> dict[str, Reference]:
         return {name: reference("model", role.init) for name, role in roles.items() if role.init}

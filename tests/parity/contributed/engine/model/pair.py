@@ -7,15 +7,28 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atelier.engine.config.model.pair import Pair
 from atelier.engine.model.attention import Attend, Cache, Seen, attention_mask
 from atelier.engine.model.contract import Carried, Model, Output, Split, Sum
 from atelier.engine.model.moe import ExpertWeights
-from atelier.engine.model.transformer import GELU, dropout, layer_keys
+from atelier.engine.model.transformer import dropout, layer_keys
 
 NO_ENCODER = 1  # tokens that the encoder reads where there is nothing to read, as in generation
+
+
+class GELU(nn.Module):
+    """down(gelu(up x))."""
+
+    def __init__(self, spec: Pair) -> None:
+        super().__init__()
+        self.up = nn.Linear(spec.hidden, spec.inner, bias=False)
+        self.down = nn.Linear(spec.inner, spec.hidden, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x_BTD), approximate="tanh"))
 
 
 class Shared(NamedTuple):
@@ -31,7 +44,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: Pair, *, is_causal: bool) -> None:
         super().__init__()
-        self.head_dim = spec.head_dim
+        self.head_dim = spec.head_width
         for name in ("query", "key", "value", "out"):
             setattr(self, name, nn.Linear(spec.hidden, spec.hidden, bias=False))
         self.attend = Attend(is_causal=is_causal)
@@ -201,7 +214,7 @@ class PairModel(Model):
 
     def new_cache(self, batch_size: int, max_len: int, dtype: torch.dtype) -> Cache:
         spec, device = self.spec, self.embed.weight.device
-        shape = (batch_size, spec.num_heads, max_len, spec.head_dim)
+        shape = (batch_size, spec.num_heads, max_len, spec.head_width)
         count = spec.num_layers - spec.encoder_layers
         return Cache(
             blocks=[

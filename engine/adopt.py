@@ -1,0 +1,133 @@
+"""Make a checkpoint of another family a model artifact: python -m atelier.engine.adopt run.json
+
+run.json: config is an Adopting, inputs {"tokenizer": a tokenizer artifact}; output "model". Weights are read
+and written one by one: memory does not grow with the model.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from atelier.engine.config.base import Json, Spec, parse
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.families import family_of
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.run_file import FILE_BYTES, RunFile
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.inference.generator import TOKENIZER
+from atelier.engine.io import storage
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.io.source_files import content_id
+from atelier.engine.model.foreign import adopted
+from atelier.engine.model.load import CONFIG, write_model
+from atelier.engine.model.weights import Part, StoredWeights
+
+CARD = "README.md"
+LICENCE = re.compile(r"^licen[sc]e:[ \t]*([\w.+-]+)[ \t]*$", re.MULTILINE)
+MOST_CARD = 1 << 20  # bytes that are read of a model card
+
+
+class Adopting(Spec):
+    """The config of this command. `files`: all that is read, each with its content id."""
+
+    source: str
+    weights: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
+
+
+def adopt(run: RunFile) -> dict[str, Json]:
+    """Write the model artifact; returns the summary. Raises DataError where the source is not as it was
+    planned.
+    """
+    asked, scratch = parse(Adopting, run.config, "config"), Path(run.scratch)
+    known = {url.rsplit("/", 1)[-1]: url for url, _ in asked.files}
+    config = storage.read_object(known[CONFIG], "a model's configuration")
+    family = family_of(config, known[CONFIG])
+    tokenizer = input_of(run, "tokenizer").file(TOKENIZER, scratch)
+    vocabulary = Vocabulary.read(tokenizer)
+    _check_end(config, vocabulary, known[CONFIG])
+    spec = _sized(family.spec(config, known[CONFIG]), vocabulary.size, known[CONFIG])
+    stored = StoredWeights(*(_here(known[name], scratch) for name in asked.weights))
+    weights = adopted(stored, family, spec, asked.source)
+    progress, output = Progress(sys.stdout), output_of(run, "model")
+    progress.start(sum(stored.num_bytes(name) for name in stored), "bytes")
+
+    def counted(part: Part) -> Part:
+        progress.advance(len(part))
+        return part
+
+    write_model(
+        weights, spec, lambda name, parts: output.add_parts(name, map(counted, parts)), most=FILE_BYTES
+    )
+    output.add(TOKENIZER, tokenizer)
+    for url, digest in asked.files:
+        if content_id(url, "source") != digest:
+            raise DataError(f"source: {url} has changed since it was planned; start again")
+    is_here = storage.is_local(asked.source)  # of this machine's folders a record names the last
+    where = storage.local_path(asked.source).absolute().name if is_here else asked.source
+    summary: dict[str, Json] = {
+        "params": spec.num_params(),
+        "family": family.name,
+        "source": where,
+        "revision": where.rpartition("@")[2] if "://" in where and "@" in where else "",
+        "licence": _licence(known),
+        "config": config,
+        "text": "unknown",
+    }
+    output.close(summary)
+    return {"params": spec.num_params(), "family": family.name}
+
+
+def _sized(spec: GPT, size: int, place: str) -> GPT:
+    """The model with the tokenizer's vocabulary; the rows beyond it are padding."""
+    if size > spec.tokens:
+        raise ConfigError(
+            f"{place}: vocab_size",
+            f"{spec.tokens}, but the tokenizer has {size} ids",
+            "the tokenizer of this model",
+        )
+    return spec.model_copy(update={"vocab": size, "vocab_padding": spec.tokens - size})
+
+
+def _check_end(config: Mapping[str, Json], vocabulary: Vocabulary, place: str) -> None:
+    """Refuse a model that ends its texts otherwise than texts are ended here: it would not stop."""
+    said = config.get("eos_token_id")
+    ends = said if isinstance(said, list) else [] if said is None else [said]
+    if ends and vocabulary.end_id not in ends:
+        raise ConfigError(
+            f"{place}: eos_token_id",
+            f"{said!r}, but with this tokenizer texts end with {vocabulary.token(vocabulary.end_id)!r}, "
+            f"{vocabulary.end_id}",
+            "the base model, of which texts were only ended",
+        )
+
+
+def _here(url: str, scratch: Path) -> Path:
+    if storage.is_local(url):
+        return storage.local_path(url)
+    path = scratch / url.rsplit("/", 1)[-1]
+    storage.fetch(url, path)
+    return path
+
+
+def _licence(known: dict[str, str]) -> str:
+    """What the model card says, or that there is a file."""
+    if CARD in known:
+        found = LICENCE.search(storage.read_bytes(known[CARD], MOST_CARD).decode(errors="replace"))
+        if found:
+            return found[1]
+    return next((name for name in known if name.upper().startswith("LICEN")), "unknown")
+
+
+def act(run: RunFile) -> None:
+    say(sys.stdout, {"done": adopt(run)})
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return the exit code; one JSON line reports how it ended."""
+    return run_verb("adopt", arguments, act)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

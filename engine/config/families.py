@@ -1,0 +1,276 @@
+"""Families of models in transformers' format: which keys of a config.json say what of `gpt`, and which
+weights are which. `model_type: qwen3` is engine/config/family/qwen3.py. Torch-free.
+
+What a family does not understand is refused by its name, never dropped.
+"""
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from atelier.engine.config.base import Json, parse
+from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.model.gpt import GPT
+
+FOLDER = Path(__file__).parent / "family"
+ARCHITECTURES, TYPE = "architectures", "model_type"
+# keys of every config.json that say nothing of what the model computes
+IDLE = (
+    "_attn_implementation_autoset", "_name_or_path", "_num_labels", "attn_implementation", "bos_token_id",
+    "dtype", "eos_token_id", "finetuning_task", "id2label", "initializer_range", "label2id", "num_labels",
+    "output_attentions", "output_hidden_states", "output_past", "pad_token_id", "problem_type", "return_dict",
+    "sep_token_id", "task_specific_params", "torch_dtype", "torchscript", "transformers_version",
+    "unk_token_id", "use_cache",
+)  # fmt: skip
+# keys that may be there with one value only, for every family
+NEUTRAL: dict[str, tuple[Json, ...]] = {
+    "add_cross_attention": (False,), "attention_dropout": (0, 0.0), "chunk_size_feed_forward": (0,),
+    "is_decoder": (False, True), "is_encoder_decoder": (False,), "pruned_heads": ({}, None),
+    "tie_encoder_decoder": (False,), "use_bfloat16": (False, True), "use_mrope": (False,),
+    "attention_bias": (False,), "mlp_bias": (False,),
+}  # fmt: skip
+REFUSED = {
+    "auto_map": ("names code of its own, which is never run", "a family of engine/config/family"),
+    "quantization_config": ("holds quantised weights", "the checkpoint before it was quantised"),
+}
+
+UNUSED = ".router.load"  # weights that only training reads
+
+Config = Mapping[str, Json]
+Fields = dict[str, Json]  # of the GPT
+
+
+class Key(NamedTuple):
+    """A key of a config that one field says; `default`: what its absence means. `read` and `write` turn a
+    value into that of the field and back.
+    """
+
+    name: str
+    field: str
+    default: Json = None
+    read: Callable[[Json], Json] = lambda value: value
+    write: Callable[[Json], Json] = lambda value: value
+
+
+class Part(NamedTuple):
+    """Where a weight is found: the pattern of a foreign name, with {i} the block's number and {e} an expert's
+    (its weights are stacked); of `count` equal parts of its outputs number `part`; `turned`: inputs first.
+    """
+
+    name: str
+    part: int = 0
+    count: int = 1
+    turned: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """One `model_type`. `also` says fields from several keys at once and writes them; it returns the fields
+    and the keys that it read.
+    """
+
+    name: str
+    architecture: str
+    keys: tuple[Key, ...]
+    weights: Mapping[str, Part]  # by pattern of our name
+    also: Callable[[Config], tuple[Fields, set[str]]]
+    back: Callable[[GPT], dict[str, Json]]
+    fixed: Fields = field(default_factory=dict)  # what all its models have
+    neutral: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()  # patterns of weights that say nothing: buffers
+    optional: str = ""  # what names of weights may begin with or not
+
+    def spec(self, config: Config, place: str) -> GPT:
+        """The model that a config describes. Raises ConfigError for the first key that is not understood,
+        with its name and value.
+        """
+        found, known = dict(self.fixed), {TYPE, ARCHITECTURES, *IDLE, *self.idle}
+        for key in self.keys:
+            known.add(key.name)
+            value = config.get(key.name, key.default)
+            if value is None and key.default is None:
+                raise ConfigError(f"{place}: {key.name}", "is missing", "the config as it was saved")
+            try:
+                _put(found, key.field, key.read(value))
+            except (KeyError, TypeError, ValueError):
+                raise ConfigError(f"{place}: {key.name}", f"{value!r} is not understood") from None
+        try:
+            more, read = self.also(config)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error.place}", error.problem, error.way_out) from None
+        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise ConfigError(place, f"is not understood ({type(error).__name__}: {error})") from None
+        for name, value in more.items():
+            _put(found, name, value)
+        self._check(config, known | read, place)
+        return parse(GPT, found, place)
+
+    def _check(self, config: Config, known: set[str], place: str) -> None:
+        named = config.get(ARCHITECTURES)
+        if named not in (None, [], [self.architecture]):
+            raise ConfigError(
+                f"{place}: {ARCHITECTURES}", f"{named}, but only {self.architecture} is understood"
+            )
+        neutral = {**NEUTRAL, **self.neutral}
+        for name, value in config.items():
+            if name in REFUSED:
+                problem, way_out = REFUSED[name]
+                raise ConfigError(f"{place}: {name}", problem, way_out)
+            if name in neutral and name not in known and value not in neutral[name]:
+                raise ConfigError(
+                    f"{place}: {name}", f"{value!r} is not understood; it may be {neutral[name][0]!r}"
+                )
+            if name not in known and name not in neutral:
+                raise ConfigError(
+                    f"{place}: {name}",
+                    f"{_short(value)}: what {self.name} would compute with it is not known",
+                )
+
+    def config(self, spec: GPT) -> dict[str, Json]:
+        """The config of a model. Raises ConfigError for one that the family cannot say."""
+        document = spec.model_dump(mode="json")
+        made: dict[str, Json] = {TYPE: self.name, ARCHITECTURES: [self.architecture]}
+        for key in self.keys:
+            made[key.name] = key.write(_get(document, key.field, spec))
+        made |= self.back(spec)
+        again = self.spec(made, self.name)
+        strange = (name for name in spec.shapes() if self.foreign(name) is None and not name.endswith(UNUSED))
+        if said := difference(spec, again) or next(strange, ""):
+            raise ConfigError(
+                "--family", f"{self.name} cannot say {said}", "another family, or another model"
+            )
+        return made
+
+    def foreign(self, ours: str) -> Part | None:
+        """Where a weight of ours is found, numbers filled in but an expert's."""
+        pattern, numbers = _pattern(ours)
+        part = self.weights.get(pattern)
+        return None if part is None else part._replace(name=part.name.replace("{i}", numbers))
+
+
+def difference(one: GPT, other: GPT) -> str:
+    """The first field in which two models compute differently, with the value of one; '' where they are
+    alike.
+    """
+    mine, theirs = _meaning(one), _meaning(other)
+    return next((f"{name} {value}" for name, value in mine.items() if theirs.get(name) != value), "")
+
+
+def _meaning(spec: GPT) -> dict[str, Json]:
+    """What of a spec says what it computes, `auto` resolved."""
+    document = spec.model_dump(mode="json", exclude=FREE)
+    found: dict[str, Json] = {name: value for name, value in document.items() if name not in PARTS}
+    found |= {"vocab": spec.tokens, "num_kv_heads": spec.kv_heads, "head_dim": spec.head_width}
+    found |= {f"rope.{name}": value for name, value in document["rope"].items()}
+    found |= {f"multipliers.{name}": value for name, value in document["multipliers"].items()}
+    found["multipliers.scores"] = spec.score_scale
+    found["bias"] = sorted(spec.bias)
+    found["window_blocks"] = [number for number in range(spec.num_layers) if spec.has_window(number)]
+    if spec.positions == "learned":
+        found["max_positions"] = spec.max_positions
+    if any(not spec.has_experts(number) for number in range(spec.num_layers)):
+        found |= {"ffn": spec.inner, "mlp": spec.mlp}
+    if spec.num_experts:
+        experts = spec.experts
+        found |= {
+            "num_experts": spec.num_experts,
+            "experts_per_token": spec.experts_per_token,
+            "experts.ffn": spec.expert_inner,
+            "experts.activation": "swiglu" if spec.is_gated else "gelu",
+            "experts.shared": experts.shared,
+            "experts.every": experts.every,
+            "experts.combine": experts.combine,
+            "experts.router": experts.router.model_dump(mode="json", include={"kind", "score", "groups"}),
+        }
+    return found
+
+
+# fields that change nothing that a finished model computes, and those that are compared part by part
+FREE = {"dropout", "init_std", "vocab_padding"}
+PARTS = {
+    "experts", "experts_per_token", "ffn", "max_positions", "mlp", "multipliers", "num_experts", "rope",
+    "window_blocks",
+}  # fmt: skip
+
+
+def flag(value: Json) -> Json:
+    """A value that is true or false. Raises ValueError for others."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _put(fields: Fields, name: str, value: Json) -> None:
+    """Set a field, which may be inside of others: experts.ffn."""
+    *outer, leaf = name.split(".")
+    for part in outer:
+        fields = cast(Fields, fields.setdefault(part, {}))
+    fields[leaf] = value
+
+
+def _get(document: Mapping[str, Json], name: str, spec: GPT) -> Json:
+    """A field of a spec, `auto` resolved."""
+    known = {
+        "num_kv_heads": spec.kv_heads,
+        "ffn": spec.inner,
+        "head_dim": spec.head_width,
+        "vocab": spec.tokens,
+        "experts.ffn": spec.expert_inner,
+    }
+    if name in known:
+        return known[name]
+    found: Json = dict(document)
+    for part in name.split("."):
+        found = cast(Mapping[str, Json], found)[part]
+    return found
+
+
+def _pattern(name: str) -> tuple[str, str]:
+    """blocks.3.norm1.weight as blocks.{i}.norm1.weight, and 3."""
+    parts = name.split(".")
+    if parts[0] != "blocks":
+        return name, ""
+    return ".".join(["blocks", "{i}", *parts[2:]]), parts[1]
+
+
+def _short(value: Json) -> str:
+    return text if len(text := repr(value)) <= 40 else f"{text[:37]}..."
+
+
+def families() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")))
+
+
+def family_of(config: Config, place: str) -> Family:
+    """The family of a config. Raises ConfigError where none here is its `model_type`."""
+    name = config.get(TYPE)
+    if name not in families():
+        near = nearest(str(name), families())
+        hint = f"did you mean {near}? " if near else ""
+        raise ConfigError(
+            f"{place}: {TYPE}", f"{name!r} is not known", f"{hint}known are {', '.join(families())}"
+        )
+    return cast(Family, importlib.import_module(f"atelier.engine.config.family.{name}").FAMILY)
+
+
+def fitting(spec: GPT) -> Iterator[Family]:
+    """The families that can say a model."""
+    for name in families():
+        family = family_of({TYPE: name}, name)
+        try:
+            family.config(spec)
+        except ConfigError:
+            continue
+        yield family
+
+
+def all_of(parts: Iterable[tuple[Fields, set[str]]]) -> tuple[Fields, set[str]]:
+    """What several readers of a config found, together."""
+    fields, read = Fields(), set[str]()
+    for more, names in parts:
+        fields |= more
+        read |= names
+    return fields, read

@@ -1,0 +1,33 @@
+"""Mixtral (2401.04088): Mistral with experts."""
+
+from atelier.engine.config.families import Family, Key, Part, all_of
+from atelier.engine.config.family import _llama as like
+
+READERS = (like.heads(None), like.window(None), lambda config: like.rope(config, 1e6))
+MIXTURE = "model.layers.{i}.block_sparse_moe"
+
+FAMILY = Family(
+    name="mixtral",
+    architecture="MixtralForCausalLM",
+    keys=(
+        *(key for key in like.keys(1e-5, 131072) if key.name != "intermediate_size"),
+        Key("intermediate_size", "experts.ffn"),
+        Key("num_local_experts", "num_experts", 8, like.some),
+        Key("num_experts_per_tok", "experts_per_token", 2),
+    ),
+    weights=like.weights(mixed=True)
+    | {"blocks.{i}.mlp.router.weight": Part(f"{MIXTURE}.gate.weight")}
+    | {
+        f"blocks.{{i}}.mlp.experts.{ours}": Part(f"{MIXTURE}.experts.{{e}}.{theirs}.weight")
+        for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    },
+    also=lambda config: all_of(read(config) for read in READERS),
+    back=lambda spec: {
+        "sliding_window": spec.window or None,
+        **like.written_heads(spec),
+        **like.written_rope(spec),
+    },
+    neutral={"router_jitter_noise": (0.0, 0)},
+    idle=("output_router_logits", "router_aux_loss_coef"),
+    extra=like.EXTRA,
+)

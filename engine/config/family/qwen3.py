@@ -1,0 +1,22 @@
+"""Qwen 3 (2505.09388), dense: each head's queries and keys have a norm."""
+
+from atelier.engine.config.families import Family, all_of
+from atelier.engine.config.family import _llama as like
+
+READERS = (like.heads(128), like.biases(), like.some_windows, like.rope)
+
+FAMILY = Family(
+    name="qwen3",
+    architecture="Qwen3ForCausalLM",
+    keys=like.keys(1e-6, 32768),
+    weights=like.weights(),
+    also=lambda config: all_of(read(config) for read in READERS),
+    back=lambda spec: {
+        "attention_bias": "qkv" in spec.bias,
+        **like.written_heads(spec),
+        **like.written_windows(spec),
+        **like.written_rope(spec),
+    },
+    fixed={"qk_norm": True},
+    extra=like.EXTRA,
+)

@@ -1,0 +1,69 @@
+"""Qwen 3 (2505.09388) with experts."""
+
+from atelier.engine.config.base import Json
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.families import Config, Family, Fields, Key, Part, all_of
+from atelier.engine.config.family import _llama as like
+from atelier.engine.config.model.gpt import GPT
+
+EXPERTS = "model.layers.{i}.mlp.experts.{e}"
+
+
+def _experts(config: Config) -> tuple[Fields, set[str]]:
+    """The number of experts has two names."""
+    newer, older = (config.get(name) for name in ("num_local_experts", "num_experts"))
+    if newer is not None and older is not None and newer != older:
+        raise ConfigError("num_local_experts", f"{newer!r}, but num_experts is {older!r}")
+    number = newer if newer is not None else 128 if older is None else older
+    return {"num_experts": like.some(number)}, {"num_experts", "num_local_experts"}
+
+
+def _window(config: Config) -> tuple[Fields, set[str]]:
+    width = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
+    return {"window": width or 0}, {"use_sliding_window", "sliding_window"}
+
+
+def _written(spec: GPT) -> dict[str, Json]:
+    return {
+        "attention_bias": "qkv" in spec.bias,
+        "mlp_only_layers": [],
+        "num_experts": spec.num_experts,
+        "num_local_experts": spec.num_experts,
+        "use_sliding_window": bool(spec.window),
+        "sliding_window": spec.window or None,
+        **like.written_heads(spec),
+        **like.written_rope(spec),
+    }
+
+
+READERS = (like.heads(None), like.biases(), _experts, _window, like.rope)
+
+FAMILY = Family(
+    name="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    keys=(
+        *like.keys(1e-6, 32768),
+        Key("num_experts_per_tok", "experts_per_token", 8),
+        Key("moe_intermediate_size", "experts.ffn", 768),
+        Key("decoder_sparse_step", "experts.every", 1),
+        Key(
+            "norm_topk_prob",
+            "experts.combine",
+            False,
+            lambda is_normed: "softmax_chosen" if is_normed else "softmax_all",
+            lambda combine: combine == "softmax_chosen",
+        ),
+    ),
+    weights=like.weights()
+    | {"blocks.{i}.mlp.router.weight": Part("model.layers.{i}.mlp.gate.weight")}
+    | {
+        f"blocks.{{i}}.mlp.experts.{name}": Part(f"{EXPERTS}.{name}_proj.weight")
+        for name in ("gate", "up", "down")
+    },
+    also=lambda config: all_of(read(config) for read in READERS),
+    back=_written,
+    fixed={"qk_norm": True},
+    neutral={"mlp_only_layers": ([], None)},
+    idle=("output_router_logits", "router_aux_loss_coef", "max_window_layers"),
+    extra=like.EXTRA,
+)

@@ -1,0 +1,235 @@
+"""Write a finished model in transformers' format: python -m atelier.engine.export run.json
+
+run.json: config is an Exporting, inputs {"model": a model artifact}, no outputs. What was written is read
+back and its logits compared with the model's before `done` is said; what could not be finished is removed.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from atelier.engine.config.base import Json, Spec, parse
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.families import Family, families, family_of, fitting
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.run_file import FILE_BYTES, RunFile
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.inference.generator import TOKENIZER
+from atelier.engine.io import storage
+from atelier.engine.io.process import Progress, input_of, leave, run_verb, say
+from atelier.engine.io.weight_files import INDEX, WEIGHTS, index_of, plan_files
+from atelier.engine.model.contract import Model
+from atelier.engine.model.foreign import adopted, exported
+from atelier.engine.model.load import CONFIG, blank, build, read_weights
+from atelier.engine.model.weights import Part, StoredWeights, Weight, entries_of, write_files
+from atelier.engine.parallel.gang import start_gang
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+TOKENS = 128  # that are compared
+CARD = "README.md"
+
+
+class Exporting(Spec):
+    """The config of this command."""
+
+    url: str
+    family: str = ""
+    dtype: Literal["", "float32", "float16", "bfloat16"] = ""
+    card: str = ""
+    most: int = FILE_BYTES  # bytes of a shard
+
+
+def export(run: RunFile) -> dict[str, Json]:
+    """Write the model's files to the url; returns what is said of them."""
+    asked = parse(Exporting, run.config, "config")
+    gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
+    source, scratch = input_of(run, "model"), Path(run.scratch)
+    stored, spec = read_weights(source, scratch)
+    family = chosen(spec, asked.family)
+    assert isinstance(spec, GPT)  # others have no family
+    tokenizer = source.file(TOKENIZER, scratch)
+    vocabulary = Vocabulary.read(tokenizer)
+    weights = exported(stored.weights(), family, spec)
+    if asked.dtype:
+        weights = {name: _as(weight, DTYPES[asked.dtype]) for name, weight in weights.items()}
+    writer = _Writer(asked.url, sum(entry.num_bytes for entry in entries_of(weights)))
+    try:
+        files = plan_files(entries_of(weights), asked.most)
+        write_files(files, weights, writer.parts)
+        if WEIGHTS not in files:
+            writer.parts(INDEX, [index_of(files)])
+        writer.parts(TOKENIZER, [tokenizer.read_bytes()])
+        for name, document in _documents(
+            family, spec, vocabulary, next(iter(weights.values())).dtype
+        ).items():
+            writer.json(name, document)
+        writer.parts(CARD, [asked.card.encode()])
+        apart = _compared(asked.url, scratch, list(files), stored, spec, gang.device)
+    except BaseException:
+        writer.undo()
+        raise
+    return {"family": family.name, "files": len(writer.written), "bytes": writer.total, "apart": apart}
+
+
+def chosen(spec: ModelSpec, name: str) -> Family:
+    """The family to write a model as: the one of this name, or the first that can say it. Raises ConfigError,
+    with the reason, where there is none.
+    """
+    if not isinstance(spec, GPT):
+        raise ConfigError("export", f"the model is of kind {spec.kind}, and families are of kind gpt")
+    if name:
+        if name not in families():
+            raise ConfigError("--family", f"{name!r} is not known", f"there are {', '.join(families())}")
+        family = family_of({"model_type": name}, "--family")
+        family.config(spec)
+        return family
+    for family in fitting(spec):
+        return family
+    reasons = []
+    for each in families():
+        try:
+            family_of({"model_type": each}, "").config(spec)
+        except ConfigError as error:
+            reasons.append(f"{each}: {error.problem.removeprefix(f'{each} cannot say ')}")
+    raise ConfigError("export", f"no family can say this model ({'; '.join(reasons)})")
+
+
+def _as(weight: Weight, dtype: torch.dtype) -> Weight:
+    def gather() -> Tensor | None:
+        whole = weight.gather()
+        return None if whole is None else whole.to(dtype)
+
+    return Weight(weight.shape, dtype, gather)
+
+
+def _documents(
+    family: Family, spec: GPT, vocabulary: Vocabulary, dtype: torch.dtype
+) -> dict[str, Mapping[str, Json]]:
+    """The JSON files. Nothing begins a text here: no token stands for it."""
+    ids: dict[str, Json] = {
+        "bos_token_id": None, "eos_token_id": vocabulary.end_id, "pad_token_id": vocabulary.pad_id,
+    }  # fmt: skip
+    words: dict[str, Json] = {
+        name: vocabulary.token(number)
+        for name, number in (("eos_token", vocabulary.end_id), ("pad_token", vocabulary.pad_id))
+    }
+    kind = str(dtype).removeprefix("torch.")
+    config = {
+        **family.config(spec),
+        **ids,
+        "dtype": kind,
+        "torch_dtype": kind,
+        "initializer_range": spec.init_std,
+    }
+    tokenizer: dict[str, Json] = {
+        **words,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
+    return {
+        CONFIG: config,
+        "generation_config.json": ids,
+        "special_tokens_map.json": words,
+        "tokenizer_config.json": tokenizer,
+    }
+
+
+class _Writer:
+    """Files that are written below a url, which had nothing there before."""
+
+    def __init__(self, url: str, size: int) -> None:
+        self.url, self.written, self.total = url.rstrip("/"), list[str](), 0
+        if there := storage.names(self.url):
+            raise ConfigError("export", f"{self.url} has {there[0]} already", "give a new or an empty folder")
+        self._progress = Progress(sys.stdout)
+        self._progress.start(size, "bytes")
+
+    def parts(self, name: str, parts: Iterable[Part]) -> None:
+        self.written.append(name)
+        self.total += storage.put_parts(storage.join(self.url, name), map(self._counted, parts)).bytes
+
+    def json(self, name: str, document: Mapping[str, Json]) -> None:
+        self.parts(name, [(json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()])
+
+    def _counted(self, part: Part) -> Part:
+        self._progress.advance(len(part))
+        return part
+
+    def undo(self) -> None:
+        for name in self.written:
+            storage.remove(storage.join(self.url, name))
+        if storage.is_local(self.url):
+            with suppress(OSError):
+                storage.local_path(self.url).rmdir()
+
+
+def _compared(
+    url: str, scratch: Path, files: list[str], stored: StoredWeights, spec: GPT, device: torch.device
+) -> float:
+    """Largest distance of the logits of what was written from the model's, in units of their scale, computed
+    in float32. Raises DataError where what was read back is another model.
+    """
+    paths = [storage.local_path(storage.join(url, name)) for name in files] if storage.is_local(url) else []
+    for name in files if not paths else ():
+        storage.fetch(storage.join(url, name), scratch / name)
+    config = storage.read_object(storage.join(url, CONFIG))
+    family = family_of(config, CONFIG)
+    again = family.spec(config, CONFIG)
+    back = adopted(StoredWeights(*(paths or [scratch / name for name in files])), family, again, url)
+    generator = torch.Generator().manual_seed(0)
+    ids_BT = torch.randint(
+        spec.tokens - spec.vocab_padding, (1, min(TOKENS, most_tokens(spec))), generator=generator
+    )
+    wanted = _logits(spec, {name: weight for name, weight in stored.items()}, ids_BT, device)
+    found = _logits(again, {name: _whole(weight) for name, weight in back.items()}, ids_BT, device)
+    apart = float((found - wanted).abs().max() / wanted.std().clamp(min=1e-12))
+    is_exact = all(_whole(back[name]).dtype == weight.dtype for name, weight in stored.items())
+    if apart > (1e-4 if is_exact else 1.0):
+        raise DataError(
+            f"{url}: read back it computes another model: logits {apart:.3g} of their scale apart"
+        )
+    return apart
+
+
+def most_tokens(spec: GPT) -> int:
+    return spec.max_positions if spec.positions == "learned" else TOKENS
+
+
+def _whole(weight: Weight) -> Tensor:
+    whole = weight.gather()
+    assert whole is not None  # there is one rank
+    return whole
+
+
+@torch.inference_mode()
+def _logits(spec: GPT, state: Mapping[str, Tensor], ids_BT: Tensor, device: torch.device) -> Tensor:
+    with blank():
+        model: Model = build(spec)
+    model.load_state_dict(
+        {name: weight.to(device, torch.float32) for name, weight in state.items()}, assign=True
+    )
+    places_BT = torch.arange(ids_BT.shape[1]).expand(ids_BT.shape)
+    batch = {"tokens_BT": ids_BT, "positions_BT": places_BT, "documents_BT": torch.zeros_like(ids_BT)}
+    output = model.eval()({name: value.to(device) for name, value in batch.items()})
+    return output.hidden @ model.head_weight.T
+
+
+def act(run: RunFile) -> None:
+    say(sys.stdout, {"done": export(run)})
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return the exit code; one JSON line reports how it ended."""
+    return run_verb("export", arguments, act)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

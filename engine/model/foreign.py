@@ -1,0 +1,127 @@
+"""Weights of another family's checkpoint as those of `gpt`, and back, one at a time: names changed, matrices
+turned, cut and joined as engine/config/families.py says. No number changes.
+"""
+
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from atelier.engine.config.error import DataError, nearest
+from atelier.engine.config.families import UNUSED, Family, Part
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.model.weights import StoredWeights, Weight
+
+HEAD, EMBEDDING = "head.weight", "embed.weight"
+
+
+def adopted(stored: StoredWeights, family: Family, spec: GPT, place: str) -> dict[str, Weight]:
+    """The weights of `spec`, by our names, each read when it is gathered.
+
+    Raises DataError for a weight that is missing, is not understood, has another shape or type, is tied but
+    stored twice with other numbers; and when it is gathered, for numbers that are none.
+    """
+    shapes = stored.shapes()
+    bare = family.optional if not any(name.startswith(family.optional) for name in shapes) else ""
+    found: dict[str, Weight] = {}
+    used: set[str] = set()
+    for ours, shape in spec.shapes().items():
+        part = family.foreign(ours)
+        if part is None:
+            raise DataError(f"{place}: models of the family {family.name} have no {ours}")
+        part = part._replace(name=part.name.removeprefix(bare))
+        names = (
+            [part.name.replace("{e}", str(e)) for e in range(shape[0])] if _is_stack(part) else [part.name]
+        )
+        inner = shape[1:] if _is_stack(part) else shape
+        wanted = (inner[0] * part.count, *inner[1:])
+        wanted = wanted[::-1] if part.turned else wanted
+        for name in names:
+            if name not in shapes:
+                near = nearest(name, shapes)
+                raise DataError(f"{place}: {name} is missing" + (f"; there is {near}" if near else ""))
+            if shapes[name] != wanted:
+                raise DataError(f"{place}: {name} is {shapes[name]}, and by config.json {wanted}")
+            if not (dtype := stored.place(name).dtype).is_floating_point or dtype.itemsize < 2:
+                raise DataError(f"{place}: {name} is of type {dtype}; weights are float16, bfloat16 or wider")
+        used |= {*names}
+        dtype = stored.place(names[0]).dtype
+        found[ours] = Weight(shape, dtype, partial(_read, stored, names, part, place))
+    _check_rest(stored, family, spec, bare, used, place)
+    return found
+
+
+def _check_rest(
+    stored: StoredWeights, family: Family, spec: GPT, bare: str, used: set[str], place: str
+) -> None:
+    """Refuse weights that nothing reads."""
+    tied = family.foreign(HEAD) if spec.tied else None
+    for name in stored:
+        if name in used or any(fnmatch(name, one.removeprefix(bare)) for one in family.extra):
+            continue
+        embedding = family.foreign(EMBEDDING)
+        if tied is not None and embedding is not None and name == tied.name.removeprefix(bare):
+            if torch.equal(stored[name], stored[embedding.name.removeprefix(bare)]):
+                continue
+            raise DataError(
+                f"{place}: {name} is tied to {embedding.name} by config.json, and has other numbers"
+            )
+        raise DataError(f"{place}: {name}: what {family.name} would compute with it is not known")
+
+
+def _is_stack(part: Part) -> bool:
+    return "{e}" in part.name
+
+
+def _read(stored: StoredWeights, names: list[str], part: Part, place: str) -> Tensor:
+    """One weight of ours."""
+    pieces = []
+    for name in names:
+        whole = stored[name]
+        if not bool(whole.isfinite().all()):
+            raise DataError(f"{place}: {name} has numbers that are none")
+        whole = whole.T if part.turned and whole.dim() == 2 else whole
+        pieces.append(whole.chunk(part.count)[part.part])
+    return torch.stack(pieces) if _is_stack(part) else pieces[0].contiguous()
+
+
+def exported(weights: Mapping[str, Weight], family: Family, spec: GPT) -> dict[str, Weight]:
+    """The weights by the family's names, of a model that it can say (`Family.config`)."""
+    parts: dict[str, dict[int, tuple[Part, str, int]]] = {}  # by foreign name: part -> whose, which expert
+    for ours, shape in spec.shapes().items():
+        if ours.endswith(UNUSED):
+            continue
+        part = family.foreign(ours)
+        if part is None:
+            raise DataError(f"models of the family {family.name} have no {ours}")
+        for e in range(shape[0]) if _is_stack(part) else (-1,):
+            parts.setdefault(part.name.replace("{e}", str(e)), {})[part.part] = (part, ours, e)
+    found: dict[str, Weight] = {}
+    for name, mine in parts.items():
+        part, ours, e = mine[0]
+        shape = weights[ours].shape[1:] if e >= 0 else weights[ours].shape
+        shape = (
+            (sum(weights[one].shape[0] for _, one, _ in mine.values()), *shape[1:])
+            if part.count > 1
+            else shape
+        )
+        shape = shape[::-1] if part.turned else shape
+        ordered = [mine[number] for number in sorted(mine)]
+        found[name] = Weight(shape, weights[ours].dtype, partial(_written, weights, ordered))
+    return found
+
+
+def _written(weights: Mapping[str, Weight], parts: list[tuple[Part, str, int]]) -> Tensor | None:
+    """One weight of theirs; None on ranks that only send."""
+    pieces: list[Tensor] = []
+    for _, ours, e in parts:
+        whole = weights[ours].gather()
+        if whole is None:
+            continue
+        pieces.append(whole[e] if e >= 0 else whole)
+    if not pieces:
+        return None
+    joined = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+    return joined.T.contiguous() if parts[0][0].turned and joined.dim() == 2 else joined.contiguous()

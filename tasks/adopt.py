@@ -1,0 +1,86 @@
+"""adopt: a checkpoint of another family as a model, with its tokenizer."""
+
+from atelier.engine.config.data import Tokenizer
+from atelier.engine.config.document import section_of
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.families import family_of
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.io.source_files import check_no_password, reading
+from atelier.engine.io.storage import is_local, join, local_path, names, read_object
+from atelier.engine.io.weight_files import INDEX, WEIGHTS, read_index
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.store.source_contents import contents_of, identity_of
+from atelier.tasks.learn_tokenizer import learn_tokenizer
+
+VERSION = 1
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+BESIDE = ("README.md", "LICENSE", "LICENSE.txt", "LICENSE.md")  # that say where it is from
+
+
+def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
+    """The model called `name`, and its spec. `source`: a folder or an fsspec URL of one, as transformers
+    saves it. Raises ConfigError for one that has no weights, or what is not understood.
+    """
+    check_no_password(source, "source")
+    with reading(source, "source"):
+        folder = str(local_path(source).absolute()) if is_local(source) else source.rstrip("/")
+        there = names(folder)
+    weights = _weights(folder, there)
+    for needed in (CONFIG, TOKENIZER):
+        if needed not in there:
+            raise ConfigError("source", f"{source} has no {needed}", "a folder as transformers saves it")
+    used = [*weights, CONFIG, TOKENIZER, *(one for one in (INDEX, *BESIDE) if one in there)]
+    files = contents_of([join(folder, one) for one in dict.fromkeys(used)], place="source")
+    config = read_object(join(folder, CONFIG), "a model's configuration")
+    family = family_of(config, CONFIG)
+    spec = family.spec(config, CONFIG)
+    tokenizer = learn_tokenizer({}, Tokenizer(load=join(folder, TOKENIZER)))
+    product = Product(
+        kind="model",
+        name=name,
+        version=VERSION,
+        identity={"family": family.name, **identity_of(files)},
+        parents={"tokenizer": tokenizer.fingerprint},
+        origin={"family": "source", "files": "source", "content": "source"},
+    )
+    node = Node(
+        name="adopt",
+        task="adopt",
+        products={"model": product},
+        inputs={"tokenizer": input_of(tokenizer)},
+        config={"source": source, "weights": list(weights), "files": [list(each) for each in files]},
+    )
+    return declare(node, [tokenizer])["model"], spec
+
+
+def _weights(folder: str, there: list[str]) -> list[str]:
+    """The files of weights: one, or the shards that the index names."""
+    if not there:
+        raise ConfigError("source", f"{folder} is no folder, or empty", "a folder as transformers saves it")
+    if WEIGHTS in there:
+        return [WEIGHTS]
+    if INDEX in there:
+        return sorted(read_index(section_of(read_object(join(folder, INDEX))), there, join(folder, INDEX)))
+    pickled = [name for name in there if name.endswith(PICKLES)]
+    if pickled:
+        raise DataError(
+            f"source: {pickled[0]} is a pickle, which is never opened; save it as safetensors where it is "
+            "trusted"
+        )
+    raise ConfigError(
+        "source", f"{folder} has no {WEIGHTS} and no {INDEX}", "a folder as transformers saves it"
+    )
+
+
+def run(node: Node, context: RunContext) -> None:
+    context.gang(
+        GangRequest(
+            node=node,
+            module="atelier.engine.adopt",
+            config=lambda fences: node.config,
+            outputs=context.missing(node),
+        )
+    )

@@ -1,0 +1,138 @@
+"""Models that leave: transformers reads what was written, and computes and writes the same."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atelier.engine import export as exporting
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.experts import Experts
+from atelier.engine.config.generation import Sampling
+from atelier.engine.config.model.ernie import Ernie
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.inference.generator import read_generator
+from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.model.load import read_model
+from tests.engine.scored_models import Study
+
+transformers = pytest.importorskip("transformers")
+
+SHAPE: dict[str, Any] = {"num_layers": 2, "hidden": 32, "num_heads": 2, "init_std": 0.3}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"tied": False},
+    "qwen2": {"bias": ("qkv",), "num_kv_heads": 1},
+    "qwen3": {"qk_norm": True, "head_dim": 24},
+    "mixtral": {"num_experts": 4, "experts": Experts(ffn=48)},
+    "gpt2": {
+        "bias": ("qkv", "out", "mlp"), "mlp": "gelu", "norm": "layer", "positions": "learned",
+        "max_positions": 256,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return Study(tmp_path_factory.mktemp("study"))
+
+
+def run_file(source: ArtifactInput, folder: Path, **config: Any) -> RunFile:
+    return RunFile(
+        schema=1, task="export", version=1, config={"url": str(folder / "exported"), **config},
+        inputs={"model": source.url}, scratch=str(folder / "scratch"), layout=Parallel(shard=1, threads=1),
+    )  # fmt: skip
+
+
+def model_of(study: Study, name: str, fields: dict[str, Any]) -> ArtifactInput:
+    return study.model_of(GPT(**{"vocab": study.vocabulary.size} | SHAPE | fields), name)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_transformers_reads_what_was_written_and_writes_the_same_text(
+    study: Study, family: str, tmp_path: Path
+) -> None:
+    source = model_of(study, family, MODELS[family])
+    done = exporting.export(run_file(source, tmp_path, card="# a card\n", most=20_000))
+    assert done["family"] == family and done["apart"] == 0.0
+    folder = tmp_path / "exported"
+    assert (folder / "README.md").read_text() == "# a card\n"
+    assert len([*folder.glob("model-*.safetensors")]) > 1
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = read_generator(source, study.scratch, torch.device("cpu"))
+    draw, written = random.Random(0), ""
+    for prompt in draw.sample(study.held_out, 3):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        assert ids[0].tolist() == study.vocabulary.encode(prompt)
+        assert tokenizer.decode(ids[0]) == prompt
+        text = ours.text(prompt, Sampling(max_tokens=20, temperature=0.0))
+        more = theirs.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :]
+        assert tokenizer.decode(more, skip_special_tokens=True).startswith(text.rstrip("\ufffd"))
+        written += text
+    assert written
+
+
+def test_another_precision_says_how_far_its_logits_are(study: Study, tmp_path: Path) -> None:
+    done = exporting.export(run_file(model_of(study, "llama", MODELS["llama"]), tmp_path, dtype="bfloat16"))
+    apart = done["apart"]
+    assert isinstance(apart, float) and 0 < apart < 0.3
+    assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported").dtype == torch.bfloat16
+
+
+def test_what_cannot_be_said_is_refused_with_the_reason(study: Study, tmp_path: Path) -> None:
+    biased = {"num_experts": 4, "experts": Experts(router={"kind": "topk", "balance": "bias"})}
+    with pytest.raises(
+        ConfigError, match=r"no family can say this model .*mixtral: blocks.0.mlp.router.bias"
+    ):
+        exporting.export(run_file(model_of(study, "biased", biased), tmp_path))
+    with pytest.raises(ConfigError, match="qwen3 cannot say qk_norm False"):
+        exporting.export(run_file(model_of(study, "llama", MODELS["llama"]), tmp_path, family="qwen3"))
+    with pytest.raises(ConfigError, match="'lama' is not known"):
+        exporting.export(run_file(model_of(study, "llama", MODELS["llama"]), tmp_path, family="lama"))
+    nets = Ernie(**{"vocab": study.vocabulary.size} | SHAPE)
+    with pytest.raises(ConfigError, match="is of kind ernie"):
+        exporting.export(run_file(study.model_of(nets, "nets"), tmp_path))
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_folder_with_something_in_it_is_left_alone(study: Study, tmp_path: Path) -> None:
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"has mine\.txt already"):
+        exporting.export(run_file(model_of(study, "llama", MODELS["llama"]), tmp_path))
+    assert [path.name for path in (tmp_path / "exported").iterdir()] == ["mine.txt"]
+
+
+def test_of_an_export_that_computes_another_model_nothing_is_left(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one whose weights are changed on their way."""
+    source = model_of(study, "llama", MODELS["llama"])
+    real = exporting.exported
+
+    def changed(weights: Any, family: Any, spec: Any) -> Any:
+        found = real(weights, family, spec)
+        name = "model.layers.1.self_attn.q_proj.weight"
+        weight = found[name]
+        return found | {name: weight._replace(gather=lambda: weight.gather() * 1.1)}
+
+    monkeypatch.setattr(exporting, "exported", changed)
+    with pytest.raises(DataError, match="read back it computes another model"):
+        exporting.export(run_file(source, tmp_path))
+    assert not (tmp_path / "exported").exists()
+
+
+def test_the_model_itself_is_as_it_was(study: Study, tmp_path: Path) -> None:
+    source = model_of(study, "llama", MODELS["llama"])
+    before = {
+        name: weight.clone() for name, weight in read_model(source, study.scratch)[0].state_dict().items()
+    }
+    exporting.export(run_file(source, tmp_path, dtype="float16"))
+    after = read_model(source, study.scratch)[0].state_dict()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())

@@ -1,0 +1,252 @@
+"""Checkpoints that come: as they are planned, made, and refused in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from atelier.engine import adopt as adopting
+from atelier.engine import export as exporting
+from atelier.engine.config.error import AtelierError, ConfigError, DataError
+from atelier.engine.config.families import family_of
+from atelier.engine.config.generation import Sampling
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.objective.logits import Logits
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.run_file import RunFile
+from atelier.engine.inference.generator import read_generator
+from atelier.engine.io.artifact import ArtifactInput, open_input
+from atelier.engine.model.load import read_model
+from atelier.flows.run.compose import compose
+from atelier.flows.run.plan import collect_nodes
+from atelier.infra.dag import Node
+from atelier.infra.store.store import Store
+from tests.engine.scored_models import Study
+from tests.engine.trainings import artifact
+
+CPU = Parallel(shard=1, threads=1, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return Study(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def source(study: Study) -> ArtifactInput:
+    spec = GPT(
+        num_layers=2, hidden=32, num_heads=2, vocab=study.vocabulary.size, bias=("qkv",), init_std=0.3, ffn=48
+    )
+    return study.model_of(spec, "source")
+
+
+@pytest.fixture
+def folder(source: ArtifactInput, tmp_path: Path) -> Path:
+    """A checkpoint of the family qwen2."""
+    config = {"url": str(tmp_path / "checkpoint"), "card": "---\nlicense: apache-2.0\n---\n", "most": 20_000}
+    exporting.export(
+        RunFile(
+            schema=1, task="export", version=1, config=config, inputs={"model": source.url},
+            scratch=str(tmp_path / "scratch"), layout=CPU,
+        )
+    )  # fmt: skip
+    return tmp_path / "checkpoint"
+
+
+def planned(folder: Path, root: Path) -> Node:
+    words = [f"source={folder}", "name=guest"]
+    [node] = [
+        each for each in collect_nodes(compose("adopt", words), Store(str(root))) if each.name == "adopt"
+    ]
+    return node
+
+
+def made(study: Study, node: Node, place: Path) -> ArtifactInput:
+    """What the node's process makes, published."""
+    run = RunFile(
+        schema=1, task="adopt", version=1, config=node.config, inputs={"tokenizer": study.tokenizer.url},
+        outputs={"model": str(place / "made")}, scratch=str(place), layout=CPU,
+    )  # fmt: skip
+    adopting.adopt(run)
+    body = json.loads((place / "made" / "body.json").read_text())
+    files = {path.name: path.read_bytes() for path in (place / "made").iterdir() if path.name != "body.json"}
+    return open_input(artifact(place / "guest", "model", files, **body["summary"]))
+
+
+def test_a_model_that_comes_back_has_its_bits_and_says_where_it_is_from(
+    study: Study, source: ArtifactInput, folder: Path, tmp_path: Path
+) -> None:
+    guest = made(study, planned(folder, tmp_path / "store"), tmp_path)
+    before, after = (read_model(one, tmp_path) for one in (source, guest))
+    assert {**after[0].state_dict()}.keys() == {**before[0].state_dict()}.keys()
+    for name, weight in before[0].state_dict().items():
+        assert torch.equal(weight, after[0].state_dict()[name]), name
+    summary = dict(guest.record.summary)
+    assert (
+        summary["family"] == "qwen2" and summary["licence"] == "apache-2.0" and summary["text"] == "unknown"
+    )
+    assert summary["source"] == folder.name and isinstance(summary["config"], dict)
+
+
+def test_the_same_content_is_the_same_model_wherever_it_lies(folder: Path, tmp_path: Path) -> None:
+    there = tmp_path / "elsewhere"
+    there.mkdir()
+    for path in folder.iterdir():
+        (there / path.name).write_bytes(path.read_bytes())
+    one, other = (planned(each, tmp_path / "store").products["model"] for each in (folder, there))
+    assert one.fingerprint == other.fingerprint
+    shard = sorted(there.glob("*.safetensors"))[0]
+    changed = {name: weight + 1 for name, weight in load_file(shard).items()}
+    save_file(changed, shard, {"format": "pt"})
+    assert planned(there, tmp_path / "store").products["model"].fingerprint != one.fingerprint
+
+
+def test_rows_beyond_the_tokenizers_ids_are_padding(
+    study: Study, source: ArtifactInput, folder: Path, tmp_path: Path
+) -> None:
+    [shard] = [
+        path for path in folder.glob("*.safetensors") if "model.embed_tokens.weight" in load_file(path)
+    ]
+    weights = load_file(shard)
+    rows = weights["model.embed_tokens.weight"]
+    weights["model.embed_tokens.weight"] = torch.cat([rows, torch.randn(5, rows.shape[1])])
+    save_file(weights, shard, {"format": "pt"})
+    say(folder, vocab_size=len(rows) + 5)
+    guest = made(study, planned(folder, tmp_path / "store"), tmp_path)
+    _, spec = read_model(guest, tmp_path)
+    assert isinstance(spec, GPT)
+    assert (spec.vocab, spec.vocab_padding, spec.tokens) == (len(rows), 5, len(rows) + 5)
+    say(folder, vocab_size=len(rows) - 1)
+    with pytest.raises(
+        AtelierError, match=rf"vocab_size: {len(rows) - 1}, but the tokenizer has {len(rows)} ids"
+    ):
+        made(study, planned(folder, tmp_path / "store"), tmp_path / "again")
+
+
+def say(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_what_changes_while_it_is_read_is_refused(study: Study, folder: Path, tmp_path: Path) -> None:
+    node = planned(folder, tmp_path / "store")
+    (folder / "README.md").write_text("changed")
+    with pytest.raises(DataError, match=r"README.md has changed since it was planned"):
+        made(study, node, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("nothing", "is no folder, or empty"),
+        ("pickle", r"source: pytorch_model.bin is a pickle, which is never opened"),
+        ("no weights", r"has no model.safetensors and no model.safetensors.index.json"),
+        ("no tokenizer", r"has no tokenizer.json"),
+        ("shard", "model-00001-of-"),
+        ("unknown", r"config.json: gate_scale: 2: what qwen2 would compute with it is not known"),
+        ("family", r"config.json: model_type: 'qwen9' is not known; did you mean qwen"),
+        ("code", r"config.json: auto_map: names code of its own, which is never run"),
+        ("quantised", r"config.json: quantization_config: holds quantised weights"),
+        ("json", "config.json"),
+    ],
+)
+def test_what_is_not_understood_is_refused_before_anything_is_made(
+    folder: Path, tmp_path: Path, fault: str, words: str
+) -> None:
+    shards = sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if fault == "nothing":
+        folder = tmp_path / "nowhere"
+    if fault in ("pickle", "no weights"):
+        for path in (*shards, index):
+            path.unlink()
+    if fault == "pickle":
+        (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    if fault == "no tokenizer":
+        (folder / "tokenizer.json").unlink()
+    if fault == "shard":
+        shards[0].unlink()
+    if fault == "json":
+        (folder / "config.json").write_text("{")
+    more = {
+        "unknown": {"gate_scale": 2},
+        "family": {"model_type": "qwen9"},
+        "code": {"auto_map": {"AutoModel": "mine.Model"}},
+        "quantised": {"quantization_config": {"bits": 4}},
+    }
+    if fault in more:
+        say(folder, **more[fault])
+    with pytest.raises(AtelierError, match=words) as refused:
+        planned(folder, tmp_path / "store")
+    assert "\n" not in str(refused.value)
+
+
+def test_headers_that_lie_are_refused(study: Study, folder: Path, tmp_path: Path) -> None:
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    whole = shard.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    name = next(key for key in header if key != "__metadata__")
+    wrong = {
+        "beyond": {name: header[name] | {"data_offsets": [0, 1 << 40]}},
+        "type": {name: header[name] | {"dtype": "F64"}},
+        "long": None,
+    }
+    for number, (fault, change) in enumerate(wrong.items()):
+        text = json.dumps(header | (change or {})).encode()
+        size = (1 << 60) if fault == "long" else len(text)
+        shard.write_bytes(size.to_bytes(8, "little") + text + whole[8 + length :])
+        with pytest.raises(DataError, match="not a file of weights"):
+            made(study, planned(folder, tmp_path / "store"), tmp_path / str(number))
+
+
+def test_a_model_with_rows_of_padding_generates_and_never_draws_them(study: Study, tmp_path: Path) -> None:
+    spec = GPT(
+        num_layers=1,
+        hidden=32,
+        num_heads=2,
+        vocab=study.vocabulary.size,
+        vocab_padding=300,
+        init_std=0.3,
+        window=5,
+    )
+    source = study.model_of(spec, "padded")
+    generator = read_generator(source, study.scratch, torch.device("cpu"))
+    text = generator.text("the sea", Sampling(max_tokens=40, temperature=3.0, seed=1))
+    assert text  # half of the rows are padding: were they drawn, some would be
+    with pytest.raises(ConfigError, match="300 rows of padding and the student 0"):
+        Logits().check("roles.s.", "logits", spec.model_copy(update={"vocab_padding": 0}), ("t", spec))
+
+
+def test_a_model_that_ends_its_texts_otherwise_is_refused(study: Study, folder: Path, tmp_path: Path) -> None:
+    say(folder, eos_token_id=[7, 9])
+    with pytest.raises(ConfigError, match=r"eos_token_id: \[7, 9\], but with this tokenizer texts end with"):
+        made(study, planned(folder, tmp_path / "store"), tmp_path)
+
+
+def test_what_configs_of_others_have_beside_is_understood() -> None:
+    llama = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "vocab_size": 100, "architectures": ["LlamaForCausalLM"],
+    }  # fmt: skip
+    qwen = llama | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_mrope": False}
+    assert family_of(qwen, "").spec(qwen, "").bias == ("qkv",)
+    gpt2 = {
+        "model_type": "gpt2",
+        "n_special": 0,
+        "predict_special_tokens": True,
+        "output_past": True,
+        "n_layer": 1,
+    }
+    assert family_of(gpt2, "").spec(gpt2, "").max_positions == 1024
+    beside = llama | {"rope_parameters": {"rope_type": "default"}, "rope_theta": 5e5}
+    assert family_of(beside, "").spec(beside, "").rope_theta == 5e5
+    for wrong in (
+        {"rope_scaling": "yarn"}, {"rope_parameters": [1]}, {"rope_scaling": {"type": "yarn"}},
+        {"rope_scaling": {"type": "linear"}}, {"tie_word_embeddings": "false"}, {"num_hidden_layers": "x"},
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, "attention_factor": 0.0}},
+    ):  # fmt: skip
+        with pytest.raises(ConfigError):
+            family_of(llama, "").spec(llama | wrong, "config.json")
