@@ -46,8 +46,8 @@ class Optimisers(Parts):
         is_mixed = kind == "experts by adamw"
         optim = {"kind": "muon" if is_mixed else kind, "weight_decay": 0.1, "schedule": schedule} | rates
         name = "-".join([*kind.split(), *map(str, rates.values())])
-        more = {"entry": ("-c", BY_ADAMW)} if is_mixed else {}
-        part = self.part(name, seed, {"model": self.role(self.model, "model", optim=optim)}, **more)
+        entry = ("-c", BY_ADAMW) if is_mixed else ("-m", "atelier.engine.train")
+        part = self.part(name, seed, {"model": self.role(self.model, "model", optim=optim)}, entry=entry)
         folder = self.store / f"seed-{seed}" / name / "trajectory" / "model" / FOLDER
         lines = merge((path.name, path.read_text()) for path in sorted(folder.iterdir()))
         values = [line.get("values", {}).get("loss") for line in lines]

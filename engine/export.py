@@ -67,12 +67,13 @@ def export(run: RunFile) -> dict[str, Json]:
         if WEIGHTS not in files:
             writer.parts(INDEX, [index_of(files)])
         writer.parts(TOKENIZER, [tokenizer.read_bytes()])
-        for name, document in _documents(
-            family, spec, vocabulary, next(iter(weights.values())).dtype
-        ).items():
+        documents = _documents(family, spec, vocabulary, next(iter(weights.values())).dtype)
+        config = documents.pop(CONFIG)
+        for name, document in documents.items():
             writer.json(name, document)
         writer.parts(CARD, [asked.card.encode()])
-        apart = _compared(asked.url, scratch, list(files), stored, spec, gang.device)
+        apart = _compared(asked.url, config, scratch, list(files), stored, spec, gang.device)
+        writer.json(CONFIG, config)  # last: without it the folder is no model
     except BaseException:
         writer.undo()
         raise
@@ -112,7 +113,7 @@ def _as(weight: Weight, dtype: torch.dtype) -> Weight:
 
 def _documents(
     family: Family, spec: GPT, vocabulary: Vocabulary, dtype: torch.dtype
-) -> dict[str, Mapping[str, Json]]:
+) -> dict[str, dict[str, Json]]:
     """The JSON files. Nothing begins a text here: no token stands for it."""
     ids: dict[str, Json] = {
         "bos_token_id": None, "eos_token_id": vocabulary.end_id, "pad_token_id": vocabulary.pad_id,
@@ -172,7 +173,13 @@ class _Writer:
 
 
 def _compared(
-    url: str, scratch: Path, files: list[str], stored: StoredWeights, spec: GPT, device: torch.device
+    url: str,
+    config: Mapping[str, Json],
+    scratch: Path,
+    files: list[str],
+    stored: StoredWeights,
+    spec: GPT,
+    device: torch.device,
 ) -> float:
     """Largest distance of the logits of what was written from the model's, in units of their scale, computed
     in float32. Raises DataError where what was read back is another model.
@@ -180,7 +187,6 @@ def _compared(
     paths = [storage.local_path(storage.join(url, name)) for name in files] if storage.is_local(url) else []
     for name in files if not paths else ():
         storage.fetch(storage.join(url, name), scratch / name)
-    config = storage.read_object(storage.join(url, CONFIG))
     family = family_of(config, CONFIG)
     again = family.spec(config, CONFIG)
     back = adopted(StoredWeights(*(paths or [scratch / name for name in files])), family, again, url)

@@ -59,6 +59,7 @@ KEYS = (  # the keys changed most; `*` stands for every name; keys that a flow l
     "name",
     "init",
     "models",
+    "source",
     "pool.queue",
     "data.source",
     "data.field",
@@ -85,8 +86,8 @@ KEYS = (  # the keys changed most; `*` stands for every name; keys that a flow l
     "score.max_examples",
 )
 SECTIONS = (  # of a form, in order; what is not here follows in the flow's order
-    "experiment", "pool", "name", "init", "models", "data", "tokenizer", "train", "model", "objective",
-    "optim", "roles", "ahead", "imitate", "finetune", "score",
+    "experiment", "pool", "name", "source", "init", "models", "data", "tokenizer", "train", "model",
+    "objective", "optim", "roles", "ahead", "imitate", "finetune", "score",
 )  # fmt: skip
 RARE = ("train.precision", "train.checkpoint_every", "parallel", "pool.queue")  # behind all sections
 ONE_RANK = ("finetune",)  # flows of short trainings on one rank: axes and checkpoints are not asked for

@@ -57,7 +57,10 @@ def heads(default: int | None) -> Callable[[Config], tuple[Fields, set[str]]]:
     def read(config: Config) -> tuple[Fields, set[str]]:
         kv = config.get("num_key_value_heads")
         width = config.get("head_dim", default)
-        found = {"num_kv_heads": "auto" if kv is None else kv, "head_dim": "auto" if width is None else width}
+        found: Fields = {
+            "num_kv_heads": "auto" if kv is None else kv,
+            "head_dim": "auto" if width is None else width,
+        }
         return found, {"num_key_value_heads", "head_dim"}
 
     return read

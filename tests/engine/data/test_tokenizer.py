@@ -152,7 +152,9 @@ def test_a_foreign_tokenizer_ends_documents_by_its_own_token_and_its_highest_id_
 def test_a_tokenizer_without_an_end_token_or_that_is_none_is_refused(workshop, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(Encoder(models.WordLevel({"a": 0}, unk_token="a")).to_str())
-    with pytest.raises(ConfigError, match=r"has no end token among <\|end\|>, <\|endoftext\|>, </s>"):
+    with pytest.raises(
+        ConfigError, match=r"has no end token among <\|end\|>, <\|endoftext\|>, <\|end_of_text\|>, </s>"
+    ):
         _given(workshop, path)
     path.write_text("{}")
     with pytest.raises(ConfigError, match=r"not a tokenizer\.json"):

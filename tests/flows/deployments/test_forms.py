@@ -20,7 +20,8 @@ from atelier.flows.run.plan import collect_nodes
 from atelier.infra.store.store import Store
 
 FLOWS = flow_names()
-NEEDED = {"init": "student_a", "models": ["teacher"]}
+NEEDED = {"init": "student_a", "models": ["teacher"], "source": "exported/student_a"}
+BESIDE = {"semoe": ("score.memory_gb=0",)}  # its memory is that of its own teacher, not of any model's
 DIGEST = "0123456789abcdef" * 2
 
 
@@ -127,7 +128,8 @@ def test_every_choice_of_every_select_composes(flow: str) -> None:
             parameters["data_source"] = "texts/*.jsonl"
         if parameters.get("train_precision") == "fp8":  # refused on a pool of CPUs
             parameters["train_precision"] = "bf16"
-        assert compose(flow, to_overrides(flow, parameters), from_form=True).document
+        words = [*to_overrides(flow, parameters), *BESIDE.get(flow, ())]
+        assert compose(flow, words, from_form=True).document
 
 
 @pytest.mark.parametrize("flow", FLOWS)
@@ -137,6 +139,7 @@ def test_a_filled_form_is_the_command_line(flow: str) -> None:
     words = [f"{fields[name]['title']}={written(value)}" for name, value in parameters.items()]
     backwards = dict(reversed(list(parameters.items())))
     assert to_overrides(flow, backwards | {"code": DIGEST}) == words
+    words += BESIDE.get(flow, ())
     from_form = compose(flow, words, from_form=True)
     assert from_form.document == compose(flow, words).document
     for name, value in parameters.items():
