@@ -75,13 +75,13 @@ def peer(mine: MoE, per_token: int, inner: int, way: str) -> nn.Module:
 
     config = MixtralConfig(
         hidden_size=HIDDEN, intermediate_size=inner, num_local_experts=mine.num_experts,
-        num_experts_per_tok=per_token, experts_implementation=way,
+        num_experts_per_tok=per_token, experts_implementation=way,  # pyright: ignore[reportCallIssue]
     )  # fmt: skip
     block = MixtralSparseMoeBlock(config)
     gate, up, down = (weight.detach() for weight in mine.experts.weights())
     block.gate.weight.data.copy_(router_of(mine))
-    block.experts.gate_up_proj.data.copy_(torch.cat([gate, up], 1))
-    block.experts.down_proj.data.copy_(down)
+    block.experts.gate_up_proj.data.copy_(torch.cat([gate, up], 1))  # pyright: ignore[reportCallIssue]
+    block.experts.down_proj.data.copy_(down)  # pyright: ignore[reportCallIssue]
     return block
 
 

@@ -87,7 +87,7 @@ def transformers_trainer(folder: Path, steps: int, compiled: bool) -> float:
             args=arguments,
             train_dataset=Windows(folder, steps * B),
             data_collator=collate,
-            optimizers=(optimizer, schedule),
+            optimizers=(optimizer, schedule),  # pyright: ignore[reportArgumentType]
         )
         return trainer.train().training_loss
 
