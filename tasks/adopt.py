@@ -28,13 +28,13 @@ def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
     with reading(source, "source"):
         folder = str(local_path(source).absolute()) if is_local(source) else source.rstrip("/")
         there = names(folder)
-    weights = _weights(folder, there)
-    for needed in (CONFIG, TOKENIZER):
-        if needed not in there:
-            raise ConfigError("source", f"{source} has no {needed}", "a folder as transformers saves it")
+        weights = _weights(folder, there)
+        for needed in (CONFIG, TOKENIZER):
+            if needed not in there:
+                raise ConfigError("source", f"{source} has no {needed}", "a folder as transformers saves it")
+        config = read_object(join(folder, CONFIG), "a model's configuration")
     used = [*weights, CONFIG, TOKENIZER, *(one for one in (INDEX, *BESIDE) if one in there)]
     files = contents_of([join(folder, one) for one in dict.fromkeys(used)], place="source")
-    config = read_object(join(folder, CONFIG), "a model's configuration")
     family = family_of(config, CONFIG)
     spec = family.spec(config, CONFIG)
     tokenizer = learn_tokenizer({}, Tokenizer(load=join(folder, TOKENIZER)))

@@ -5,7 +5,7 @@ What a family does not understand is refused by its name, never dropped.
 """
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -40,6 +40,7 @@ UNUSED = ".router.load"  # weights that only training reads
 
 Config = Mapping[str, Json]
 Fields = dict[str, Json]  # of the GPT
+Reader = Callable[[Config], tuple[Fields, set[str]]]  # the fields that some keys say, and these keys
 
 
 class Key(NamedTuple):
@@ -67,15 +68,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """One `model_type`. `also` says fields from several keys at once and writes them; it returns the fields
-    and the keys that it read.
-    """
+    """One `model_type`. `also` read what several keys say together; `back` writes it."""
 
     name: str
     architecture: str
     keys: tuple[Key, ...]
     weights: Mapping[str, Part]  # by pattern of our name
-    also: Callable[[Config], tuple[Fields, set[str]]]
+    also: tuple[Reader, ...]
     back: Callable[[GPT], dict[str, Json]]
     fixed: Fields = field(default_factory=dict)  # what all its models have
     neutral: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
@@ -97,15 +96,17 @@ class Family:
                 _put(found, key.field, key.read(value))
             except (KeyError, TypeError, ValueError):
                 raise ConfigError(f"{place}: {key.name}", f"{value!r} is not understood") from None
-        try:
-            more, read = self.also(config)
-        except ConfigError as error:
-            raise ConfigError(f"{place}: {error.place}", error.problem, error.way_out) from None
-        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-            raise ConfigError(place, f"is not understood ({type(error).__name__}: {error})") from None
-        for name, value in more.items():
-            _put(found, name, value)
-        self._check(config, known | read, place)
+        for reader in self.also:
+            try:
+                more, read = reader(config)
+            except ConfigError as error:
+                raise ConfigError(f"{place}: {error.place}", error.problem, error.way_out) from None
+            except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+                raise ConfigError(place, f"is not understood ({type(error).__name__}: {error})") from None
+            for name, value in more.items():
+                _put(found, name, value)
+            known |= read
+        self._check(config, known, place)
         return parse(GPT, found, place)
 
     def _check(self, config: Config, known: set[str], place: str) -> None:
@@ -265,12 +266,3 @@ def fitting(spec: GPT) -> Iterator[Family]:
         except ConfigError:
             continue
         yield family
-
-
-def all_of(parts: Iterable[tuple[Fields, set[str]]]) -> tuple[Fields, set[str]]:
-    """What several readers of a config found, together."""
-    fields, read = Fields(), set[str]()
-    for more, names in parts:
-        fields |= more
-        read |= names
-    return fields, read

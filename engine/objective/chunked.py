@@ -5,24 +5,26 @@ B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K names of obje
 (of this rank's slice, if the vocabulary is split over ranks)
 """
 
-import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from atelier.engine.config.base import Spec
 from atelier.engine.config.batch import NOT_SCORED
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.model.contract import Relations, compute_dtype
 from atelier.engine.model.products import step, with_padding
-from atelier.engine.objective.lm import token_loss
-from atelier.engine.objective.load import module_of
+from atelier.engine.objective.token_terms import (
+    TokenTerm,
+    allow_any_length,
+    chunk_terms,
+    compiled_terms,
+    terms_of,
+)
 from atelier.engine.objective.vocab_slice import LogitCache, TokenDistribution, VocabSlice
 
 MIN_CHUNK = 256  # with fewer tokens, adding V x D numbers to the head's gradient costs more than the chunk
@@ -31,10 +33,6 @@ GPU_LOGITS = 1 << 26
 CPU_ROWS = 4096  # rows of a head's gradient that are added at once
 
 Mix = Mapping[str, tuple[ObjectiveSpec, float]]
-TokenLoss = Callable[[Spec, Tensor, Tensor, Tensor | None], Tensor]
-TokenGradient = Callable[
-    [Spec, TokenDistribution, Tensor, TokenDistribution | None, VocabSlice | None], tuple[Tensor, Tensor]
-]
 
 
 @dataclass(frozen=True)
@@ -48,18 +46,6 @@ class TeacherSide:
     head_weight_VD: Tensor
     relations: Relations | None = None
     logit_cache: "LogitCache | None" = None
-
-
-@dataclass(frozen=True)
-class TokenTerm:
-    """One loss on a chunk's logits, with and without its gradient. `names`: the indices of the objectives
-    that use this loss, each on its own rows.
-    """
-
-    spec: Spec
-    loss: TokenLoss
-    gradient: TokenGradient
-    names: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -120,7 +106,7 @@ def objective_sums(
     shares = [share for _, share in mix.values()]
     work = _Work(
         labels_M=labels_BT.flatten(),
-        terms=_terms(list(names.values())),
+        terms=terms_of(list(names.values())),
         shares_K=torch.tensor(shares, dtype=_exact(compute), device=hidden_BTD.device),
         masks_K=tuple(
             None if mask is None else mask.to(_exact(compute)).repeat_interleave(labels_BT.shape[1])
@@ -150,47 +136,6 @@ def _check(
         raise ConfigError(
             "objective", f"the teacher's vocabulary has {sizes}", "give both the same tokenizer"
         )
-
-
-def _terms(specs: Sequence[ObjectiveSpec]) -> tuple[TokenTerm, ...]:
-    """The losses of these objectives; the cross-entropy, which many share, only once."""
-    found: dict[str | int, tuple[ModuleType, ObjectiveSpec, list[int]]] = {}
-    for number, spec in enumerate(specs):
-        module = module_of(spec)
-        is_plain = module.token_loss is token_loss
-        found.setdefault("cross-entropy" if is_plain else number, (module, spec, []))[2].append(number)
-    return tuple(
-        TokenTerm(
-            spec,
-            module.token_loss,
-            getattr(module, "token_gradient", functools.partial(derived_gradient, module.token_loss)),
-            tuple(numbers),
-        )
-        for module, spec, numbers in found.values()
-    )
-
-
-def derived_gradient(
-    loss: TokenLoss,
-    spec: Spec,
-    own: TokenDistribution,
-    labels_C: Tensor,
-    teacher: TokenDistribution | None,
-    part: VocabSlice | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Loss [C] and gradient [C, V] by autograd, for an objective without a closed form; needs the whole
-    vocabulary.
-    """
-    logits_CV, taught_CV = own.logits_NV, None if teacher is None else teacher.log_p()
-    if part is not None:
-        logits_CV, taught_CV = part.whole(logits_CV), None if taught_CV is None else part.whole(taught_CV)
-
-    def total(leaf_CV: Tensor) -> tuple[Tensor, Tensor]:
-        loss_C = loss(spec, leaf_CV, labels_C, taught_CV)
-        return loss_C.sum(), loss_C
-
-    gradient_CV, loss_C = torch.func.grad(total, has_aux=True)(logits_CV)
-    return loss_C, gradient_CV if part is None else part.mine(gradient_CV)
 
 
 def _chunk_for(head_weight_VD: Tensor) -> int:
@@ -246,7 +191,7 @@ def _all_chunks(
     hidden_grad = torch.zeros_like(hidden_MD) if wants_hidden else None
     head_grad = torch.zeros_like(head_weight_VD) if wants_head else None
     sums_K = work.shares_K.new_zeros(len(work.masks_K))
-    chunk_terms = _compiled_terms() if work.compiled else _chunk_terms
+    weighted = compiled_terms() if work.compiled else chunk_terms
     room, is_kept = _Room(), work.logit_cache is not None
     for number, rows_C in enumerate(_pieces(work)):
         hidden_CD = with_padding(hidden_MD.detach().index_select(0, rows_C).to(work.compute))
@@ -262,8 +207,8 @@ def _all_chunks(
             own.is_private = True
         teacher = _teacher_output(work, rows_C, number)
         if work.compiled:
-            _allow_any_length(logits_CV, teacher, labels_C)
-        chunk_sums_K, gradient_CV = chunk_terms(
+            allow_any_length(logits_CV, teacher, labels_C)
+        chunk_sums_K, gradient_CV = weighted(
             work.terms, work.shares_K, masks, logits_CV, own, labels_C, teacher, wants, work.part,
             takes_logits=work.compiled and not is_kept,
         )  # fmt: skip
@@ -344,65 +289,3 @@ def _pieces(work: _Work) -> tuple[Tensor, ...]:
     length = -(-len(rows_N) // number)
     length += -length % step(length)
     return rows_N.split(min(work.chunk, length))
-
-
-def _chunk_terms(
-    terms: tuple[TokenTerm, ...],
-    shares_K: Tensor,
-    masks_K: tuple[Tensor | None, ...],
-    logits_CV: Tensor,
-    own: TokenDistribution | Tensor,
-    labels_C: Tensor,
-    teacher: TokenDistribution | Tensor | None,
-    wants_gradient: bool,
-    part: VocabSlice | None = None,
-    *,
-    takes_logits: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Each objective's sum [K], and the weighted total's gradient with respect to the logits, in the logits'
-    type; in their memory if it `takes_logits`. A mask is [C].
-    """
-    if isinstance(own, Tensor):
-        own = TokenDistribution(own.to(shares_K.dtype), part)
-    own.is_private = own.is_private and len(terms) == 1
-    if isinstance(teacher, Tensor):
-        teacher = TokenDistribution(teacher.to(shares_K.dtype), part)
-    sums: dict[int, Tensor] = {}
-    total_CV: Tensor | None = None
-    for term in terms:
-        trained = [k for k in term.names if k < len(shares_K)] if wants_gradient else []
-        gradient_CV = None
-        if part is None and not trained:
-            taught_CV = None if teacher is None else teacher.log_p()
-            loss_C = term.loss(term.spec, own.logits_NV, labels_C, taught_CV)
-        else:
-            loss_C, gradient_CV = term.gradient(term.spec, own, labels_C, teacher, part)
-        for k in term.names:
-            mask_C = masks_K[k]
-            sums[k] = loss_C.sum() if mask_C is None else (loss_C * mask_C).sum()
-        if not trained or gradient_CV is None:
-            continue
-        gradient_CV.mul_(_weight([(shares_K[k], masks_K[k]) for k in trained]))
-        total_CV = gradient_CV if total_CV is None else total_CV.add_(gradient_CV)
-    ordered = torch.stack([sums[k] for k in range(len(masks_K))])
-    if total_CV is None:
-        return ordered, None
-    return ordered, logits_CV.copy_(total_CV) if takes_logits else total_CV.to(logits_CV.dtype)
-
-
-def _weight(shares: list[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """The weight of a loss in the total: a number, or [C, 1]."""
-    parts = [share if mask_C is None else share * mask_C[:, None] for share, mask_C in shares]
-    return functools.reduce(torch.add, parts)
-
-
-@functools.cache
-def _compiled_terms() -> Callable[..., tuple[Tensor, Tensor | None]]:
-    return torch.compile(_chunk_terms)
-
-
-def _allow_any_length(*tensors: TokenDistribution | Tensor | None) -> None:
-    """Compile once for chunks of every length: the number of scored tokens changes from batch to batch."""
-    for tensor in tensors:
-        if isinstance(tensor, Tensor):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)

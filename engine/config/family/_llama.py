@@ -1,12 +1,11 @@
 """What families after Llama have in common: keys, rotary positions, windows, names of weights."""
 
 import math
-from collections.abc import Callable
 from typing import cast
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Config, Fields, Key, Part, flag
+from atelier.engine.config.families import Config, Fields, Key, Part, Reader, flag
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.rope import USES
 
@@ -51,7 +50,7 @@ def some(number: Json) -> Json:
     return number
 
 
-def heads(default: int | None) -> Callable[[Config], tuple[Fields, set[str]]]:
+def heads(default: int | None) -> Reader:
     """`default`: the width of heads where it is not given; None = the model's shared out among them."""
 
     def read(config: Config) -> tuple[Fields, set[str]]:
@@ -145,7 +144,7 @@ def written_rope(spec: GPT) -> dict[str, Json]:
     }
 
 
-def biases(*, default: bool = False, mlp: bool = False) -> Callable[[Config], tuple[Fields, set[str]]]:
+def biases(*, default: bool = False, mlp: bool = False) -> Reader:
     """`attention_bias` of queries, keys, values and outputs; `mlp_bias` where a family has it."""
 
     def read(config: Config) -> tuple[Fields, set[str]]:
@@ -156,7 +155,7 @@ def biases(*, default: bool = False, mlp: bool = False) -> Callable[[Config], tu
     return read
 
 
-def window(default: int | None) -> Callable[[Config], tuple[Fields, set[str]]]:
+def window(default: int | None) -> Reader:
     """`sliding_window` of all blocks."""
 
     def read(config: Config) -> tuple[Fields, set[str]]:

@@ -74,7 +74,7 @@ FAMILY = Family(
         Key("tie_word_embeddings", "tied", True, flag),
     ),
     weights=_weights(),
-    also=_width,
+    also=(_width,),
     back=_written,
     fixed={"bias": ["qkv", "out", "mlp"], "norm": "layer", "positions": "learned"},
     neutral={

@@ -1,16 +1,14 @@
 """Llama 1 to 3 (2302.13971, 2407.21783)."""
 
-from atelier.engine.config.families import Family, all_of
+from atelier.engine.config.families import Family
 from atelier.engine.config.family import _llama as like
-
-READERS = (like.heads(None), like.biases(mlp=True), like.rope)
 
 FAMILY = Family(
     name="llama",
     architecture="LlamaForCausalLM",
     keys=like.keys(1e-6, 2048),
     weights=like.weights(),
-    also=lambda config: all_of(read(config) for read in READERS),
+    also=(like.heads(None), like.biases(mlp=True), like.rope),
     back=lambda spec: {
         "attention_bias": "qkv" in spec.bias,
         "mlp_bias": "mlp" in spec.bias,

@@ -1,16 +1,14 @@
 """Mistral (2310.06825): Llama with a window."""
 
-from atelier.engine.config.families import Family, all_of
+from atelier.engine.config.families import Family
 from atelier.engine.config.family import _llama as like
-
-READERS = (like.heads(None), like.window(4096), like.rope)
 
 FAMILY = Family(
     name="mistral",
     architecture="MistralForCausalLM",
     keys=like.keys(1e-6, 131072),
     weights=like.weights(),
-    also=lambda config: all_of(read(config) for read in READERS),
+    also=(like.heads(None), like.window(4096), like.rope),
     back=lambda spec: {
         "sliding_window": spec.window or None,
         **like.written_heads(spec),

@@ -1,9 +1,8 @@
 """Mixtral (2401.04088): Mistral with experts."""
 
-from atelier.engine.config.families import Family, Key, Part, all_of
+from atelier.engine.config.families import Family, Key, Part
 from atelier.engine.config.family import _llama as like
 
-READERS = (like.heads(None), like.window(None), lambda config: like.rope(config, 1e6))
 MIXTURE = "model.layers.{i}.block_sparse_moe"
 
 FAMILY = Family(
@@ -21,7 +20,7 @@ FAMILY = Family(
         f"blocks.{{i}}.mlp.experts.{ours}": Part(f"{MIXTURE}.experts.{{e}}.{theirs}.weight")
         for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
     },
-    also=lambda config: all_of(read(config) for read in READERS),
+    also=(like.heads(None), like.window(None), lambda config: like.rope(config, 1e6)),
     back=lambda spec: {
         "sliding_window": spec.window or None,
         **like.written_heads(spec),

@@ -1,16 +1,14 @@
 """Qwen 2 and 2.5 (2407.10671): queries, keys and values with a bias."""
 
-from atelier.engine.config.families import Family, all_of
+from atelier.engine.config.families import Family
 from atelier.engine.config.family import _llama as like
-
-READERS = (like.heads(None), like.some_windows, like.rope)
 
 FAMILY = Family(
     name="qwen2",
     architecture="Qwen2ForCausalLM",
     keys=like.keys(1e-6, 32768),
     weights=like.weights(),
-    also=lambda config: all_of(read(config) for read in READERS),
+    also=(like.heads(None), like.some_windows, like.rope),
     back=lambda spec: {
         **like.written_heads(spec),
         **like.written_windows(spec),

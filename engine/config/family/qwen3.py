@@ -1,16 +1,14 @@
 """Qwen 3 (2505.09388), dense: each head's queries and keys have a norm."""
 
-from atelier.engine.config.families import Family, all_of
+from atelier.engine.config.families import Family
 from atelier.engine.config.family import _llama as like
-
-READERS = (like.heads(128), like.biases(), like.some_windows, like.rope)
 
 FAMILY = Family(
     name="qwen3",
     architecture="Qwen3ForCausalLM",
     keys=like.keys(1e-6, 32768),
     weights=like.weights(),
-    also=lambda config: all_of(read(config) for read in READERS),
+    also=(like.heads(128), like.biases(), like.some_windows, like.rope),
     back=lambda spec: {
         "attention_bias": "qkv" in spec.bias,
         **like.written_heads(spec),

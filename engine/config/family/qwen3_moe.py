@@ -2,7 +2,7 @@
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import Config, Family, Fields, Key, Part, all_of
+from atelier.engine.config.families import Config, Family, Fields, Key, Part
 from atelier.engine.config.family import _llama as like
 from atelier.engine.config.model.gpt import GPT
 
@@ -36,8 +36,6 @@ def _written(spec: GPT) -> dict[str, Json]:
     }
 
 
-READERS = (like.heads(None), like.biases(), _experts, _window, like.rope)
-
 FAMILY = Family(
     name="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
@@ -60,7 +58,7 @@ FAMILY = Family(
         f"blocks.{{i}}.mlp.experts.{name}": Part(f"{EXPERTS}.{name}_proj.weight")
         for name in ("gate", "up", "down")
     },
-    also=lambda config: all_of(read(config) for read in READERS),
+    also=(like.heads(None), like.biases(), _experts, _window, like.rope),
     back=_written,
     fixed={"qk_norm": True},
     neutral={"mlp_only_layers": ([], None)},

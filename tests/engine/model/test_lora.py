@@ -108,6 +108,23 @@ def test_merging_gives_a_plain_model_with_the_same_output() -> None:
     assert torch.equal(hidden_of(from_state), hidden_of(model))
 
 
+def test_biases_stay_beside_additions_and_in_what_is_merged() -> None:
+    model = model_of(bias=("qkv", "out", "mlp"))
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(weight)
+    before, names = hidden_of(model), [name for name, _ in model.named_parameters()]
+    lora.apply(model, LORA, seed=1, name="role")
+    assert torch.equal(hidden_of(model), before)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(weight, std=0.1)
+    adapted_BTD = hidden_of(model)
+    lora.merge(model)
+    assert (hidden_of(model) - adapted_BTD).abs().max() < 1e-12
+    assert sorted(name for name, _ in model.named_parameters()) == sorted(names)
+
+
 def test_an_adapter_reads_back_bit_for_bit(tmp_path: Path) -> None:
     model = adapted()
     files = adapter_files(model.state_dict(), LORA, base="models:/plain@best")

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import ConfigError
@@ -21,6 +20,7 @@ from atelier.engine.model.moe import ExpertWeights
 from atelier.engine.model.router.base import assigned
 from atelier.engine.model.router.hash import HashRouter
 from atelier.engine.model.routing import TokenRows
+from tests.engine.product_shapes import ProductShapes
 
 ROWS, TOKENS, EXPERTS = 4, 16, 4
 COMPETING: dict[str, dict[str, Any]] = {
@@ -300,7 +300,7 @@ def test_products_of_low_precision_on_cpus_have_few_shapes() -> None:
         torch.nn.init.normal_(weight)
     weights = [*experts.weights()]
     for dtype, least, most in ((torch.bfloat16, 4, 24), (torch.float32, 100, 1000)):
-        products = Products()
+        products = ProductShapes()
         for number in range(17, 33):
             counts = [number - 16, number, 112 - 2 * number]
             x_PD = torch.randn(sum(counts), 8, requires_grad=True)
@@ -315,16 +315,3 @@ def test_products_of_low_precision_on_cpus_have_few_shapes() -> None:
             for one, other in zip(found, wanted, strict=True):
                 assert (one - other).norm() < 1e-2 * other.norm()
         assert least < len(products.shapes) < most
-
-
-class Products(TorchDispatchMode):
-    """The shapes of all products of matrices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: set[tuple[torch.Size, ...]] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket is torch.ops.aten.mm:
-            self.shapes.add(tuple(each.shape for each in args))
-        return func(*args, **(kwargs or {}))

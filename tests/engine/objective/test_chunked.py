@@ -16,10 +16,11 @@ from atelier.engine.config.base import Spec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
-from atelier.engine.objective import chunked
+from atelier.engine.objective import token_terms
 from atelier.engine.objective.chunked import Mix, TeacherSide, objective_sums
 from atelier.engine.objective.load import module_of
 from atelier.engine.objective.vocab_slice import LogitCache, TokenDistribution
+from tests.engine.product_shapes import ProductShapes
 
 B, T, D, V = 3, 17, 12, 41
 ONLY_LM: Mix = {"lm": (LM(), 1.0)}
@@ -97,7 +98,7 @@ def test_a_closed_form_equals_the_gradient_of_its_definition(spec: Spec) -> None
     taught = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     arguments = (spec, TokenDistribution(logits), case.labels.flatten(), TokenDistribution(taught))
     by_hand = terms.token_gradient(*arguments)
-    derived = chunked.derived_gradient(terms.token_loss, *arguments)
+    derived = token_terms.derived_gradient(terms.token_loss, *arguments)
     for ours, theirs in zip(by_hand, derived, strict=True):
         assert (ours - theirs).abs().max() < 1e-12
 
@@ -236,7 +237,7 @@ def test_bf16_autocast_is_near_fp32_with_fp32_sums_and_gradients() -> None:
 
 def test_products_of_low_precision_have_few_shapes_however_many_tokens_are_scored() -> None:
     """A shape that oneDNN has not met costs it more than the product."""
-    seen = Products()
+    seen = ProductShapes()
     for scored in range(20, B * T):
         case = Case(torch.float32)
         case.labels[:] = 0
@@ -245,19 +246,6 @@ def test_products_of_low_precision_have_few_shapes_however_many_tokens_are_score
             total, _ = objective_sums(case.hidden, case.head, case.labels, BOTH, case.teacher, 20)
             total.backward()
     assert 4 <= len(seen.shapes) <= 2 * 4  # chunks of 16 and 32 rows
-
-
-class Products(TorchDispatchMode):
-    """The shapes of all products of matrices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: set[tuple[torch.Size, ...]] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket is torch.ops.aten.mm:
-            self.shapes.add(tuple(each.shape for each in args))
-        return func(*args, **(kwargs or {}))
 
 
 def test_a_second_backward_is_refused() -> None:

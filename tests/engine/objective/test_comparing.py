@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.attention import Attention
 from atelier.engine.config.objective.hidden import Hidden
 from atelier.engine.config.objective.lm import LM
@@ -132,3 +133,12 @@ def test_relation_heads_that_do_not_fit_are_refused_before_anything_starts(
         ConfigError, match=r"roles\.student\.objective\.attention\.relation_heads.*5.*would fit"
     ):
         training_setup.train(training_setup.training({"teacher": TEACHER, "student": student}, train()))
+
+
+def test_relation_heads_divide_the_width_of_all_heads_which_need_not_be_the_hidden_one() -> None:
+    student = GPT(num_layers=1, hidden=64, num_heads=4, vocab=9)
+    fits = GPT(num_layers=1, hidden=66, num_heads=4, head_dim=16, vocab=9)
+    Attention().check("", "attention", student, ("teacher", fits))
+    other = GPT(num_layers=1, hidden=64, num_heads=3, head_dim=10, vocab=9)
+    with pytest.raises(ConfigError, match="4 does not divide teacher's width 30; 2 would fit"):
+        Attention().check("", "attention", student, ("teacher", other))

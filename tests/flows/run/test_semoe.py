@@ -8,6 +8,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.flows.run.compose import compose
 from atelier.flows.run.plan import collect_nodes, make_plan
 from atelier.infra.dag import Node
+from atelier.infra.launch.machine import num_cores
 from atelier.infra.store.store import Store
 
 TINY = ("experiment=tiny", "tracker=none")
@@ -35,6 +36,7 @@ def test_students_wait_for_what_they_start_from_and_for_the_finished_teacher(tmp
         assert rule["num_experts"] == number
         start = found[f"convert.{name}"].products["model"].fingerprint
         assert students.inputs[f"init.{name}"] == ("model", start)
+        assert found[f"convert.{name}"].threads == max(1, num_cores() // 2)  # both at once
         segment = students.products[name].detail_parents | students.products[name].parents
         assert segment["init"] == start
 
