@@ -4,7 +4,7 @@ made of a dense model; scored beside what it was.
 atelier convert init=teacher convert=merge_experts convert.num_experts=4 name=teacher-4
 """
 
-from atelier.engine.config.base import Name
+from atelier.engine.config.base import ModelName, Name
 from atelier.engine.config.conversions import Conversion
 from atelier.engine.config.data import Score
 from atelier.engine.config.error import ConfigError
@@ -15,7 +15,7 @@ from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 
 
-def convert(init: str, convert: Conversion, score: Score, name: Name = "converted") -> None:
+def convert(init: ModelName, convert: Conversion, score: Score, name: Name = "converted") -> None:
     """Raises ConfigError without a model called `init`, or one that the rule is not for."""
     parent = existing_model(init, "init")
     if name == parent.reference.name:

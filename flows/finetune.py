@@ -4,6 +4,7 @@ weights.
 atelier finetune init=student_a finetune.num_labels=256
 """
 
+from atelier.engine.config.base import ModelName
 from atelier.engine.config.data import Finetune, Score
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.train import Train
@@ -15,7 +16,7 @@ from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
 
 
-def finetune(init: str, finetune: Finetune, train: Train, parallel: Parallel, score: Score) -> None:
+def finetune(init: ModelName, finetune: Finetune, train: Train, parallel: Parallel, score: Score) -> None:
     parent: Existing = existing_model(init, "init")
     examples = label(finetune.labels)
     tuned = finetune_model(

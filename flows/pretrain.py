@@ -1,15 +1,17 @@
 """pretrain: one model on text, scored, reported, registered.
 
 atelier pretrain model=gpt_nano train.steps=200
+atelier pretrain model=auto init=guest tokenizer.model=guest
 """
 
-from atelier.engine.config.base import Name, parse
+from atelier.engine.config.base import ModelName, Name, parse
 from atelier.engine.config.data import Data, Score, Tokenizer
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import Model, Objective, Optim
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.flows.corpus import corpus, extras
+from atelier.infra.store.existing_model import beginnings
 from atelier.tasks.register import register
 from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
@@ -26,9 +28,10 @@ def pretrain(
     parallel: Parallel,
     score: Score,
     name: Name = "model",
+    init: ModelName = "",
 ) -> None:
     text = corpus(data, tokenizer)
-    role = parse(Role, {"model": model, "objective": objective, "optim": optim}, "")
+    role = parse(Role, {"model": model, "objective": objective, "optim": optim, "init": init}, "")
     models = train_roles(
         {"model": role},
         settings=train,
@@ -37,6 +40,7 @@ def pretrain(
         tokenizer=text.tokenizer,
         parallel=parallel,
         extras=extras(text, {"model": role}),
+        inits=beginnings({"model": role}, text.tokenizer, ""),
         labels={"model": name},
         prefix="",
     )

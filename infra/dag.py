@@ -68,6 +68,11 @@ class NodeTraining(Spec):
     name: str = Field(default="", description="finetune: of the model")
     num_labels: int = Field(default=0, description="finetune: training examples of a draw")
 
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Roles that teach as they are: their models are inputs."""
+        return (*self.finished, *(name for name, role in self.roles.items() if not role.moves))
+
 
 class Node(Spec):
     """One task of one flow with everything that a process needs to run it; serializable as JSON."""

@@ -8,6 +8,7 @@ from atelier.engine.io.source_files import check_no_password
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.store.existing_model import existing_model
 from atelier.infra.store.source_contents import contents_of
 
 VERSION = 1
@@ -15,7 +16,9 @@ MOST_BYTES = 1 << 30  # of a tokenizer.json that is loaded; those of today have 
 
 
 def learn_tokenizer(corpora: dict[str, Reference], tokenizer: Tokenizer) -> Reference:
-    """One tokenizer; a loaded one enters by content and has no parents."""
+    """One tokenizer; a loaded one enters by content and has no parents, that of a model is there already."""
+    if tokenizer.model:
+        return existing_model(tokenizer.model, "tokenizer.model").tokenizer
     if tokenizer.load:
         check_no_password(tokenizer.load, "tokenizer.load")
         [(_, digest)] = contents_of([tokenizer.load], place="tokenizer.load", most=MOST_BYTES)

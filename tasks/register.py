@@ -14,7 +14,8 @@ ALIASES = ("latest",)
 
 
 def register(models: Mapping[str, Reference], scores: Mapping[str, Reference]) -> Reference:
-    """Register each model under its key; the record holds the versions that they became."""
+    """Register each model that is made here under its key; the record holds the versions that they became."""
+    models = {key: model for key, model in models.items() if model.node}
     parents = {f"model.{key}": model.fingerprint for key, model in models.items()}
     product = Product(
         kind="registration",

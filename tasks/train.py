@@ -41,24 +41,29 @@ def train(
     finished: Mapping[str, Reference] | None = None,
     extras: Mapping[str, Mapping[str, Reference]] | None = None,
 ) -> dict[str, Reference]:
-    """Declare a training; the model of each role. `extras` are inputs of objectives besides tokens, by kind
-    and by source of text: {"triples": {"main": ...}}. `labels` gives the models other names than their
-    roles'; `prefix` is where the configuration has the roles ('' for a flow with one model); `companions` are
-    roles of other sweep points that learn from the same teacher; `finished` are the models of roles that an
-    earlier node trains with the same settings, and whose students here are attach=frozen. Raises ConfigError
-    for an `init` or a kind of input that the flow does not provide.
+    """Declare a training; the model of each role, those that were finished before included. `extras` are
+    inputs of objectives besides tokens, by kind and by source of text: {"triples": {"main": ...}}. `labels`
+    gives the models other names than their roles'; `prefix` is where the configuration has the roles ('' for
+    a flow with one model); `companions` are roles of other sweep points that learn from the same teacher;
+    `finished` are the models of roles that an earlier node trains with the same settings, and whose students
+    here are attach=frozen. Raises ConfigError for an `init` or a kind of input that the flow does not
+    provide.
     """
     everybody = {**roles, **(companions or {})}
     check_layout(parallel, everybody, settings, prefix=prefix)
     check_teaching(everybody, prefix=prefix)
     check_schedules(everybody, settings, prefix=prefix)
     check_readers(everybody, row_specs(everybody, prefix).values(), settings.at(0).sequence, prefix=prefix)
-    for key in finished or ():
+    begun = dict(inits or {})
+    models = {key: begun.pop(key) for key, role in everybody.items() if not role.moves and key in begun}
+    frozen = {**(finished or {}), **models}
+    for key in frozen:
         check_frozen(parallel, key)
     for key, role in everybody.items():
         place = f"{prefix}{key}." if prefix else ""
         end = role.last(settings.num_steps)
-        role.optim.schedule.check_floor(int(role.start), end, f"{place}optim.schedule")
+        if role.moves:
+            role.optim.schedule.check_floor(int(role.start), end, f"{place}optim.schedule")
         if role.init and key not in (inits or {}):
             raise ConfigError(f"{place}init", f"{role.init}: this flow begins from seeds", "leave it empty")
     found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
@@ -72,8 +77,8 @@ def train(
             )
         found |= {f"{source}.{key}": reference for key, reference in given.items()}
     inputs = {key: input_of(reference) for key, reference in found.items()}
-    inputs |= {f"init.{role}": input_of(reference) for role, reference in (inits or {}).items()}
-    inputs |= {f"frozen.{role}": input_of(reference) for role, reference in (finished or {}).items()}
+    inputs |= {f"init.{role}": input_of(reference) for role, reference in begun.items()}
+    inputs |= {f"frozen.{role}": input_of(reference) for role, reference in frozen.items()}
     config = {
         "roles": {key: role.model_dump(mode="json") for key, role in everybody.items()},
         **({"finished": list(finished)} if finished else {}),
@@ -92,15 +97,16 @@ def train(
             f"{prefix}{role}." if prefix else "",
         )
         for role in everybody
+        if segments[role]
     }
     for role, reference in (finished or {}).items():
-        if every.pop(role).fingerprint != reference.fingerprint:
+        if role in every and every.pop(role).fingerprint != reference.fingerprint:
             raise ConfigError(
                 f"{prefix}{role}", "its students' training would draw its text otherwise than its own did"
             )
-    after = [*found.values(), *(inits or {}).values(), *(finished or {}).values()]
-    made = declare(node.model_copy(update={"products": every}), after)
-    return {role: made[role] for role in roles if role in made}
+    after = [*found.values(), *begun.values(), *frozen.values()]
+    made = declare(node.model_copy(update={"products": every}), after) if every else {}
+    return {role: made.get(role) or models[role] for role in roles if role in made or role in models}
 
 
 def feed_of(node: Node, roles: Mapping[str, Role]) -> Feed:
@@ -114,7 +120,10 @@ def unpack(node: Node) -> tuple[dict[str, Role], Train, dict[str, list[Segment]]
     """Roles, settings and segments of the node's configuration."""
     config = node.training
     inits = {
-        role.removeprefix("init."): fp for role, (_, fp) in node.inputs.items() if role.startswith("init.")
+        key.partition(".")[2]: fp
+        for key, (_, fp) in node.inputs.items()
+        if key.startswith("init.")
+        or (key.startswith("frozen.") and not config.roles[key.partition(".")[2]].moves)
     }
     return (
         config.roles,
@@ -153,7 +162,7 @@ def model_product(name: str, segments: list[Segment], feed: Feed, prefix: str) -
 def models_of(node: Node) -> dict[str, tuple[str, str]]:
     """Kind and fingerprint of the model of each role."""
     made = {role: (product.kind, product.fingerprint) for role, product in node.products.items()}
-    return made | {role: node.inputs[f"frozen.{role}"] for role in node.training.finished}
+    return made | {role: node.inputs[f"frozen.{role}"] for role in node.training.frozen}
 
 
 def plan_resume(node: Node, store: Store, resume: Resume) -> ResumePlan:
@@ -167,7 +176,7 @@ def plan_resume(node: Node, store: Store, resume: Resume) -> ResumePlan:
         node=node.name,
         maps=maps_of(node),
         resume=resume,
-        finished=node.training.finished,
+        finished=node.training.frozen,
     )
 
 

@@ -22,6 +22,9 @@ AS_IT_IS = GetPydanticSchema(lambda _, handler: handler(dict[str, Any]))
 JsonObject = Annotated[Mapping[str, Json], AS_IT_IS]
 Given: TypeAlias = "Spec | Json | Sequence[Given] | Mapping[str, Given]"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="what the model is called")]
+ModelName = Annotated[
+    str, Field(description="a finished model: its name, an alias name@alias, or digits of its fingerprint")
+]
 Count = Annotated[int, Field(ge=1)]  # a whole number above 0; a field may also allow a word such as auto
 
 

@@ -72,12 +72,17 @@ class Tokenizer(Spec):
         default=4096, ge=300, le=1_000_000, description="size of a byte-level BPE vocabulary, 300 or more"
     )
     load: str = Field(default="", description="a tokenizer.json to use instead of learning one; path or URL")
+    model: str = Field(
+        default="", description="a finished model whose tokenizer is used instead of learning one"
+    )
     specials: tuple[str, ...] = Field(
         default=(), description="more special tokens, which no text is cut into: <|mask|>, <|cls|>, <|sep|>"
     )
 
     @model_validator(mode="after")
     def _check(self) -> "Tokenizer":
+        if self.load and self.model:
+            raise ValueError("tokenizer.load and tokenizer.model both name one; leave one out")
         names = (END, PAD, *self.specials)
         if len(set(names)) < len(names) or not all(names):
             raise ValueError(

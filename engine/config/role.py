@@ -9,11 +9,13 @@ from atelier.engine.config.registry import Model, Objectives, Optim
 
 
 class Trainable(Spec):
-    """Which weights are trained: all, low-rank additions to chosen matrices (LoRA, 2106.09685), or some of
-    the model's parts, as Titan's task nets (2112.12731, section 3.1).
+    """Which weights are trained: all, low-rank additions to chosen matrices (LoRA, 2106.09685), some of the
+    model's parts, as Titan's task nets (2112.12731, section 3.1), or none of a finished model that teaches.
     """
 
-    kind: Literal["full", "lora", "parts"] = Field(default="full", description="full, lora or parts")
+    kind: Literal["full", "lora", "parts", "none"] = Field(
+        default="full", description="full, lora, parts; none = the model of `init` teaches as it is"
+    )
     parts: tuple[str, ...] = Field(
         default=("nlg",),
         min_length=1,
@@ -75,9 +77,27 @@ class Role(Spec):
         description="names the initial weights; empty = the role's name; a same-seed control sets it",
     )
 
+    @property
+    def moves(self) -> bool:
+        """Whether any of its weights does; otherwise it is a finished model, which has no trajectory here."""
+        return self.trainable.kind != "none"
+
     def last(self, num_steps: int) -> int:
         """The step at which the role's training ends, in a training of `num_steps`."""
         return int(self.end) or num_steps
+
+    @model_validator(mode="after")
+    def _finished(self) -> "Role":
+        if self.moves:
+            return self
+        if not self.init:
+            raise ValueError("trainable.kind=none is a finished model; name it with init=<model>")
+        idle = ("teacher", "start", "end", "period", "gate", "attach", "seed_name")
+        fields = type(self).model_fields
+        given = [name for name in idle if getattr(self, name) != fields[name].default]
+        if given:
+            raise ValueError(f"{given[0]} does nothing where trainable.kind=none; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _one_kind_of_rows(self) -> "Role":

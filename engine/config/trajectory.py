@@ -115,20 +115,25 @@ def resolve_starts(roles: Mapping[str, Role], train: Train, place: str = "roles"
 def segments_of(
     roles: Mapping[str, Role], train: Train, feed: Feed, inits: Mapping[str, str]
 ) -> dict[str, list[Segment]]:
-    """The segments of every role, teachers first. `inits`: fingerprints of the models that roles
-    start from.
+    """The segments of every role, teachers first; of a finished model none. `inits`: fingerprints of the
+    models that roles start from, or are.
     """
     result: dict[str, list[Segment]] = {}
     for name in in_teaching_order(roles):
-        result[name] = _segments(
-            name, roles[name], train, feed, inits.get(name, ""), result.get(roles[name].teacher, [])
-        )
+        role = roles[name]
+        if not role.moves:
+            result[name] = []
+            continue
+        teaching = result.get(role.teacher, [])
+        model = inits.get(role.teacher, "") if role.teacher and not teaching else ""
+        result[name] = _segments(name, role, train, feed, inits.get(name, ""), teaching, model)
     return result
 
 
 def _segments(
-    name: str, role: Role, train: Train, feed: Feed, init: str, teaching: list[Segment]
+    name: str, role: Role, train: Train, feed: Feed, init: str, teaching: list[Segment], model: str
 ) -> list[Segment]:
+    """`model`: its teacher's fingerprint, where that is a finished one."""
     start, end = int(role.start), role.last(train.num_steps)
     is_whole = train.health.rolls_back and not role.teacher
     own = start if is_whole else _branch_step(role, start, end)
@@ -147,6 +152,9 @@ def _segments(
             parents["teacher"] = (
                 teaching[-1].fingerprint if frozen else _covering(teaching, begin).fingerprint
             )
+        if model:
+            identity.pop("attach", None)
+            parents["teacher"] = model
         if segments:
             parents["trunk"] = segments[-1].fingerprint
             identity["trunk_step"] = begin

@@ -314,6 +314,8 @@ def check_schedules(roles: Mapping[str, Role], train: Train, *, prefix: str = "r
     step on which nothing has a weight. For roles whose `start` is a step; `prefix` as in `check_layout`.
     """
     for name, role in roles.items():
+        if not role.moves:
+            continue
         place = f"{prefix}{name}." if prefix else ""
         start, end = int(role.start), role.last(train.num_steps)
         points = {start, end - 1}

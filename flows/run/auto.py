@@ -55,7 +55,9 @@ def fastest_layout(arguments: Spec, pool: Pool, slots: int, cores: int) -> Layou
     is_free = parallel.shard == "auto" and all(getattr(parallel, axis) == 1 for axis in AXES)
     if not is_free or parallel.roles or pool.members or train is None or not roles or not vocab:
         return None
-    models = {name: role.model.resolved(vocab) for name, role in roles.items()}
+    models = {name: role.model.resolved(vocab) for name, role in roles.items() if role.moves}
+    if not models:
+        return None
     largest = max(models, key=lambda name: models[name].flops_per_token(train.sequence))
     role = roles[largest].model_copy(update={"model": models[largest]})
     wanted = (parallel.recompute,) if parallel.recompute != "none" or pool.is_cpu else None
@@ -109,8 +111,11 @@ def _planned(arguments: Spec, train: Train, pool: Pool) -> int:
         found = [
             estimate(role, train, parallel.of_role(name, is_student=bool(role.teacher)), pool, vocab, steps=1)
             for name, role in roles.items()
+            if role.moves
         ]
     except ConfigError:  # a layout or a device that the plan refuses
+        return WITHOUT_MODEL
+    if not found:
         return WITHOUT_MODEL
     slowest = max(found, key=lambda one: one.step_s)
     return steps_between(slowest.faults, sum(one.step_s for one in found), train.num_steps)
@@ -131,6 +136,7 @@ def check_memory(arguments: Spec) -> None:
     roles, score = trained(arguments), getattr(arguments, "score", None)
     parallel, train = getattr(arguments, "parallel", None), getattr(arguments, "train", None)
     teachers = {role.teacher for role in roles.values() if role.attach == "frozen"}
+    teachers |= {name for name, role in roles.items() if not role.moves}
     for name, role in roles.items():
         limits: list[tuple[str, float, int]] = []
         if isinstance(score, Score):
@@ -156,7 +162,7 @@ def _schedules(arguments: Spec) -> Iterator[tuple[str, Schedule, int, int]]:
     """Every schedule of a flow with its place, its first step and its end."""
     train: Train | None = getattr(arguments, "train", None)
     for name, role in trained(arguments).items():
-        if train is not None:
+        if train is not None and role.moves:
             place = f"roles.{name}.optim.schedule" if name else "optim.schedule"
             yield place, role.optim.schedule, int(role.start), role.last(train.num_steps)
     tuning: Finetune | None = getattr(arguments, "finetune", None)
@@ -179,6 +185,6 @@ def short_of(nodes: Iterable[Node]) -> list[str]:
         config = node.training
         for name, role in config.roles.items():
             problem, _ = role.optim.schedule.misfit(int(role.start), role.last(config.train.num_steps))
-            if problem:
+            if problem and role.moves:
                 found.append(f"{node.name}.{name} ({problem})")
     return found

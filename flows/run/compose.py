@@ -18,6 +18,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import in_teaching_order, resolve_starts
 from atelier.flows.run.auto import check_memory, check_warmups, fastest_layout, with_interval
 from atelier.flows.run.catalog import CONF, groups, options
+from atelier.flows.run.finished_models import check_beginnings, filled
 from atelier.flows.run.overrides import check_overrides
 from atelier.flows.run.registry import is_idle, parameters
 from atelier.infra.calibration.history import facts
@@ -88,6 +89,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     known = [*parameters(flow).model_fields, *SETTINGS]
     document = _hydra(flow, [prepared(text, flow, known) for text in overrides])
     _check_roles(document)
+    taken = filled(document)
     given = {key: value for key, value in document.items() if key in known}
     stray = [key for key in document if key not in known and not (CONF / key).is_dir()]
     if stray:
@@ -97,6 +99,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     resume = parse(Resume, given.pop("resume", {}), "resume")
     arguments = parse(parameters(flow), given, "")
     arguments = resolved(arguments, pool)
+    check_beginnings(arguments, taken, overrides)
     check_warmups(arguments, overrides)
     check_memory(arguments)
     return Frozen(

@@ -26,7 +26,7 @@ def too_much(node: Node, rows: "Sequence[PlanRow]", pool: Pool, vocab: int) -> s
     layout = Parallel.model_validate(node.layout)
     each = [row["memory_gb"] for row in rows if row["state"] == "run"]
     needed = sum(each) if node.task == "train" else max(each, default=0.0)  # draws come one after another
-    needed += sum(_resident_gb(node, name, layout, vocab) for name in node.training.finished)
+    needed += sum(_resident_gb(node, name, layout, vocab) for name in node.training.frozen)
     limit = limit_gb(pool, layout.ranks)
     if needed <= limit:
         return None
@@ -83,7 +83,8 @@ def _searched(
     node: Node, pool: Pool, devices: int, layout: Parallel, vocab: int
 ) -> tuple[list[LayoutOption], list[RejectedLayout]]:
     config = node.training
-    roles = [role.model_copy(update={"model": role.model.resolved(vocab)}) for role in config.roles.values()]
+    moving = [role for role in config.roles.values() if role.moves]
+    roles = [role.model_copy(update={"model": role.model.resolved(vocab)}) for role in moving]
     largest = max(roles, key=lambda role: role.model.flops_per_token(config.train.sequence))
     return search(largest, config.train, pool, devices, vocab=vocab, like=layout)
 

@@ -3,6 +3,7 @@ each artifact: reuse or run, why, at which cost, and in which arithmetic.
 """
 
 import contextvars
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -278,11 +279,14 @@ def _check_vocabulary(node: Node, frozen: Frozen) -> None:
 
 @dataclass(frozen=True)
 class Standing:
-    """From which step a node's training goes on, and what refuses it, of which products."""
+    """From which step a node's training goes on, and what refuses it, of which products; its roles that only
+    teach, each with its students.
+    """
 
     from_step: int = 0
     refusals: tuple[str, ...] = ()
     refused: frozenset[str] = frozenset()
+    teaching: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def _standing(node: Node, store: Store, resume: Resume) -> Standing:
@@ -293,7 +297,14 @@ def _standing(node: Node, store: Store, resume: Resume) -> Standing:
     if node.task != "train":
         return Standing()
     found = train_task.plan_resume(node, store, resume)
-    return Standing(found.from_step, tuple(str(r) for r in found.refusals), frozenset(found.refused))
+    roles = node.training.roles
+    teaching = {
+        name: tuple(key for key in found.situations if roles[key].teacher == name)
+        for name, one in found.situations.items()
+        if one.mode == "frozen"
+    }
+    told = tuple(str(r) for r in found.refusals)
+    return Standing(found.from_step, told, frozenset(found.refused), teaching)
 
 
 def _row(
@@ -333,12 +344,23 @@ def _row(
     role, settings = config.roles[key], config.train
     steps = max(0, role.last(settings.num_steps) - max(int(role.start), row["from_step"]))
     layout = Parallel.model_validate(node.layout).of_role(key, is_student=bool(role.teacher))
-    found = estimate(role, settings, layout, pool, plan_inputs.vocab, 0 if is_done else steps)
+    vocab = plan_inputs.vocab
+    found = estimate(role, settings, layout, pool, vocab, 0 if is_done else steps)
+    if not is_done and _is_first(key, node, standing):  # whose teacher has nothing else to do
+        teacher = config.roles[role.teacher]
+        beside = Parallel.model_validate(node.layout).of_role(role.teacher, is_student=bool(teacher.teacher))
+        found = found.with_teacher(estimate(teacher, settings, beside, pool, vocab, steps))
     found = found.times(plan_inputs.pace)
     if settings.checkpoint_every != "auto":
         row["effective_time"] = round(found.faults.effective(settings.checkpoint_every * found.step_s), 4)
         row["best_checkpoint_every"] = steps_between(found.faults, found.step_s, settings.num_steps)
     return {**row, **found.row()}
+
+
+def _is_first(key: str, node: Node, standing: Standing) -> bool:
+    """Whether a role is the first to learn from a teacher that does not train here."""
+    teacher = node.training.roles[key].teacher
+    return key in standing.teaching.get(teacher, ())[:1]
 
 
 def _reasons(name: str, product: Product, known: dict[str, Row]) -> list[Reason]:

@@ -21,7 +21,7 @@ def tier_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
         for name, role in config.roles.items() if config else ():
             layout = Parallel.model_validate(node.layout).of_role(name, is_student=bool(role.teacher))
             tier = tier_cost(role.model, config.train, layout, pool.device.disk_gbps) if config else None
-            if tier is None or config is None or name in config.finished:
+            if tier is None or config is None or name in config.frozen:
                 continue
             seconds = estimate(role, config.train, layout, pool, vocab).seconds
             compute_s = seconds.total - seconds.disk

@@ -109,7 +109,9 @@ def collect_report(node: Node, store: Store, command: str) -> ReportContent:
         for key in found
         if "bits_per_byte" in scores.get(key, NONE)
     ]
-    read = next((row.get("tokens") for row in rows if row["kind"] in ("teacher", "model")), None)
+    told = [(row["kind"], row.get("tokens") or 0) for row in rows]  # of adopted models nobody knows
+    told = [pair for pair in told if pair[0] in ("teacher", "model") and pair[1]] or told
+    read = next((tokens for _, tokens in told if tokens), None)
     rows += _baseline_rows(scores.get("baselines", NONE), read)
     rows += [row for key in found for row in _head_rows(key, scores)]
     rows += [_asked_row(key, score) for key, score in scores.items() if key.endswith(ASKED)]
@@ -189,7 +191,7 @@ def _text_row(
         "kind": kind,
         "fingerprint": record.fingerprint,
         "params": record.summary.get("params"),
-        "tokens": read,
+        "tokens": read or None,
         "bits_per_byte": score["bits_per_byte"],
         "loss": score["loss"],
     }

@@ -76,7 +76,7 @@ class Index:
 
     def students(self, model: Record) -> list[Record]:
         """Models whose teacher is `model`, oldest first."""
-        chain = set(self.chain(model.parents.get("trajectory", "")))
+        chain = {model.fingerprint, *self.chain(model.parents.get("trajectory", ""))}
         found = [
             r
             for r in self.records.values()
@@ -85,9 +85,10 @@ class Index:
         return sorted(found, key=lambda r: r.provenance.get("ended", 0))
 
     def teacher(self, model: Record) -> Record | None:
-        """The model of the trajectory that `model` learned from."""
-        trajectory = model.parents.get("teacher", "")
-        return self.model_of(trajectory, model) if trajectory else None
+        """The model that `model` learned from, finished before or that of a trajectory."""
+        fingerprint = model.parents.get("teacher", "")
+        found = self.records.get(fingerprint)
+        return found or (self.model_of(fingerprint, model) if fingerprint else None)
 
 
 def find_trajectory(store: Store, fingerprint: str) -> Record | None:
@@ -190,7 +191,7 @@ class _Drawing:
                 yield other.fingerprint, f"trunk @ step {step}"
 
     def _stand_in(self, trajectory: str, child: Record) -> str:
-        model = self.index.model_of(trajectory, child)
+        model = self.index.records.get(trajectory) or self.index.model_of(trajectory, child)
         return model.fingerprint if model is not None else trajectory
 
     def find(self, word: str) -> str:

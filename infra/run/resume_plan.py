@@ -222,6 +222,8 @@ def _needed(roles: Mapping[str, Role], found: Mapping[str, Situation]) -> set[st
 
 
 def _mode(name: str, roles: Mapping[str, Role], needed: set[str], found: Mapping[str, Situation]) -> Mode:
+    if not roles[name].moves:
+        return "frozen"
     if not found[name].is_finished:
         return "train"
     students = [s for s in needed if roles[s].teacher == name and not found[s].is_finished]
@@ -231,6 +233,8 @@ def _mode(name: str, roles: Mapping[str, Role], needed: set[str], found: Mapping
 def _refusal(name: str, roles: Mapping[str, Role], found: Mapping[str, Situation]) -> Refusal | None:
     role, student = roles[name], found[name]
     if not role.teacher or role.attach != "refuse" or student.is_finished or student.is_begun:
+        return None
+    if not roles[role.teacher].moves:
         return None
     teacher = found[role.teacher]
     at = teacher.standing.end if teacher.is_finished else teacher.standing.newest or 0
@@ -288,10 +292,10 @@ def members(
         digest = ""
         if situation.mode == "replay" and finished is not None:
             digest = weights_digest(finished.files, store.address(finished.kind, finished.fingerprint))
-        is_init = "init" in situation.segments[0].parents
-        _, code, changes = _code_of(
-            situation.segments, maps[name], store
-        )  # without changes of meaning, the recorded digest is kept
+        segments = situation.segments
+        is_init = bool(segments) and "init" in segments[0].parents
+        # without changes of meaning, the recorded digest is kept
+        _, code, changes = _code_of(segments, maps[name], store) if segments else (0, "", ())
         role = roles[name].model_copy(update={"model": roles[name].model.resolved(vocab)})
         result[name] = Member(
             role=role,

@@ -63,7 +63,11 @@ def existing_model(word: str, place: str) -> Existing:
     """The model called `word`. Raises ConfigError at `place` when there is none, or when this code computes
     another version of its kind; DamageError when its spec is unreadable.
     """
-    store = _store.get()
+    return existing_in(_store.get(), word, place)
+
+
+def existing_in(store: Store, word: str, place: str) -> Existing:
+    """`existing_model`, of a given store."""
     try:
         record = store.resolve(word, "model")
     except AtelierError as error:
@@ -72,7 +76,7 @@ def existing_model(word: str, place: str) -> Existing:
     tokens = record.parents.get("tokens.main", "")  # of a blend: the source whose held-out text is scored
     earlier = record.parents.get("init") or record.parents.get("model")
     if not tokens and earlier:  # a fine-tuned or converted model: tokens of its parent
-        parent = existing_model(earlier, place)
+        parent = existing_in(store, earlier, place)
         return replace(parent, reference=_reference(record), spec=spec)
     text = None
     if tokens:
@@ -92,20 +96,22 @@ def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "ro
     for name, role in roles.items():
         if not role.init:
             continue
-        where = f"{place}.{name}.init"
+        prefix = f"{place}.{name}." if place else ""
+        where = f"{prefix}init"
+        group = f"model@{prefix}model" if prefix else "model"
         there = existing_model(role.init, where)
         if there.tokenizer.fingerprint != tokenizer.fingerprint:
             raise ConfigError(
                 where,
                 f"the tokenizer of {role.init} is {there.tokenizer.fingerprint[:8]}, that of this run "
                 f"{tokenizer.fingerprint[:8]}",
-                "give data and tokenizer as they were for it, or a model of this tokenizer",
+                f"tokenizer.model={role.init} takes that of {role.init}",
             )
         if there.spec.resolved(ANY_VOCAB).shapes() != role.model.resolved(ANY_VOCAB).shapes():
             raise ConfigError(
                 where,
-                f"the weights of {role.init} do not fit {place}.{name}.model",
-                "give the role its model",
+                f"the weights of {role.init} do not fit {prefix}model",
+                f"{group}=auto takes the model of {role.init}",
             )
         found[name] = there.reference
     return found

@@ -83,8 +83,12 @@ class TrajectoryState:
 def trajectory_state(
     store: Store, segments: list[Segment], whole: list[Segment] | None = None
 ) -> TrajectoryState:
-    """Checkpoint steps of `segments`; start and end are those of `whole`, by default the same segments."""
+    """Checkpoint steps of `segments`; start and end are those of `whole`, by default the same segments; none
+    and 0 of a finished model, which has no segments.
+    """
     whole = whole or segments
+    if not whole:
+        return TrajectoryState(steps=(), start=0, end=0)
     steps: set[int] = set()
     for segment in segments:
         found = checkpoint_steps(store.address("trajectory", segment.fingerprint))

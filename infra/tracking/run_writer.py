@@ -203,8 +203,12 @@ class RunWriter:
         return run.info.experiment_id, run.info.run_id
 
     def teacher_data(self, trajectory_record: Record | None, name: str) -> list[TrackedData]:
-        """The teacher's trajectory and its trunks, as input data sets of the student's run."""
+        """The teacher's trajectory and its trunks, or the finished model that teaches, as input data sets of
+        the student's run.
+        """
         data, fp = [], trajectory_record.parents.get("teacher", "") if trajectory_record else ""
+        if fp and self.store.find("model", fp) is not None:
+            return [TrackedData(name or "teacher", "model", fp, "teacher", self.store.address("model", fp))]
         while fp:
             data.append(
                 TrackedData(

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load
 
 from atelier.engine.config.model.ernie import Ernie, Net
@@ -20,9 +21,9 @@ from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.optim.muon import Muon
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role, Trainable
-from atelier.engine.config.run_file import Training
+from atelier.engine.config.run_file import Member, Training
 from tests.engine.row_inputs import VOCAB, every_objective, harbour
-from tests.engine.trainings import TrainingSetup, role, student, train
+from tests.engine.trainings import TrainingSetup, artifact, model_files, role, student, train
 from tests.forks import start_into
 
 STEPS = 10
@@ -145,6 +146,31 @@ def tuned(training_setup: TrainingSetup, **how: Any) -> Training:
     return training_setup.training(roles, train(STEPS, **(HOW | how)))
 
 
+def guests(training_setup: TrainingSetup, **how: Any) -> Training:
+    """A model like Qwen3 that came from elsewhere: it teaches as it is, low-rank additions tune it, and it
+    trains on.
+    """
+    shape = net(qk_norm=True, head_dim=12, rope_theta=5000.0)
+    if "guest" not in training_setup.inputs:
+        generator = torch.Generator().manual_seed(5)
+        state = {
+            name: 0.3 * torch.randn(size, generator=generator, dtype=torch.float64) + (len(size) == 1)
+            for name, size in shape.shapes().items()
+        }
+        files = model_files(state, shape)
+        training_setup.inputs["guest"] = artifact(training_setup.folder / "guest", "model", files)
+    finished = role(shape=shape, init="guest", trainable=Trainable(kind="none"))
+    rows = train(STEPS, **(HOW | how))
+    members: dict[str, Role | Member] = {
+        "guest": Member(role=finished, mode="frozen", init="guest"),
+        "pupil": student(shape=net(2, 16), teacher="guest", start=2),
+    }
+    for name, trainable in (("tuned guest", Trainable(kind="lora", rank=4)), ("goes on", Trainable())):
+        spec = role(shape=shape, lr=1e-3, trainable=trainable)
+        members[name] = training_setup.member(name, spec, STEPS, init="guest")
+    return training_setup.training(members, rows)
+
+
 def readers() -> dict[str, Role]:
     """A teacher and a student after all objectives of ERNIE 3.0; the student learns from logits and attention
     too.
@@ -219,6 +245,7 @@ TRAININGS = {
     "alone": alone,
     "universal": universal,
     "tuned": tuned,
+    "guests": guests,
     "reading": reading,
     "headed": headed,
     "chain of 0": chain_of_0,

@@ -24,7 +24,7 @@ class Logits(ObjectiveSpec):
             raise ConfigError(
                 f"{place}objective.{key}",
                 f"compares logits, but {teacher[0]} has {theirs} rows of padding and the student {mine}",
-                f"model.vocab_padding={theirs}",
+                f"{place}model.vocab_padding={theirs}",
             )
 
     temperature: float = Field(default=1.0, gt=0, description="softens both distributions; above 0")

@@ -95,3 +95,16 @@ def test_a_device_nobody_knows_is_refused_with_what_to_give() -> None:
         planned(SMALL, {}, batch=8, gpu="a101")
     facts = {"peak_tflops": 100, "memory_gb": 48, "memory_gbps": 900, "node_gbps": 30, "network_gbps": 12}
     assert Pool(gpu="a101", gpus_per_node=4, **facts).device.per_node == 4
+
+
+def test_a_teacher_that_does_not_train_costs_its_forward_passes_and_no_optimiser() -> None:
+    teacher, student = planned(SMALL, {"tensor": 8}, batch=4), planned(SMALL, {"tensor": 4}, batch=4)
+    both = student.with_teacher(teacher)
+    more = both.step_s - student.step_s
+    assert both.seconds.compute == pytest.approx(student.seconds.compute + teacher.seconds.compute / 3)
+    assert both.seconds.optimiser == student.seconds.optimiser
+    assert teacher.seconds.compute / 3 <= more < teacher.step_s / 2
+    assert both.device_hours == pytest.approx(
+        student.device_hours + teacher.device_hours * more / teacher.step_s
+    )
+    assert both.tokens_per_s * both.step_s == pytest.approx(student.tokens_per_s * student.step_s)

@@ -10,7 +10,7 @@ from atelier.flows.deployments.forms import form, to_overrides
 from atelier.flows.run.compose import compose
 
 SECRET = "planted-a7f3c9"
-FREE = ("data_source", "data_field")  # fields that take any text
+FREE = ("data_source", "data_field", "init")  # fields that take any text
 
 
 def read_back(word: str) -> Any:

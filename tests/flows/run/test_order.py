@@ -97,12 +97,13 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> None:
             place=place,
         )
 
-    def begun(roles: dict[str, Role], tokenizer: Reference) -> dict[str, Reference]:
+    def begun(roles: dict[str, Role], tokenizer: Reference, place: str = "") -> dict[str, Reference]:
         return {name: reference("model", role.init) for name, role in roles.items() if role.init}
 
     for flow in ("finetune", "score", "convert"):
         monkeypatch.setattr(f"atelier.flows.{flow}.existing_model", found)
-    for flow in ("distill", "titan", "semoe"):
+    monkeypatch.setattr("atelier.tasks.learn_tokenizer.existing_model", found)
+    for flow in ("pretrain", "distill", "titan", "semoe"):
         monkeypatch.setattr(f"atelier.flows.{flow}.beginnings", begun)
 
 

@@ -120,7 +120,7 @@ def test_a_registration_that_was_made_without_a_tracker_is_made_up_for_by_the_ne
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # mlflow.set_tracking_uri of other tests sets it
     made = family(root)
     teacher = made["teacher"]
-    reference = Reference(kind="model", fingerprint=teacher.fingerprint, name="teacher", node="")
+    reference = Reference(kind="model", fingerprint=teacher.fingerprint, name="teacher", node="train")
     drawing = NodeCollector()
     token = scheduling(drawing)
     register({"teacher": reference}, {})

@@ -1,0 +1,151 @@
+"""A checkpoint that transformers made comes in, teaches, is trained on and tuned, and its student goes out
+again.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from atelier.infra.store.store import Store
+from tests.flow.command import Atelier, Said
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+PADDING = 24
+HERE = ("tokenizer.model=guest", "experiment=tiny", "tracker=none")
+TEACHER = ("role@roles.teacher=finished", "roles.teacher.init=guest")
+TAUGHT = ("distill", *TEACHER, f"roles.student_a.model.vocab_padding={PADDING}", *HERE)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adopted")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 with a byte-level tokenizer, as transformers saves them."""
+    folder = tmp_path_factory.mktemp("qwen")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
+    lines = [path.read_text() for path in sorted(Path(torch.__file__).parent.glob("*.py"))[:8]]
+    tokenizer.train_from_iterator(lines, trainer)
+    size = tokenizer.get_vocab_size()
+    config = transformers.Qwen3Config(
+        vocab_size=size + PADDING, hidden_size=64, intermediate_size=160, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=24, tie_word_embeddings=True, eos_token_id=0,
+        bos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn_like(weight) if weight.dim() == 1 else 3 * weight)
+    model.save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|endoftext|>"
+    ).save_pretrained(folder)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
+    return folder
+
+
+def done(said: Said) -> str:
+    assert said.code == 0, said.err
+    return said.out
+
+
+def refused(said: Said) -> str:
+    assert said.code == 2
+    [line] = said.err.strip().splitlines()
+    return line
+
+
+def test_an_adopted_model_teaches_as_it_is(atelier: Atelier, checkpoint: Path) -> None:
+    done(atelier("adopt", f"source={checkpoint}", "name=guest"))
+    done(atelier(*TAUGHT))
+    assert set(atelier.states(*TAUGHT).values()) == {"reuse"}
+    [guest] = atelier.records("model", "guest")
+    [student] = atelier.records("model", "student_a")
+    assert student["parents"]["teacher"] == guest["fingerprint"]
+    assert student["summary"]["teacher_forwards"] > 0
+    assert not atelier.records("model", "teacher")  # nothing was trained in its name
+    store = Store(str(atelier.root))
+    assert {record.parents.get("teacher") for record in store.records("model")} == {
+        None,
+        guest["fingerprint"],
+    }
+    [report] = atelier.records("report", "distill")
+    rows = {row["name"]: row for row in report["summary"]["table"]}
+    assert rows["teacher"]["tokens"] is None and rows["student_a"]["tokens"] > 0
+
+
+def test_the_plan_counts_the_forward_passes_of_the_teacher(atelier: Atelier) -> None:
+    taught, alone = (
+        next(row for row in atelier.plan(*words, "train.seed=2").rows if row["task"] == "train")
+        for words in (TAUGHT, ("pretrain", "model=gpt_nano", f"model.vocab_padding={PADDING}", *HERE))
+    )
+    assert taught["params"] == alone["params"]
+    assert 1.02 * alone["step_s"] < taught["step_s"] < 2 * alone["step_s"]
+
+
+def test_a_student_is_the_same_whatever_it_says_of_attaching(atelier: Atelier) -> None:
+    """A finished model has no start that a student could miss."""
+    for attach in ("frozen", "replay"):
+        assert set(atelier.states(*TAUGHT, f"roles.student_a.attach={attach}").values()) == {"reuse"}
+
+
+def test_lineage_leads_from_the_student_to_source_and_licence(atelier: Atelier) -> None:
+    above = done(atelier("lineage", "student_a"))
+    assert "teacher @ steps" in above and "qwen3 from qwen" in above and "licence apache-2.0" in above
+    assert "student_a" in done(atelier("lineage", "guest")).split("leads to")[1]
+
+
+def test_the_student_goes_out_and_transformers_computes_its_logits(atelier: Atelier, tmp_path: Path) -> None:
+    said = done(atelier("export", "student_a", str(tmp_path / "out")))
+    assert "its logits are 0 of their scale apart" in said
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids_BT = torch.tensor([tokenizer.encode("def read(path):\n    return open(path)")])
+    drawn = loaded.generate(ids_BT, do_sample=False, max_new_tokens=12, min_new_tokens=12)[0]
+    words = ("--max-tokens", "12", "--temperature", "0")
+    ours = done(atelier("generate", "student_a", "--prompt", tokenizer.decode(ids_BT[0]), *words))
+    assert tokenizer.decode(drawn).rstrip() in ours
+
+
+def test_training_goes_on_from_an_adopted_model_and_low_rank_additions_tune_it(atelier: Atelier) -> None:
+    """The first held-out loss is that of the model: it begins where it was."""
+    done(atelier("pretrain", "model=auto", "init=guest", "name=more", *HERE))
+    [guest], [more] = atelier.records("model", "guest"), atelier.records("model", "more")
+    assert more["parents"]["init"] == guest["fingerprint"]
+    assert more["summary"]["params"] == guest["summary"]["params"]
+    words = ("finetune", "init=guest", "finetune.trainable.kind=lora", "experiment=tiny", "tracker=none")
+    done(atelier(*words))
+    tuned = [record for record in Store(str(atelier.root)).records("model") if record.parents.get("init")]
+    assert len(tuned) > 1
+
+
+def test_what_does_not_fit_is_refused_with_a_way_out(atelier: Atelier) -> None:
+    plan = ("plan", "distill", "experiment=tiny")
+    said = refused(atelier(*plan, *TEACHER))
+    assert (
+        said.startswith("roles.teacher.init: the tokenizer of guest is") and "tokenizer.model=guest" in said
+    )
+    said = refused(atelier(*plan, *TEACHER, "tokenizer.model=guest"))
+    assert said.endswith(f"the student 0; roles.student_a.model.vocab_padding={PADDING}")
+    said = refused(atelier(*TAUGHT, "roles.teacher.optim.lr=1e-4"))
+    assert said == "roles.teacher.optim.lr: does nothing: teacher is a finished model; leave it out"
+    said = refused(atelier(*TAUGHT, "roles.teacher.model.rope_theta=5000"))
+    assert said.startswith("roles.teacher.model: computes otherwise than guest, which has rope_theta 10000")
+    said = refused(atelier(*TAUGHT, "roles.teacher.start=0.5"))
+    assert "start does nothing where trainable.kind=none" in said
+    said = refused(atelier("plan", "pretrain", "model=auto", *HERE))
+    assert said == "model: auto is the model of `init`, and there is none; init=<model>, or a model"
+    said = refused(atelier("plan", "pretrain", "init=guest", *HERE))
+    assert said.endswith("do not fit model; model=auto takes the model of guest")
