@@ -154,7 +154,7 @@ def produced(study: Study, wishes: GenerationAttributes, seed: int) -> int:
     prefix = prefix_of(wishes, study.vocabulary, first_prompt=0, num_prompts=0)
     end = study.vocabulary.end_id
     drawn = Sampling(max_tokens=48 if study.tiny else 256, temperature=0.8, seed=seed)
-    return len([one for one in continuation(study.model, prefix.ids, drawn, end, None) if one != end])
+    return len([one for one in continuation(study.model, prefix.ids, drawn, [end], None) if one != end])
 
 
 def prompts(study: Study) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def main() -> None:
             "triples": made(folder, "extract", "triples", {}, corpus=corpus),
             "attributes": made(folder, "describe", "attributes", {}, corpus=corpus),
         }  # imitations need a model
-        vocabulary = Vocabulary.read(tokenizer.file("tokenizer.json", folder))
+        vocabulary = Vocabulary.of(tokenizer, folder)
         sets: dict[str, Any] = {"windows": Windows(tokens, folder, "train", asked.sequence)}
         for kind in kinds():
             objective = spec_class("objective", kind)()

@@ -6,7 +6,6 @@ and written one by one: memory does not grow with the model.
 
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from atelier.engine.config.base import Json, Spec, parse
@@ -14,11 +13,11 @@ from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.families import family_of
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
-from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.inference.generator import TOKENIZER
+from atelier.engine.data.vocabulary import CARRIED, Vocabulary, copy_tokenizer
 from atelier.engine.io import storage
+from atelier.engine.io.hub import commit_of
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
-from atelier.engine.io.source_files import content_id
+from atelier.engine.io.source_files import content_id, local_copy
 from atelier.engine.model.foreign import adopted
 from atelier.engine.model.load import CONFIG, write_model
 from atelier.engine.model.weights import Part, StoredWeights
@@ -29,9 +28,12 @@ MOST_CARD = 1 << 20  # bytes that are read of a model card
 
 
 class Adopting(Spec):
-    """The config of this command. `files`: all that is read, each with its content id."""
+    """The config of this command. `files`: all that is read, each with its content id; `bytes` of them are
+    for the plan.
+    """
 
     source: str
+    bytes: int = 0
     weights: tuple[str, ...]
     files: tuple[tuple[str, str], ...]
 
@@ -42,13 +44,15 @@ def adopt(run: RunFile) -> dict[str, Json]:
     """
     asked, scratch = parse(Adopting, run.config, "config"), Path(run.scratch)
     known = {url.rsplit("/", 1)[-1]: url for url, _ in asked.files}
+    digests = dict(asked.files)
     config = storage.read_object(known[CONFIG], "a model's configuration")
     family = family_of(config, known[CONFIG])
-    tokenizer = input_of(run, "tokenizer").file(TOKENIZER, scratch)
-    vocabulary = Vocabulary.read(tokenizer)
-    _check_end(config, vocabulary, known[CONFIG])
+    tokenizer = input_of(run, "tokenizer")
+    vocabulary = Vocabulary.of(tokenizer, scratch)
     spec = _sized(family.spec(config, known[CONFIG]), vocabulary.size, known[CONFIG])
-    stored = StoredWeights(*(_here(known[name], scratch) for name in asked.weights))
+    stored = StoredWeights(
+        *(local_copy(known[name], digests[known[name]], scratch) for name in asked.weights)
+    )
     weights = adopted(stored, family, spec, asked.source)
     progress, output = Progress(sys.stdout), output_of(run, "model")
     progress.start(sum(stored.num_bytes(name) for name in stored), "bytes")
@@ -60,7 +64,10 @@ def adopt(run: RunFile) -> dict[str, Json]:
     write_model(
         weights, spec, lambda name, parts: output.add_parts(name, map(counted, parts)), most=FILE_BYTES
     )
-    output.add(TOKENIZER, tokenizer)
+    copy_tokenizer(tokenizer, output, scratch)
+    for name in CARRIED:
+        if name in known:
+            output.add(name, local_copy(known[name], digests[known[name]], scratch))
     for url, digest in asked.files:
         if content_id(url, "source") != digest:
             raise DataError(f"source: {url} has changed since it was planned; start again")
@@ -70,7 +77,7 @@ def adopt(run: RunFile) -> dict[str, Json]:
         "params": spec.num_params(),
         "family": family.name,
         "source": where,
-        "revision": where.rpartition("@")[2] if "://" in where and "@" in where else "",
+        "revision": commit_of(where) or (where.rpartition("@")[2] if "://" in where and "@" in where else ""),
         "licence": _licence(known),
         "config": config,
         "text": "unknown",
@@ -88,27 +95,6 @@ def _sized(spec: GPT, size: int, place: str) -> GPT:
             "the tokenizer of this model",
         )
     return spec.model_copy(update={"vocab": size, "vocab_padding": spec.tokens - size})
-
-
-def _check_end(config: Mapping[str, Json], vocabulary: Vocabulary, place: str) -> None:
-    """Refuse a model that ends its texts otherwise than texts are ended here: it would not stop."""
-    said = config.get("eos_token_id")
-    ends = said if isinstance(said, list) else [] if said is None else [said]
-    if ends and vocabulary.end_id not in ends:
-        raise ConfigError(
-            f"{place}: eos_token_id",
-            f"{said!r}, but with this tokenizer texts end with {vocabulary.token(vocabulary.end_id)!r}, "
-            f"{vocabulary.end_id}",
-            "the base model, of which texts were only ended",
-        )
-
-
-def _here(url: str, scratch: Path) -> Path:
-    if storage.is_local(url):
-        return storage.local_path(url)
-    path = scratch / url.rsplit("/", 1)[-1]
-    storage.fetch(url, path)
-    return path
 
 
 def _licence(known: dict[str, str]) -> str:

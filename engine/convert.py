@@ -20,7 +20,7 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.data.tokens import Windows
-from atelier.engine.inference.generator import TOKENIZER
+from atelier.engine.data.vocabulary import copy_carried, copy_tokenizer
 from atelier.engine.inference.sampling import num_positions
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
 from atelier.engine.model.load import read_model, write_model
@@ -48,7 +48,8 @@ def convert(run: RunFile) -> dict[str, int]:
     weights, about = module.convert(rule, model.eval(), made, _text(run, rule, spec, gang.device))
     output = output_of(run, "model")
     write_model(in_memory(weights), made, output.add_parts, most=FILE_BYTES)
-    output.add(TOKENIZER, source.file(TOKENIZER, scratch))
+    copy_tokenizer(source, output, scratch)
+    copy_carried(source, output, scratch)
     summary = {"params": made.num_params(), "rule": rule.kind, **about}
     output.close(summary)
     return summary

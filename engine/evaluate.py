@@ -46,8 +46,8 @@ from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.ngram import Trigram, gzip_bits, shuffled, trigram_bits, xz_bits
 from atelier.engine.data.tokens import token_dtype
-from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.inference.generator import TOKENIZER, Generator, check_vocabulary
+from atelier.engine.data.vocabulary import TOKENIZER, Vocabulary
+from atelier.engine.inference.generator import Generator, check_vocabulary
 from atelier.engine.inference.heads import HeadExam, judged, without_network
 from atelier.engine.inference.sampling import TextModel, num_positions
 from atelier.engine.inference.scoring import (
@@ -147,7 +147,7 @@ def set_exam(
     Raises ConfigError when score.sequence is `auto` or the tokens are another tokenizer's.
     """
     asked, tokenizer = config.score, input_of(run, "tokenizer")
-    vocabulary = Vocabulary.read(tokenizer.file(TOKENIZER, scratch))
+    vocabulary = Vocabulary.of(tokenizer, scratch)
     sequence = None if asked.sequence == "auto" else asked.sequence
     text, source = None, ""
     if any(target.text for target in targets.values()) or BASELINES in run.outputs:
@@ -198,7 +198,7 @@ def read_examples(
     """The first `score.max_examples` test examples in a fixed order; score.sequence=auto cuts no prompt."""
     return Examples(
         labels,
-        tokenizer.file(TOKENIZER, scratch),
+        tokenizer,
         scratch,
         sequence=UNCUT if asked.sequence == "auto" else asked.sequence,
         num_examples=min(asked.max_examples, int(labels.record.summary["test"])),
@@ -228,7 +228,7 @@ def check_tokenizer(
     if TOKENIZER not in model.names():
         return
     if (own := model.entry(TOKENIZER).sha256) != (given := tokenizer.entry(TOKENIZER).sha256):
-        size = Vocabulary.read(model.file(TOKENIZER, scratch)).size
+        size = Vocabulary.of(model, scratch).size
         raise ConfigError(
             place,
             f"its tokenizer {own[:8]} has {size} tokens, the given {given[:8]} has {vocabulary.size}",

@@ -5,6 +5,7 @@ back and its logits compared with the model's before `done` is said; what could 
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -21,8 +22,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
-from atelier.engine.data.vocabulary import Vocabulary
-from atelier.engine.inference.generator import TOKENIZER
+from atelier.engine.data.vocabulary import CARRIED, TOKENIZER, Vocabulary
 from atelier.engine.io import storage
 from atelier.engine.io.process import Progress, input_of, leave, run_verb, say
 from atelier.engine.io.weight_files import INDEX, WEIGHTS, index_of, plan_files
@@ -56,7 +56,7 @@ def export(run: RunFile) -> dict[str, Json]:
     family = chosen(spec, asked.family)
     assert isinstance(spec, GPT)  # others have no family
     tokenizer = source.file(TOKENIZER, scratch)
-    vocabulary = Vocabulary.read(tokenizer)
+    vocabulary = Vocabulary.of(source, scratch)
     weights = exported(stored.weights(), family, spec)
     if asked.dtype:
         weights = {name: _as(weight, DTYPES[asked.dtype]) for name, weight in weights.items()}
@@ -69,8 +69,12 @@ def export(run: RunFile) -> dict[str, Json]:
         writer.parts(TOKENIZER, [tokenizer.read_bytes()])
         documents = _documents(family, spec, vocabulary, next(iter(weights.values())).dtype)
         config = documents.pop(CONFIG)
+        carried = [name for name in source.names() if name in CARRIED]
+        for name in carried:
+            writer.parts(name, [source.file(name, scratch).read_bytes()])
         for name, document in documents.items():
-            writer.json(name, document)
+            if name not in carried:
+                writer.json(name, document)
         writer.parts(CARD, [asked.card.encode()])
         apart = _compared(asked.url, config, scratch, list(files), stored, spec, gang.device)
         writer.json(CONFIG, config)  # last: without it the folder is no model
@@ -114,13 +118,15 @@ def _as(weight: Weight, dtype: torch.dtype) -> Weight:
 def _documents(
     family: Family, spec: GPT, vocabulary: Vocabulary, dtype: torch.dtype
 ) -> dict[str, dict[str, Json]]:
-    """The JSON files. Nothing begins a text here: no token stands for it."""
+    """The JSON files."""
+    begin = next(iter(vocabulary.before), None)
+    ends: Json = vocabulary.end_id if len(vocabulary.ends) == 1 else list(vocabulary.ends)
     ids: dict[str, Json] = {
-        "bos_token_id": None, "eos_token_id": vocabulary.end_id, "pad_token_id": vocabulary.pad_id,
+        "bos_token_id": begin, "eos_token_id": ends, "pad_token_id": vocabulary.pad_id,
     }  # fmt: skip
+    named = {"bos_token": begin, "eos_token": vocabulary.end_id, "pad_token": vocabulary.pad_id}
     words: dict[str, Json] = {
-        name: vocabulary.token(number)
-        for name, number in (("eos_token", vocabulary.end_id), ("pad_token", vocabulary.pad_id))
+        name: vocabulary.token(number) for name, number in named.items() if number is not None
     }
     kind = str(dtype).removeprefix("torch.")
     config = {
@@ -133,6 +139,7 @@ def _documents(
     tokenizer: dict[str, Json] = {
         **words,
         "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": begin is not None,
         "clean_up_tokenization_spaces": False,
     }
     return {
@@ -143,6 +150,20 @@ def _documents(
     }
 
 
+def _check_room(url: str, size: int) -> None:
+    """Raises ConfigError when the disk has no room for the weights."""
+    if not storage.is_local(url):
+        return
+    folder = storage.local_path(url)
+    free = shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
+    if size > free:
+        raise ConfigError(
+            "export",
+            f"{url} needs {size / 1e9:.3g} GB, and its disk has {free / 1e9:.3g} free",
+            "another disk, or --dtype bfloat16",
+        )
+
+
 class _Writer:
     """Files that are written below a url, which had nothing there before."""
 
@@ -150,6 +171,7 @@ class _Writer:
         self.url, self.written, self.total = url.rstrip("/"), list[str](), 0
         if there := storage.names(self.url):
             raise ConfigError("export", f"{self.url} has {there[0]} already", "give a new or an empty folder")
+        _check_room(self.url, size)
         self._progress = Progress(sys.stdout)
         self._progress.start(size, "bytes")
 

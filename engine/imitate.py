@@ -24,9 +24,9 @@ from atelier.engine.data.corpus import HELD_OUT, TRAIN
 from atelier.engine.data.counter_rng import Chance, below, uniform
 from atelier.engine.data.datasets.natural import IMITATIONS
 from atelier.engine.data.tokens import TokenText
-from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.vocabulary import TOKENIZER, Vocabulary
 from atelier.engine.data.words import Sentences
-from atelier.engine.inference.generator import TOKENIZER, read_generator
+from atelier.engine.inference.generator import read_generator
 from atelier.engine.inference.sampling import TextModel, continuations
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
@@ -105,7 +105,7 @@ def imitate(run: RunFile, asked: Imitate) -> dict[str, int]:
         for each, ids in zip(
             batch, _continued(generator.model, generator.vocabulary, batch, asked), strict=True
         ):
-            is_ended = ids[-1] == generator.vocabulary.end_id
+            is_ended = ids[-1] in generator.vocabulary.ends
             generated = ids[:-1] if is_ended else sentences.whole(ids, each.prefix)
             line = {
                 "split": each.split, "prefix": each.prefix, "temperature": each.temperature,
@@ -154,7 +154,7 @@ def _continued(
         temperatures_B=torch.tensor([each.temperature for each in batch], dtype=torch.float64),
         top_p=asked.top_p,
         draws=lambda place: torch.from_numpy(uniform(keys, place, 0)),
-        end=vocabulary.end_id,
+        ends=vocabulary.ends,
     )
     return [[*prompt, *ids] for prompt, ids in zip(prompts, found, strict=True)]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TextIO
 
 from atelier.engine.config.base import Json, Spec, parse
-from atelier.engine.config.data import Labels, Source, Tokenizer
+from atelier.engine.config.data import AdoptedEnds, Labels, Source, Tokenizer
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.attributes import describe
 from atelier.engine.data.curate import curate
 from atelier.engine.data.encode import encode
 from atelier.engine.data.label import label
-from atelier.engine.data.learn_tokenizer import TOKENIZER, learn_tokenizer
+from atelier.engine.data.learn_tokenizer import learn_tokenizer
 from atelier.engine.data.triples import extract
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
@@ -34,6 +34,7 @@ class Curate(Spec):
 class Learn(Spec):
     tokenizer: Tokenizer
     files: tuple[tuple[str, str], ...] = ()
+    texts: AdoptedEnds | None = None
 
 
 class Encode(Spec):
@@ -94,13 +95,15 @@ def _learn_tokenizer(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     names = sorted((n for n in job.run.inputs if n.startswith("corpus")), key=lambda n: (len(n), n))
     output, files = job.output("tokenizer"), list(config.files)
     corpora = [job.input(name) for name in names]
-    return output, learn_tokenizer(config.tokenizer, corpora, files, output, job.scratch, job.progress)
+    return output, learn_tokenizer(
+        config.tokenizer, corpora, files, output, job.scratch, job.progress, config.texts
+    )
 
 
 def _encode(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     parse(Encode, job.run.config, "config")
     output, corpus = job.output("tokens"), job.input("corpus")
-    vocabulary = Vocabulary.read(job.input("tokenizer").file(TOKENIZER, job.scratch))
+    vocabulary = Vocabulary.of(job.input("tokenizer"), job.scratch)
     return output, encode(corpus, vocabulary, output, job.scratch, job.progress)
 
 

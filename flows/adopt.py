@@ -1,15 +1,20 @@
 """adopt: a checkpoint of another family, as transformers saves it, as a model: to generate with, to start
-from, to tune, to export.
+from, to tune, to export; or, with a base, a low-rank adapter as peft saves it.
 
 atelier adopt source=checkpoints/Qwen3-0.6B name=qwen
 """
 
-from atelier.engine.config.base import Name
+from atelier.engine.config.base import ModelName, Name
+from atelier.infra.store.existing_model import existing_model
 from atelier.tasks.adopt import adopt as adopt_model
+from atelier.tasks.adopt_adapter import adopt_adapter
 from atelier.tasks.register import register
 
 
-def adopt(source: str, name: Name = "adopted") -> None:
+def adopt(source: str, name: Name = "adopted", base: ModelName = "") -> None:
     """Raises ConfigError for a source that is no checkpoint, or not understood."""
-    model, _ = adopt_model(source, name)
+    if base:
+        model = adopt_adapter(source, existing_model(base, "base"), name)["model"]
+    else:
+        model, _ = adopt_model(source, name)
     register({name: model}, {})

@@ -10,11 +10,13 @@ from atelier.engine.config.data import Data, Tokenizer
 from atelier.engine.config.mixture import sources
 from atelier.engine.config.role import Role
 from atelier.infra.dag import Reference
+from atelier.infra.store.existing_model import existing_model
 from atelier.tasks.curate import curate
 from atelier.tasks.describe import describe
 from atelier.tasks.encode import encode
 from atelier.tasks.extract import extract
 from atelier.tasks.learn_tokenizer import learn_tokenizer
+from atelier.tasks.write import write
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class Text:
 def corpus(data: Data, tokenizer: Tokenizer) -> Text:
     sources = data.sources()
     corpora = {name: curate(name, source, data) for name, source in sources.items()}
+    if data.written.by:
+        writer = existing_model(data.written.by, "data.written.by").reference
+        corpora = {name: write(name, corpus, data.written, writer) for name, corpus in corpora.items()}
     vocabulary = learn_tokenizer(corpora, tokenizer)
     tokens = {name: encode(name, corpora[name], vocabulary) for name in sources}
     weights = {name: source.weight for name, source in sources.items()}

@@ -11,6 +11,7 @@ from atelier.engine.config.train import Train
 from atelier.flows.controls import control_of, controls_of, fewer
 from atelier.flows.corpus import corpus, extras
 from atelier.infra.store.existing_model import beginnings
+from atelier.tasks.extract_adapter import extract_adapters, low_rank
 from atelier.tasks.register import register
 from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
@@ -27,6 +28,7 @@ def distill(
     companions: dict[str, Role] = {},  # noqa: B006 - read only; a typed default is what the form shows
 ) -> None:
     text = corpus(data, tokenizer)
+    begun = beginnings({**roles, **companions}, text.tokenizer)
     models = train_roles(
         roles,
         settings=train,
@@ -35,9 +37,10 @@ def distill(
         tokenizer=text.tokenizer,
         parallel=parallel,
         companions=companions,
-        inits=beginnings({**roles, **companions}, text.tokenizer),
+        inits=begun,
         extras=extras(text, roles),
     )
+    extract_adapters(models, low_rank(roles, begun))
     students = [name for name, role in roles.items() if role.teacher and score.controls]
     by_themselves = controls_of(roles) if students else {}
     if by_themselves:

@@ -9,6 +9,7 @@ from atelier.engine.config.data import Finetune, Score
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.train import Train
 from atelier.infra.store.existing_model import Existing, existing_model
+from atelier.tasks.extract_adapter import extract_adapters
 from atelier.tasks.finetune import finetune as finetune_model
 from atelier.tasks.label import label
 from atelier.tasks.register import register
@@ -28,6 +29,8 @@ def finetune(init: ModelName, finetune: Finetune, train: Train, parallel: Parall
         tokenizer=parent.tokenizer,
         parallel=parallel,
     )
+    if finetune.trainable.kind == "lora":
+        extract_adapters(tuned, {key: parent.reference for key in tuned if key.startswith("pretrained")})
     named = {f"{parent.reference.name}/{key}": model for key, model in tuned.items()}
     scores = score_models(
         {},

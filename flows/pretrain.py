@@ -12,6 +12,7 @@ from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.flows.corpus import corpus, extras
 from atelier.infra.store.existing_model import beginnings
+from atelier.tasks.extract_adapter import extract_adapters, low_rank
 from atelier.tasks.register import register
 from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
@@ -32,6 +33,7 @@ def pretrain(
 ) -> None:
     text = corpus(data, tokenizer)
     role = parse(Role, {"model": model, "objective": objective, "optim": optim, "init": init}, "")
+    begun = beginnings({"model": role}, text.tokenizer, "")
     models = train_roles(
         {"model": role},
         settings=train,
@@ -40,10 +42,11 @@ def pretrain(
         tokenizer=text.tokenizer,
         parallel=parallel,
         extras=extras(text, {"model": role}),
-        inits=beginnings({"model": role}, text.tokenizer, ""),
+        inits=begun,
         labels={"model": name},
         prefix="",
     )
+    extract_adapters(models, low_rank({"model": role}, begun))
     scores = score_models(
         {name: models["model"]}, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer
     )

@@ -20,6 +20,7 @@ from atelier.flows.controls import alone, constant, control_of, controls_of, few
 from atelier.flows.corpus import corpus, extras
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import beginnings
+from atelier.tasks.extract_adapter import extract_adapters, low_rank
 from atelier.tasks.finetune import finetune as finetune_model
 from atelier.tasks.imitate import imitate as imitate_text
 from atelier.tasks.label import label
@@ -65,6 +66,7 @@ def titan(
         }
     feed |= {"settings": train, "extras": more}
     models = train_roles(roles, **feed, companions=companions, inits=begun | first)
+    extract_adapters(models, low_rank(roles, begun))
     students = {name: role for name, role in roles.items() if role.teacher and score.controls}
     by_themselves = controls_of(students)
     feed |= {"parallel": fewer(parallel, by_themselves)}

@@ -1,11 +1,15 @@
 """adopt: a checkpoint of another family as a model, with its tokenizer."""
 
-from atelier.engine.config.data import Tokenizer
+from collections.abc import Mapping, Sequence
+
+from atelier.engine.config.base import Json
+from atelier.engine.config.data import AdoptedEnds, Tokenizer
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.families import family_of
 from atelier.engine.config.registry import ModelSpec
-from atelier.engine.io.source_files import check_no_password, reading
+from atelier.engine.io.hub import pinned
+from atelier.engine.io.source_files import check_no_password, reading, total_bytes
 from atelier.engine.io.storage import is_local, join, local_path, names, read_object
 from atelier.engine.io.weight_files import INDEX, WEIGHTS, read_index
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
@@ -17,7 +21,11 @@ from atelier.tasks.learn_tokenizer import learn_tokenizer
 VERSION = 1
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-BESIDE = ("README.md", "LICENSE", "LICENSE.txt", "LICENSE.md")  # that say where it is from
+GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
+BESIDE = (
+    "README.md", "LICENSE", "LICENSE.txt", "LICENSE.md",  # that say where it is from
+    TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja",
+)  # fmt: skip
 
 
 def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
@@ -26,18 +34,20 @@ def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
     """
     check_no_password(source, "source")
     with reading(source, "source"):
-        folder = str(local_path(source).absolute()) if is_local(source) else source.rstrip("/")
+        source = pinned(source.rstrip("/"), "source") if "://" in source else source
+        folder = str(local_path(source).absolute()) if is_local(source) else source
         there = names(folder)
         weights = _weights(folder, there)
         for needed in (CONFIG, TOKENIZER):
             if needed not in there:
                 raise ConfigError("source", f"{source} has no {needed}", "a folder as transformers saves it")
         config = read_object(join(folder, CONFIG), "a model's configuration")
+        texts = texts_of([config, *(_beside(folder, one, there) for one in (GENERATION, TOKENIZER_CONFIG))])
     used = [*weights, CONFIG, TOKENIZER, *(one for one in (INDEX, *BESIDE) if one in there)]
     files = contents_of([join(folder, one) for one in dict.fromkeys(used)], place="source")
     family = family_of(config, CONFIG)
     spec = family.spec(config, CONFIG)
-    tokenizer = learn_tokenizer({}, Tokenizer(load=join(folder, TOKENIZER)))
+    tokenizer = learn_tokenizer({}, Tokenizer(load=join(folder, TOKENIZER)), texts)
     product = Product(
         kind="model",
         name=name,
@@ -51,9 +61,32 @@ def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
         task="adopt",
         products={"model": product},
         inputs={"tokenizer": input_of(tokenizer)},
-        config={"source": source, "weights": list(weights), "files": [list(each) for each in files]},
+        config={
+            "source": source,
+            "weights": list(weights),
+            "files": [list(each) for each in files],
+            "bytes": total_bytes(files),
+        },
     )
     return declare(node, [tokenizer])["model"], spec
+
+
+def _beside(folder: str, name: str, there: list[str]) -> Mapping[str, Json]:
+    return read_object(join(folder, name), "a JSON object") if name in there else {}
+
+
+def texts_of(documents: Sequence[Mapping[str, Json]]) -> AdoptedEnds:
+    """How texts begin and end, of the configurations of the model, of generation and of the tokenizer."""
+    ends: list[int] = []
+    for document in documents:
+        said = document.get("eos_token_id")
+        ends += [end for end in (said if isinstance(said, list) else [said]) if isinstance(end, int)]
+    how = documents[-1]
+    begin = how.get("bos_token")
+    named = section_of(begin).get("content", begin)
+    is_added = how.get("add_bos_token")
+    added = (str(named or "") if is_added else "") if isinstance(is_added, bool) else None
+    return AdoptedEnds(begin=added, ends=tuple(dict.fromkeys(ends)))
 
 
 def _weights(folder: str, there: list[str]) -> list[str]:

@@ -3,7 +3,8 @@ tokenizer.json.
 """
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.data import Tokenizer
+from atelier.engine.config.data import AdoptedEnds, Tokenizer
+from atelier.engine.io.hub import pinned
 from atelier.engine.io.source_files import check_no_password
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
@@ -15,14 +16,22 @@ VERSION = 1
 MOST_BYTES = 1 << 30  # of a tokenizer.json that is loaded; those of today have 30 MB at most
 
 
-def learn_tokenizer(corpora: dict[str, Reference], tokenizer: Tokenizer) -> Reference:
-    """One tokenizer; a loaded one enters by content and has no parents, that of a model is there already."""
+def learn_tokenizer(
+    corpora: dict[str, Reference], tokenizer: Tokenizer, texts: AdoptedEnds | None = None
+) -> Reference:
+    """One tokenizer; a loaded one enters by content and has no parents, that of a model is there already.
+    `texts`: what the model that it comes with says of how they begin and end.
+    """
     if tokenizer.model:
         return existing_model(tokenizer.model, "tokenizer.model").tokenizer
+    files: list[tuple[str, str]] = []
     if tokenizer.load:
         check_no_password(tokenizer.load, "tokenizer.load")
-        [(_, digest)] = contents_of([tokenizer.load], place="tokenizer.load", most=MOST_BYTES)
-        identity: dict[str, Json] = {"sha256": digest}
+        tokenizer = tokenizer.model_copy(update={"load": pinned(tokenizer.load, "tokenizer.load")})
+        files = contents_of([tokenizer.load], place="tokenizer.load", most=MOST_BYTES)
+        identity: dict[str, Json] = {"sha256": files[0][1]}
+        if texts is not None:
+            identity["texts"] = texts.model_dump(mode="json")
         parents, inputs = {}, {}
     else:
         identity = {"vocab": tokenizer.vocab}
@@ -43,7 +52,11 @@ def learn_tokenizer(corpora: dict[str, Reference], tokenizer: Tokenizer) -> Refe
         task="learn_tokenizer",
         products={"tokenizer": product},
         inputs=inputs,
-        config={"tokenizer": tokenizer.model_dump(mode="json")},
+        config={
+            "tokenizer": tokenizer.model_dump(mode="json"),
+            "files": [list(each) for each in files],
+            **({"texts": texts.model_dump(mode="json")} if texts else {}),
+        },
     )
     return declare(node, [] if tokenizer.load else list(corpora.values()))["tokenizer"]
 

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.error import AtelierError
+from atelier.engine.config.model.gpt import GPT
 from atelier.flows.cli import syntax
 from atelier.flows.run.catalog import flow_names
 from atelier.flows.run.compose import compose
 from tests.checkout import TOP
+from tests.stored_models import store_with
 
 PAGES = sorted([*(TOP / "docs").rglob("*.md"), *TOP.glob("*.md")])
 BLOCK = re.compile(r"(?ms)^ *```\w*\n(.*?)^ *```")
@@ -53,8 +55,19 @@ def check(line: str) -> None:
         assert first in ("--help", "--version", "help"), line
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the model that the page on models of others adopts."""
+    root = tmp_path_factory.mktemp("store")
+    store_with(root, GPT(num_layers=1, hidden=32, num_heads=2, vocab=300))
+    return root
+
+
 @pytest.mark.parametrize(("page", "line"), ALL)
-def test_a_command_of_a_page_is_one(page: str, line: str) -> None:
+def test_a_command_of_a_page_is_one(
+    page: str, line: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATELIER_ROOT", str(root))
     check(line)
 
 

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Count, Spec
 from atelier.engine.config.error import printable
+from atelier.engine.config.generation import Written
 from atelier.engine.config.registry import Optim
 from atelier.engine.config.role import Trainable
 
@@ -25,11 +26,14 @@ class Source(Spec):
         default="stdlib",
         min_length=1,
         description=(
-            "stdlib (this interpreter's standard library), or a path or fsspec glob of .txt or .jsonl files"
+            "stdlib (this interpreter's standard library), or a path or fsspec glob of .txt, .jsonl, .parquet"
+            " or .tar files"
         ),
     )
     field: str = Field(
-        default="text", min_length=1, description="the field of a .jsonl line that holds the text"
+        default="text",
+        min_length=1,
+        description="the field of a .jsonl line, or column of a .parquet, that holds the text",
     )
     on_error: Literal["stop", "skip"] = Field(
         default="stop", description="at a broken line: stop, or skip and count it"
@@ -53,6 +57,7 @@ class Data(Source):
         default=0.05, gt=0, lt=0.5, description="share of documents held out, chosen by their hash"
     )
     blend: dict[str, Source] = Field(default={}, description="more sources by name, each with its weight")
+    written: Written = Field(default=Written(), description="text that a finished model writes instead")
 
     def sources(self) -> dict[str, Source]:
         """All sources by name; the first is `main`, the others are sorted."""
@@ -96,13 +101,31 @@ class Tokenizer(Spec):
         return self
 
 
+class TextEnds(Spec):
+    """How the texts of a model begin and end: ids of its tokenizer."""
+
+    begin: int | None = Field(default=None, description="id before every text; empty = none")
+    ends: tuple[int, ...] = Field(
+        min_length=1, description="ids that end a text; documents end with the first"
+    )
+
+
+class AdoptedEnds(Spec):
+    """What the configurations of a checkpoint say of them. `begin`: the name of the token before texts, none
+    for '', or what tokenizer.json puts there by itself.
+    """
+
+    begin: str | None = None
+    ends: tuple[int, ...] = ()
+
+
 class Labels(Spec):
     """Labelled examples: prompt and completion, the completion one of a few options."""
 
     source: str = Field(
         default="stdlib",
         min_length=1,
-        description="stdlib, or a path or glob of .jsonl files",
+        description="stdlib, or a path or glob of .jsonl, .parquet or .tar files",
     )
     task: Literal["keyword", "package", "kind"] = Field(
         default="package",

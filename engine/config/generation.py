@@ -4,7 +4,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Spec
 
@@ -96,3 +96,31 @@ class Generation(Sampling):
         description="weights in memory at once, GB; 0 = all of the model. The text is the same",
     )
     serve: bool = Field(default=False, description="answer a JSON request a line, until the input ends")
+
+
+class Written(Spec):
+    """Text that a finished model writes: documents with their beginnings as they were, continued by it
+    (sequence-level distillation, 1606.07947). Its tokenizer may be another than the reader's.
+    """
+
+    by: str = Field(
+        default="", description="a finished model that writes the training text; empty = none does"
+    )
+    documents: int = Field(
+        default=2000, ge=0, description="how many it continues; 0 = all that are long enough"
+    )
+    prefix: int = Field(default=32, ge=1, description="tokens of a document that are left as they were")
+    tokens: int = Field(default=256, ge=1, description="tokens that are written at most")
+    temperature: float = Field(
+        default=1.0, ge=0, le=100, description="divides the logits; 0 = the most probable"
+    )
+    top_p: float = Field(default=1.0, gt=0, le=1, description="share of the nucleus; above 0, at most 1")
+    seed: int = Field(default=1, ge=0, lt=2**63, description="of the choice of documents and of the draws")
+
+    @model_validator(mode="after")
+    def _by_somebody(self) -> "Written":
+        fields = type(self).model_fields
+        given = [name for name in fields if getattr(self, name) != fields[name].default]
+        if given and not self.by:
+            raise ValueError(f"{given[0]} does nothing where nobody writes; give by=<model>")
+        return self

@@ -15,7 +15,7 @@ from atelier.engine.config.error import DamageError
 
 SCHEMA = 1
 DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples", "imitations", "attributes")
-KINDS = (*DATA_KINDS, "trajectory", "model", "scores", "report", "registration")
+KINDS = (*DATA_KINDS, "trajectory", "model", "adapter", "scores", "report", "registration")
 
 
 UNFIT = re.compile(r"[\\\x00-\x1f\x7f]")  # characters that no path of an artifact has
@@ -25,9 +25,11 @@ LATEST = 1e11  # seconds since 1970, in the year 5138: later times are damage
 NUMBER, WHOLE, TEXT = (int, float), (int,), (str,)
 # keys of a summary or provenance that are read, and their types; other keys may hold anything
 SUMMARY_WORDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("step", "tokens", "params", "vocab", "documents", "started_at", "test", "bytes"), WHOLE),
+    **dict.fromkeys(
+        ("step", "tokens", "params", "vocab", "documents", "started_at", "test", "bytes", "rank"), WHOLE
+    ),
     **dict.fromkeys(("loss", "eval_loss", "bits_per_byte", "accuracy", "perplexity"), NUMBER),
-    **dict.fromkeys(("role", "teacher", "computed"), TEXT),
+    **dict.fromkeys(("role", "teacher", "computed", "family"), TEXT),
 }
 PROVENANCE_WORDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("started", "ended", "device_seconds"), NUMBER),
@@ -45,6 +47,7 @@ class Summary(TypedDict):
     documents: int
     started_at: int
     test: int
+    rank: int
     loss: float
     eval_loss: float
     bits_per_byte: float
@@ -52,6 +55,7 @@ class Summary(TypedDict):
     role: str
     teacher: str
     computed: str
+    family: str
     held_out: str
     teacher_steps: list[int]
 

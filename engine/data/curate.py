@@ -11,9 +11,11 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.data import Source
 from atelier.engine.config.error import DataError
 from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, split_of
-from atelier.engine.data.source import Document, Files, SourceReader, documents, total_bytes
+from atelier.engine.data.source import Document, Files, documents
+from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.process import Progress
+from atelier.engine.io.source_files import total_bytes
 
 
 def curate(

@@ -49,7 +49,12 @@ def encode(
         for batch in _batches(corpus, scratch):
             rows = vocabulary.encode_all([line["text"] for line in batch])
             for line, ids in zip(batch, rows, strict=True):
-                _append(splits[line["split"]], [*ids, vocabulary.end_id], dtype, len(line["text"].encode()))
+                _append(
+                    splits[line["split"]],
+                    [*vocabulary.before, *ids, vocabulary.end_id],
+                    dtype,
+                    len(line["text"].encode()),
+                )
             progress.advance(len(batch))
     seconds = time.monotonic() - began
     for name, path in paths.items():

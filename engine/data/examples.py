@@ -61,7 +61,7 @@ class Examples:
     def __init__(
         self,
         labels: ArtifactInput,
-        tokenizer: Path,
+        tokenizer: ArtifactInput,
         scratch: Path,
         *,
         sequence: int,
@@ -71,7 +71,7 @@ class Examples:
         split: str = "train",
         shots: int | None = None,
     ) -> None:
-        self._vocabulary = Vocabulary.read(tokenizer)
+        self._vocabulary = Vocabulary.of(tokenizer, scratch)
         lines = _lines(labels, split, scratch)
         if num_examples > len(lines) or not lines:
             raise DataError(
@@ -84,15 +84,16 @@ class Examples:
         has_end = shots is None and any_begins_another(plain)
         end = (self._vocabulary.end_id,) if has_end else ()
         self._option_ids = tuple((*ids, *end) for ids in plain)
-        room = sequence + 1 - max(map(len, self._option_ids))
+        room = sequence + 1 - len(self._vocabulary.before) - max(map(len, self._option_ids))
         if room < 1:
             raise ConfigError(
                 "sequence",
                 f"{sequence} tokens leave no room for a prompt",
-                f"options have up to {sequence + 1 - room} tokens",
+                f"options have up to {max(map(len, self._option_ids))} tokens",
             )
         prompts = self._vocabulary.encode_all([lines[i]["prompt"] for i in order])
-        before = self._solved(_lines(labels, "train", scratch), room, shots, seed) if shots else []
+        solved = self._solved(_lines(labels, "train", scratch), room, shots, seed) if shots else []
+        before = [*self._vocabulary.before, *solved]
         self.examples = tuple(
             self._example(lines[i]["completion"], [*before, *ids[-room:]])
             for i, ids in zip(order, prompts, strict=True)

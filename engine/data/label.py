@@ -18,19 +18,17 @@ from atelier.engine.config.data import Labels, is_stdlib
 from atelier.engine.config.error import DataError
 from atelier.engine.data import standard_library
 from atelier.engine.data.corpus import HELD_OUT, TRAIN, LabelledLine, fraction, split_of
+from atelier.engine.data.row import Column, kind_of, text_problem
 from atelier.engine.data.source import (
     Files,
-    SourceReader,
     decode_source,
-    kind_of,
     stdlib_name,
     text_group,
-    text_problem,
-    total_bytes,
 )
+from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.io.artifact import ArtifactOutput
 from atelier.engine.io.process import Progress
-from atelier.engine.io.source_files import TOPICS
+from atelier.engine.io.source_files import TOPICS, total_bytes
 
 PACKAGES = 10
 MASK = "***"
@@ -177,11 +175,16 @@ def _examples(answers: list[tuple[str, str, str]], question: str, max_chars: int
 
 
 def _from_lines(labels: Labels, files: Files, reader: SourceReader) -> Iterator[PlainExample]:
-    """Examples of .jsonl lines, copies left out. The group is the line's own `group`, else its text."""
+    """Examples of rows, copies left out. The group is the row's own `group`, else its text."""
     seen: set[tuple[str, str]] = set()
+    columns = (
+        Column(names=(labels.prompt, "text")),
+        Column(names=(labels.completion, "label"), may_be_number=True),
+        Column(names=("group",), is_needed=False),
+    )
     for path, expected in files:
-        for number, line in reader.json_lines(path, expected):
-            example = _from_line(line, labels, reader, f"{path}:{number}")
+        for _, where, row in reader.rows(path, expected, columns):
+            example = _from_line(row, labels, reader, where)
             if example and (example["prompt"], example["completion"]) not in seen:
                 seen.add((example["prompt"], example["completion"]))
                 yield example

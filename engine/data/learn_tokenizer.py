@@ -10,15 +10,16 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.data import END, PAD, Tokenizer
+from atelier.engine.config.data import END, PAD, AdoptedEnds, TextEnds, Tokenizer
 from atelier.engine.config.error import ConfigError
 from atelier.engine.data.corpus import TRAIN, corpus_lines
-from atelier.engine.data.source import Files, SourceReader
-from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.data.source import Files
+from atelier.engine.data.source_reader import SourceReader
+from atelier.engine.data.vocabulary import TEXT_ENDS, TOKENIZER, Vocabulary, named_end, tokenizer_of
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress
+from atelier.engine.io.source_files import total_bytes
 
-TOKENIZER = "tokenizer.json"
 MEASURED = 1 << 20  # bytes of held-out text by which bytes_per_token is measured
 
 
@@ -29,25 +30,62 @@ def learn_tokenizer(
     output: ArtifactOutput,
     scratch: Path,
     progress: Progress,
+    texts: AdoptedEnds | None = None,
 ) -> dict[str, Json]:
     """Write tokenizer.json: the same bytes from the same training text, whatever the threads. Returns the
     summary.
 
-    With `spec.load` the given file is written unchanged. `files` is its (path, content id), or empty when it
+    With `spec.load` the given file is written unchanged, and `texts`, of the model that it came with, say how
+    texts begin and end. `files` is its (path, content id), or empty when it
     need not be checked. Raises ConfigError when that file cannot be read or there is no corpus.
     """
     data = _given(spec.load, files, progress) if spec.load else _learned(spec, corpora, scratch, progress)
-    vocabulary = Vocabulary.parse(data, spec.load or TOKENIZER)
-    for name in spec.specials:
-        vocabulary.special(name)
+    around = None if texts is None else text_ends(texts, tokenizer_of(data, spec.load), spec.load)
+    vocabulary = Vocabulary.parse(data, spec.load or TOKENIZER, around)
     output.add_bytes(TOKENIZER, data)
+    if around is not None:
+        output.add_json(TEXT_ENDS, around.model_dump(mode="json"))
     measured = _bytes_per_token(vocabulary, corpora, scratch)
     summary: dict[str, Json] = {"vocab": vocabulary.size, "end": vocabulary.end_id}
     return summary | ({"bytes_per_token": measured} if measured else {})
 
 
+def text_ends(texts: AdoptedEnds, tokenizer: Encoder, place: str) -> TextEnds:
+    """How texts begin and end with an adopted tokenizer: documents end with the token that is named so, where
+    it is one of the ends. Raises ConfigError for ids and names that the tokenizer lacks.
+    """
+    named = named_end(tokenizer)
+    for end in texts.ends:
+        if tokenizer.id_to_token(end) is None:
+            raise ConfigError(
+                f"{place}: eos_token_id", f"{end}, but the tokenizer has no such id", "the model's tokenizer"
+            )
+    first = [named] if named is not None and (named in texts.ends or not texts.ends) else []
+    ends = tuple(dict.fromkeys([*first, *texts.ends]))
+    if not ends:
+        raise ConfigError(
+            f"{place}: eos_token_id", "no token ends texts: a text would have no end", f"add {END} as one"
+        )
+    if texts.begin is None:
+        return TextEnds(begin=_added_before(tokenizer, place), ends=ends)
+    begin = tokenizer.token_to_id(texts.begin) if texts.begin else None
+    if texts.begin and begin is None:
+        raise ConfigError(f"{place}: bos_token", f"{texts.begin!r}, which the tokenizer lacks", "its own")
+    return TextEnds(begin=begin, ends=ends)
+
+
+def _added_before(tokenizer: Encoder, place: str) -> int | None:
+    """The token that the tokenizer itself puts before a text."""
+    plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
+    before = whole[: next(n for n in range(len(whole) + 1) if whole[n : n + len(plain)] == plain)]
+    if len(before) > 1:
+        raise ConfigError(place, f"puts {len(before)} tokens before every text", "one, or none")
+    return before[0] if before else None
+
+
 def _given(url: str, files: Files, progress: Progress) -> bytes:
     if files:
+        progress.start(total_bytes(files), "bytes")
         return SourceReader(on_error="stop", place="tokenizer", progress=progress).whole(*files[0])
     try:
         system, path = fsspec.core.url_to_fs(url)

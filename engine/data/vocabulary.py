@@ -1,4 +1,5 @@
-"""A tokenizer as the engine uses it: the end and padding ids, and the bytes of text of each id.
+"""A tokenizer as the engine uses it: the ids around texts, and the bytes of text of each id; the files that
+an artifact has of it.
 
 Shape letters: N tokens, V vocabulary.
 """
@@ -10,9 +11,14 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
-from atelier.engine.config.data import END, PAD
+from atelier.engine.config.base import parse
+from atelier.engine.config.data import END, PAD, TextEnds
 from atelier.engine.config.error import ConfigError
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 
+TOKENIZER, TEXT_ENDS = "tokenizer.json", "text_ends.json"
+# files of others beside their tokenizer, which say what only they read
+CARRIED = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -21,37 +27,47 @@ class Vocabulary:
     itself adds end tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, end: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, texts: TextEnds) -> None:
         self._tokenizer = tokenizer
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.end_id = end
+        self.ends = texts.ends
+        self.before = () if texts.begin is None else (texts.begin,)
+        self.end_id = texts.ends[0]
         pad = tokenizer.token_to_id(PAD)
-        self.pad_id: int = end if pad is None else pad
+        self.pad_id: int = self.end_id if pad is None else pad
         ids = tokenizer.get_vocab(with_added_tokens=True)
         # ids may have gaps: the model's embedding must cover the highest
         self.size = max(ids.values()) + 1
         self._bytes = _token_bytes(tokenizer, ids)
 
     @staticmethod
-    def parse(data: bytes, place: str) -> "Vocabulary":
-        """Parse tokenizer.json. Raises ConfigError when it is not one, or has no end token."""
-        try:
-            tokenizer = Tokenizer.from_buffer(data)
-        except Exception as error:  # tokenizers raises bare Exception
+    def parse(data: bytes, place: str, texts: TextEnds | None = None) -> "Vocabulary":
+        """Parse tokenizer.json. Without `texts` they end with the first of ENDS that it has. Raises
+        ConfigError when it is no tokenizer, or has no such token.
+        """
+        tokenizer = tokenizer_of(data, place)
+        if texts is not None:
+            return Vocabulary(tokenizer, texts)
+        end = named_end(tokenizer)
+        if end is None:
             raise ConfigError(
-                place, f"not a tokenizer.json ({error})", "give the file that the tokenizers library writes"
-            ) from None
-        for name in ENDS:
-            end = tokenizer.token_to_id(name)
-            if end is not None:
-                return Vocabulary(tokenizer, end)
-        raise ConfigError(place, f"has no end token among {', '.join(ENDS)}", f"add {END} as a special token")
+                place, f"has no end token among {', '.join(ENDS)}", f"add {END} as a special token"
+            )
+        return Vocabulary(tokenizer, TextEnds(ends=(end,)))
 
     @staticmethod
     def read(path: Path) -> "Vocabulary":
         return Vocabulary.parse(path.read_bytes(), str(path))
+
+    @staticmethod
+    def of(source: ArtifactInput, scratch: Path) -> "Vocabulary":
+        """That of a tokenizer's or a model's artifact."""
+        path, texts = source.file(TOKENIZER, scratch), None
+        if TEXT_ENDS in source.names():
+            texts = parse(TextEnds, source.json(TEXT_ENDS, scratch), f"{source.url}: {TEXT_ENDS}")
+        return Vocabulary.parse(path.read_bytes(), str(path), texts)
 
     def special(self, name: str) -> int:
         """The id of a special token, such as <|mask|>. Raises ConfigError when the vocabulary lacks it."""
@@ -85,6 +101,37 @@ class Vocabulary:
     def byte_lengths(self) -> np.ndarray:
         """bytes_V int64: the number of bytes of text of each id."""
         return np.array([len(b) for b in self._bytes], dtype=np.int64)
+
+
+def tokenizer_of(data: bytes, place: str) -> Tokenizer:
+    """Raises ConfigError for what is no tokenizer.json."""
+    try:
+        return Tokenizer.from_buffer(data)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ConfigError(
+            place, f"not a tokenizer.json ({error})", "give the file that the tokenizers library writes"
+        ) from None
+
+
+def named_end(tokenizer: Tokenizer) -> int | None:
+    """The id of the first of ENDS that the tokenizer has."""
+    return next((end for name in ENDS if (end := tokenizer.token_to_id(name)) is not None), None)
+
+
+def copy_tokenizer(source: ArtifactInput, output: ArtifactOutput, scratch: Path) -> None:
+    """Copy the tokenizer of an artifact, and how its texts begin and end."""
+    _copy(source, output, scratch, (TOKENIZER, TEXT_ENDS))
+
+
+def copy_carried(source: ArtifactInput, output: ArtifactOutput, scratch: Path) -> None:
+    """Copy what a model has beside its tokenizer for others."""
+    _copy(source, output, scratch, CARRIED)
+
+
+def _copy(source: ArtifactInput, output: ArtifactOutput, scratch: Path, names: tuple[str, ...]) -> None:
+    for name in source.names():
+        if name in names:
+            output.add(name, source.file(name, scratch))
 
 
 def _token_bytes(tokenizer: Tokenizer, ids: dict[str, int]) -> list[bytes]:

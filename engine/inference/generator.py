@@ -26,7 +26,6 @@ from atelier.engine.inference.sampling import (
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.tier.ring import read_model_within
 
-TOKENIZER = "tokenizer.json"
 TOGETHER = 16  # candidates that are drawn at once
 HEAD = "natural"  # class head of models that rank their own samples
 
@@ -47,8 +46,9 @@ class Generator:
         self.num_tokens = 0
 
     def stream(self, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """The continuation of `prompt`, streamed in whole characters; an empty prompt starts after an end
-        token. With best_of > 1 the most natural candidate, once all are drawn.
+        """The continuation of `prompt`, streamed in whole characters; an empty prompt starts after the
+        token that begins texts, or else one that ends them. With best_of > 1 the most natural candidate, once
+        all are drawn.
         """
         if sampling.best_of > 1:
             return iter([self.ranked(prompt, sampling)[0].text])
@@ -110,7 +110,7 @@ class Generator:
         def draws(_: int) -> Tensor:
             return torch.cat([torch.rand(1, dtype=torch.float64, generator=each) for each in generators])
 
-        end = self.vocabulary.end_id
+        ends = self.vocabulary.ends
         rows = continuations(
             self.model,
             [before.ids] * len(seeds),
@@ -118,10 +118,10 @@ class Generator:
             temperatures_B=torch.full((len(seeds),), sampling.temperature, dtype=torch.float64),
             top_p=sampling.top_p,
             draws=draws,
-            end=end,
+            ends=ends,
             soft=before.soft,
         )
-        rows = [[token for token in row if token != end] for row in rows]
+        rows = [[token for token in row if token not in ends] for row in rows]
         self.num_tokens += sum(map(len, rows))
         return rows
 
@@ -143,7 +143,8 @@ class Generator:
         except UnicodeEncodeError as error:
             fault = f"character {error.start} is half of a surrogate pair, which is not text"
             raise ConfigError("prompt", fault) from None
-        return self.vocabulary.encode(prompt) or [self.vocabulary.end_id]
+        ids = [*self.vocabulary.before, *self.vocabulary.encode(prompt)]
+        return ids or [self.vocabulary.end_id]
 
     def text(self, prompt: str, sampling: Sampling) -> str:
         """The whole continuation of `prompt`, as `stream` yields it."""
@@ -154,8 +155,8 @@ class Generator:
             yield self.vocabulary.bytes_of([token])
 
     def _counted(self, before: Prefix, sampling: Sampling) -> Iterator[int]:
-        end = self.vocabulary.end_id
-        for token in continuation(self.model, before.ids, sampling, end, before.soft):
+        ends = self.vocabulary.ends
+        for token in continuation(self.model, before.ids, sampling, ends, before.soft):
             self.num_tokens += 1
             yield token
 
@@ -169,7 +170,7 @@ def read_generator(
     Raises ConfigError when their vocabularies differ, and when the memory is too small for the model.
     """
     model, spec = read_model_within(source, scratch, memory, device=device, dtype=torch.float32)
-    vocabulary = Vocabulary.read(source.file(TOKENIZER, scratch))
+    vocabulary = Vocabulary.of(source, scratch)
     check_vocabulary(vocabulary, spec, source.url)
     return Generator(model, vocabulary)
 

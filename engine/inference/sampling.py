@@ -80,11 +80,11 @@ def continuations(
     temperatures_B: Tensor,
     top_p: float,
     draws: Callable[[int], Tensor],
-    end: int,
+    ends: Sequence[int],
     soft: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """The continuation of each prompt, up to and including the end token, or until prompt and continuation
-    have `length` ids, each at its temperature [B]. `draws(t)` gives the uniform draws [B] for the ids at
+    """The continuation of each prompt, up to and including the first of `ends`, or until both together have
+    `length` ids, each at its temperature [B]. `draws(t)` gives the uniform draws [B] for the ids at
     position t; `soft` are the soft prompts at the positions of each prompt, which then all have one length.
 
     While the longer prompts are still being read, shorter ones are already continued: few prompts of similar
@@ -92,25 +92,27 @@ def continuations(
     """
     sizes_B = torch.tensor([len(prompt) for prompt in prompts])
     first, last = int(sizes_B.min()), int(sizes_B.max())
-    given_BP = torch.tensor([[*prompt, *[end] * (last - len(prompt))] for prompt in prompts])
+    given_BP = torch.tensor([[*prompt, *[ends[0]] * (last - len(prompt))] for prompt in prompts])
     device = model.head_weight.device
     cache = model.new_cache(len(prompts), length, model.head_weight.dtype)
+    ends_E = torch.tensor(ends)
     rows_BT, num_seen, is_open_B = given_BP[:, :first], 0, torch.ones(len(prompts), dtype=torch.bool)
     soft_BT = None if soft is None else torch.tensor(soft, device=device).expand(len(prompts), -1)
     for place in range(first, length):
         logits_BV = _last_logits(model, rows_BT[:, num_seen:].to(device), num_seen, cache, soft_BT)
         num_seen, soft_BT = place, None
         ids_B = sample_rows(logits_BV, temperatures_B, top_p, draws(place))
-        ids_B = torch.where(is_open_B, ids_B, end)
+        ids_B = torch.where(is_open_B, ids_B, ends[0])
         is_given_B = place < sizes_B
         if place < last:
             ids_B = torch.where(is_given_B, given_BP[:, place], ids_B)
-        is_open_B &= is_given_B | (ids_B != end)
+        is_open_B &= is_given_B | ~torch.isin(ids_B, ends_E)
         rows_BT = torch.cat([rows_BT, ids_B[:, None]], dim=1)
         if not bool(is_open_B.any()):
             break
     found = [row[size:] for row, size in zip(rows_BT.tolist(), sizes_B.tolist(), strict=True)]
-    return [row[: row.index(end) + 1] if end in row else row for row in found]
+    sizes = [next((at + 1 for at, token in enumerate(row) if token in ends), len(row)) for row in found]
+    return [row[:size] for row, size in zip(found, sizes, strict=True)]
 
 
 def num_positions(spec: ModelSpec) -> int | None:
@@ -136,9 +138,13 @@ def room_behind(model: TextModel, prompt: Sequence[int], most: int) -> int:
 
 
 def continuation(
-    model: TextModel, prompt: list[int], sampling: Sampling, end: int, soft: list[int] | None = None
+    model: TextModel,
+    prompt: list[int],
+    sampling: Sampling,
+    ends: Sequence[int],
+    soft: list[int] | None = None,
 ) -> Iterator[int]:
-    """Token ids after `prompt` (one id or more), at most `sampling.max_tokens`; stops before the end token
+    """Token ids after `prompt` (one id or more), at most `sampling.max_tokens`; stops before any of `ends`
     and where learned positions end. Raises ConfigError for a prompt longer than those.
 
     `soft` are the soft prompts at the prompt's positions, -1 = none. It draws from its own generator, seeded
@@ -152,7 +158,7 @@ def continuation(
         logits_V = next_logits(model, new, num_seen, cache, soft if num_seen == 0 else None)
         num_seen += len(new)
         token = sample(logits_V, sampling.temperature, sampling.top_p, generator)
-        if token == end:
+        if token in ends:
             return
         yield token
         new = [token]

@@ -3,9 +3,11 @@
 import glob
 import hashlib
 import os
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -14,9 +16,14 @@ from fsspec.implementations.local import LocalFileSystem
 
 from atelier.engine.config.data import Labels, Source, is_stdlib
 from atelier.engine.config.error import AtelierError, ConfigError, DataError, nearest, printable
-from atelier.engine.io import remote
+from atelier.engine.io import remote, storage
+from atelier.engine.io.hub import commit_of, pinned
 
-TEXT, LINES = (".txt", ".txt.gz"), (".jsonl", ".jsonl.gz")
+PACKING = ("", ".gz", ".zst")
+TEXT, LINES, TAR = (tuple(kind + packed for packed in PACKING) for kind in (".txt", ".jsonl", ".tar"))
+PARQUET = (".parquet",)
+ROWS = LINES + PARQUET + TAR
+NEEDED = {".zst": ("zstandard", "zstd"), ".parquet": ("pyarrow", "parquet")}  # ending -> package, extra
 TOPICS = "pydoc_data/topics.py"
 BLOCK = 1 << 20
 WAY_OUT = (
@@ -57,20 +64,32 @@ _NOT_FILES = {"sitecustomize.py", "usercustomize.py"}
 
 
 def files_of(source: Source | Labels) -> list[str]:
-    """The files of `source.source`, sorted: absolute local paths, or URLs.
+    """The files of `source.source`, sorted: absolute local paths, or URLs (of the hub with their commit).
 
     `stdlib`: the sources of this interpreter's standard library. Else a file, a folder (all text files below
     it) or an fsspec glob. Raises ConfigError for a path that does not exist, a kind of file that cannot be
-    read, or an fsspec URL that cannot be opened; DataError for a folder or glob without any text file.
+    read or needs a package that is missing, or an fsspec URL that cannot be opened; DataError for a folder or
+    glob without any text file.
     """
     if is_stdlib(source.source):
         return stdlib_files(source.source.partition(":")[2])
     examples = isinstance(source, Labels)
-    place, endings = ("labels.source", LINES) if examples else ("data.source", TEXT + LINES)
+    place, endings = ("labels.source", ROWS) if examples else ("data.source", TEXT + ROWS)
     check_no_password(source.source, place)
-    system, path = _filesystem(source.source, place)
+    system, path = _filesystem(pinned(source.source, place), place)
     with reading(source.source, place):
-        return _text_files(system, path, source.source, place, endings)
+        found = _text_files(system, path, source.source, place, endings)
+    for ending in NEEDED:
+        check_package(next((name for name in found if name.endswith(ending)), ""), place)
+    return found
+
+
+def check_package(path: str, place: str) -> None:
+    """Raise ConfigError when files like `path` are read by a package that is missing."""
+    package, extra = next((NEEDED[ending] for ending in NEEDED if path.endswith(ending)), ("", ""))
+    if package and find_spec(package) is None:
+        where = f"{printable(path)} needs the package {package}"
+        raise ConfigError(place, where, f"pip install {package} (the extra {extra})")
 
 
 def _text_files(
@@ -131,9 +150,32 @@ def _is_stdlib_source(name: str) -> bool:
     return name.endswith(".py") and name not in _NOT_FILES and not name.startswith("_sysconfigdata")
 
 
+def total_bytes(files: Iterable[tuple[str, str]]) -> int:
+    """Total size of the files: a missing file counts 0 and is reported when it is read."""
+    total = 0
+    for path, _ in files:
+        with reading(path, path):
+            system, place = remote.open_system(path)
+            total += int(system.size(place) or 0) if system.exists(place) else 0
+    return total
+
+
+def local_copy(url: str, digest: str, scratch: Path) -> Path:
+    """A local file as it is, a copy of a remote one below `scratch`. Raises DataError for a copy that is not
+    what its store says it is.
+    """
+    if storage.is_local(url):
+        return storage.local_path(url)
+    path = scratch / url.rsplit("/", 1)[-1]
+    storage.fetch(url, path)
+    if not digest.startswith("remote:") and content_id(str(path)) != digest:
+        raise DataError(f"source: {url} came otherwise than its store says it is; start again")
+    return path
+
+
 def content_id(path: str, place: str = "") -> str:
-    """The content id of a file: sha256 of a local one; for a remote one its etag (or time of change) and
-    size, or sha256 if its server reports neither. Errors name `place`.
+    """The content id of a file: sha256 of a local one; for a remote one sha256 where its server reports it,
+    its etag (or time of change) and size, or sha256 if the server reports none. Errors name `place`.
 
     Raises ConfigError when the server reports neither and the file is too large to hash.
     """
@@ -141,8 +183,12 @@ def content_id(path: str, place: str = "") -> str:
     if isinstance(system, LocalFileSystem):
         return _digest(open(name, "rb"))
     with reading(path, place or path):
-        system.invalidate_cache()
+        if not commit_of(path):  # what a commit has never changes
+            system.invalidate_cache()
         about = remote.ask_in_time(system, "info", name)
+        lfs = about.get("lfs")
+        if isinstance(lfs, dict) and re.fullmatch("[0-9a-f]{64}", str(lfs.get("sha256"))):
+            return str(lfs["sha256"])
         mark = next((str(about[key]) for key in MARKS if about.get(key)), "")
         if mark:
             return f"remote:{mark.strip(chr(34))}:{about.get('size')}"
@@ -266,4 +312,4 @@ def _nearest_in(system: remote.FileSystem, path: str) -> str:
         if near and near != parts[depth]:
             return f"did you mean {printable(folder.rstrip('/') + '/' + near)}?"
         break
-    return "give a path or glob of .txt or .jsonl files, or stdlib"
+    return "give a path or glob of .txt, .jsonl, .parquet or .tar files, or stdlib"

@@ -6,6 +6,7 @@ from pathlib import Path
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
 from atelier.engine.config.record import FileEntry
+from atelier.engine.data.vocabulary import copy_carried, copy_tokenizer
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.storage import hashed
 from atelier.engine.io.weight_files import weights_digest
@@ -15,8 +16,6 @@ from atelier.engine.model.auxiliary import is_auxiliary
 from atelier.engine.model.load import write_model
 from atelier.engine.model.lora import merged, write_adapter
 from atelier.engine.model.weights import Sink
-
-TOKENIZER = "tokenizer.json"
 
 
 def write_files(member: RoleState, sink: Sink | None, *, most: int) -> None:
@@ -61,7 +60,9 @@ def publish(
     if not member.gang.is_first:
         return
     if "tokenizer" in inputs:
-        output.add(TOKENIZER, inputs["tokenizer"].file(TOKENIZER, scratch))
+        copy_tokenizer(inputs["tokenizer"], output, scratch)
+        if base := inputs.get(member.spec.init):  # whose templates it understands
+            copy_carried(base, output, scratch)
     output.close(summary(member))
 
 

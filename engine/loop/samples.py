@@ -15,7 +15,6 @@ from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.loop.evaluation import Streams
-from atelier.engine.loop.publish import TOKENIZER
 
 
 class _Labelled(Dataset, Protocol):
@@ -65,7 +64,7 @@ class Samples:
         source, scratch = self._input(stream.input), self._scratch
         if stream.kind == "windows":
             return self._numbered(Windows(source, scratch, split, sequence), stream)
-        tokenizer = self._input("tokenizer").file(TOKENIZER, scratch)
+        tokenizer = self._input("tokenizer")
         if stream.kind == "examples":
             return Examples(
                 source,
@@ -80,7 +79,7 @@ class Samples:
         rows: Dataset = rows_of(stream.kind).open_rows(
             stream.rows,
             source,
-            Vocabulary.read(tokenizer),
+            Vocabulary.of(tokenizer, scratch),
             scratch,
             split=split,
             sequence=sequence if stream.rows is None else stream.rows.row_tokens(sequence),

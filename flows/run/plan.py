@@ -19,6 +19,7 @@ from atelier.engine.plan.estimate import EstimateRow, estimate
 from atelier.engine.plan.goodput import steps_between
 from atelier.flows.run.auto import short_of, vocab_of
 from atelier.flows.run.compose import Frozen
+from atelier.flows.run.disk_fit import too_little_disk
 from atelier.flows.run.memory_fit import too_much
 from atelier.flows.run.registry import body
 from atelier.flows.run.tier_notes import tier_notes
@@ -215,6 +216,7 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
     to_run = {row["name"] for row in rows if row["state"] != "reuse"}
     running = [node for node in nodes if any(row_name(node, key) in to_run for key in node.products)]
     notes = _notes(frozen, outdated, short_of(nodes)) + tier_notes(running, frozen.pool, vocab)
+    refusals += too_little_disk(running, store)
     return Plan(
         flow=frozen.flow,
         nodes=nodes,

@@ -7,6 +7,7 @@ import heapq
 from collections.abc import Iterable
 
 from atelier.engine.config.pool import Pool
+from atelier.flows.run.disk_fit import bytes_of
 from atelier.infra.code.code_map import TRAINED
 from atelier.infra.dag import Node
 from atelier.infra.launch.slots import num_slots
@@ -16,6 +17,7 @@ from atelier.infra.store.store import Store
 RUN_S = 6.0  # Prefect's server and flow
 GANG_S = 3.0  # a gang's processes: imports, rendezvous, last checkpoint
 ROLE_S = 5.0  # a network in a gang: kernels compiled, evaluations, publication
+COPIED = 150e6  # bytes a second that are read, hashed and written
 TASK_S = {  # without a training
     "curate": 2.0,
     "learn_tokenizer": 3.0,
@@ -24,8 +26,10 @@ TASK_S = {  # without a training
     "describe": 2.0,
     "label": 1.0,
     "imitate": 10.0,
+    "write": 20.0,
     "convert": 6.0,
-    "adopt": 10.0,
+    "adopt": 3.0,
+    "adopt_adapter": 10.0,
     "score": 20.0,
     "report": 1.0,
 }
@@ -42,7 +46,7 @@ def seconds_of(node: Node, trained_s: float, before: Iterable[Row], store: Store
         record = store.find(row.kind, row.fingerprint)
         if record is not None and "ended" in record.provenance and "started" in record.provenance:
             return float(record.provenance["ended"]) - float(record.provenance["started"])
-    return TASK_S.get(node.task, 0.0)
+    return TASK_S.get(node.task, 0.0) + bytes_of(node) / COPIED
 
 
 def wall_clock(nodes: list[Node], seconds: dict[str, float], pool: Pool) -> float:

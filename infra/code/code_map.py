@@ -77,9 +77,11 @@ ROOTS = {  # by task: the files where its imports start
     "extract": ("engine/data/triples.py",),
     "describe": ("engine/data/attributes.py",),
     "imitate": ("engine/imitate.py",),
+    "write": ("engine/write.py",),
     "score": ("engine/evaluate.py",),
     "convert": ("engine/convert.py",),
     "adopt": ("engine/adopt.py", *FAMILIES),
+    "adopt_adapter": ("engine/adopt_adapter.py", *FAMILIES),
     "train": (LOOP, "engine/config/mixture.py"),
     "finetune": (LOOP, "engine/data/examples.py"),
 }

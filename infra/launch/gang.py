@@ -60,7 +60,7 @@ def start_gang(
             stdout=subprocess.PIPE,
             stderr=err,
             cwd=IMPORT_ROOT,
-            env=passed(orders.root, LEASES),  # of the flow's credentials only those of the store
+            env=passed(orders.root, LEASES, reads=orders.reads),  # of credentials only those it needs
             start_new_session=True,
             pass_fds=(*descriptors, *orders.held),
         )

@@ -34,6 +34,9 @@ class Guard(Spec):
     grace_s: float = 10.0
     first_rank: int = 0
     world: int = Field(default=0, description="ranks of the whole gang when it spans several nodes, else 0")
+    reads: tuple[str, ...] = Field(
+        default=(), description="kinds of store that its ranks read, beside its own: hf, s3"
+    )
     held: tuple[int, ...] = Field(default=(), description="descriptors that hold its slots while it lives")
     scratch: Path
     cwd: str = str(IMPORT_ROOT)

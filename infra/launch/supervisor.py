@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -61,20 +62,25 @@ PASSED = (
 
 
 STORE_KEYS = ("AWS_", "FSSPEC_")  # prefixes of credentials for a remote store
+READ_KEYS = {"hf": ("HF_", "FSSPEC_"), "s3": STORE_KEYS, "s3a": STORE_KEYS}  # of sources that are read
+WAYS_OUT = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")  # also in small letters
 
 
-def passed(root: str, *more: str) -> dict[str, str]:
+def passed(root: str, *more: str, reads: Iterable[str] = ()) -> dict[str, str]:
     """The part of this process's environment that a supervisor and its ranks get: the variables listed, and
-    the credentials of their store but no others.
+    the credentials of their store and of the kinds of store that they read, but no others.
     """
     prefixes = () if is_local(root) else STORE_KEYS
     names = (*PASSED, *more)
+    for kind in reads:
+        prefixes += READ_KEYS.get(kind, ("FSSPEC_",))
+        names += (*WAYS_OUT, *(name.lower() for name in WAYS_OUT))
     return {key: value for key, value in os.environ.items() if key in names or key.startswith(prefixes)}
 
 
-def rank_env(root: str, threads: int) -> dict[str, str]:
+def rank_env(root: str, threads: int, reads: Iterable[str] = ()) -> dict[str, str]:
     """Environment of every rank of a gang with `threads` threads per rank."""
-    return passed(root) | {
+    return passed(root, reads=reads) | {
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
         "OPENBLAS_NUM_THREADS": "1",  # a fork server must not have numpy's threads when it forks
@@ -184,7 +190,7 @@ class Supervisor:
     def _start_ranks(self, count: int, first: int, mode: str, pulses: Path, read_end: int) -> None:
         for local in range(count):
             rank = first + local
-            env = rank_env(self.store.root, self.orders.threads) | {
+            env = rank_env(self.store.root, self.orders.threads, self.orders.reads) | {
                 "ATELIER_RENDEZVOUS": f"file://{self.scratch}/rendezvous",
                 **self.orders.env,
                 "RANK": str(rank),

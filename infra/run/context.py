@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Unpack, cast
 
+from atelier.engine.config.base import Json
 from atelier.engine.config.error import DamageError, StoppedError
 from atelier.engine.config.message import Message, OnMessage
 from atelier.engine.config.parallel import Parallel
@@ -325,6 +326,7 @@ class RunContext:
             grace_s=self.pool.grace_s,
             leases={lease.log.address: lease.fence for lease in held},
             env=compile_cache(self.store.root),
+            reads=_kinds_of(config.get("files")),
             outputs={
                 key: GangOutput(payload=payloads[key], draft=self.draft(node, p, maps.get(key)))
                 for key, p in outputs.items()
@@ -351,3 +353,12 @@ class RunContext:
             ended = {**draft.provenance, "ended": time.time(), "device_seconds": 0.0}
             draft = draft.model_copy(update={"files": files, "summary": summary, "provenance": ended})
             return self.store.publish(draft, Holder.me(node.name), fence=held[0].fence)
+
+
+def _kinds_of(files: Json) -> tuple[str, ...]:
+    """The kinds of store of the files (URL, content id) that a gang reads, beside folders: hf, s3."""
+    urls = (
+        [str(each[0]) for each in files if isinstance(each, list | tuple)] if isinstance(files, list) else []
+    )
+    parts = [part.partition("://") for url in urls for part in url.split("::")]
+    return tuple(sorted({kind for kind, is_url, _ in parts if is_url}))

@@ -9,7 +9,7 @@ from typing import cast
 
 from atelier.engine.config.document import section_of, whole_of
 from atelier.engine.config.error import AtelierError, ConfigError, DamageError
-from atelier.engine.config.record import Record
+from atelier.engine.config.record import FileEntry, Record
 from atelier.engine.config.registry import ModelSpec, check_version, spec_class
 from atelier.engine.config.role import Role
 from atelier.engine.io.storage import join, read_object
@@ -100,12 +100,13 @@ def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "ro
         where = f"{prefix}init"
         group = f"model@{prefix}model" if prefix else "model"
         there = existing_model(role.init, where)
-        if there.tokenizer.fingerprint != tokenizer.fingerprint:
+        if not _have_the_same_ids(there.tokenizer, tokenizer):
             raise ConfigError(
                 where,
                 f"the tokenizer of {role.init} is {there.tokenizer.fingerprint[:8]}, that of this run "
-                f"{tokenizer.fingerprint[:8]}",
-                f"tokenizer.model={role.init} takes that of {role.init}",
+                f"{tokenizer.fingerprint[:8]}{_apart(there.tokenizer, tokenizer)}",
+                f"tokenizer.model={role.init} takes that of {role.init}; data.written.by={role.init} has a "
+                "student of any tokenizer learn from text that it writes",
             )
         if there.spec.resolved(ANY_VOCAB).shapes() != role.model.resolved(ANY_VOCAB).shapes():
             raise ConfigError(
@@ -136,6 +137,51 @@ def spec_of(record: Record, store: Store, where: str, word: str) -> ModelSpec:
     spec = cast(ModelSpec, found)
     check_version(made, spec, where, word, record.provenance.get("commit", ""))
     return spec
+
+
+def _have_the_same_ids(one: Reference, other: Reference) -> bool:
+    """Whether two tokenizers are one, or at least of one file."""
+    if one.fingerprint == other.fingerprint:
+        return True
+    digests = [entry.sha256 if (entry := _tokenizer_file(each)[0]) else None for each in (one, other)]
+    return digests[0] is not None and digests[0] == digests[1]
+
+
+def _tokenizer_file(reference: Reference) -> tuple[FileEntry | None, str]:
+    """The file of a tokenizer and its place; None of one that is not made yet."""
+    store = _store.get()
+    record = store.find(reference.kind, reference.fingerprint)
+    files = record.files if record else ()
+    entry = next((file for file in files if file.path.endswith("/tokenizer.json")), None)
+    return entry, join(store.address(reference.kind, reference.fingerprint), entry.path) if entry else ""
+
+
+def _apart(one: Reference, other: Reference) -> str:
+    """Sizes of two tokenizers, and the first id that means something else; '' while one is not made yet."""
+    places = [_tokenizer_file(each)[1] for each in (one, other)]
+    if not all(places):
+        return ""
+    mine, theirs = map(_tokens_of, places)
+    first = next((i for i in range(max(mine | theirs) + 1) if mine.get(i) != theirs.get(i)), None)
+    sizes = f" ({len(mine)} and {len(theirs)} tokens"
+    if first is None:
+        return sizes + ", which have the same names)"
+    return sizes + f"; id {first} is {mine.get(first)!r} and {theirs.get(first)!r})"
+
+
+def _tokens_of(place: str) -> dict[int, str]:
+    """id -> token, of a tokenizer.json."""
+    document = read_object(place, "a tokenizer")
+    vocab = section_of(document.get("model")).get("vocab")
+    found = {number: token for token, number in section_of(vocab).items() if isinstance(number, int)}
+    if isinstance(vocab, list):  # of unigrams: pairs of a token and its score
+        found = {number: str(pair[0]) for number, pair in enumerate(vocab) if isinstance(pair, list) and pair}
+    added = document.get("added_tokens")
+    for each in map(section_of, added if isinstance(added, list) else []):
+        number = each.get("id")
+        if isinstance(number, int):
+            found[number] = str(each.get("content"))
+    return found
 
 
 def _reference(record: Record) -> Reference:

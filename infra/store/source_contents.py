@@ -1,5 +1,5 @@
-"""Identity of external input files: sorted (path, sha256); remote objects by etag or checksum and size.
-Cached by size, times and inode.
+"""Identity of external input files: sorted (path, sha256); remote objects by checksum, or
+etag and size. Cached by size, times and inode.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from stat import S_ISREG
 
 from atelier.engine.config.base import Json, fingerprint
 from atelier.engine.config.error import DataError, printable
+from atelier.engine.io.hub import without_commit
 from atelier.engine.io.source_files import BLOCK, content_id, reading
 from atelier.engine.io.storage import is_local, local_path, write_bytes
 from atelier.infra.store.local_folders import cache_folder
@@ -79,6 +80,7 @@ def _digest(path: Path, size: int) -> str:
 
 def identity_of(contents: list[tuple[str, str]]) -> dict[str, Json]:
     """A set of files as identity: how many, and one digest over (path below their common folder, digest)."""
-    folder = os.path.commonpath([os.path.dirname(url) for url, _ in contents]) if contents else ""
-    listed = [[url.removeprefix(folder).lstrip("/"), digest] for url, digest in contents]
+    named = [(without_commit(url), digest) for url, digest in contents]
+    folder = os.path.commonpath([os.path.dirname(name) for name, _ in named]) if named else ""
+    listed = [[name.removeprefix(folder).lstrip("/"), digest] for name, digest in named]
     return {"files": len(listed), "content": fingerprint(sorted(listed))}

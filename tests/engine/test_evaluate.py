@@ -152,9 +152,8 @@ def test_options_in_one_row_score_as_one_by_one(study):
     source = study.model("chooser")
     model, _ = read_model(source, study.scratch)
     scores = scored(study, asked(study, 200, text=False), source)["one"]
-    tokenizer = study.file(study.tokenizer, "tokenizer.json")
     examples = Examples(
-        study.labels(), tokenizer, study.scratch, sequence=200, num_examples=40, seed=0, split="test"
+        study.labels(), study.tokenizer, study.scratch, sequence=200, num_examples=40, seed=0, split="test"
     )
     options = [study.vocabulary.encode(option) for option in OPTIONS]  # none begins another
     correct, normalised = [], []

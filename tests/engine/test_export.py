@@ -3,7 +3,7 @@
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +16,10 @@ from atelier.engine.config.model.ernie import Ernie
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
+from atelier.engine.data.examples import NOT_SCORED
 from atelier.engine.inference.generator import read_generator
+from atelier.engine.inference.sampling import TextModel
+from atelier.engine.inference.scoring import label_nats
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.model.load import read_model
 from tests.engine.scored_models import Study
@@ -136,3 +139,41 @@ def test_the_model_itself_is_as_it_was(study: Study, tmp_path: Path) -> None:
     exporting.export(run_file(source, tmp_path, dtype="float16"))
     after = read_model(source, study.scratch)[0].state_dict()
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_200_strings_are_as_likely_to_transformers_as_they_are_here(
+    study: Study, family: str, tmp_path: Path
+) -> None:
+    source = model_of(study, f"{family}-scored", MODELS[family])
+    exporting.export(run_file(source, tmp_path))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    model, _ = read_model(source, study.scratch)
+    draw = random.Random(7)
+    words = "sea is deep and grey, a gull; under 40 fathoms (or less) boats".split()  # noqa: SIM905
+    strings = [" ".join(draw.choices(words, k=draw.randint(1, 40))) for _ in range(200)]
+    rows = [study.vocabulary.encode(text) for text in strings]
+    rows = [ids if len(ids) > 1 else [*ids, *ids, 5] for ids in rows]
+    batches = []
+    for first in range(0, len(rows), 20):  # rows of different lengths side by side, as the scorer has them
+        some = rows[first : first + 20]
+        size = max(map(len, some)) - 1
+        tokens_BT = torch.zeros(len(some), size, dtype=torch.long)
+        labels_BT = torch.full_like(tokens_BT, NOT_SCORED)
+        for row, ids in enumerate(some):
+            tokens_BT[row, : len(ids) - 1] = torch.tensor(ids[:-1])
+            labels_BT[row, : len(ids) - 1] = torch.tensor(ids[1:])
+        places_BT = torch.arange(size).expand_as(tokens_BT)
+        batches.append(
+            {"tokens_BT": tokens_BT, "positions_BT": places_BT, "documents_BT": torch.zeros_like(tokens_BT),
+             "labels_BT": labels_BT}
+        )  # fmt: skip
+    nats_N = torch.cat(list(label_nats(cast(TextModel, model.eval()), batches)))
+    ours = [float(part.sum()) for part in nats_N.split([len(ids) - 1 for ids in rows])]
+    for text, ids, nats in zip(strings, rows, ours, strict=True):
+        assert ids[: len(tokenizer.encode(text))] == tokenizer.encode(text)
+        with torch.no_grad():
+            logits_TV = theirs(torch.tensor([ids])).logits[0, :-1].double()
+        wanted = float(torch.nn.functional.cross_entropy(logits_TV, torch.tensor(ids[1:]), reduction="sum"))
+        assert abs(nats - wanted) < 1e-4

@@ -158,12 +158,12 @@ def test_prompts_continued_together_say_what_each_says_alone(studio: Studio) -> 
     prompts, end = [[30, 40, 50], [31], [32, 42, 52, 62, 33, 43]], speaker.vocabulary.end_id
     together = continuations(
         speaker.model, prompts, length=16, temperatures_B=torch.zeros(3), top_p=1.0,
-        draws=lambda place: torch.zeros(3), end=end,
+        draws=lambda place: torch.zeros(3), ends=[end],
     )  # fmt: skip
     for prompt, ids in zip(prompts, together, strict=True):
         plain = Sampling(temperature=0.0, max_tokens=16 - len(prompt))
         assert [token for token in ids if token != end] == list(
-            continuation(speaker.model, prompt, plain, end)
+            continuation(speaker.model, prompt, plain, [end])
         )
 
 

@@ -2,6 +2,7 @@
 again.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from atelier.infra.store.store import Store
 from tests.flow.command import Atelier, Said
 
 transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.slow
 
 PADDING = 24
+TEMPLATE = "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
+TALK = [{"role": "user", "content": "How deep is it?"}]
 HERE = ("tokenizer.model=guest", "experiment=tiny", "tracker=none")
 TEACHER = ("role@roles.teacher=finished", "roles.teacher.init=guest")
 TAUGHT = ("distill", *TEACHER, f"roles.student_a.model.vocab_padding={PADDING}", *HERE)
@@ -48,10 +52,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.2 * torch.randn_like(weight) if weight.dim() == 1 else 3 * weight)
+    model.generation_config.eos_token_id = [0, 5]  # an instruct model ends with more than one
     model.save_pretrained(folder)
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|endoftext|>"
-    ).save_pretrained(folder)
+    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+    whole.chat_template = TEMPLATE
+    whole.save_pretrained(folder)
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
     return folder
 
@@ -119,16 +124,98 @@ def test_the_student_goes_out_and_transformers_computes_its_logits(atelier: Atel
     assert tokenizer.decode(drawn).rstrip() in ours
 
 
-def test_training_goes_on_from_an_adopted_model_and_low_rank_additions_tune_it(atelier: Atelier) -> None:
-    """The first held-out loss is that of the model: it begins where it was."""
+def test_training_goes_on_from_an_adopted_model_and_low_rank_additions_tune_it(
+    atelier: Atelier, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Its templates go with it."""
     done(atelier("pretrain", "model=auto", "init=guest", "name=more", *HERE))
     [guest], [more] = atelier.records("model", "guest"), atelier.records("model", "more")
     assert more["parents"]["init"] == guest["fingerprint"]
     assert more["summary"]["params"] == guest["summary"]["params"]
+    done(atelier("export", "more", str(tmp_path / "out")))
+    here, there = (transformers.AutoTokenizer.from_pretrained(one) for one in (checkpoint, tmp_path / "out"))
+    texts = [one.apply_chat_template(TALK, tokenize=False) for one in (here, there)]
+    assert texts[0] == texts[1] == "[user] How deep is it?\n"
+    said = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
+    assert said.eos_token_id == [0, 5] and said.bos_token_id is None
     words = ("finetune", "init=guest", "finetune.trainable.kind=lora", "experiment=tiny", "tracker=none")
     done(atelier(*words))
     tuned = [record for record in Store(str(atelier.root)).records("model") if record.parents.get("init")]
     assert len(tuned) > 1
+
+
+def apart(one: Any, other: Any) -> float:
+    ids_BT = torch.arange(64)[None]
+    with torch.no_grad():
+        mine, theirs = one(ids_BT).logits, other(ids_BT).logits
+    return float((mine - theirs).abs().max() / theirs.std())
+
+
+def test_our_adapter_on_the_exported_base_is_the_tuned_model(atelier: Atelier, tmp_path: Path) -> None:
+    for name in ("guest", "guest/pretrained-0", "guest/pretrained-0-adapter"):
+        done(atelier("export", name, str(tmp_path / name.replace("/", "-"))))
+    [adapter] = atelier.records("adapter", "guest/pretrained-0-adapter")
+    [guest] = atelier.records("model", "guest")
+    assert adapter["parents"]["base"] == guest["fingerprint"]
+    base, tuned = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        for name in ("guest", "guest-pretrained-0")
+    )
+    assert apart(base, tuned) > 1e-3
+    together = peft.PeftModel.from_pretrained(base, tmp_path / "guest-pretrained-0-adapter")
+    assert apart(together, tuned) < 1e-5
+
+
+def test_an_adapter_of_peft_comes_in_and_goes_out_with_its_bytes(
+    atelier: Atelier, checkpoint: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+    how = peft.LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "down_proj"], use_rslora=True)
+    theirs = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(checkpoint), how)
+    for name, weight in theirs.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    done(atelier("adopt", f"source={tmp_path / 'theirs'}", "base=guest", "name=second", "tracker=none"))
+    for name in ("second", "second-adapter"):
+        done(atelier("export", name, str(tmp_path / name)))
+    ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "second")
+    assert apart(ours, theirs) < 1e-5
+    weights = [tmp_path / name / "adapter_model.safetensors" for name in ("theirs", "second-adapter")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    above = done(atelier("lineage", "second"))
+    assert "adapter: second-adapter" in above and "licence apache-2.0" in above
+    wrong = atelier("adopt", f"source={tmp_path / 'theirs'}", "base=student_a", "name=third", "tracker=none")
+    assert (
+        wrong.code == 2 and "was it tuned on another?" in wrong.err and not atelier.records("model", "third")
+    )
+
+
+def lines_of(folder: Path) -> list[str]:
+    return next(folder.glob("payload-*/documents.jsonl")).read_text().splitlines()
+
+
+def test_a_student_with_another_tokenizer_learns_from_text_that_the_model_writes(atelier: Atelier) -> None:
+    words = ("data.written.by=guest", "data.written.documents=20", "data.written.tokens=24")
+    done(atelier("pretrain", *words, "experiment=tiny", "tracker=none", "name=reader"))
+    [natural] = atelier.records("corpus", "stdlib")
+    [written] = atelier.records("corpus", "stdlib by guest")
+    [guest] = atelier.records("model", "guest")
+    assert written["parents"] == {"corpus": natural["fingerprint"], "model": guest["fingerprint"]}
+    texts = [
+        {line["id"]: line for line in map(json.loads, lines_of(folder))}
+        for folder in (atelier.root / "corpus" / one["fingerprint"][:16] for one in (natural, written))
+    ]
+    changed = [line for name, line in texts[1].items() if line != texts[0][name]]
+    assert len(changed) == 20 and {line["split"] for line in changed} == {"train"}
+    assert {name for name, line in texts[0].items() if line["split"] == "held_out"} < set(texts[1])
+    for line in changed:
+        assert line["text"][:20] == texts[0][line["id"]]["text"][:20] and len(line["text"]) < 2000
+    assert "model: guest" in done(atelier("lineage", "reader"))
+    done(atelier("corpus", "experiment=tiny", "tracker=none"))
+    other = refused(atelier("plan", "distill", *TEACHER, "experiment=tiny"))
+    assert "512 tokens; id 0 is '<|endoftext|>' and '<|end|>')" in other
+    assert "data.written.by=guest has a student of any tokenizer learn" in other
 
 
 def test_what_does_not_fit_is_refused_with_a_way_out(atelier: Atelier) -> None:

@@ -41,6 +41,21 @@ class Attention(ObjectiveSpec):
             raise ConfigError(
                 place, f"a model of kind {kind} exposes no attention", "compare logits or hidden states"
             )
+        for whose, spec in (("the student", model), (name, taught_by)):
+            scale = getattr(getattr(spec, "multipliers", None), "scores", "auto")
+            if scale != "auto":
+                raise ConfigError(
+                    place.replace(".relation_heads", ""),
+                    f"{whose} scales its scores by {scale}, and relations are scaled by the width of a head",
+                    "compare logits or hidden states",
+                )
+        own, its = _window(model), _window(taught_by)
+        if own != its:
+            raise ConfigError(
+                place.replace(".relation_heads", ""),
+                f"{name} sees {its or 'all'} tokens in its last block, the student {own or 'all'}",
+                "the same window, or compare logits or hidden states",
+            )
         mine, theirs = _width(model), _width(taught_by)
         for whose, width in (("the student's", mine), (f"{name}'s", theirs)):
             if width % heads:
@@ -51,6 +66,12 @@ class Attention(ObjectiveSpec):
 
     def divided_by_tensor(self, teacher: tuple[str, ModelSpec]) -> dict[str, int]:
         return {} if self.relation_heads == "auto" else {"{key}.relation_heads": self.relation_heads}
+
+
+def _window(model: ModelSpec) -> int:
+    """Tokens that attention sees in the last block; 0 = all."""
+    sees = getattr(model, "has_window", None)
+    return getattr(model, "window", 0) if sees is not None and sees(model.num_layers - 1) else 0
 
 
 def _width(model: ModelSpec) -> int:

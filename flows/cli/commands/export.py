@@ -6,14 +6,17 @@ import subprocess
 import sys
 import tempfile
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
 
 from atelier import IMPORT_ROOT
+from atelier.engine.config import adapters
 from atelier.engine.config.error import AtelierError, ConfigError, DataError, printable
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.record import Record
 from atelier.engine.config.run_file import RunFile
-from atelier.engine.io.storage import is_local, local_path
+from atelier.engine.io.artifact import open_input
+from atelier.engine.io.storage import is_local, join, local_path, names, put_file, put_parts
 from atelier.flows.run.store_check import open_store
 from atelier.infra.launch.machine import num_cores
 from atelier.infra.launch.supervisor import rank_env
@@ -22,6 +25,7 @@ from atelier.infra.store.existing_model import spec_of
 from atelier.infra.store.store import Store
 
 FORMATS = ("hf",)
+CARD = "README.md"
 PATH = re.compile(r"=[^\s=]*/\S*")  # in a command: folders of the machine that it ran on
 
 
@@ -32,12 +36,11 @@ def run(options: Namespace) -> int:
     if (options.format or "hf") not in FORMATS:
         raise ConfigError("--format", f"{options.format!r} is not known", f"there is {', '.join(FORMATS)}")
     store = open_store()
-    try:
-        record = store.resolve(options.model, "model")
-    except AtelierError as error:
-        raise ConfigError("export", str(error)) from None
-    spec_of(record, store, "export", options.model)
+    record = _found(store, options.model)
     url = str(local_path(options.url).absolute()) if is_local(options.url) else options.url
+    if record.kind == "adapter":
+        return _copy_adapter(record, store, url, options.url)
+    spec_of(record, store, "export", options.model)
     with tempfile.TemporaryDirectory(prefix="atelier-export-") as scratch:
         run = RunFile(
             schema=1,
@@ -59,6 +62,38 @@ def run(options: Namespace) -> int:
     words = f"family {done['family']}, {done['files']} files, {done['bytes'] / 1e6:.4g} MB"
     apart = f"read back, its logits are {done['apart']:.2g} of their scale apart"
     print(printable(f"{options.url}: {words}; {apart}", 0))
+    return 0
+
+
+def _found(store: Store, word: str) -> Record:
+    """The model, or else the adapter, called `word`."""
+    try:
+        return store.resolve(word, "model")
+    except AtelierError as error:
+        with suppress(AtelierError):
+            return store.resolve(word, "adapter")
+        raise ConfigError("export", str(error)) from None
+
+
+def _copy_adapter(record: Record, store: Store, url: str, said: str) -> int:
+    """Write an adapter as peft reads it."""
+    if not record.summary.get("family"):
+        raise ConfigError(
+            "export",
+            f"{record.name} is of a base that no family can say with these matrices apart",
+            "export the tuned model, or tune others of its matrices",
+        )
+    if there := names(url):
+        raise ConfigError("export", f"{url} has {there[0]} already", "give a new or an empty folder")
+    source = open_input(store.address("adapter", record.fingerprint))
+    with tempfile.TemporaryDirectory(prefix="atelier-export-") as scratch:
+        for name in (adapters.CONFIG, adapters.WEIGHTS):
+            put_file(source.file(name, Path(scratch)), join(url, name))
+    put_parts(join(url, CARD), [card(record, store).replace("transformers", "peft", 1).encode()])
+    base = store.find("model", record.parents["base"])
+    name = base.name if base else record.parents["base"][:8]
+    words = f"an adapter of rank {record.summary['rank']} for {name}, as {record.summary['family']}"
+    print(printable(f"{said}: {words}; PeftModel.from_pretrained(<{name}, exported>, {said!r})", 0))
     return 0
 
 

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
+from tests.checkout import TOP
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
@@ -22,6 +24,22 @@ def test_each_document_stands_in_the_file_followed_by_the_end_token_and_decodes_
     parts = np.split(ids, ends)[:-1]
     assert [vocabulary.decode(part[:-1].tolist()) for part in parts] == texts
     assert all(part[-1] == vocabulary.end_id and vocabulary.end_id not in part[:-1] for part in parts)
+
+
+def test_the_lines_of_the_documentation_read_token_files(workshop, poems, monkeypatch):
+    page = (TOP / "docs" / "reference" / "store.md").read_text()
+    [lines] = re.findall(r"(?ms)^```python\n(.*?)^```$", page)
+    assert len(lines.split("\n\n")) == 2 and lines.count("\n") == 4
+    corpus = workshop.corpus(poems)
+    tokenizer = workshop.tokenizer(corpus)
+    tokens = workshop.tokens(corpus, tokenizer)
+    vocabulary = Vocabulary.read(Path(tokenizer.url) / "tokenizer.json")
+    monkeypatch.chdir(tokens.url)
+    found: dict[str, list[np.ndarray]] = {}
+    exec(lines, found)
+    texts = [line["text"] for line in workshop.lines(corpus, "documents.jsonl") if line["split"] == "train"]
+    assert [vocabulary.decode(ids[:-1].tolist()) for ids in found["documents"]] == texts
+    assert {int(ids[-1]) for ids in found["documents"]} == {vocabulary.end_id}
 
 
 def test_held_out_bytes_are_the_utf8_bytes_of_each_document(workshop, poems):

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from atelier.engine.data.vocabulary import Vocabulary
 
 @pytest.fixture
 def made(workshop, poems, tmp_path):
-    """(labels, tokenizer file): 60 examples of three options, one of several tokens."""
+    """(labels, tokenizer): 60 examples of three options, one of several tokens."""
     path = tmp_path / "labels.jsonl"
     names = (" red", " green", " ultramarine blue")
     path.write_text(
@@ -23,7 +22,7 @@ def made(workshop, poems, tmp_path):
         )
     )
     labels = workshop.labels(Labels(source=str(path)))
-    tokenizer = Path(workshop.tokenizer(workshop.corpus(poems)).url) / "tokenizer.json"
+    tokenizer = workshop.tokenizer(workshop.corpus(poems))
     return labels, tokenizer
 
 
@@ -32,7 +31,7 @@ def _examples(made, tmp_path, **options):
 
 
 def test_only_the_completion_is_scored(made, tmp_path, workshop):
-    examples, vocabulary = _examples(made, tmp_path), Vocabulary.read(made[1])
+    examples, vocabulary = _examples(made, tmp_path), Vocabulary.of(made[1], tmp_path)
     batch = examples.batch(range(len(examples)))
     by_prompt = {line["prompt"]: line["completion"] for line in workshop.lines(made[0], "train.jsonl")}
     for row in range(len(examples)):
@@ -88,7 +87,7 @@ def test_more_examples_than_there_are_is_refused_with_the_numbers(made, tmp_path
 
 def test_a_row_of_options_scores_for_each_option_what_a_row_of_its_own_would(made, tmp_path):
     """Follow the contract's visibility by hand: branch b sees branch 0 and itself, earlier or same place."""
-    examples, vocabulary = _examples(made, tmp_path, split="test"), Vocabulary.read(made[1])
+    examples, vocabulary = _examples(made, tmp_path, split="test"), Vocabulary.of(made[1], tmp_path)
     for index in range(len(examples)):
         row, example = examples.option_row(index), examples.examples[index]
         assert len(row.spans) == len(examples.options) == 3
@@ -121,7 +120,7 @@ def test_examples_have_the_keys_of_windows_so_that_both_can_share_a_batch(made, 
 
 
 def test_few_shot_prompts_stand_behind_the_same_solved_training_examples(made, tmp_path, workshop):
-    vocabulary = Vocabulary.read(made[1])
+    vocabulary = Vocabulary.of(made[1], tmp_path)
     train = {line["prompt"] + line["completion"] for line in workshop.lines(made[0], "train.jsonl")}
     asked = {line["prompt"] for line in workshop.lines(made[0], "test.jsonl")}
     texts = [
@@ -140,10 +139,10 @@ def test_options_of_which_one_begins_another_are_told_apart_by_their_ends(worksh
     path.write_text(
         "".join(json.dumps({"prompt": f"poem {n}:", "completion": names[n % 2]}) + "\n" for n in range(40))
     )
-    tokenizer = Path(workshop.tokenizer(workshop.corpus(poems)).url) / "tokenizer.json"
+    tokenizer = workshop.tokenizer(workshop.corpus(poems))
     made = workshop.labels(Labels(source=str(path))), tokenizer
     tuned, zero = _examples(made, tmp_path, split="test"), _examples(made, tmp_path, split="test", shots=0)
-    end = Vocabulary.read(tokenizer).end_id
+    end = Vocabulary.of(tokenizer, tmp_path).end_id
     assert [each.prompt for each in tuned.examples] == [each.prompt for each in zero.examples]
     assert all(each.completion[-1] == end for each in tuned.examples)
     assert all(end not in each.completion for each in zero.examples)  # text that continues

@@ -192,12 +192,12 @@ def test_rows_that_are_drawn_together_read_their_soft_prompts_as_one_alone_does(
     def together(soft: list[int] | None) -> list[list[int]]:
         return continuations(
             model, [prompt] * 2, length=T, temperatures_B=torch.zeros(2), top_p=1.0,
-            draws=lambda place: torch.zeros(2), end=end, soft=soft,
+            draws=lambda place: torch.zeros(2), ends=[end], soft=soft,
         )  # fmt: skip
 
     how = Sampling(temperature=0.0, max_tokens=T - len(prompt))
     for soft in ([0, 2, -1, -1], [1, 3, -1, -1], None):
-        assert together(soft) == [list(continuation(model, prompt, how, end, soft))] * 2
+        assert together(soft) == [list(continuation(model, prompt, how, [end], soft))] * 2
     assert together([0, 2, -1, -1]) != together(None)
 
 

@@ -142,3 +142,19 @@ def test_relation_heads_divide_the_width_of_all_heads_which_need_not_be_the_hidd
     other = GPT(num_layers=1, hidden=64, num_heads=3, head_dim=10, vocab=9)
     with pytest.raises(ConfigError, match="4 does not divide teacher's width 30; 2 would fit"):
         Attention().check("", "attention", student, ("teacher", other))
+
+
+def test_attention_that_relations_would_not_show_is_refused() -> None:
+    """A window of one of the two, or scores of another scale."""
+    shape: dict[str, Any] = {"num_layers": 2, "hidden": 64, "num_heads": 4, "vocab": 9}
+    student = GPT(**shape)
+    for fields, said in (
+        ({"window": 8}, "teacher sees 8 tokens in its last block, the student all"),
+        ({"multipliers": {"scores": 0.3}}, "teacher scales its scores by 0.3"),
+    ):
+        with pytest.raises(ConfigError, match=f"objective.attention: {said}"):
+            Attention().check("", "attention", student, ("teacher", GPT(**shape, **fields)))
+    near = GPT(**shape, window=8, window_blocks=[0])  # the last block sees everything
+    Attention().check("", "attention", student, ("teacher", near))
+    both = GPT(**shape, window=8)
+    Attention().check("", "attention", both, ("teacher", both))

@@ -1,6 +1,7 @@
 """Checkpoints that come: as they are planned, made, and refused in one line."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from atelier.engine.config.run_file import RunFile
 from atelier.engine.inference.generator import read_generator
 from atelier.engine.io.artifact import ArtifactInput, open_input
 from atelier.engine.model.load import read_model
+from atelier.flows.run import disk_fit
 from atelier.flows.run.compose import compose
-from atelier.flows.run.plan import collect_nodes
+from atelier.flows.run.plan import collect_nodes, make_plan
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 from tests.engine.scored_models import Study
@@ -220,12 +222,6 @@ def test_a_model_with_rows_of_padding_generates_and_never_draws_them(study: Stud
         Logits().check("roles.s.", "logits", spec.model_copy(update={"vocab_padding": 0}), ("t", spec))
 
 
-def test_a_model_that_ends_its_texts_otherwise_is_refused(study: Study, folder: Path, tmp_path: Path) -> None:
-    say(folder, eos_token_id=[7, 9])
-    with pytest.raises(ConfigError, match=r"eos_token_id: \[7, 9\], but with this tokenizer texts end with"):
-        made(study, planned(folder, tmp_path / "store"), tmp_path)
-
-
 def test_what_configs_of_others_have_beside_is_understood() -> None:
     llama = {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
@@ -250,3 +246,29 @@ def test_what_configs_of_others_have_beside_is_understood() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError):
             family_of(llama, "").spec(llama | wrong, "config.json")
+
+
+def test_a_disk_without_room_is_said_before_anything_is_copied(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    frozen = compose("adopt", [f"source={folder}", "name=guest"])
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert not make_plan(frozen, store).refusals
+    monkeypatch.setattr(disk_fit, "free_bytes", lambda folder: size // 2)
+    [refusal] = make_plan(frozen, store).refusals
+    assert refusal.startswith("adopt: needs ") and str(tmp_path / "store") in refusal
+
+
+def test_an_export_asks_for_room_and_leaves_nothing(
+    source: ArtifactInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(exporting.shutil, "disk_usage", lambda path: usage._replace(free=1))
+    run = RunFile(
+        schema=1, task="export", version=1, config={"url": str(tmp_path / "out")},
+        inputs={"model": source.url}, scratch=str(tmp_path / "scratch"), layout=CPU,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="and its disk has 1e-09 free"):
+        exporting.export(run)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,150 @@
+"""Make a low-rank adapter in peft's format an artifact, and its base with it merged a model:
+python -m atelier.engine.adopt_adapter run.json
+
+run.json: config is an AdoptingAdapter, inputs {"base": a model artifact}; outputs "adapter" and "model".
+Weights are merged and written one by one.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from atelier.engine.config.adapters import CONFIG, INNER, OUTER, WEIGHTS, Scaled, names_of, scaled, split
+from atelier.engine.config.base import Json, Spec, parse
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.families import fitting
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.run_file import FILE_BYTES, RunFile
+from atelier.engine.data.vocabulary import copy_carried, copy_tokenizer
+from atelier.engine.io import storage
+from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.io.source_files import content_id, local_copy
+from atelier.engine.model.load import read_weights, write_model
+from atelier.engine.model.weights import StoredWeights, Weight
+
+
+class AdoptingAdapter(Spec):
+    """The config of this command. `files`: the config and the weights, each with its content id."""
+
+    source: str
+    files: tuple[tuple[str, str], ...]
+
+
+def adopt_adapter(run: RunFile) -> dict[str, Json]:
+    """Write both artifacts; returns the summary. Raises ConfigError for what is not understood, DataError for
+    an adapter that is not of the base.
+    """
+    asked, scratch = parse(AdoptingAdapter, run.config, "config"), Path(run.scratch)
+    known = {url.rsplit("/", 1)[-1]: url for url, _ in asked.files}
+    here = {url.rsplit("/", 1)[-1]: local_copy(url, digest, scratch) for url, digest in asked.files}
+    config = storage.read_object(str(here[CONFIG]), "an adapter's configuration")
+    how, source = scaled(config, known[CONFIG]), input_of(run, "base")
+    stored, spec = read_weights(source, scratch)
+    if not isinstance(spec, GPT):
+        raise ConfigError(asked.source, f"its base is of kind {spec.kind}", "a base of kind gpt")
+    family, additions = of_base(StoredWeights(here[WEIGHTS]), spec, how, known[WEIGHTS])
+    for url, digest in asked.files:
+        if content_id(url, "source") != digest:
+            raise DataError(f"source: {url} has changed since it was planned; start again")
+    is_here = storage.is_local(asked.source)
+    where = storage.local_path(asked.source).absolute().name if is_here else asked.source
+    about: dict[str, Json] = {"family": family, "rank": how.rank, "source": where}
+    if "adapter" in run.outputs:  # not there from before
+        adapter = output_of(run, "adapter")
+        for name in (CONFIG, WEIGHTS):
+            adapter.add(name, here[name])
+        adapter.close(about)
+    if "model" in run.outputs:
+        merge(run, source, stored, spec, additions, where)
+    return {"params": spec.num_params(), **about}
+
+
+def merge(
+    run: RunFile,
+    source: ArtifactInput,
+    stored: StoredWeights,
+    spec: GPT,
+    additions: Mapping[str, tuple[Tensor, Tensor, float]],  # A, B and the factor of their product
+    where: str,
+) -> None:
+    """Write the base with its additions."""
+    progress, output, scratch = Progress(sys.stdout), output_of(run, "model"), Path(run.scratch)
+    progress.start(len(stored), "weights")
+    weights = stored.weights()
+    for name, addition in additions.items():
+        plain = weights[name]
+        weights[name] = plain._replace(gather=partial(_merged, plain, *addition))
+    counted = {name: weight._replace(gather=_counted(weight, progress)) for name, weight in weights.items()}
+    write_model(counted, spec, output.add_parts, most=FILE_BYTES)
+    copy_tokenizer(source, output, scratch)
+    copy_carried(source, output, scratch)
+    output.close({"params": spec.num_params(), "adapter": where})
+
+
+def of_base(
+    stored: StoredWeights, spec: GPT, how: Scaled, place: str
+) -> tuple[str, Mapping[str, tuple[Tensor, Tensor, float]]]:
+    """The family under whose names the adapter is, and for each of our weights its A [r, in], its B [out, r]
+    and the factor of their product.
+    Raises DataError for weights that are none of the base's, of another shape, missing, or no numbers.
+    """
+    modules = {split(name)[0] for name in stored}
+    if "" in modules or not modules:
+        strange = next((name for name in stored if not split(name)[0]), "nothing")
+        raise DataError(f"{place}: {strange}: only additions to matrices are read")
+    families = {family.name: names_of(family, spec).ours for family in fitting(spec)}
+    family = next((name for name, ours in families.items() if modules <= ours.keys()), "")
+    if not family:
+        known = next(iter(families.values()), {})
+        raise DataError(f"{place}: the base has no {min(modules - known.keys())}; was it tuned on another?")
+    shapes, found = spec.shapes(), dict[str, tuple[Tensor, Tensor, float]]()
+    for module in sorted(modules):
+        ours = f"{families[family][module]}.weight"
+        outputs, inputs = shapes[ours]
+        pair = []
+        for leaf, wanted in ((INNER, (how.rank, inputs)), (OUTER, (outputs, how.rank))):
+            name = f"base_model.model.{module}{leaf}"
+            if name not in stored:
+                raise DataError(f"{place}: {name} is missing")
+            weight = stored[name]
+            if tuple(weight.shape) != wanted:
+                raise DataError(f"{place}: {name} is {tuple(weight.shape)}, and should be {wanted}")
+            if not weight.isfinite().all():
+                raise DataError(f"{place}: {name} has numbers that are none")
+            pair.append(weight)
+        found[ours] = (pair[0], pair[1], how.scale)
+    return family, found
+
+
+def _merged(plain: Weight, inner: Tensor, outer: Tensor, scale: float) -> Tensor:
+    """W + scale B A, added in float32 at least."""
+    weight = plain.gather()
+    assert weight is not None  # there is one rank
+    exact = torch.promote_types(weight.dtype, torch.float32)
+    return (weight.to(exact) + (outer.to(exact) @ inner.to(exact)).mul_(scale)).to(weight.dtype)
+
+
+def _counted(weight: Weight, progress: Progress) -> Callable[[], Tensor | None]:
+    def gather() -> Tensor | None:
+        progress.advance(1)
+        return weight.gather()
+
+    return gather
+
+
+def act(run: RunFile) -> None:
+    say(sys.stdout, {"done": adopt_adapter(run)})
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return the exit code; one JSON line reports how it ended."""
+    return run_verb("adopt_adapter", arguments, act)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

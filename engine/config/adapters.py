@@ -1,0 +1,98 @@
+"""Low-rank adapters in peft's format: what of its config is understood, and the names of matrices under those
+of the exported base (engine/config/families.py). Torch-free.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from atelier.engine.config.base import Json
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.families import Config, Family
+from atelier.engine.config.model.gpt import GPT
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PREFIX = "base_model.model."  # peft's name for the model that it wraps
+INNER, OUTER = ".lora_A.weight", ".lora_B.weight"
+MATRIX = ".weight"
+# keys that change nothing of what a finished adapter computes; which modules have one, its weights say
+IDLE = (
+    "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode",
+    "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core",
+    "peft_type", "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",
+)  # fmt: skip
+READ = ("r", "lora_alpha", "use_rslora", "bias")
+
+
+class Scaled(NamedTuple):
+    """Inner width of an adapter, and the factor of B A."""
+
+    rank: int
+    scale: float
+
+
+def scaled(config: Config, place: str) -> Scaled:
+    """Raises ConfigError for anything but plain LoRA. A key that is not known may be switched off: null,
+    false or empty.
+    """
+    if config.get("peft_type") != "LORA":
+        raise ConfigError(f"{place}: peft_type", f"{config.get('peft_type')!r} is not read", "LORA")
+    for name, value in config.items():
+        if name not in (*IDLE, *READ) and value not in (None, False, "", [], {}):
+            raise ConfigError(f"{place}: {name}", f"{value!r}: only plain LoRA is read", "merge it with peft")
+    if config.get("bias", "none") != "none":
+        raise ConfigError(f"{place}: bias", f"{config['bias']!r}: biases are not read", "merge it with peft")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise ConfigError(f"{place}: r", f"{rank!r} is no rank", "a whole number from 1 on")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
+        raise ConfigError(f"{place}: lora_alpha", f"{alpha!r} is no factor", "a number")
+    return Scaled(rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+
+
+def written(
+    rank: int, alpha: float, modules: Iterable[str], *, base: str, turned: bool = False
+) -> dict[str, Json]:
+    """The config of an adapter. `turned`: matrices of the base have their inputs first."""
+    return {
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": turned,
+        "inference_mode": True,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": rank,
+        "target_modules": sorted(set(modules)),
+        "task_type": "CAUSAL_LM",
+    }
+
+
+class Names(NamedTuple):
+    """Modules with a plain matrix: ours, by what the family calls them; and those that it turns."""
+
+    ours: Mapping[str, str]
+    turned: frozenset[str]
+
+
+def names_of(family: Family, spec: GPT) -> Names:
+    """Matrices that several of ours are joined to are left out: no addition of one rank is theirs."""
+    found, turned = dict[str, str](), set[str]()
+    for ours, shape in spec.shapes().items():
+        part = family.foreign(ours)
+        if part is None or len(shape) != 2 or part.count > 1 or not part.name.endswith(MATRIX):
+            continue
+        name = part.name.removesuffix(MATRIX)
+        found[name] = ours.removesuffix(MATRIX)
+        if part.turned:
+            turned.add(name)
+    return Names(found, frozenset(turned))
+
+
+def split(name: str) -> tuple[str, str]:
+    """base_model.model.x.lora_A.weight as x and .lora_A.weight; ('', '') for other names."""
+    leaf = next((leaf for leaf in (INNER, OUTER) if name.endswith(leaf)), "")
+    if not leaf or not name.startswith(PREFIX):
+        return "", ""
+    return name.removeprefix(PREFIX).removesuffix(leaf), leaf

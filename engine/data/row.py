@@ -1,0 +1,39 @@
+"""Rows of a source: which columns are asked of files of rows, and why a value of one is not text."""
+
+from dataclasses import dataclass
+
+from atelier.engine.config.base import Json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column, or field, of a source's rows, under the first of `names` that is there."""
+
+    names: tuple[str, ...]
+    is_needed: bool = True
+    may_be_number: bool = False
+
+
+def text_problem(line: dict[str, Json], wanted: str) -> str:
+    """Why the field `wanted` of a line is not text; '' when it is."""
+    there = ", ".join(sorted(line)) or "none"
+    if wanted not in line:
+        return f"field '{wanted}' is missing; fields there: {there}"
+    text = line[wanted]
+    if not isinstance(text, str):
+        return f"field '{wanted}' is {kind_of(text)}, not text; fields there: {there}"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return (
+            f"field '{wanted}' holds half of a surrogate pair at character {error.start}, which is not text"
+        )
+    return ""
+
+
+def kind_of(value: Json) -> str:
+    """The kind of a JSON value, in words for an error."""
+    if isinstance(value, bool):
+        return "true or false"
+    kinds = {type(None): "null", int: "a number", float: "a number", str: "text", list: "a list"}
+    return kinds.get(type(value), "an object")

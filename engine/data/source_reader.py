@@ -1,0 +1,258 @@
+"""Read the files of a source, packed or not, row by row, and check each file against the planned content
+id.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, cast
+
+from typing_extensions import Buffer
+
+from atelier.engine.config.base import Json
+from atelier.engine.config.error import DataError, printable
+from atelier.engine.data import tar
+from atelier.engine.data.row import Column, kind_of
+from atelier.engine.data.zst import Unpacked
+from atelier.engine.io.process import Progress
+from atelier.engine.io.remote import open_system
+from atelier.engine.io.source_files import BLOCK, PARQUET, TAR, check_package, content_id, reading
+from atelier.engine.io.storage import is_local, local_path
+
+MOST_TEXT = 1 << 30  # bytes of a line, and of what a packed file of one text holds
+PACKED = (".gz", ".zst")
+# stores whose files are read by ranges, exactly those that are asked for
+BY_RANGES = ("hf://", "s3://", "s3a://", "http://", "https://", "gs://", "gcs://", "abfs://", "az://")
+Row = tuple[int, str, dict[str, Json]]  # number from 1, place for errors, values
+
+
+class _Watched(io.RawIOBase):
+    """A reader that hashes and counts the bytes read."""
+
+    def __init__(self, inner: IO[bytes], path: str, progress: Progress) -> None:
+        self._inner, self._path, self._progress = inner, path, progress
+        self.digest = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        with reading(self._path, self._path):
+            block = self._inner.read(len(view := memoryview(buffer)))
+        self.digest.update(block)
+        self._progress.advance(len(block))
+        view[: len(block)] = block
+        return len(block)
+
+
+class SourceReader:
+    """Reads files that must be unchanged since the run was planned; on a broken line stops, or skips it."""
+
+    def __init__(self, *, on_error: str, place: str, progress: Progress) -> None:
+        self._stop, self._place, self._progress = on_error == "stop", place, progress
+        self.skipped = 0
+
+    def broken(self, where: str, problem: str) -> None:
+        """Raise DataError for a broken line, or count it."""
+        if self._stop:
+            raise DataError(
+                f"{where}: {problem}; mend it, or leave such lines out with {self._place}.on_error=skip"
+            )
+        self.skipped += 1
+
+    @contextmanager
+    def opened(self, path: str, expected: str) -> Iterator[IO[bytes]]:
+        """The (unpacked) bytes of `path`. Raises DataError when the file is gone or its content id is not
+        `expected`.
+        """
+        check_package(path, path)
+        with _named(path):
+            found = content_id(path) if expected.startswith("remote:") else ""
+            if found and found != expected:
+                raise _changed(path)
+            system, place = open_system(path)
+            with system.open(place, "rb") as inner:
+                watched = _Watched(inner, path, self._progress)
+                buffered = io.BufferedReader(watched, BLOCK)
+                yield _unpacked(cast(IO[bytes], buffered), path)
+                while buffered.read(BLOCK):
+                    pass
+                found = found or watched.digest.hexdigest()
+        if found != expected:
+            raise _changed(path)
+
+    @contextmanager
+    def seekable(self, path: str, expected: str) -> Iterator[IO[bytes]]:
+        """The bytes of `path` in any order, of a remote file only those that are asked for. Raises DataError
+        as `opened`; a local file is read once more for it.
+        """
+        check_package(path, path)
+        with _named(path):
+            before = _stamp(path)
+            if content_id(path) != expected:
+                raise _changed(path)
+            system, place = open_system(path)
+            options = {"cache_type": "none"} if path.startswith(BY_RANGES) else {}
+            with reading(path, path):
+                inner = system.open(place, "rb", **options)
+            with inner:
+                watched = _Seekable(inner, path, self._progress)
+                yield cast(IO[bytes], watched)
+                watched.leave_out_the_rest()
+            if _stamp(path) != before:
+                raise _changed(path)
+
+    def whole(self, path: str, expected: str) -> bytes:
+        """All bytes of `path`. Raises DataError as `opened`, and for more than `MOST_TEXT` out of a packed
+        file.
+        """
+        with self.opened(path, expected) as file:
+            if not path.endswith(PACKED):
+                return file.read()
+            found = file.read(MOST_TEXT + 1)
+            if len(found) > MOST_TEXT:
+                raise _too_long(path)
+            return found
+
+    def rows(self, path: str, expected: str, columns: Sequence[Column]) -> Iterator[Row]:
+        """The rows of a file of rows, in order; memory holds a few. The member .txt of a sample is the
+        value of the last name of the first column.
+        """
+        if path.endswith(PARQUET):
+            from atelier.engine.data import parquet  # pyarrow takes 0.2 s to load
+
+            with self.seekable(path, expected) as file:
+                for number, values in parquet.rows(file, path, columns, self.broken):
+                    yield number, f"{path}:{number}", values
+        elif path.endswith(TAR):
+            with self.opened(path, expected) as file:
+                yield from self._of_samples(tar.samples(file, path, self.broken), path, columns[0].names[-1])
+        else:
+            yield from self._of_lines(path, expected)
+
+    def _of_lines(self, path: str, expected: str) -> Iterator[Row]:
+        """Of a .jsonl file; blank lines are numbered and left out."""
+        with self.opened(path, expected) as file:
+            for number, raw in enumerate(iter(lambda: file.readline(MOST_TEXT + 1), b""), start=1):
+                where = f"{path}:{number}"
+                if len(raw) > MOST_TEXT:
+                    raise _too_long(where)
+                row = self._parsed(raw, where) if raw.strip() else None
+                if row is not None:
+                    yield number, where, row
+
+    def _of_samples(self, samples: Iterator[tar.Sample], path: str, text_name: str) -> Iterator[Row]:
+        """Of each sample one row, or one for each line of its .jsonl."""
+        number = 0
+        for sample in samples:
+            where = f"{path}: {printable(sample.key)}"
+            texts = sample.texts
+            if tar.LINES in texts and tar.TEXT not in texts and tar.OBJECT not in texts:
+                for line, raw in enumerate(texts[tar.LINES].splitlines(), start=1):
+                    number += 1
+                    there = f"{where}.{tar.LINES}:{line}"
+                    if raw.strip() and (row := self._parsed(raw, there)) is not None:
+                        yield number, there, row
+                continue
+            number += 1
+            if not texts:
+                members = printable(", ".join(sample.others))
+                self.broken(where, f"has no member .txt, .json or .jsonl; members there: {members}")
+                continue
+            row = self._parsed(texts[tar.OBJECT], f"{where}.{tar.OBJECT}") if tar.OBJECT in texts else {}
+            if row is not None and tar.TEXT in texts:
+                text = self._decoded(texts[tar.TEXT], f"{where}.{tar.TEXT}")
+                row = None if text is None else row | {text_name: text}
+            if row is not None:
+                yield number, where, row
+
+    def _decoded(self, raw: bytes, where: str) -> str | None:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            self.broken(where, f"byte {error.start} is not UTF-8")
+            return None
+
+    def _parsed(self, raw: bytes, where: str) -> dict[str, Json] | None:
+        try:
+            line = json.loads(raw)
+        except UnicodeDecodeError as error:
+            self.broken(where, f"byte {error.start} of the line is not UTF-8")
+        except (ValueError, RecursionError) as error:
+            self.broken(where, f"not JSON ({error})")
+        else:
+            if isinstance(line, dict):
+                return line
+            self.broken(where, f"{kind_of(line)} where an object is expected")
+        return None
+
+
+class _Seekable(io.RawIOBase):
+    """A file of which parts are read, and counted."""
+
+    def __init__(self, inner: IO[bytes], path: str, progress: Progress) -> None:
+        self._inner, self._path, self._progress = inner, path, progress
+        self._count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with reading(self._path, self._path):
+            return self._inner.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._inner.tell()
+
+    def readinto(self, buffer: Buffer) -> int:
+        with reading(self._path, self._path):
+            block = self._inner.read(len(view := memoryview(buffer)))
+        self._count += len(block)
+        self._progress.advance(len(block))
+        view[: len(block)] = block
+        return len(block)
+
+    def leave_out_the_rest(self) -> None:
+        """Count what was not read, too: the file is done."""
+        self._progress.advance(max(0, self.seek(0, io.SEEK_END) - self._count))
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Convert the errors of reading `path` to DataErrors with it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{path}: gone since the run was planned; run the same command again") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: not whole gzip data ({error})") from None
+
+
+def _unpacked(file: IO[bytes], path: str) -> IO[bytes]:
+    if path.endswith(".gz"):
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+    return io.BufferedReader(Unpacked(file, path), BLOCK) if path.endswith(".zst") else file
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    """What changes when a local file does; of others nothing."""
+    if not is_local(path):
+        return ()
+    stat = os.stat(local_path(path))
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def _changed(path: str) -> DataError:
+    return DataError(f"{path}: changed since the run was planned; run the same command again")
+
+
+def _too_long(where: str) -> DataError:
+    return DataError(f"{where}: more than {MOST_TEXT >> 20} MiB in one text; cut it into several")

@@ -1,0 +1,61 @@
+"""Unpack zstd (RFC 8878) as it is read, with bounded memory."""
+
+import io
+from typing import IO
+
+from typing_extensions import Buffer
+
+from atelier.engine.config.error import DataError
+
+MOST_WINDOW = 1 << 27  # bytes; what zstd itself unpacks without being told to: `--long=27`
+PIECE = 1 << 9  # packed bytes at a time: 4 of them can be 128 KiB of the same byte, all of them 16 MiB
+
+
+class Unpacked(io.RawIOBase):
+    """The bytes of the frames of `inner`, one after another. Raises DataError naming `path` for what is
+    damaged, cut, or needs more than `MOST_WINDOW` to be unpacked.
+    """
+
+    def __init__(self, inner: IO[bytes], path: str) -> None:
+        import zstandard  # optional
+
+        self._inner, self._path = inner, path
+        self._error = zstandard.ZstdError
+        self._unpacker = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW)
+        self._frame = self._unpacker.decompressobj()
+        self._is_inside = False  # of a frame
+        self._packed, self._ready = b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)
+        while not self._ready:
+            self._packed = self._packed or self._inner.read(PIECE)
+            if not self._packed:
+                if self._is_inside:
+                    raise DataError(
+                        f"{self._path}: not whole zstd data: it ends within a frame; copy it again"
+                    )
+                return 0
+            self._unpack()
+        part = self._ready[: len(view)]
+        view[: len(part)] = part
+        self._ready = self._ready[len(part) :]
+        return len(part)
+
+    def _unpack(self) -> None:
+        try:
+            self._ready = memoryview(self._frame.decompress(self._packed))
+        except self._error as error:
+            reason = str(error).removeprefix("zstd decompress error: ")
+            if "too much memory" in reason:
+                raise DataError(
+                    f"{self._path}: needs a window of more than {MOST_WINDOW >> 20} MiB to be unpacked; pack"
+                    " it without --long or --ultra"
+                ) from None
+            raise DataError(f"{self._path}: not zstd data ({reason}); copy it again") from None
+        self._is_inside, self._packed = not self._frame.eof, self._frame.unused_data
+        if self._frame.eof:
+            self._frame = self._unpacker.decompressobj()

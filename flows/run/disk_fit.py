@@ -1,0 +1,42 @@
+"""Whether what a flow brings in from elsewhere fits the disk of the store."""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from atelier.engine.io.storage import is_local, local_path
+from atelier.infra.dag import Node
+from atelier.infra.store.store import Store
+
+SPARE = 1.05  # of the bytes: records, indices and what else a run writes
+BYTES = "bytes"  # in a node's config: what it copies
+
+
+def bytes_of(node: Node) -> int:
+    """Bytes that the node brings into the store; 0 where that is not known."""
+    found = node.config.get(BYTES, 0)
+    return found if isinstance(found, int) else 0
+
+
+def too_little_disk(nodes: Iterable[Node], store: Store) -> list[str]:
+    """Why the disk has no room for what these nodes bring in; empty when it has, or cannot be asked."""
+    needed = {node.name: bytes_of(node) for node in nodes if bytes_of(node)}
+    if not needed or not is_local(store.root):
+        return []
+    free = free_bytes(local_path(store.root))
+    if SPARE * sum(needed.values()) <= free:
+        return []
+    return [_told(needed, free, store.root)]
+
+
+def free_bytes(folder: Path) -> int:
+    """Of the disk of a folder, which need not be there yet."""
+    return shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
+
+
+def _told(needed: Mapping[str, int], free: int, root: str) -> str:
+    size = SPARE * sum(needed.values()) / 1e9
+    return (
+        f"{', '.join(needed)}: needs {size:.3g} GB on the disk of {root}, which has {free / 1e9:.3g} free; "
+        "`atelier gc` frees some, or set ATELIER_ROOT to another disk"
+    )

@@ -1,0 +1,75 @@
+"""adopt_adapter: a low-rank adapter in peft's format, and its base with it merged."""
+
+from atelier.engine.config.adapters import CONFIG, WEIGHTS, scaled
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.io.hub import pinned
+from atelier.engine.io.source_files import check_no_password, reading
+from atelier.engine.io.storage import is_local, join, local_path, names, read_object
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.store.existing_model import Existing
+from atelier.infra.store.source_contents import contents_of, identity_of
+
+VERSION = 1
+PICKLE = "adapter_model.bin"
+KIND = "a folder as peft saves it"
+
+
+def adopt_adapter(source: str, base: Existing, name: str) -> dict[str, Reference]:
+    """The adapter, and the merged model called `name`. `source`: a folder or an fsspec URL of one, as peft
+    saves it. Raises ConfigError for one that has no adapter, or what is not understood.
+    """
+    check_no_password(source, "source")
+    with reading(source, "source"):
+        source = pinned(source.rstrip("/"), "source") if "://" in source else source
+        folder = str(local_path(source).absolute()) if is_local(source) else source
+        there = names(folder)
+        if WEIGHTS not in there and PICKLE in there:
+            raise DataError(
+                f"source: {PICKLE} is a pickle, which is never opened; save it as safetensors where it is "
+                "trusted"
+            )
+        for needed in (CONFIG, WEIGHTS):
+            if needed not in there:
+                raise ConfigError("source", f"{source} has no {needed}", KIND)
+        scaled(read_object(join(folder, CONFIG), "an adapter's configuration"), CONFIG)
+    files = contents_of([join(folder, CONFIG), join(folder, WEIGHTS)], place="source")
+    adapter = Product(
+        kind="adapter",
+        name=f"{name}-adapter",
+        version=VERSION,
+        identity=identity_of(files),
+        parents={"base": base.reference.fingerprint},
+        origin={"files": "source", "content": "source"},
+    )
+    model = Product(
+        kind="model",
+        name=name,
+        version=VERSION,
+        identity={},
+        parents={
+            "init": base.reference.fingerprint,
+            "adapter": adapter.fingerprint,
+            "tokenizer": base.tokenizer.fingerprint,
+        },
+    )
+    node = Node(
+        name="adopt_adapter",
+        task="adopt_adapter",
+        products={"adapter": adapter, "model": model},
+        inputs={"base": input_of(base.reference)},
+        config={"source": source, "files": [list(each) for each in files]},
+    )
+    return declare(node, [base.reference])
+
+
+def run(node: Node, context: RunContext) -> None:
+    context.gang(
+        GangRequest(
+            node=node,
+            module="atelier.engine.adopt_adapter",
+            config=lambda fences: node.config,
+            outputs=context.missing(node),
+        )
+    )
