@@ -227,6 +227,10 @@ def check_tokenizer(
     """Raise ConfigError for a model with another tokenizer, even of equal size: ids would mean other text."""
     if TOKENIZER not in model.names():
         return
+    if Vocabulary.of(model, scratch).before != vocabulary.before:
+        raise ConfigError(
+            place, "its texts begin otherwise than those of the tokenizer given", "the tokenizer of the model"
+        )
     if (own := model.entry(TOKENIZER).sha256) != (given := tokenizer.entry(TOKENIZER).sha256):
         size = Vocabulary.of(model, scratch).size
         raise ConfigError(

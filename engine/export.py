@@ -5,7 +5,6 @@ back and its logits compared with the model's before `done` is said; what could 
 """
 
 import json
-import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -154,8 +153,7 @@ def _check_room(url: str, size: int) -> None:
     """Raises ConfigError when the disk has no room for the weights."""
     if not storage.is_local(url):
         return
-    folder = storage.local_path(url)
-    free = shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
+    free = storage.free_bytes(storage.local_path(url))
     if size > free:
         raise ConfigError(
             "export",

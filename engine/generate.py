@@ -3,10 +3,10 @@
 run.json: config is a Generation (engine/config/generation.py), inputs {"model": a model artifact}, no
 outputs. Prompts stream as {"prompt": number, "text": piece}, in the end {"done": {"tokens", "tokens_per_s"}}.
 With `serve` every line of the input is a Request as JSON and gets one line: {"text": the whole continuation}
-or {"error": why not}. Each prompt is continued alone and from its own seed: no answer depends on another.
+or {"error": why not}, in the order of the requests, or with an `id` as soon as it is done. Rows are computed
+together; each is drawn from its own seed, and no answer depends on another.
 """
 
-import json
 import sys
 import time
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ from typing import TextIO
 import torch
 
 from atelier.engine.config.base import parse
-from atelier.engine.config.error import AtelierError, ConfigError
-from atelier.engine.config.generation import Generation, Request, Sampling
+from atelier.engine.config.generation import Generation, Sampling
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.inference.generator import Generator, read_generator
-from atelier.engine.io.process import input_of, run_verb, say
+from atelier.engine.inference.serving import serve
+from atelier.engine.io.process import input_of, leave, run_verb, say
 from atelier.engine.parallel.gang import start_gang
 
 # parameters below which one thread is as fast as several, and no token waits for a thread that has no core
@@ -39,27 +39,6 @@ def answer_prompts(generator: Generator, prompts: Iterable[str], sampling: Sampl
     say(target, {"done": {"tokens": num_tokens, "tokens_per_s": round(rate, 1)}})
 
 
-def serve(generator: Generator, lines: Iterable[bytes], target: TextIO) -> None:
-    """Answer every line with one line; a request that fails gets its error and affects no other."""
-    for line in lines:
-        try:
-            request = parse_request(line)
-            say(target, {"text": generator.text(request.prompt, request)})
-        except AtelierError as error:
-            say(target, {"error": str(error)})
-
-
-def parse_request(line: bytes) -> Request:
-    """Parse a request, a JSON object on one line. Raises ConfigError when it is not one."""
-    try:
-        document = json.loads(line)
-    except (ValueError, RecursionError) as error:  # ValueError: also what is not UTF-8
-        raise ConfigError("request", f"not JSON ({error})", 'send {"prompt": "..."} on one line') from None
-    if not isinstance(document, dict):
-        raise ConfigError("request", "not a JSON object", 'send {"prompt": "..."} on one line')
-    return parse(Request, document, "request")
-
-
 def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
     """Run the generation of the run file: requests are read from `lines`, answers go to `target`."""
     generation = parse(Generation, run.config, "config")
@@ -69,10 +48,11 @@ def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
     if run.layout.threads == "auto" and sum(each.numel() for each in generator.model.parameters()) < SMALL:
         torch.set_num_threads(1)
     if generation.serve:
-        serve(generator, lines, target)
+        serve(generator, lines, target, memory=int(generation.cache_gb * 1e9))
     else:
         answer_prompts(generator, generation.prompts, generation, target)
 
 
 if __name__ == "__main__":
-    sys.exit(run_verb("generate", sys.argv[1:], lambda run: generate(run, sys.stdin.buffer, sys.stdout)))
+    # without interpreter shutdown, which cannot end a thread that waits for input
+    leave(run_verb("generate", sys.argv[1:], lambda run: generate(run, sys.stdin.buffer, sys.stdout)))

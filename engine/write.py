@@ -70,31 +70,34 @@ def write(run: RunFile, asked: Written) -> dict[str, Json]:
     return summary
 
 
-def beginnings(path: Path, generator: Generator, asked: Written) -> dict[int, list[int]]:
-    """The ids that `asked.documents` of the longer documents begin with, by the document's place; a model
-    with learned positions has to have room for more.
+def beginnings(path: Path, generator: Generator, asked: Written) -> dict[int, tuple[list[int], str]]:
+    """What `asked.documents` of the longer documents begin with, by the document's place: the model's ids and
+    the text; a model with learned positions has to have room for more.
     """
     with open(path, "rb") as file:
         begins_D = np.fromiter(accumulate(map(len, file), initial=0), dtype=np.int64)[:-1]
-    found: dict[int, list[int]] = {}
+    found: dict[int, tuple[list[int], str]] = {}
     with open(path, "rb") as file:
         for number in map(int, Permutation(len(begins_D), asked.seed, LANE)(np.arange(len(begins_D)))):
             if asked.documents and len(found) == asked.documents:
                 break
             file.seek(begins_D[number])
             line = json.loads(file.readline())
-            ids = generator.vocabulary.encode(line["text"]) if line["split"] == TRAIN else []
-            if len(ids) > asked.prefix:
-                found[number] = [*generator.vocabulary.before, *ids[: asked.prefix]]
-                room_behind(generator.model, found[number], asked.tokens)
+            if line["split"] != TRAIN or not (
+                begun := generator.vocabulary.begun(line["text"], asked.prefix)
+            ):
+                continue
+            ids, text = begun
+            found[number] = [*generator.vocabulary.before, *ids], text
+            room_behind(generator.model, found[number][0], asked.tokens)
     return found
 
 
 def _continued(
-    generator: Generator, numbers: list[int], begun: dict[int, list[int]], asked: Written
+    generator: Generator, numbers: list[int], begun: dict[int, tuple[list[int], str]], asked: Written
 ) -> list[str]:
     """The text of each document, drawn with random numbers of its own."""
-    prompts = [begun[number] for number in numbers]
+    prompts = [begun[number][0] for number in numbers]
     keys = Chance(asked.seed, LANE, TRAIN).keys(np.array(numbers), np.zeros(len(numbers), dtype=np.int64))
     found = continuations(
         generator.model,
@@ -105,11 +108,8 @@ def _continued(
         draws=lambda place: torch.from_numpy(uniform(keys, place, 0)),
         ends=generator.vocabulary.ends,
     )
-    bytes_of = generator.vocabulary.bytes_of
-    return [
-        bytes_of([*prompt, *ids]).decode("utf-8", "replace")
-        for prompt, ids in zip(prompts, found, strict=True)
-    ]
+    more = (generator.vocabulary.bytes_of(ids).decode("utf-8", "replace") for ids in found)
+    return [begun[number][1] + text for number, text in zip(numbers, more, strict=True)]
 
 
 def act(run: RunFile) -> None:

@@ -5,6 +5,7 @@ atelier adopt source=checkpoints/Qwen3-0.6B name=qwen
 """
 
 from atelier.engine.config.base import ModelName, Name
+from atelier.engine.config.error import ConfigError
 from atelier.infra.store.existing_model import existing_model
 from atelier.tasks.adopt import adopt as adopt_model
 from atelier.tasks.adopt_adapter import adopt_adapter
@@ -14,7 +15,10 @@ from atelier.tasks.register import register
 def adopt(source: str, name: Name = "adopted", base: ModelName = "") -> None:
     """Raises ConfigError for a source that is no checkpoint, or not understood."""
     if base:
-        model = adopt_adapter(source, existing_model(base, "base"), name)["model"]
+        parent = existing_model(base, "base")
+        if name == parent.reference.name:
+            raise ConfigError("name", f"is {name}, as the base's own", f"name={name}-tuned")
+        model = adopt_adapter(source, parent, name)["model"]
     else:
         model, _ = adopt_model(source, name)
     register({name: model}, {})

@@ -6,12 +6,13 @@ atelier pretrain model=auto init=guest tokenizer.model=guest
 
 from atelier.engine.config.base import ModelName, Name, parse
 from atelier.engine.config.data import Data, Score, Tokenizer
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import Model, Objective, Optim
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.flows.corpus import corpus, extras
-from atelier.infra.store.existing_model import beginnings
+from atelier.infra.store.existing_model import beginnings, existing_model
 from atelier.tasks.extract_adapter import extract_adapters, low_rank
 from atelier.tasks.register import register
 from atelier.tasks.report import report
@@ -31,6 +32,8 @@ def pretrain(
     name: Name = "model",
     init: ModelName = "",
 ) -> None:
+    if init and existing_model(init, "init").reference.name == name:
+        raise ConfigError("name", f"is {name}, as that of the model that it begins from", f"name={name}-on")
     text = corpus(data, tokenizer)
     role = parse(Role, {"model": model, "objective": objective, "optim": optim, "init": init}, "")
     begun = beginnings({"model": role}, text.tokenizer, "")

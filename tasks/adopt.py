@@ -65,7 +65,7 @@ def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
             "source": source,
             "weights": list(weights),
             "files": [list(each) for each in files],
-            "bytes": total_bytes(files),
+            "bytes": total_bytes(files) * (1 if is_local(source) else 2),  # copied to scratch first
         },
     )
     return declare(node, [tokenizer])["model"], spec
@@ -80,7 +80,7 @@ def texts_of(documents: Sequence[Mapping[str, Json]]) -> AdoptedEnds:
     ends: list[int] = []
     for document in documents:
         said = document.get("eos_token_id")
-        ends += [end for end in (said if isinstance(said, list) else [said]) if isinstance(end, int)]
+        ends += [end for end in (said if isinstance(said, list) else [said]) if type(end) is int]
     how = documents[-1]
     begin = how.get("bos_token")
     named = section_of(begin).get("content", begin)

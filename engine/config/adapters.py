@@ -18,10 +18,11 @@ MATRIX = ".weight"
 # keys that change nothing of what a finished adapter computes; which modules have one, its weights say
 IDLE = (
     "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode",
-    "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core",
+    "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core",
     "peft_type", "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",
 )  # fmt: skip
-READ = ("r", "lora_alpha", "use_rslora", "bias")
+READ = ("r", "lora_alpha", "use_rslora", "bias", "init_lora_weights")
+BESIDE_BASE = (True, False, None, "gaussian")  # ways to begin that leave the base as it is
 
 
 class Scaled(NamedTuple):
@@ -40,6 +41,12 @@ def scaled(config: Config, place: str) -> Scaled:
     for name, value in config.items():
         if name not in (*IDLE, *READ) and value not in (None, False, "", [], {}):
             raise ConfigError(f"{place}: {name}", f"{value!r}: only plain LoRA is read", "merge it with peft")
+    if config.get("init_lora_weights") not in BESIDE_BASE:
+        raise ConfigError(
+            f"{place}: init_lora_weights",
+            f"{config['init_lora_weights']!r} changes the base, to which the adapter belongs then",
+            "merge it with peft",
+        )
     if config.get("bias", "none") != "none":
         raise ConfigError(f"{place}: bias", f"{config['bias']!r}: biases are not read", "merge it with peft")
     rank, alpha = config.get("r"), config.get("lora_alpha")

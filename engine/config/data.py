@@ -167,6 +167,12 @@ class Finetune(Spec):
         default=True, description="also fine-tune the same network from random weights on every draw"
     )
 
+    @model_validator(mode="after")
+    def _something_moves(self) -> "Finetune":
+        if self.trainable.kind == "none":
+            raise ValueError("trainable.kind=none moves nothing: there is nothing to tune")
+        return self
+
     @property
     def num_steps(self) -> int:
         """Optimiser steps of one draw."""

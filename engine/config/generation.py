@@ -96,6 +96,9 @@ class Generation(Sampling):
         description="weights in memory at once, GB; 0 = all of the model. The text is the same",
     )
     serve: bool = Field(default=False, description="answer a JSON request a line, until the input ends")
+    cache_gb: float = Field(
+        default=2.0, gt=0, description="keys and values of all rows that are served together, GB"
+    )
 
 
 class Written(Spec):

@@ -55,8 +55,11 @@ class Speed(TypedDict):
 
 
 class Continuation(TypedDict, total=False):
-    """A line of a generator: a piece of a prompt's continuation, or in the end `done`, or an error."""
+    """A line of a generator: a piece of a prompt's continuation, or in the end `done`, or an error. When it
+    serves: the whole continuation, or an error, with the `id` of a request that has one.
+    """
 
+    id: int
     prompt: int
     text: str
     done: Speed

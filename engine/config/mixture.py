@@ -41,11 +41,24 @@ ROWS: dict[str, int] = {EXAMPLES: 2}  # without end tokens where none is needed
 def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, ObjectiveSpec]:
     """The objective that defines the rows, by kind of rows; windows alone need none.
 
-    Raises ConfigError when roots define them differently, or a student reads a kind that the root does not.
+    A finished model defines none: its students do, which the fingerprints know. Raises ConfigError when roots
+    define them differently, or a student, or a finished teacher, reads a kind that the root does not.
     """
     found = {name: _own(role) for name, role in roles.items()}
-    roots = [name for name, role in roles.items() if not role.teacher] or list(roles)
+    moving = {name: role for name, role in roles.items() if role.moves} or roles
+    roots = [name for name, role in moving.items() if role.teacher not in moving] or list(moving)
     first = found[roots[0]]
+    resting = [name for name in roles if name not in moving]
+    for name in resting:  # what it reads are its students' rows
+        own = {kind: spec for kind, spec in found[name].items() if kind in first}
+        if {kind: spec.numbers() for kind, spec in own.items()} != {
+            kind: first[kind].numbers() for kind in own
+        }:
+            raise ConfigError(
+                f"{prefix}{name}.objective",
+                f"makes other rows than {roots[0]}, whose rows it reads",
+                "the same numbers, or leave it out",
+            )
     for name in roots[1:]:
         if {kind: spec.numbers() for kind, spec in found[name].items()} != {
             kind: spec.numbers() for kind, spec in first.items()
@@ -57,7 +70,7 @@ def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, Ob
             )
     for name, own in found.items():
         for kind in own:
-            if kind not in first:
+            if kind not in (first or {WINDOWS}):
                 raise ConfigError(
                     f"{prefix}{name}.objective",
                     f"reads {kind}, but {roots[0]}, which defines the samples, reads {', '.join(first)}",

@@ -235,6 +235,12 @@ class Train(Spec):
     eval_sequences: int = Field(
         default=32, ge=1, description="held-out sequences an evaluation", json_schema_extra=LAYOUT
     )
+    profile: int = Field(
+        default=0,
+        ge=0,
+        description="steps recorded with torch's profiler, after the first three of a gang; 0 = none",
+        json_schema_extra=LAYOUT,
+    )
     progressive: Progressive = Field(
         default=Progressive(),
         description="growth of sequences, batches, learning rates and dropout in the first steps",

@@ -56,7 +56,7 @@ def text_ends(texts: AdoptedEnds, tokenizer: Encoder, place: str) -> TextEnds:
     """
     named = named_end(tokenizer)
     for end in texts.ends:
-        if tokenizer.id_to_token(end) is None:
+        if not 0 <= end < 1 << 32 or tokenizer.id_to_token(end) is None:
             raise ConfigError(
                 f"{place}: eos_token_id", f"{end}, but the tokenizer has no such id", "the model's tokenizer"
             )
@@ -76,8 +76,11 @@ def text_ends(texts: AdoptedEnds, tokenizer: Encoder, place: str) -> TextEnds:
 
 def _added_before(tokenizer: Encoder, place: str) -> int | None:
     """The token that the tokenizer itself puts before a text."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
-    before = whole[: next(n for n in range(len(whole) + 1) if whole[n : n + len(plain)] == plain)]
+    places = (n for n in range(len(whole) - len(plain) + 1) if whole[n : n + len(plain)] == plain)
+    before = whole[: next(places, 0)] if plain else []
     if len(before) > 1:
         raise ConfigError(place, f"puts {len(before)} tokens before every text", "one, or none")
     return before[0] if before else None

@@ -82,7 +82,7 @@ class SourceReader:
                 yield _unpacked(cast(IO[bytes], buffered), path)
                 while buffered.read(BLOCK):
                     pass
-                found = found or watched.digest.hexdigest()
+                found = content_id(path) if found else watched.digest.hexdigest()
         if found != expected:
             raise _changed(path)
 
@@ -104,7 +104,7 @@ class SourceReader:
                 watched = _Seekable(inner, path, self._progress)
                 yield cast(IO[bytes], watched)
                 watched.leave_out_the_rest()
-            if _stamp(path) != before:
+            if _stamp(path) != before or (expected.startswith("remote:") and content_id(path) != expected):
                 raise _changed(path)
 
     def whole(self, path: str, expected: str) -> bytes:

@@ -53,7 +53,7 @@ def samples(file: IO[bytes], path: str, broken: Callable[[str, str], None]) -> I
     sample = Sample(key="")
     try:
         with tarfile.open(fileobj=file, mode="r|", tarinfo=_Member) as archive:
-            while (member := archive.next()) is not None:
+            while (member := _next(archive)) is not None:
                 cast(Any, archive).members.clear()  # it would keep them all; its types do not know them
                 key, ending = _split(member.name)
                 where = f"{path}: {printable(member.name)}"
@@ -74,6 +74,14 @@ def samples(file: IO[bytes], path: str, broken: Callable[[str, str], None]) -> I
             _check_end(archive, path)
     except tarfile.TarError as error:
         raise DataError(f"{path}: not a whole tar archive: {error}; copy or pack it again") from None
+
+
+def _next(archive: tarfile.TarFile) -> tarfile.TarInfo | None:
+    """The next member. Raises TarError for headers that it would choke on."""
+    try:
+        return archive.next()
+    except (ValueError, IndexError, KeyError) as error:
+        raise tarfile.HeaderError(f"a header with {error}") from None
 
 
 def _not_empty(sample: Sample) -> Iterator[Sample]:

@@ -86,6 +86,13 @@ class Vocabulary:
         """The ids of one text, nothing added."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def begun(self, text: str, number: int) -> tuple[list[int], str] | None:
+        """The first `number` ids of a text, and the text that they stand for; None where it has no more."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        if len(found.ids) <= number:
+            return None
+        return found.ids[:number], text[: found.offsets[number - 1][1]]
+
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, on all threads that RAYON_NUM_THREADS allows."""
         return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]

@@ -52,7 +52,7 @@ class Generator:
         """
         if sampling.best_of > 1:
             return iter([self.ranked(prompt, sampling)[0].text])
-        return whole_characters(self._pieces(self._before(prompt, sampling), sampling))
+        return whole_characters(self._pieces(self.before(prompt, sampling), sampling))
 
     def ranked(self, prompt: str, sampling: Sampling) -> list[RankedText]:
         """`best_of` continuations, by descending probability of being natural under the model's adversarial
@@ -61,7 +61,7 @@ class Generator:
         Raises ConfigError for a model without that head.
         """
         check_judge(self.model, self.vocabulary)
-        before, found = self._before(prompt, sampling), []
+        before, found = self.before(prompt, sampling), []
         seeds = [
             seed_of(sampling.seed, "candidate", n) if n else sampling.seed for n in range(sampling.best_of)
         ]
@@ -93,7 +93,7 @@ class Generator:
         logits_BC = self.model.class_logits(self.model(batch).hidden[:, 0], HEAD)
         return float(logits_BC.float().softmax(-1)[0, 1])
 
-    def _before(self, prompt: str, sampling: Sampling) -> Prefix:
+    def before(self, prompt: str, sampling: Sampling) -> Prefix:
         """The prefix of the text: the control prompt, if any attributes are given, and the prompt."""
         if sampling.wishes.is_empty:
             ids = self._ids(prompt)

@@ -7,6 +7,7 @@ fsync the folder.
 
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 import threading
@@ -311,6 +312,11 @@ def digest_of(url: str) -> FileEntry:
             digest.update(block)
             total += len(block)
     return FileEntry(path=path.rsplit("/", 1)[-1], bytes=total, sha256=digest.hexdigest())
+
+
+def free_bytes(folder: Path) -> int:
+    """Of the disk of a folder, which need not be there yet."""
+    return shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
 
 
 def put_file(local: Path, url: str) -> FileEntry:

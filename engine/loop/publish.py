@@ -63,7 +63,10 @@ def publish(
         copy_tokenizer(inputs["tokenizer"], output, scratch)
         if base := inputs.get(member.spec.init):  # whose templates it understands
             copy_carried(base, output, scratch)
-    output.close(summary(member))
+    about = summary(member)
+    if f"frozen.{member.role.teacher}" in inputs:  # which had no steps meanwhile
+        about.pop("teacher_steps", None)
+    output.close(about)
 
 
 def summary(member: RoleState) -> dict[str, Json]:

@@ -272,7 +272,8 @@ class RoleState:
         rate *= self.progressive.lr_at(self.step)
         self.num_skipped = 0 if is_good else self.num_skipped + 1
         self.health.num_skipped += not is_good
-        self.weights.update(rate, spec.clip / (norm + 1e-6), is_good=is_good)
+        with self.gang.regions(f"optimiser {self.name}"):
+            self.weights.update(rate, spec.clip / (norm + 1e-6), is_good=is_good)
         self.step += 1
         return rate
 

@@ -80,8 +80,12 @@ class StageModule(nn.Module):
 
     def forward(self, *given: Tensor, index: Tensor | int, work: StepWork) -> Tensor | tuple[Tensor, ...]:
         """`given`: what the stage before passes on, in the order of `passed_on`."""
-        self.grid.gang.heartbeat.at("forward")
-        with arithmetic(self.precision, self.grid.gang.device):  # around forward only, as torch asks
+        gang = self.grid.gang
+        gang.heartbeat.at("forward")
+        with (
+            gang.regions("forward"),
+            arithmetic(self.precision, gang.device),
+        ):  # around forward only, as torch asks
             return self._forward(given, int(index), work)
 
     def _forward(self, given: tuple[Tensor, ...], number: int, work: StepWork) -> Tensor | tuple[Tensor, ...]:
@@ -242,7 +246,9 @@ class RoleModel:
         (stage,) = self.stages
         if self.layout.zero == 1:
             between_micro_batches(stage, is_last=index == len(work.batches) - 1)
-        after(index, stage(index=index, work=work)).backward()
+        total = after(index, stage(index=index, work=work))
+        with self.grid.gang.regions("backward"):
+            total.backward()
 
     def infer(self, work: StepWork, after: Seen) -> None:
         """Forward of all micro-batches."""

@@ -136,7 +136,8 @@ def train_step(
         member.forwards += len(batches)
         for student in step_group.students.get(member.name, ()):
             student.teacher_forwards += len(batches)
-    numbers, sums = _gather(tally, step_group, counts, gang)
+    with gang.regions("reduce"):
+        numbers, sums = _gather(tally, step_group, counts, gang)
     outcomes = {member.name: _update(member, numbers, sums[member.name]) for member in step_group.moving()}
     for member in step_group.moving():
         outcomes[member.name].measured = member.measured(sums[member.name], counts.tokens)
@@ -172,10 +173,11 @@ class RoleStep:
 
     def go(self) -> None:
         work = self.works[self.root.name]
-        if self.root.moves:
-            self.root.train(work, lambda index, total: self.after(self.root, index, total))
-        else:
-            self.root.infer(work, lambda index, total: self.after(self.root, index, total))
+        with self.root.gang.regions(f"role {self.root.name}"):
+            if self.root.moves:
+                self.root.train(work, lambda index, total: self.after(self.root, index, total))
+            else:
+                self.root.infer(work, lambda index, total: self.after(self.root, index, total))
 
     def after(self, member: RoleState, index: int, total: Tensor) -> Tensor:
         """Run the students of `member` after its forward pass of a micro-batch; returns the tensor from which
@@ -198,7 +200,8 @@ class RoleStep:
 
     def _train_one(self, student: RoleState, index: int, work: StepWork) -> None:
         if student.body is not None:
-            student.body.train_one(index, work, lambda index, total: self.after(student, index, total))
+            with student.gang.regions(f"role {student.name}"):
+                student.body.train_one(index, work, lambda index, total: self.after(student, index, total))
 
 
 Numbers = dict[tuple[str, str], float]

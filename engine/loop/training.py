@@ -21,6 +21,7 @@ from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.evaluation import HeldOut
 from atelier.engine.loop.pace import Pace
 from atelier.engine.loop.prefetch import Prefetcher, StepData
+from atelier.engine.loop.profile import Profiler
 from atelier.engine.loop.publish import check_digest, publish
 from atelier.engine.loop.replica_check import check_copies
 from atelier.engine.loop.report import MetricLog, ProgressReport
@@ -112,6 +113,8 @@ class Loop:
         )
         self.stall_s = 0.0
         self.has_begun = False
+        scratch = services.build_context.scratch
+        self.profiler = Profiler(self.train.profile, self.gang, self.order, scratch, self.report)
         self.straggler = StragglerDetector(self.gang, self.train.health.straggler)
         self.known: set[tuple[str, ...]] = set()  # computed so far: role, its active objectives, sizes
         self._open_data()
@@ -199,7 +202,9 @@ class Loop:
         is_usual, self.known = now <= self.known, self.known | now
         self.gang.heartbeat.begin(clock + 1, is_usual=is_usual)
         self.straggler.begin()
-        data = self.feed.at(clock)
+        self.profiler.begin(clock + 1)
+        with self.gang.regions("data"):
+            data = self.feed.at(clock)
         counts = self._agree(data, clock)
         return LoopStep(clock, group, passing, data, counts, began, is_usual)
 
@@ -279,7 +284,8 @@ class Loop:
             member = self.members[name]
             is_due = member.step % every == 0 or member.step == member.end
             if member.is_kept and is_due and not self.held_out.is_empty:
-                outcome.looks = self.held_out.means(member)
+                with self.gang.regions(f"evaluate {name}"):
+                    outcome.looks = self.held_out.means(member)
                 member.last |= outcome.looks | {"eval/step": member.step}
                 member.held_out = self.held_out.name
 
@@ -350,15 +356,17 @@ class Loop:
         ]
         if due and step > 0:
             self.gang.heartbeat.rest("save")
-            self._check_copies(step)
-            self.stall_s += self.saver.save(due, step)
+            with self.gang.regions("checkpoint"):
+                self._check_copies(step)
+                self.stall_s += self.saver.save(due, step)
 
     def show_progress(self, step: LoopStep, outcomes: Outcomes) -> None:
-        """Progress on stdout."""
+        """Progress on stdout; the step is over."""
         losses = {name: outcome.loss for name, outcome in outcomes.items() if not outcome.passed_over}
         self.report.progress(
             step.clock + 1, step.timing["step_s"], losses, is_last=step.clock + 1 == self.end
         )
+        self.profiler.end(step.clock + 1)
 
     def settle(self) -> None:
         """Wait until the last checkpoints are written, and close the metric files."""
@@ -367,8 +375,9 @@ class Loop:
             curve.flush()
 
     def stop_reading(self) -> None:
-        """End the thread that reads ahead."""
+        """End the thread that reads ahead, and the profiler."""
         self.feed.close()
+        self.profiler.close()
 
     def publish(self) -> None:
         """Write the outputs of all roles that have one."""

@@ -19,6 +19,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.io.heartbeat import Heartbeat
+from atelier.engine.parallel.regions import Regions
 
 RENDEZVOUS = "ATELIER_RENDEZVOUS"
 KERNEL_CACHE, KERNELS = "LRU_CACHE_CAPACITY", 64
@@ -40,6 +41,7 @@ class Gang:
     per_node: int = 1  # ranks of a node
     background: dist.ProcessGroup | None = None  # gloo, for a thread that works beside training
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    regions: Regions = field(default_factory=Regions, compare=False)
     meshes: dict[tuple[int, ...], DeviceMesh] = field(default_factory=dict, compare=False)  # by sizes of axes
 
     @property

@@ -46,7 +46,9 @@ def run_point(frozen: Frozen, command: str) -> int:
 
 def _ended(frozen: Frozen, outcome: RunOutcome, store: Store) -> int:
     for text in outcome.untracked:
-        print(printable(f"not in MLflow yet: {text}", 0), file=sys.stderr)
+        print(printable(text, 0), file=sys.stderr)
+    for place in outcome.places:
+        print(f"curves   {printable(place, 0)}")
     if outcome.failure is not None:
         print(
             printable(f"{outcome.failed + ': ' if outcome.failed else ''}{outcome.failure}", 0),

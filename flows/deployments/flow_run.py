@@ -56,7 +56,7 @@ def run(flow: str, parameters: JsonObject) -> State:
     log.info("%s   store %s", command, store.root)
     outcome = _run(frozen, plan, store, command, str(parameters.get("code") or ""), sweep)
     for text in outcome.untracked:
-        log.warning("not in MLflow yet: %s", text)
+        log.warning("%s", text)
     return _state(outcome)
 
 

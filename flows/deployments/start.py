@@ -13,6 +13,7 @@ from atelier.flows.run.screen import Screen
 from atelier.flows.run.table import duration
 from atelier.infra.dag import Node
 from atelier.infra.stack.stack import Stack, join_stack
+from atelier.infra.store.run_manifest import manifests
 from atelier.infra.store.store import Store
 from atelier.tasks.register import is_owed
 
@@ -76,6 +77,8 @@ def _on_pool(frozen: Frozen, plan: Plan, store: Store, screen: Screen) -> RunOut
         outcome.states = {n.name: "done" if n.name in missing else "reused" for n in plan.nodes}
     except (AtelierError, StoppedError) as error:
         outcome.failure = error
+    ran = (one.id for one in manifests(store) if one.links.get("flow_run") == run_id)
+    outcome.run_id = next(ran, "")
     outcome.total_s = time.monotonic() - started
     return outcome
 

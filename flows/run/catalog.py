@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from atelier import PROJECT
+from atelier.engine.config.error import ConfigError, nearest
 
 if TYPE_CHECKING:
     from atelier.engine.config.base import Json  # pydantic: 0.1 s that help does without
@@ -29,6 +30,14 @@ def flow_names() -> list[str]:
     return sorted(
         path.stem for path in (PROJECT / "flows").glob("*.py") if (CONF / f"{path.stem}.yaml").is_file()
     )
+
+
+def check_flow(flow: str, place: str) -> None:
+    """Raises ConfigError at `place` for a flow that does not exist."""
+    if flow not in flow_names():
+        near = nearest(flow, flow_names())
+        way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(flow_names())}"
+        raise ConfigError(place, f"no flow {flow!r}", way_out)
 
 
 def groups() -> list[str]:

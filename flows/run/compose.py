@@ -63,7 +63,7 @@ class Frozen:
         given = {key: value for key, _, value in pairs}
         experiment, more = given.pop("experiment", ""), list[str]()
         for key, value in given.items():
-            if key not in WHERE:
+            if key.split(".")[0] not in WHERE:
                 name = "~" * key.startswith("~") + ".".join(key.lstrip("~").split(".")[-2:])
                 more.append(f"{name}={value}" if value else name)
         words = f"{self.flow} {experiment}".strip() + (f": {', '.join(more)}" if more else "")
@@ -96,6 +96,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
         raise _unknown(stray[0], flow, known)
     pool = facts(default_root(), parse(Pool, given.pop("pool", {}), "pool"))
     tracker = parse(TrackerSpec, given.pop("tracker", {}), "tracker")
+    tracker.check()
     resume = parse(Resume, given.pop("resume", {}), "resume")
     arguments = parse(parameters(flow), given, "")
     arguments = resolved(arguments, pool)
@@ -130,6 +131,7 @@ def _hydra(flow: str, overrides: list[str]) -> dict[str, Json]:
     from omegaconf.errors import OmegaConfBaseException
 
     with _lock:
+        callers = GlobalHydra.instance().hydra  # of a program that composes with Hydra itself
         GlobalHydra.instance().clear()
         try:
             with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
@@ -138,6 +140,8 @@ def _hydra(flow: str, overrides: list[str]) -> dict[str, Json]:
                 return cast(dict[str, Json], document)
         except (HydraException, OmegaConfBaseException) as error:
             raise explained(error) from None
+        finally:
+            GlobalHydra.instance().hydra = callers
 
 
 def prepared(text: str, flow: str, known: list[str], *, is_sweep: bool = False) -> str:

@@ -1,10 +1,8 @@
 """Whether what a flow brings in from elsewhere fits the disk of the store."""
 
-import shutil
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
-from atelier.engine.io.storage import is_local, local_path
+from atelier.engine.io.storage import free_bytes, is_local, local_path
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 
@@ -27,11 +25,6 @@ def too_little_disk(nodes: Iterable[Node], store: Store) -> list[str]:
     if SPARE * sum(needed.values()) <= free:
         return []
     return [_told(needed, free, store.root)]
-
-
-def free_bytes(folder: Path) -> int:
-    """Of the disk of a folder, which need not be there yet."""
-    return shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
 
 
 def _told(needed: Mapping[str, int], free: int, root: str) -> str:

@@ -50,6 +50,7 @@ class RunOutcome:
     failure: Exception | None = None
     failed: str = ""
     untracked: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)  # where curves can be looked at, besides MLflow
     is_whole: bool = False  # every node has ended in a known state, whatever happens to Prefect
     prefect_s: float = 0.0
     total_s: float = 0.0
@@ -143,6 +144,7 @@ def run_flow(
     with suppress(OSError):  # a lost measurement does no harm
         record_measurements(plan, made, store, frozen.pool.name)
     outcome.untracked = context.tracker.close(outcome.status)
+    outcome.places = list(context.tracker.places)
     outcome.total_s = time.monotonic() - started
     return outcome
 
@@ -254,7 +256,7 @@ def _ended(manifest: RunManifest, outcome: RunOutcome, context: RunContext) -> R
         "ended": time.time(),
         "status": outcome.status,
         "states": outcome.states,
-        "links": context.links,
+        "links": context.links | {f"mlflow.{key}": url for key, url in context.tracker.urls.items()},
     }
     return manifest.model_copy(update=ending)
 
@@ -283,7 +285,10 @@ def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: 
     """Call `inside` within a Prefect flow of this process."""
     server = embed(context.store.root)
     import prefect  # 1.5 s: plans, help and errors do without
+    from prefect.runtime import flow_run  # known only inside a run
     from prefect.task_runners import ThreadPoolTaskRunner
+
+    from atelier.infra.stack.prefect_api import page  # as above
 
     runner: Any = ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE)  # Prefect's types ask for another's futures
 
@@ -294,6 +299,8 @@ def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: 
         validate_parameters=False,
     )
     def dag(config: dict[str, Any]) -> None:  # Prefect makes a schema of it
+        if server is None:
+            context.links["prefect.url"] = page(str(flow_run.id))
         inside()
         if outcome.failure is not None:
             raise outcome.failure

@@ -5,7 +5,8 @@ a known vocabulary; and a check that a model that goes on computes as it did.
 from collections.abc import Iterator, MutableMapping
 from typing import cast
 
-from atelier.engine.config.base import Json, Spec
+from atelier.engine.config.base import Json, Spec, parse
+from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.families import difference
@@ -15,18 +16,21 @@ from atelier.infra.store.existing_model import ANY_VOCAB, existing_in
 from atelier.infra.store.store import Store, default_root
 
 AUTO = "auto"
+LEAST_VOCAB = 300  # of a tokenizer that is learned; the plan counts with it
 
 
 def filled(document: dict[str, Json]) -> set[str]:
-    """Fill in, in place, what finished models say; the places of models that were. Raises ConfigError for
+    """Fill in, in place, what finished models say, and their fingerprints for their names: a name may mean
+    another model when the flow runs. Returns the places of models that were filled in. Raises ConfigError for
     `auto` without an `init`, and for an unknown model.
     """
     found: set[str] = set()
     for place, section in _sections(document):
-        model = section_of(section.get("model"))
+        model, word = section_of(section.get("model")), str(section.get("init") or "")
+        if model and word:
+            section["init"] = fingerprint_of(word, f"{place}init")
         if model.get("kind") != AUTO:
             continue
-        word = str(section.get("init") or "")
         if not word:
             raise ConfigError(
                 f"{place}model",
@@ -41,9 +45,21 @@ def filled(document: dict[str, Json]) -> set[str]:
     if word := str(tokenizer.get("model") or ""):
         store = Store(default_root())
         record = store.find(*_tokenizer(store, word))
-        if record is not None:
-            document["tokenizer"] = {**tokenizer, "vocab": record.summary["vocab"], "specials": []}
+        taken: dict[str, Json] = {"model": fingerprint_of(word, "tokenizer.model"), "specials": []}
+        if record is not None and record.summary["vocab"] >= LEAST_VOCAB:
+            taken["vocab"] = record.summary["vocab"]
+        document["tokenizer"] = {**tokenizer, **taken}
+    data = section_of(document.get("data"))
+    written = section_of(data.get("written"))
+    if word := str(written.get("by") or ""):
+        by = fingerprint_of(word, "data.written.by")
+        document["data"] = {**data, "written": {**written, "by": by}}
     return found
+
+
+def fingerprint_of(word: str, place: str) -> str:
+    """The fingerprint of the model called `word`. Raises ConfigError at `place` when there is none."""
+    return existing_in(Store(default_root()), word, place).reference.fingerprint
 
 
 def _tokenizer(store: Store, word: str) -> tuple[str, str]:
@@ -59,26 +75,41 @@ def _sections(document: MutableMapping[str, Json]) -> Iterator[tuple[str, dict[s
             yield f"roles.{name}.", role
 
 
+def _beginning(arguments: Spec) -> dict[str, Role]:
+    """The roles of a flow, by name; '' for its only one."""
+    roles: dict[str, Role] = dict(getattr(arguments, "roles", None) or {})
+    fields = ("model", "objective", "optim", "init")
+    if not roles and all(hasattr(arguments, name) for name in fields):
+        roles[""] = parse(Role, {name: getattr(arguments, name) for name in fields}, "")
+    return roles
+
+
 def check_beginnings(arguments: Spec, taken: set[str], overrides: list[str]) -> None:
     """Raises ConfigError for a role whose model has the weights of its `init` but computes otherwise, and
     was not taken from there; and for an optimiser of one that is finished, in one of the overrides.
     """
-    roles: dict[str, Role] = getattr(arguments, "roles", None) or {}
-    for name, role in roles.items():
-        place = f"roles.{name}."
-        for text in [] if role.moves else overrides:
-            key = text.lstrip("+~").partition("=")[0]
-            if key.startswith((f"{place}optim", f"optim@{place}")):
+    keys = [text.lstrip("+~").partition("=")[0] for text in overrides]
+    tokenizer = getattr(arguments, "tokenizer", None)
+    if isinstance(tokenizer, Tokenizer) and tokenizer.model:
+        for key in keys:
+            if key in ("tokenizer.vocab", "tokenizer.specials"):
+                raise ConfigError(key, "does nothing beside tokenizer.model", "leave it out")
+    for name, role in _beginning(arguments).items():
+        place = f"roles.{name}." if name else ""
+        for key in [] if role.moves else keys:
+            idle = (f"{place}optim", f"optim@{place}", f"{place}trainable.")
+            if key.startswith(idle) and key != f"{place}trainable.kind":
                 raise ConfigError(key, f"does nothing: {name} is a finished model", "leave it out")
         if not role.init or (place in taken and role.moves):
             continue
-        there = existing_in(Store(default_root()), role.init, f"{place}init").spec.resolved(ANY_VOCAB)
-        here = role.model.resolved(ANY_VOCAB)
-        if not isinstance(there, GPT) or not isinstance(here, GPT) or there.shapes() != here.shapes():
+        there = existing_in(Store(default_root()), role.init, f"{place}init")
+        before, here = there.spec.resolved(ANY_VOCAB), role.model.resolved(ANY_VOCAB)
+        if not isinstance(before, GPT) or not isinstance(here, GPT) or before.shapes() != here.shapes():
             continue
-        if said := difference(there, here):
+        group = f"model@{place}model" if place else "model"
+        if said := difference(before, here):
             raise ConfigError(
                 f"{place}model",
-                f"computes otherwise than {role.init}, which has {said}",
-                f"model@{place}model=auto takes its model; what trains may be changed beside that",
+                f"computes otherwise than {there.reference.name}, which has {said}",
+                f"{group}=auto takes its model; what trains may be changed beside that",
             )

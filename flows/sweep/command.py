@@ -107,10 +107,15 @@ def about_of(flow: str, parsed: list[tuple[str, bool, str]], sweeper: str) -> Sw
     it; a grid has only the keys, so that more values are more points of the same sweep.
     """
     own = [one for one in parsed if not _is_hydra(one[2])]
-    fixed = sorted(word for key, is_swept, word in own if not is_swept and key.split("@")[0] not in OUTSIDE)
+    fixed = sorted(word for key, is_swept, word in own if not is_swept and _is_inside(key))
     searches = sweeper not in ("grid", "basic")
     keys = sorted(word if searches else key for key, is_swept, word in own if is_swept)
     return SweepInfo(flow=flow, fixed=tuple(fixed), keys=tuple(keys), sweeper=sweeper)
+
+
+def _is_inside(key: str) -> bool:
+    """Whether a key says something of what is computed."""
+    return key.split("@")[0] not in OUTSIDE and not key.startswith("tracker.")
 
 
 def _multirun(flow: str, words: list[str], session: Session) -> None:

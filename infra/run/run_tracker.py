@@ -1,6 +1,6 @@
 """What a run tells its tracker: tasks, curves and models, to be shown elsewhere besides the store."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -22,6 +22,11 @@ class RunTracker(Protocol):
     @property
     def urls(self) -> Mapping[str, str]:
         """'flow', 'compare' -> page; {} while unknown."""
+        ...
+
+    @property
+    def places(self) -> Sequence[str]:
+        """How to look at the curves elsewhere, a line each."""
         ...
 
     def link(self, **links: str) -> None:
@@ -61,6 +66,7 @@ class NoTracker:
     """Tracker that does nothing."""
 
     urls: Mapping[str, str] = {}
+    places: Sequence[str] = ()
 
     def link(self, **links: str) -> None: ...
 

@@ -100,19 +100,20 @@ def beginnings(roles: Mapping[str, Role], tokenizer: Reference, place: str = "ro
         where = f"{prefix}init"
         group = f"model@{prefix}model" if prefix else "model"
         there = existing_model(role.init, where)
+        model = there.reference.name
         if not _have_the_same_ids(there.tokenizer, tokenizer):
             raise ConfigError(
                 where,
-                f"the tokenizer of {role.init} is {there.tokenizer.fingerprint[:8]}, that of this run "
+                f"the tokenizer of {model} is {there.tokenizer.fingerprint[:8]}, that of this run "
                 f"{tokenizer.fingerprint[:8]}{_apart(there.tokenizer, tokenizer)}",
-                f"tokenizer.model={role.init} takes that of {role.init}; data.written.by={role.init} has a "
-                "student of any tokenizer learn from text that it writes",
+                f"tokenizer.model={model} takes its own; data.written.by={model} has a student of any "
+                "tokenizer learn from text that it writes",
             )
         if there.spec.resolved(ANY_VOCAB).shapes() != role.model.resolved(ANY_VOCAB).shapes():
             raise ConfigError(
                 where,
-                f"the weights of {role.init} do not fit {prefix}model",
-                f"{group}=auto takes the model of {role.init}",
+                f"the weights of {model} do not fit {prefix}model",
+                f"{group}=auto takes its model",
             )
         found[name] = there.reference
     return found
@@ -140,32 +141,33 @@ def spec_of(record: Record, store: Store, where: str, word: str) -> ModelSpec:
 
 
 def _have_the_same_ids(one: Reference, other: Reference) -> bool:
-    """Whether two tokenizers are one, or at least of one file."""
+    """Whether two tokenizers are one, or at least of the same files: texts begin and end alike too."""
     if one.fingerprint == other.fingerprint:
         return True
-    digests = [entry.sha256 if (entry := _tokenizer_file(each)[0]) else None for each in (one, other)]
-    return digests[0] is not None and digests[0] == digests[1]
+    mine, theirs = ([entry.sha256 for entry in _tokenizer_files(each)] for each in (one, other))
+    return bool(mine) and mine == theirs
 
 
-def _tokenizer_file(reference: Reference) -> tuple[FileEntry | None, str]:
-    """The file of a tokenizer and its place; None of one that is not made yet."""
-    store = _store.get()
-    record = store.find(reference.kind, reference.fingerprint)
+def _tokenizer_files(reference: Reference) -> list[FileEntry]:
+    """The files of a tokenizer, tokenizer.json first; none of one that is not made yet."""
+    record = _store.get().find(reference.kind, reference.fingerprint)
     files = record.files if record else ()
-    entry = next((file for file in files if file.path.endswith("/tokenizer.json")), None)
-    return entry, join(store.address(reference.kind, reference.fingerprint), entry.path) if entry else ""
+    return sorted(files, key=lambda file: not file.path.endswith("/tokenizer.json"))
 
 
 def _apart(one: Reference, other: Reference) -> str:
     """Sizes of two tokenizers, and the first id that means something else; '' while one is not made yet."""
-    places = [_tokenizer_file(each)[1] for each in (one, other)]
-    if not all(places):
+    files = [_tokenizer_files(each)[:1] for each in (one, other)]
+    if not all(files):
         return ""
-    mine, theirs = map(_tokens_of, places)
+    addresses = [_store.get().address(each.kind, each.fingerprint) for each in (one, other)]
+    mine, theirs = (
+        _tokens_of(join(address, file.path)) for address, [file] in zip(addresses, files, strict=True)
+    )
     first = next((i for i in range(max(mine | theirs) + 1) if mine.get(i) != theirs.get(i)), None)
     sizes = f" ({len(mine)} and {len(theirs)} tokens"
     if first is None:
-        return sizes + ", which have the same names)"
+        return sizes + ", which have the same names; their texts begin or end otherwise)"
     return sizes + f"; id {first} is {mine.get(first)!r} and {theirs.get(first)!r})"
 
 

@@ -2,10 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, Unpack
+
+from typing_extensions import TypeIs
 
 from atelier.engine.config.base import Json, JsonObject
 from atelier.engine.config.run_file import SegmentAddress
+
+STATUS = {
+    "FINISHED": "FINISHED",
+    "COMPLETED": "FINISHED",
+    "REUSED": "FINISHED",
+    "KILLED": "KILLED",
+    "STOPPED": "KILLED",
+    "CANCELLED": "KILLED",
+}
 
 
 class RunAbout(TypedDict):
@@ -47,6 +58,10 @@ class RunInfo:
         }
 
 
+def run_info(**about: Unpack[RunAbout]) -> RunInfo:
+    return RunInfo(**{**about, "tags": dict(about.get("tags", {}))})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Followed:
     """One role's training to track: its trajectory segments in order (trunks first), and names and params of
@@ -59,3 +74,24 @@ class Followed:
     params: dict[str, Json] = field(default_factory=dict)
     teacher: str = ""
     inputs: dict[str, str] = field(default_factory=dict)
+
+
+def ended(status: str) -> str:
+    """A run's status for a status: FINISHED, FAILED or KILLED."""
+    return STATUS.get(status.upper(), "FAILED")
+
+
+def is_number(value: Json) -> TypeIs[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def flat(document: Mapping[str, Json], between: str = ".", prefix: str = "") -> dict[str, Json]:
+    """Flatten nested dicts: {'a': {'b': 1}} -> {'a.b': 1}. Lists are kept."""
+    result: dict[str, Json] = {}
+    for key, value in document.items():
+        place = f"{prefix}{between}{key}" if prefix else str(key)
+        if isinstance(value, Mapping):
+            result |= flat(value, between, place)
+        elif value is not None:
+            result[place] = value
+    return result

@@ -254,6 +254,10 @@ class Backend:
         for path in paths:
             self.client.log_artifact(run_id, path, folder)
 
+    def file_names(self, run_id: str, folder: str) -> set[str]:
+        """Names of a run's artifacts in a folder."""
+        return {file.path.rsplit("/", 1)[-1] for file in self.client.list_artifacts(run_id, folder)}
+
     def picture(self, run_id: str, svg: str) -> None:
         self.client.log_text(run_id, svg, "lineage/lineage.svg")
 

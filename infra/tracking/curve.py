@@ -11,7 +11,13 @@ from atelier.engine.io.storage import join, names, read_text
 DENSE = 200
 PER_OCTAVE = 100
 # key of a line's timing -> MLflow system metric
-SYSTEM = {key: f"system/{key}" for key in ("tokens_per_s", "mfu", "memory_gb", "cpu_cores", "resident_gb")}
+MEASURED = (
+    "cpu_cores",
+    "resident_gb",
+    "gpu_percent",
+    "gpu_memory_gb",
+)  # by process_stats.py and gpu_stats.py
+SYSTEM = {key: f"system/{key}" for key in ("tokens_per_s", "mfu", "memory_gb", *MEASURED)}
 ALWAYS = "eval/"
 
 

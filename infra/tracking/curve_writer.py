@@ -2,75 +2,60 @@
 thread.
 """
 
-import time
-
-from atelier.engine.config.metric import CurveLine, effective, time_spent
+from atelier.engine.io.storage import is_local, join, local_path, names
 from atelier.infra.report.lineage import find_trajectory
 from atelier.infra.run.run_tracker import TaskHandle
-from atelier.infra.tracking.about import Followed
+from atelier.infra.tracking.about import ended, flat
 from atelier.infra.tracking.backend import DIGEST, MetricPoint, TrackedData
-from atelier.infra.tracking.curve import SegmentReader, is_kept, points, read_segments
+from atelier.infra.tracking.follower import FIRST, Curve
 from atelier.infra.tracking.page import WHOLE
-from atelier.infra.tracking.process_stats import ProcessStats
-from atelier.infra.tracking.run_writer import PARENT, RunWriter, ended, flat
+from atelier.infra.tracking.run_writer import PARENT, RunWriter
+
+PROFILE = "profile"  # the folder of a trajectory, and of its run's artifacts
 
 
 class CurveWriter:
-    """The MLflow run of one trajectory. Its curve covers the role's whole training up to there: a branch's
-    curve begins with its trunk's.
-    """
+    """The MLflow run of one trajectory."""
 
-    def __init__(
-        self,
-        writer: RunWriter,
-        followed: Followed,
-        index: int,
-        task: TaskHandle | None,
-        process_stats: ProcessStats | None = None,
-    ) -> None:
-        self.writer, self.followed, self.task = writer, followed, task
-        self.segments = followed.segments[: index + 1]
-        self.reader = SegmentReader(self.segments)
+    def __init__(self, writer: RunWriter, curve: Curve, task: TaskHandle | None) -> None:
+        self.writer, self.curve, self.task = writer, curve, task
+        self.followed, self.segments = curve.followed, curve.segments
         self.experiment = self.run_id = ""
         self.is_open = False
         self._sent: set[tuple[str, int]] | None = None
-        self._newest: CurveLine | None = None
-        self._process_stats = process_stats
+        self._next = FIRST  # after the last row that was sent
 
     @property
     def fingerprint(self) -> str:
-        return self.segments[-1].fingerprint
+        return self.curve.fingerprint
+
+    @property
+    def eval_loss(self) -> dict[int, float]:
+        """Held-out losses by step."""
+        return self.curve.reader.eval_loss
 
     def poll(self) -> None:
         """Send the metric lines sealed since the last call."""
-        if self.run_id or self.reader.has_own():
-            self.reader.read()
-            self._send()
+        self.curve.poll(is_wanted=bool(self.run_id))
+        self._send()
 
-    def _send(self, last: int | None = None) -> None:
-        if self.reader.pending:
-            lines = [*([self._newest] if self._newest else []), *self.reader.pending]
-            self._newest = max(lines, key=lambda line: line["step"])
-            if last is None:
-                self._measure()
-        lines = self.reader.pending if last is None else [self._newest] if self._newest else []
-        if not lines:
+    def _send(self) -> None:
+        rows, end = self.curve.since(self._next)
+        if not rows:
             return
         sent = self._sent if self._sent is not None else self._locate()
-        new = points(lines, sent, start=self.segments[0].start, now=time.time(), last=last)
+        new = [
+            MetricPoint(key, value, row.step, row.time)
+            for row in rows
+            for key, value in row.values.items()
+            if (key, row.step) not in sent
+        ]
         if new:
             self.open()
             self._sent = None  # until it is certain which points arrived
-            self.writer.backend.points(self.run_id, [MetricPoint(*point) for point in new])
-            self._sent = sent | {(key, step) for key, _, step, _ in new}
-        if last is None:
-            self.reader.pending.clear()
-
-    def _measure(self) -> None:
-        """Add the gang's current process statistics to the newest step that is logged."""
-        drawn = [line for line in self.reader.pending if is_kept(line["step"] - self.segments[0].start)]
-        if drawn and self._process_stats is not None:
-            drawn[-1].setdefault("timing", {}).update(self._process_stats.read())
+            self.writer.backend.points(self.run_id, new)
+            self._sent = sent | {(point.key, point.step) for point in new}
+        self._next = end
 
     def _locate(self) -> set[tuple[str, int]]:
         """Find or create the trajectory's run; returns the points that it already has."""
@@ -88,7 +73,6 @@ class CurveWriter:
         """Create the trajectory's run, with its training data and teacher."""
         writer, followed = self.writer, self.followed
         trajectory_record = find_trajectory(writer.store, self.fingerprint)
-        is_whole = len(self.segments) == len(followed.segments)
         tags = (
             writer.about.common()
             | self._tags()
@@ -103,16 +87,13 @@ class CurveWriter:
                 else "",
                 "atelier.trunk": trajectory_record.parents.get("trunk", "") if trajectory_record else "",
                 "atelier.task": self.task.task if self.task else "",
-                WHOLE: "true" if is_whole else "false",
+                WHOLE: "true" if self.curve.is_whole else "false",
                 "atelier.url": self.segments[-1].url,
             }
         )
-        name = followed.name or followed.role
-        if not is_whole:  # the whole curve, the one to compare, has the plain name
-            name = f"{name} trunk to step {self.segments[-1].end}"
         self.experiment = writer.experiment
         started = trajectory_record.provenance.get("started") if trajectory_record else None
-        mine = writer.backend.new_run(self.experiment, name, tags, started)
+        mine = writer.backend.new_run(self.experiment, self.curve.name, tags, started)
         self.run_id = writer.agree("trajectory", self.fingerprint, mine, is_new=True)
         self.is_open = True
         if self.run_id != mine:  # another flow was first, and fills it in
@@ -152,19 +133,22 @@ class CurveWriter:
         )
         self.is_open = True
 
-    def _effective(self) -> None:
-        """Log the share of its gangs' time spent training so far."""
-        share = effective(time_spent(read_segments(segment.url)) for segment in self.segments)
-        if share is not None and self._newest:
-            point = MetricPoint("effective_time", share, self._newest["step"], time.time())
-            self.writer.backend.points(self.run_id, [point])
-
     def finish(self, status: str) -> None:
         """Send the rest, the last step in full, and end the run if this flow run had it open."""
-        self.poll()
-        if self._newest and self.run_id:
-            self._send(last=self._newest["step"])
+        self.curve.finish(is_wanted=bool(self.run_id))
+        self._send()
         if self.is_open:
-            self._effective()
+            if (row := self.curve.effective) is not None:
+                points = [MetricPoint(key, value, row.step, row.time) for key, value in row.values.items()]
+                self.writer.backend.points(self.run_id, points)
+            self._profiles()
             self.writer.backend.end_run(self.run_id, ended(status))
             self.is_open = False
+
+    def _profiles(self) -> None:
+        """Put the traces of a profiled training (train.profile) on the run's page."""
+        url = join(self.segments[-1].url, PROFILE)
+        if is_local(url) and names(url):
+            there = self.writer.backend.file_names(self.run_id, PROFILE)
+            new = [str(local_path(join(url, name))) for name in names(url) if name not in there]
+            self.writer.backend.files(self.run_id, new, PROFILE)

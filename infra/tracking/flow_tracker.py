@@ -16,6 +16,7 @@ from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import segment_addresses
 from atelier.infra.tracking.about import Followed, RunAbout
 from atelier.infra.tracking.address import tracking_address
+from atelier.infra.tracking.follower import Curve
 from atelier.infra.tracking.tracker import Tracker
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
@@ -30,6 +31,8 @@ class FlowTracker:
         self._handles: dict[str, TaskHandle] = {}
         self._makers: dict[str, TaskHandle] = {}  # by the fingerprint of their product
         self._flow_run = ""
+
+    places: tuple[str, ...] = ()
 
     @property
     def urls(self) -> dict[str, str]:
@@ -51,36 +54,20 @@ class FlowTracker:
             self.tracker.end_task(handle, status)
 
     @contextmanager
-    def following(self, node: Node, roles: Mapping[str, list[Segment]]) -> Iterator[None]:
-        """Write the curves of the roles' trajectories while the block runs; their runs end with it."""
-        followed = [self._followed(node, role, segments) for role, segments in roles.items()]
-        following = self.tracker.follow(self._handles.get(node.name), followed)
+    def following(
+        self, node: Node, roles: Mapping[str, list[Segment]], curves: list[list[Curve]] | None = None
+    ) -> Iterator[None]:
+        """Write the curves of the roles' trajectories while the block runs; their runs end with it.
+        `curves`: theirs, where other trackers write them as well.
+        """
+        followed = [followed_of(self.store, node, role, segments) for role, segments in roles.items()]
+        following = self.tracker.follow(self._handles.get(node.name), followed, curves)
         try:
             yield
         except BaseException as error:
             following.stop("KILLED" if isinstance(error, StoppedError) else "FAILED")
             raise
         following.stop()
-
-    def _followed(self, node: Node, role: str, segments: list[Segment]) -> Followed:
-        product = node.products[role]
-        roles = section_of(node.config.get("roles"))
-        teacher = str(section_of(roles.get(role)).get("teacher", ""))
-        # without the role in their names, so that MLflow compares two roles key by key
-        params = {
-            key.removeprefix(f"roles.{role}."): value
-            for key, value in flatten(comparable(product)).items()
-            if not key.startswith("horizon")
-        } | {"role": role, "teacher": teacher, "train.steps": segments[-1].end}
-        inputs = {name: fingerprint for name, (_, fingerprint) in node.inputs.items()}
-        return Followed(
-            segments=segment_addresses(self.store, segments),
-            role=role,
-            name=product.name,
-            params=params,
-            teacher=teacher,
-            inputs=inputs,
-        )
 
     def begin_again(self, trajectories: list[str]) -> None:
         for fingerprint in trajectories:
@@ -99,4 +86,26 @@ class FlowTracker:
         self.tracker.report(record, markdown, paths)
 
     def close(self, status: str) -> list[str]:
-        return self.tracker.close(STATUS[status])
+        return [f"not in MLflow yet: {text}" for text in self.tracker.close(STATUS[status])]
+
+
+def followed_of(store: Store, node: Node, role: str, segments: list[Segment]) -> Followed:
+    """The training of a role of a node, to track."""
+    product = node.products[role]
+    roles = section_of(node.config.get("roles"))
+    teacher = str(section_of(roles.get(role)).get("teacher", ""))
+    # without the role in their names, so that MLflow compares two roles key by key
+    params = {
+        key.removeprefix(f"roles.{role}."): value
+        for key, value in flatten(comparable(product)).items()
+        if not key.startswith("horizon")
+    } | {"role": role, "teacher": teacher, "train.steps": segments[-1].end}
+    inputs = {name: fingerprint for name, (_, fingerprint) in node.inputs.items()}
+    return Followed(
+        segments=segment_addresses(store, segments),
+        role=role,
+        name=product.name,
+        params=params,
+        teacher=teacher,
+        inputs=inputs,
+    )

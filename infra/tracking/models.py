@@ -15,13 +15,14 @@ from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.store.existing_model import spec_of
 from atelier.infra.store.store import Store
 from atelier.infra.store.trajectory import checkpoint_steps
-from atelier.infra.tracking.about import Followed
+from atelier.infra.tracking.about import Followed, flat, is_number
 from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint, TrackedData
 from atelier.infra.tracking.curve_writer import CurveWriter
+from atelier.infra.tracking.follower import Curve
 from atelier.infra.tracking.known_ids import Fact, KnownIds
 from atelier.infra.tracking.model_pages import ModelPages
 from atelier.infra.tracking.page import Links
-from atelier.infra.tracking.run_writer import RunWriter, flat, is_number
+from atelier.infra.tracking.run_writer import RunWriter
 
 EXTERNAL = "mlflow.model.isExternal"
 FRESH_S = 5.0
@@ -124,7 +125,7 @@ class Models:
         followed = Followed(
             segments=segments, role=self._role(record), teacher=self._teacher(record), name=self._role(record)
         )
-        curve = CurveWriter(self.writer, followed, len(segments) - 1, task)
+        curve = CurveWriter(self.writer, Curve(followed, len(segments) - 1), task)
         curve.poll()
         if not curve.run_id:
             curve.create()
@@ -203,7 +204,7 @@ class Models:
             found = there.get(str(step))
             model_id = found.model_id if found else self._new_checkpoint(curve, step, tags)
             self.backend.output(curve.run_id, model_id, step)
-            if step in curve.reader.eval_loss and not (found and found.metrics):
+            if step in curve.eval_loss and not (found and found.metrics):
                 # only metrics measured on these weights
                 looks = self.backend.points_at(curve.run_id, ["eval/loss"], step)
                 self.backend.points(curve.run_id, looks, model_id)

@@ -6,8 +6,12 @@ record.json and its files, the artifact `code` a folder with the engine that mad
 loaded without the store or a checkout.
 
     mlflow.pyfunc.load_model("models:/student_a@latest").predict(["def "], params={"max_tokens": 40})
+    mlflow models serve -m models:/student_a@latest --env-manager local
+
+Prompts of several requests and threads go to the one child, which computes them together.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -16,11 +20,15 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
+from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, INVALID_PARAMETER_VALUE
 from mlflow.pyfunc import (  # the documented names
     PythonModel,  # type: ignore[reportPrivateImportUsage]
     PythonModelContext,  # type: ignore[reportPrivateImportUsage]
@@ -29,52 +37,109 @@ from mlflow.pyfunc import (  # the documented names
 Value = str | int | float
 
 DEFAULTS: dict[str, int | float] = {"max_tokens": 64, "temperature": 0.8, "top_p": 1.0, "seed": 1}
+MOST = 2**63  # what no number of a request reaches
+
+
+class Fault(MlflowException):
+    """One line, which MLflow's server sends as it is: of itself it puts the whole input before it."""
+
+    def serialize_as_json(self) -> str:
+        return json.dumps({"error_code": self.error_code, "message": str(self)})
+
+
+class BadRequest(Fault, ValueError):
+    """What was asked cannot be answered: status 400."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, INVALID_PARAMETER_VALUE)
+
+
+class GeneratorEnded(Fault, RuntimeError):
+    """The process that generates has ended: status 500."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, INTERNAL_ERROR)
 
 
 # Any: MLflow gives whatever its caller gave
 def requests_of(model_input: Any, params: Mapping[str, Value]) -> list[dict[str, Value]]:
     """One request per row. `model_input`: a text, a list of texts or dicts, a dict (of values or of lists),
-    or a DataFrame with `prompt`. Raises ValueError for unknown keys or a missing prompt.
+    or a DataFrame with `prompt`. Raises BadRequest for unknown keys, a missing prompt, values of other types.
     """
+    rows = rows_of(model_input)
+    return [
+        request_of(row, params, f"row {number}: " if len(rows) > 1 else "")
+        for number, row in enumerate(rows, 1)
+    ]
+
+
+def rows_of(model_input: Any) -> list[Any]:
+    """The rows as they were given: texts or dicts."""
     if hasattr(model_input, "to_dict"):  # a DataFrame or Series; pandas itself is not needed here
         columns = model_input.to_frame("prompt") if not hasattr(model_input, "columns") else model_input
         rows = columns.to_dict("records")
         if rows and "prompt" not in rows[0]:
-            rows = [{"prompt": next(iter(row.values()))} for row in rows]
-    elif isinstance(model_input, dict):
-        many = {key: value for key, value in model_input.items() if isinstance(value, list)}
-        count = max((len(value) for value in many.values()), default=1)
-        rows = [
-            {key: many[key][i] if key in many else value for key, value in model_input.items()}
-            for i in range(count)
+            rows = [{"prompt": next(iter(row.values()))} if len(row) == 1 else row for row in rows]
+        return rows
+    model_input = plain(model_input)
+    if isinstance(model_input, dict):
+        given = {key: plain(value) for key, value in model_input.items()}
+        many = {key: value for key, value in given.items() if isinstance(value, list)}
+        counts = {len(value) for value in many.values()} or {1}
+        if len(counts) > 1:
+            told = ", ".join(f"{key} {len(value)}" for key, value in many.items())
+            raise BadRequest(f"the lists of a request are of one length; got {told}")
+        return [
+            {key: many[key][i] if key in many else value for key, value in given.items()}
+            for i in range(counts.pop())
         ]
-    else:
-        rows = [model_input] if isinstance(model_input, str) else list(model_input)
-    result = []
-    for row in rows:
-        row = dict(row) if isinstance(row, dict) else {"prompt": row}
-        unknown = sorted(set(row) - {"prompt", *DEFAULTS})
-        if unknown or "prompt" not in row:
-            raise ValueError(
-                f"a request has `prompt` and any of {', '.join(DEFAULTS)}; "
-                f"got {', '.join(map(str, row)) or 'nothing'}"
-            )
-        values = {
-            **DEFAULTS,
-            **params,
-            **{key: value for key, value in row.items() if value is not None and value == value},
-        }
-        result.append(
-            {
-                key: type(DEFAULTS[key])(value) if key in DEFAULTS else str(value)
-                for key, value in values.items()
-            }
+    return [model_input] if isinstance(model_input, str) else list(model_input)
+
+
+def request_of(row: Any, params: Mapping[str, Value], place: str) -> dict[str, Value]:
+    """A row with the values that it leaves out; `place` begins the message of an error."""
+    row = dict(row) if isinstance(row, dict) else {"prompt": row}
+    unknown = sorted(map(str, set(row) - {"prompt", *DEFAULTS}))
+    if unknown or "prompt" not in row:
+        raise BadRequest(
+            f"{place}a request has `prompt` and any of {', '.join(DEFAULTS)}; "
+            f"got {', '.join(map(str, row)) or 'nothing'}"
         )
-    return result
+    row = {key: plain(value) for key, value in row.items()}
+    prompt = row.pop("prompt")
+    if isinstance(prompt, bool) or not isinstance(prompt, str | int | float) or prompt != prompt:
+        raise BadRequest(f"{place}prompt is {shown(prompt)}; give a text")
+    given = {key: value for key, value in row.items() if value is not None and value == value}
+    values = {**DEFAULTS, **params, **given}
+    return {"prompt": str(prompt)} | {key: number_of(key, value, place) for key, value in values.items()}
+
+
+def number_of(key: str, value: Any, place: str) -> int | float:
+    """The value of one of DEFAULTS, in its type."""
+    is_whole = isinstance(DEFAULTS[key], int)
+    try:
+        number = Decimal(str(value))
+    except ArithmeticError:  # no number
+        number = Decimal("nan")
+    if not number.is_finite() or abs(number) >= MOST or (is_whole and number % 1):
+        raise BadRequest(f"{place}{key} is {shown(value)}; give a {'whole ' if is_whole else ''}number")
+    return int(number) if is_whole else float(number)
+
+
+def plain(value: Any) -> Any:
+    """Arrays, which MLflow's server makes of what it reads, as lists and numbers."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 class Child:
-    """A child process that generates text: JSON lines in and out. Ends when its standard input does."""
+    """A child process that generates text: JSON lines in and out, requests with a number, answers with it as
+    each is done. Ends when its standard input does.
+    """
 
     def __init__(self, model: str, code: str) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="atelier-predict-")
@@ -100,50 +165,96 @@ class Child:
             stderr=self._errors,
             env={"GOMP_SPINCOUNT": "10000", **os.environ, "PYTHONPATH": code, "PYTHONUNBUFFERED": "1"},
         )
+        self._lock = threading.Lock()  # of what follows, and of the child's input
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Future[str]] = {}
+        self._end = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
-    def ask(self, request: Mapping[str, Value]) -> str:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise RuntimeError(self._why()) from None
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._end) or self._process.poll() is not None
+
+    def ask(self, request: Mapping[str, Value]) -> Future[str]:
+        """The text to come; its exception is BadRequest or GeneratorEnded."""
+        answer: Future[str] = Future()
+        assert self._process.stdin is not None
+        with self._lock:
+            if self._end:
+                answer.set_exception(GeneratorEnded(self._end))
+                return answer
+            number = next(self._numbers)
+            self._waiting[number] = answer
+            with suppress(BrokenPipeError):  # then `_read` meets the end too, and says why
+                self._process.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
+                self._process.stdin.flush()
+        return answer
+
+    def _read(self) -> None:
+        """Give every answer to who waits for it; at the end all others get the reason."""
+        assert self._process.stdout is not None
+        said = ""
         for line in self._process.stdout:
-            answer = json.loads(line)
-            if "error" in answer:
-                raise ValueError(answer["error"])
-            if "text" in answer:
-                return answer["text"]
-        raise RuntimeError(self._why())
-
-    def _why(self) -> str:
+            self._scratch.cleanup()  # it is read; a server that a signal ends could not do it later
+            try:
+                answer = json.loads(line)
+            except ValueError:  # half a line of a process that was killed
+                continue
+            with self._lock:
+                waiting = self._waiting.pop(answer.get("id", 0), None)
+            if waiting is None:  # the error that ends the child
+                said = answer.get("error", said)
+            elif "text" in answer:
+                waiting.set_result(answer["text"])
+            else:
+                waiting.set_exception(BadRequest(answer["error"]))
         code = self._process.wait()
+        why = said or self._last_words()
+        with self._lock:
+            self._end = f"the generating process ended with exit code {code}" + (f": {why}" if why else "")
+            left, self._waiting = self._waiting, {}
+        for answer in left.values():
+            answer.set_exception(GeneratorEnded(self._end))
+
+    def _last_words(self) -> str:
+        """The last line that the child wrote to its standard error; all of it goes to this process's."""
         self._errors.seek(0)
-        tail = self._errors.read().decode(errors="replace").strip().splitlines()[-15:]
-        return "\n".join([f"the generating process ended with exit code {code}", *tail])
+        text = self._errors.read().decode(errors="replace").strip()
+        if text:
+            print(text, file=sys.stderr)
+        return text.splitlines()[-1] if text else ""
 
     def close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):  # an unread request of a process that has ended
-                    pipe.close()
+        """End the child: at once where somebody waits for an answer, else as its input ends."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        if self._waiting:
+            self._process.kill()
+        with suppress(BrokenPipeError):  # an unread request of a process that has ended
+            stdin.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join()
+        stdout.close()
         self._errors.close()
         self._scratch.cleanup()
 
 
 class Predictor(PythonModel):
-    """Generates text for prompts. The child starts with the first prompt and lives as long as this object."""
+    """Generates text for prompts, for several threads at once. The child starts with the first prompt and
+    lives as long as this object.
+    """
 
     # no MLflow warning at every load that no input type hint is given: there are four input types
     _skip_type_hint_validation = True
 
     def __init__(self) -> None:
         self._child: Child | None = None
+        self._end_child = weakref.finalize(self, str)  # nothing yet
         self._one_at_a_time = threading.Lock()
         self._model = self._code = ""
 
@@ -155,20 +266,31 @@ class Predictor(PythonModel):
         self, context: PythonModelContext, model_input, params: dict[str, Value] | None = None
     ) -> list[str]:
         requests = requests_of(model_input, params or {})
-        with self._one_at_a_time:
-            if self._child is None:
-                self._child = Child(self._model, self._code)
-                weakref.finalize(self, self._child.close)
+        if not requests:
+            return []
+        child = self._started()
+        answers = [child.ask(request) for request in requests]
+        texts = []
+        for number, answer in enumerate(answers, 1):
             try:
-                return [self._child.ask(request) for request in requests]
-            except RuntimeError:
-                self.close()  # the next call starts a new one
-                raise
+                texts.append(answer.result())
+            except BadRequest as error:
+                raise BadRequest(f"row {number}: {error}" if len(answers) > 1 else str(error)) from None
+        return texts
+
+    def _started(self) -> Child:
+        """The child; another where it has ended."""
+        with self._one_at_a_time:
+            if self._child is None or self._child.has_ended:
+                self._end_child()
+                self._child = Child(self._model, self._code)
+                self._end_child = weakref.finalize(self, self._child.close)
+            return self._child
 
     def close(self) -> None:
         """End the child; a later prompt starts another."""
-        if self._child is not None:
-            self._child.close()
+        with self._one_at_a_time:
+            self._end_child()
             self._child = None
 
 

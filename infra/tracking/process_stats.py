@@ -1,4 +1,6 @@
-"""CPU and memory use of a gang's processes on this machine, read from /proc: the ranks do nothing for it."""
+"""CPU, memory and GPU use of a gang's processes on this machine, read from /proc and nvidia-smi: the ranks do
+nothing for it.
+"""
 
 import os
 import time
@@ -6,7 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from atelier.infra.launch.machine import VISIBLE
 from atelier.infra.store.lease import Holder, LeaseLog
+from atelier.infra.tracking.gpu_stats import GpuStats
 
 EVERY_S = 1.0
 PROC = Path("/proc")
@@ -22,10 +26,11 @@ class ProcessStats:
         self._seconds: dict[int, float] = {}
         self._at = 0.0
         self._used: dict[str, float] = {}
+        self._gpus = GpuStats()
 
     def read(self) -> dict[str, float]:
-        """`cpu_cores` busy between the last two samples and `resident_gb` at the last, at most a second ago;
-        {} before two samples.
+        """`cpu_cores` busy between the last two samples and `resident_gb` at the last, at most a second ago,
+        with those of gpu_stats.py; {} before two samples.
         """
         now = time.monotonic()
         if now - self._at < EVERY_S:
@@ -42,6 +47,7 @@ class ProcessStats:
         if before and seconds:
             used = sum(value - before.get(pid, 0.0) for pid, value in seconds.items())
             self._used = {"cpu_cores": used / since, "resident_gb": resident / 1e9}
+            self._used |= self._gpus.read(_devices(pids))
         return self._used
 
     def _find(self) -> Holder | None:
@@ -57,6 +63,17 @@ def _holder_here(address: str) -> Holder | None:
         return None
     found = last.holder
     return found if found and (found.host, found.boot) == (me.host, me.boot) and not found.is_gone() else None
+
+
+def _devices(pids: Sequence[int]) -> set[str]:
+    """The GPUs that these processes may use, as CUDA_VISIBLE_DEVICES names them: numbers or UUIDs."""
+    found = set[str]()
+    for pid in pids:
+        with suppress(OSError):  # as above
+            for word in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+                if word.startswith(f"{VISIBLE}=".encode()):
+                    found |= {name for name in word.decode().partition("=")[2].split(",") if name}
+    return found
 
 
 def _under(pid: int) -> list[int]:

@@ -6,28 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from typing_extensions import TypeIs
-
-from atelier.engine.config.base import Json, JsonObject
+from atelier.engine.config.base import JsonObject
 from atelier.engine.config.record import DATA_KINDS, Record
 from atelier.infra.report.lineage import find_trajectory
 from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store
-from atelier.infra.tracking.about import RunInfo
+from atelier.infra.tracking.about import RunInfo, ended, flat, is_number
 from atelier.infra.tracking.backend import NOTE, Backend, MetricPoint, TrackedData
 from atelier.infra.tracking.known_ids import FlowAddress, IdCache
 from atelier.infra.tracking.page import Links
 
 PARENT = "mlflow.parentRunId"
-STATUS = {
-    "FINISHED": "FINISHED",
-    "COMPLETED": "FINISHED",
-    "REUSED": "FINISHED",
-    "KILLED": "KILLED",
-    "STOPPED": "KILLED",
-    "CANCELLED": "KILLED",
-}
 
 
 class RunWriter:
@@ -236,24 +226,3 @@ class RunWriter:
                     if data.fingerprint not in found
                 }
         return list(found.values())
-
-
-def ended(status: str) -> str:
-    """MLflow's run status for a status: FINISHED, FAILED or KILLED."""
-    return STATUS.get(status.upper(), "FAILED")
-
-
-def is_number(value: Json) -> TypeIs[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def flat(document: Mapping[str, Json], between: str = ".", prefix: str = "") -> dict[str, Json]:
-    """Flatten nested dicts: {'a': {'b': 1}} -> {'a.b': 1}. Lists are kept."""
-    result: dict[str, Json] = {}
-    for key, value in document.items():
-        place = f"{prefix}{between}{key}" if prefix else str(key)
-        if isinstance(value, Mapping):
-            result |= flat(value, between, place)
-        elif value is not None:
-            result[place] = value
-    return result

@@ -16,8 +16,8 @@ from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.about import Followed, RunInfo
 from atelier.infra.tracking.address import without_secret
+from atelier.infra.tracking.follower import Curve, curves_of, ending
 from atelier.infra.tracking.page import Links
-from atelier.infra.tracking.process_stats import ProcessStats
 from atelier.infra.tracking.retry_worker import Action, Connected, Job, Worker
 
 if TYPE_CHECKING:
@@ -139,9 +139,16 @@ class Tracker:
             f"the end of task {handle.name}", lambda backend: self.writer.end_task(handle, status, values)
         )
 
-    def follow(self, task: TaskHandle | None, trajectories: Sequence[Followed]) -> "Following":
-        """Write the curves of a gang's trainings, every two seconds, until `stop`."""
-        following = Following(self, task, trajectories)
+    def follow(
+        self,
+        task: TaskHandle | None,
+        trajectories: Sequence[Followed],
+        curves: list[list[Curve]] | None = None,
+    ) -> "Following":
+        """Write the curves of a gang's trainings, every two seconds, until `stop`. `curves`: theirs, where
+        other trackers write them as well.
+        """
+        following = Following(self, task, curves or curves_of(trajectories))
         self._followings.append(following)
         return following
 
@@ -206,10 +213,9 @@ class Tracker:
 class Following:
     """Writes the curves of one gang's trainings."""
 
-    def __init__(self, tracker: Tracker, task: TaskHandle | None, trajectories: Sequence[Followed]) -> None:
-        self._tracker, self._task, self._trajectories = tracker, task, tuple(trajectories)
+    def __init__(self, tracker: Tracker, task: TaskHandle | None, curves: list[list[Curve]]) -> None:
+        self._tracker, self._task, self._chains = tracker, task, curves
         self._curves: list[list[CurveWriter]] = []
-        self._process_stats = ProcessStats([followed.segments[-1].url for followed in trajectories])
         self._label = f"curves {id(self)}"
         self._is_stopped = False
         tracker.put("the curves", lambda backend: self._begin())
@@ -220,15 +226,11 @@ class Following:
 
         if not self._curves:
             self._curves = [
-                [
-                    CurveWriter(self._tracker.writer, f, i, self._task, self._process_stats)
-                    for i in range(len(f.segments))
-                ]
-                for f in self._trajectories
+                [CurveWriter(self._tracker.writer, curve, self._task) for curve in chain]
+                for chain in self._chains
             ]
 
     def _poll(self) -> None:
-        self._process_stats.read()
         for chain in self._curves:
             for curve in chain:
                 curve.poll()
@@ -239,16 +241,14 @@ class Following:
             return
         self._is_stopped = True
         self._tracker.no_longer(self._label)
-        for number, followed in enumerate(self._trajectories):
-            for place in range(len(followed.segments)):
+        for number, curves in enumerate(self._chains):
+            for place, curve in enumerate(curves):
                 self._tracker.put(
-                    f"the curve of {followed.role}",
+                    f"the curve of {curve.followed.role}",
                     lambda backend, n=number, p=place: self._finish(n, p, status),
                 )
 
     def _finish(self, number: int, place: int, status: str) -> None:
-        """Finish a curve. A trunk that training has passed is FINISHED, however its branch ended."""
-        chain = self._curves[number]
-        is_left = any(later.reader.has_own() for later in chain[place + 1 :])
-        chain[place].finish("FINISHED" if is_left else status)
-        self._tracker.models.checkpoints(chain[place])
+        """Finish a curve."""
+        self._curves[number][place].finish(ending(self._chains[number], place, status))
+        self._tracker.models.checkpoints(self._curves[number][place])

@@ -49,7 +49,8 @@ def test_the_factor_is_pefts() -> None:
         ("use_dora", True), ("rank_pattern", {"q_proj": 8}), ("alpha_pattern", {"q_proj": 8}),
         ("modules_to_save", ["lm_head"]), ("lora_bias", True), ("layer_replication", [[0, 2]]),
         ("trainable_token_indices", [3]), ("target_parameters", ["experts.gate"]), ("peft_type", "IA3"),
-        ("bias", "all"), ("r", 0), ("r", True), ("lora_alpha", "16"), ("a_key_of_tomorrow", 1),
+        ("bias", "all"), ("init_lora_weights", "pissa"),
+        ("init_lora_weights", "olora"), ("r", 0), ("r", True), ("lora_alpha", "16"), ("a_key_of_tomorrow", 1),
     ],
 )  # fmt: skip
 def test_what_is_not_plain_lora_is_refused_by_its_key(key: str, value: Any) -> None:

@@ -116,6 +116,7 @@ class Command:
         arguments: tuple[str, ...],
         env: dict[str, str],
         said: Path | None = None,
+        program: tuple[str, ...] = ("-m", "atelier"),
     ) -> None:
         self.command_store = command_store
         self.said = said or command_store.root.with_name(
@@ -125,7 +126,7 @@ class Command:
         environment = {key: value for key, value in environment.items() if value}
         with open(self.said, "wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "atelier", *arguments],
+                [sys.executable, *program, *arguments],
                 cwd=TOP,
                 env=environment,
                 stdin=subprocess.DEVNULL,

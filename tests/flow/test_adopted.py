@@ -108,7 +108,7 @@ def test_a_student_is_the_same_whatever_it_says_of_attaching(atelier: Atelier) -
 
 def test_lineage_leads_from_the_student_to_source_and_licence(atelier: Atelier) -> None:
     above = done(atelier("lineage", "student_a"))
-    assert "teacher @ steps" in above and "qwen3 from qwen" in above and "licence apache-2.0" in above
+    assert "teacher: guest" in above and "qwen3 from qwen" in above and "licence apache-2.0" in above
     assert "student_a" in done(atelier("lineage", "guest")).split("leads to")[1]
 
 
@@ -235,4 +235,12 @@ def test_what_does_not_fit_is_refused_with_a_way_out(atelier: Atelier) -> None:
     said = refused(atelier("plan", "pretrain", "model=auto", *HERE))
     assert said == "model: auto is the model of `init`, and there is none; init=<model>, or a model"
     said = refused(atelier("plan", "pretrain", "init=guest", *HERE))
-    assert said.endswith("do not fit model; model=auto takes the model of guest")
+    assert said.endswith("the weights of guest do not fit model; model=auto takes its model")
+    said = refused(atelier("plan", "pretrain", "model=auto", "init=guest", "name=guest", *HERE))
+    assert said == "name: is guest, as that of the model that it begins from; name=guest-on"
+    said = refused(
+        atelier("plan", "finetune", "init=guest", "finetune.trainable.kind=none", "experiment=tiny")
+    )
+    assert "moves nothing" in said
+    said = refused(atelier(*TAUGHT, "tokenizer.vocab=5000"))
+    assert said == "tokenizer.vocab: does nothing beside tokenizer.model; leave it out"

@@ -37,6 +37,8 @@ ELSEWHERE = {
     "atelier worker <pool>$": (ENDLESS, "tests/service/test_stack.py"),
     "atelier worker slurm": (ENDLESS, "tests/service/test_slurm_served.py"),
     "prefect worker start": (ENDLESS, ""),
+    "mlflow models serve": (ENDLESS, "tests/infra/tracking/test_served.py"),
+    "curl http://127.0.0.1:5001": ("asks that server", "tests/infra/tracking/test_served.py"),
     "atelier pretrain pool=slurm": (SLURM, "tests/service/test_slurm.py"),
     "atelier pretrain -m hydra/launcher=slurm": (SLURM, "tests/service/test_slurm_array.py"),
     "docker-compose --profile gpu": ("docker with GPUs", ""),

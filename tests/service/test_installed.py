@@ -77,6 +77,23 @@ def test_the_command_line_plans_trains_and_generates(installed: Served) -> None:
     assert sweep.returncode == 0, sweep.stdout + sweep.stderr
 
 
+def test_a_program_plans_trains_and_generates(installed: Served) -> None:
+    words = "experiment='tiny', tracker='none', train={'steps': 8}"
+    script = (
+        "import json; from atelier.api import generate, plan, run;"
+        f"planned = plan('pretrain', {words}); result = run('pretrain', {words});"
+        "text = generate(result.models['model'].fingerprint, 'def ', max_tokens=4);"
+        "print(json.dumps([len(planned.tasks), len(result.artifacts), result.status, text]))"
+    )
+    done = subprocess.run(
+        [installed.python, "-c", script], cwd=installed.project, env=installed.environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    tasks, artifacts, status, _ = json.loads(done.stdout)
+    assert tasks == artifacts and status == "finished"
+
+
 def test_a_run_from_the_page_runs_on_its_workers(installed: Served) -> None:
     installed.up()
     try:

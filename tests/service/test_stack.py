@@ -1,6 +1,7 @@
 """`atelier up`, runs on its pools, `atelier down`."""
 
 import json
+import subprocess
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +29,25 @@ def test_the_form_and_the_command_line_are_the_same_run(served: Served) -> None:
     assert state["type"] == "COMPLETED", state
     plan = served.atelier("plan", "pretrain", "experiment=tiny", "train.seed=7", "--json")
     assert {task["state"] for task in json.loads(plan.stdout)["tasks"]} == {"reuse"}
+
+
+def test_a_program_runs_on_the_pool_and_here_and_gets_the_pages(served: Served) -> None:
+    script = (
+        "import json, sys; from atelier.api import run;"
+        "result = run('pretrain', *sys.argv[1:]);"
+        "print(json.dumps([result.links, list(result.models), result.status]))"
+    )
+    for words in (["train.seed=21", "pool=local"], ["train.seed=22"]):
+        done = subprocess.run(
+            [served.python, "-c", script, "experiment=tiny", *words], env=served.environment,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        links, models, status = json.loads(done.stdout)
+        assert models == ["model"] and status == "finished"
+        assert links["prefect.url"].startswith(served.prefect) and links["mlflow.flow"].startswith(
+            served.mlflow
+        )
 
 
 def test_a_bad_value_of_the_form_fails_in_seconds_with_the_message_of_the_command_line(

@@ -3,18 +3,16 @@
 import json
 import time
 from argparse import Namespace
-from typing import TypedDict
 
-from atelier.engine.config.record import Record
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import amount, print_table
-from atelier.infra.report.lineage import step_of
+from atelier.infra.report.listing import ModelRow, model_rows
 
 
 def run(options: Namespace) -> int:
     """Print the models, the oldest first; the exit code."""
     store = open_store()
-    found = sorted((described(record) for record in store.records("model")), key=lambda one: one["made"] or 0)
+    found = model_rows(store)
     if options.json:
         print(json.dumps(found, indent=1))
         return 0
@@ -34,44 +32,6 @@ def run(options: Namespace) -> int:
     )
     print_table(columns, [_cells(one) for one in found], right=("step", "params", "held-out loss"))
     return 0
-
-
-class ModelRow(TypedDict):
-    """A model as `atelier models --json` prints it."""
-
-    name: str
-    fingerprint: str
-    step: int | None
-    params: int | None
-    loss: float | None
-    eval_loss: float | None
-    held_out: str | None
-    computed: str | None
-    teacher: str | None
-    teacher_steps: list[int] | None
-    made: float | None
-    run: str | None
-    command: str | None
-
-
-def described(record: Record) -> ModelRow:
-    """A model's record as `atelier models` shows it; losses are nats per token."""
-    summary = record.summary
-    return {
-        "name": record.name,
-        "fingerprint": record.fingerprint,
-        "step": step_of(record),
-        "params": summary.get("params"),
-        "loss": summary.get("loss"),
-        "eval_loss": summary.get("eval_loss"),
-        "held_out": summary.get("held_out"),
-        "computed": summary.get("computed"),
-        "teacher": summary.get("teacher") or None,
-        "teacher_steps": summary.get("teacher_steps"),
-        "made": record.provenance.get("ended"),
-        "run": record.provenance.get("run"),
-        "command": record.provenance.get("command"),
-    }
 
 
 def _cells(one: ModelRow) -> tuple[str, ...]:

@@ -5,18 +5,15 @@ import sys
 import tempfile
 from argparse import Namespace
 from pathlib import Path
-from typing import TypedDict
 
-from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.plan.estimate import EstimateRow
-from atelier.flows.run.auto import vocab_of
-from atelier.flows.run.catalog import flow_names
+from atelier.flows.run.catalog import check_flow
 from atelier.flows.run.compose import Frozen, compose
-from atelier.flows.run.measured import MeasuredRow, measured, rows_of
-from atelier.flows.run.memory_fit import TRAINED, layouts, words
+from atelier.flows.run.measured import MeasuredRow, rows_of
 from atelier.flows.run.overrides import resume_overrides
-from atelier.flows.run.plan import Plan, PlanRow, PlanTotals, make_plan, text_of
+from atelier.flows.run.plan import Plan, PlanRow, PlanTotals, text_of
+from atelier.flows.run.planned import TaskLayouts, planned
 from atelier.flows.run.store_check import open_store
 from atelier.flows.run.table import amount, duration, print_table
 from atelier.infra.launch.machine import num_cores
@@ -31,31 +28,22 @@ def run(options: Namespace) -> int:
     """Print the plan; the exit code is 2 when it is refused. Raises ConfigError for an unknown flow and
     invalid overrides.
     """
-    flow = options.flow
-    if flow not in flow_names():
-        near = nearest(flow, flow_names())
-        way_out = (f"did you mean {near}? " if near else "") + f"there are: {', '.join(flow_names())}"
-        raise ConfigError("atelier plan", f"no flow {flow!r}", way_out)
-    store = open_store()
+    flow, store = options.flow, open_store()
     overrides = [*options.overrides, *resume_overrides(options.accept_code, options.fresh or [])]
     if options.calibrate:
+        check_flow(flow, "atelier plan")
         _calibrate(compose(flow, overrides), store)
-    frozen = compose(flow, overrides)
-    plan = make_plan(frozen, store)
-    document = plan.document()
-    found = _layouts(plan, frozen) if options.search else []
-    seen = measured(plan, store)
+    found = planned(flow, overrides, store, search=options.search)
     if options.json:
-        more = {"measured": seen} | ({"search": found} if options.search else {})
-        print(json.dumps({**document, **more}, indent=1))
+        print(json.dumps(found.document(), indent=1))
     else:
-        _show(plan, document["totals"])
-        _show_measured(seen)
-        for task in found:
+        _show(found.plan, found.totals)
+        _show_measured(found.measured)
+        for task in found.search or ():
             _show_layouts(task)
-    for refusal in plan.refusals:
+    for refusal in found.refused:
         print(f"plan: {refusal}", file=sys.stderr)
-    return 2 if plan.refusals else 0
+    return 2 if found.refused else 0
 
 
 def _calibrate(frozen: Frozen, store: Store) -> None:
@@ -158,53 +146,6 @@ def _why(row: PlanRow) -> str:
     words = [text_of(reason) for reason in row["reasons"]]
     more = f" and {len(words) - MOST_REASONS} more" if len(words) > MOST_REASONS else ""
     return "; ".join(words[:MOST_REASONS]) + more
-
-
-class LayoutRow(EstimateRow):
-    """A layout of the search and its cost."""
-
-    words: str
-    mesh: str
-    micro_batch: int
-    parts: dict[str, dict[str, float]]
-
-
-class OutRow(TypedDict):
-    """A mesh that is impossible, and why."""
-
-    mesh: str
-    why: str
-
-
-class TaskLayouts(TypedDict):
-    """What `atelier plan --search` finds for one training."""
-
-    task: str
-    layouts: list[LayoutRow]
-    out: list[OutRow]
-
-
-def _layouts(plan: Plan, frozen: Frozen) -> list[TaskLayouts]:
-    """For each training the layouts of its largest role, the fastest first, and why the others are out."""
-    vocab = vocab_of(frozen.arguments)
-    found: list[TaskLayouts] = []
-    for node in plan.nodes:
-        if node.task not in TRAINED or not vocab:
-            continue
-        options, out = layouts(node, frozen.pool, vocab)
-        rows: list[LayoutRow] = [
-            {
-                "words": words(one),
-                "mesh": one.mesh,
-                "micro_batch": one.micro_batch,
-                **one.estimate.row(),
-                "parts": one.estimate.parts(),
-            }
-            for one in options
-        ]
-        reasons: list[OutRow] = [{"mesh": one.mesh, "why": one.why} for one in out]
-        found.append({"task": node.name, "layouts": rows, "out": reasons})
-    return found
 
 
 def _show_layouts(task: TaskLayouts) -> None:

@@ -5,8 +5,8 @@ import json
 import shlex
 
 from atelier.engine.config.error import ConfigError, printable
-from atelier.flows.cli.commands.runs import described
 from atelier.flows.run.store_check import open_store
+from atelier.infra.report.listing import run_row
 from atelier.infra.stack.stack import Stack
 from atelier.infra.store.run_manifest import manifests
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(f"export {key}={shlex.quote(value)}" for key, value in client.items()))
         return 0
     parts = stack.parts()
-    running = [one for one in map(described, manifests(store)) if one["status"] == "running"]
+    running = [one for one in map(run_row, manifests(store)) if one["status"] == "running"]
     if options.json:
         print(json.dumps({"parts": parts, "runs": [one["id"] for one in running]}, indent=1))
     elif not parts:

@@ -8,6 +8,7 @@ from atelier.engine.config.base import canonical, fingerprint, parse
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.identity_defaults import ABSENT
+from atelier.engine.config.mixture import row_specs
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.attention import Attention
@@ -273,3 +274,41 @@ def test_a_weight_that_moves_cuts_a_trajectory_as_a_rate_does() -> None:
 
 def test_a_weight_that_does_not_move_is_what_it_always_was() -> None:
     assert Logits(schedule=WeightSchedule()).as_identity() == {"kind": "logits"}
+
+
+def finished(**changes: object) -> Role:
+    return role(init="guest", trainable={"kind": "none"}, **changes)
+
+
+def test_a_student_of_a_finished_model_names_it_and_has_its_identity_whatever_attach_says() -> None:
+    def found(model: str, **more: object) -> list[str]:
+        roles = {"teacher": finished(), "s": role(**STUDENT | more)}
+        parts = segments_of(roles, train(), FEED, {"teacher": model})
+        assert parts["teacher"] == []
+        assert {part.parents["teacher"] for part in parts["s"]} == {model}
+        return [part.fingerprint for part in parts["s"]]
+
+    one = found("c" * 64)
+    assert one == found("c" * 64, attach="frozen") == found("c" * 64, attach="replay") != found("d" * 64)
+
+
+def test_a_finished_model_makes_no_rows_its_students_do() -> None:
+    """What makes them is in the student's identity; of the finished model nothing but its weights is."""
+    text = {"mlm": {"kind": "mlm"}, "kd": {"kind": "logits"}}
+    student = role(objective=text, teacher="teacher")
+    same = finished(objective={"mlm": {"kind": "mlm"}})
+    assert row_specs({"teacher": same, "s": student}) == row_specs({"s": student})
+    other = finished(objective={"mlm": {"kind": "mlm", "rows": 0.9}})
+    with pytest.raises(ConfigError, match=r"roles.teacher.objective: makes other rows than s"):
+        row_specs({"teacher": other, "s": student})
+    with pytest.raises(ConfigError, match=r"roles.teacher.objective: reads windows, but s"):
+        row_specs({"teacher": finished(), "s": student})
+    assert row_specs({"teacher": finished(), "s": role(**STUDENT)}) == {}
+
+
+@pytest.mark.parametrize("idle", [{"start": 0.5}, {"period": 2}, {"seed_name": "x"}])
+def test_what_does_nothing_for_a_finished_model_is_refused(idle: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(idle))} does nothing where trainable.kind=none"):
+        finished(**idle)
+    with pytest.raises(ConfigError, match="name it with init"):
+        role(trainable={"kind": "none"})

@@ -1,7 +1,6 @@
 """Checkpoints that come: as they are planned, made, and refused in one line."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -263,8 +262,7 @@ def test_a_disk_without_room_is_said_before_anything_is_copied(
 def test_an_export_asks_for_room_and_leaves_nothing(
     source: ArtifactInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(exporting.shutil, "disk_usage", lambda path: usage._replace(free=1))
+    monkeypatch.setattr(exporting.storage, "free_bytes", lambda path: 1)
     run = RunFile(
         schema=1, task="export", version=1, config={"url": str(tmp_path / "out")},
         inputs={"model": source.url}, scratch=str(tmp_path / "scratch"), layout=CPU,

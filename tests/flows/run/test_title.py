@@ -14,7 +14,7 @@ ID = "20261125-004211-3fa2c1"
     ("overrides", "title"),
     [
         ((), "titan"),
-        (("experiment=laptop", "pool=local", "tracker=none"), "titan laptop"),
+        (("experiment=laptop", "pool=local", "tracker=none", "tracker.beside=[wandb]"), "titan laptop"),
         (
             ("train.seed=2", "experiment=tiny", "roles.teacher.optim.lr=0.01", "+role@roles.c=student"),
             "titan tiny: train.seed=2, optim.lr=0.01, role@roles.c=student",

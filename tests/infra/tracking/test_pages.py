@@ -16,11 +16,12 @@ from atelier.infra.dag import Node, Product
 from atelier.infra.store.lease import Holder, LeaseLog
 from atelier.infra.store.store import Store
 from atelier.infra.tracking import process_stats
+from atelier.infra.tracking.curve import points
 from atelier.infra.tracking.flow_tracker import FlowTracker
 from atelier.infra.tracking.process_stats import ProcessStats
 from atelier.infra.tracking.tracker import Tracker
 from tests.infra.records import Family, Shelf, family
-from tests.infra.runs import client, follow_once, models, publish_all, runs, steps, tracker, uri
+from tests.infra.runs import DATA, client, follow_once, models, publish_all, runs, steps, tracker, uri
 
 NOTE = "mlflow.note.content"
 
@@ -206,6 +207,49 @@ def test_the_gauge_sees_the_gang_s_processes_and_ends_with_them(
     assert measuring.read() == {} and ProcessStats([str(tmp_path / "nobody")]).read() == {}
 
 
+SMI = """#!/bin/sh
+[ "$1" = "--query-gpu=index,uuid,utilization.gpu,memory.used" ] || exit 1
+cat <<END
+0, GPU-5d1f7c1e-55f5-4a1c-b3a3-000000000000, 100, 81000
+1, GPU-5d1f7c1e-55f5-4a1c-b3a3-111111111111, 90, 1000
+2, GPU-5d1f7c1e-55f5-4a1c-b3a3-222222222222, 70, 3000
+3, GPU-5d1f7c1e-55f5-4a1c-b3a3-333333333333, [N/A], 500
+END
+"""
+
+
+def test_the_gauge_sees_the_gang_s_gpus_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvidia-smi here is a script that prints what the real one prints."""
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(process_stats, "EVERY_S", 0.0)
+    uuid = "GPU-5d1f7c1e-55f5-4a1c-b3a3-222222222222"
+    for devices, expected in (
+        (f"1,{uuid}", {"gpu_percent": 80.0, "gpu_memory_gb": 4000 * 2**20 / 1e9}),
+        ("3", {"gpu_memory_gb": 500 * 2**20 / 1e9}),
+        ("", {}),
+    ):
+        guard = subprocess.Popen(["sleep", "60"], env=os.environ | {"CUDA_VISIBLE_DEVICES": devices})
+        try:
+            root = tmp_path / f"lease-{len(devices)}"
+            LeaseLog(str(root)).append(1, "take", Holder.of(guard.pid))
+            measuring = ProcessStats([str(root)])
+            deadline = time.monotonic() + 20
+            while not (used := measuring.read()) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            found = {key: value for key, value in used.items() if key.startswith("gpu")}
+            assert found == pytest.approx(expected) and "cpu_cores" in used
+        finally:
+            guard.kill()
+            guard.wait()
+    assert points([{"step": 1, "values": {}, "timing": {"gpu_percent": 80.0}}], set(), start=0, now=0.0) == [
+        ("system/gpu_percent", 80.0, 1, 0.0)
+    ]
+
+
 def test_a_page_names_few_of_many_students_and_counts_the_rest(root: Path) -> None:
     made = family(root)
     teaching = {"teacher": made.segments["teacher"].fingerprint}
@@ -221,3 +265,19 @@ def test_a_page_names_few_of_many_students_and_counts_the_rest(root: Path) -> No
     [run] = runs(root, "tags.`atelier.kind` = 'trajectory' AND tags.`atelier.role` = 'teacher'")
     picture = Path(client(root).download_artifacts(run.info.run_id, "lineage/lineage.svg")).read_text()
     assert "and 7 more" in picture  # of those that learned nothing but from the teacher
+
+
+def test_the_traces_of_a_profiled_training_are_files_of_its_run(root: Path) -> None:
+    shelf = Shelf(Store(str(root)))
+    segment = shelf.trajectory("model", DATA)
+    shelf.metrics(segment, range(1, 31))
+    trace = Path(segment.url) / "profile" / "steps-4-7-rank0.json.gz"
+    trace.parent.mkdir()
+    trace.write_bytes(b"a trace")
+    tracked = tracker(root)
+    follow_once(tracked, segment)
+    assert tracked.close() == []
+    [run] = runs(root, "tags.`atelier.kind` = 'trajectory'")
+    [file] = client(root).list_artifacts(run.info.run_id, "profile")
+    assert file.path == f"profile/{trace.name}"
+    assert Path(client(root).download_artifacts(run.info.run_id, file.path)).read_bytes() == b"a trace"

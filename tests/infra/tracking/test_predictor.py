@@ -1,53 +1,20 @@
 """A registered model answers prompts from its own files alone."""
 
-import json
 import math
 import shutil
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import numpy as np
 import pandas
 import pytest
-from safetensors.numpy import save
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from atelier import IMPORT_ROOT
-from atelier.engine.config.model.gpt import GPT
-from atelier.engine.io.weight_files import INDEX, WEIGHTS, shard_name
-from atelier.infra.store.store import Store
 from atelier.infra.tracking.predictor import Child, requests_of
-from atelier.infra.tracking.tracker import Tracker
-from tests.infra.records import Shelf
-
-
-def tiny_files(num_shards: int) -> dict[str, bytes]:
-    """A byte-level model of a few thousand random weights, in one file or in shards, written without
-    torch.
-    """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>"])
-    spec = GPT(kind="gpt", num_layers=1, hidden=16, num_heads=2, vocab=257)
-    draw = np.random.default_rng(1)
-    weights = {name: draw.normal(0, 0.3, shape).astype(np.float32) for name, shape in spec.shapes().items()}
-    names = sorted(weights)
-    shards = {shard_name(n + 1, num_shards): names[n::num_shards] for n in range(num_shards)}
-    if num_shards == 1:
-        shards = {WEIGHTS: names}
-    files = {
-        file: save({name: weights[name] for name in held}, {"format": "pt"}) for file, held in shards.items()
-    }
-    if num_shards > 1:
-        owners = {name: file for file, held in shards.items() for name in held}
-        files[INDEX] = json.dumps({"metadata": {}, "weight_map": owners}).encode()
-    return files | {
-        "config.json": json.dumps(spec.model_dump()).encode(),
-        "tokenizer.json": tokenizer.to_str().encode(),
-    }
+from tests.infra.tracking.tiny_version import registered, tiny_files
 
 
 def test_any_form_of_input_becomes_one_request_a_row() -> None:
@@ -61,28 +28,40 @@ def test_any_form_of_input_becomes_one_request_a_row() -> None:
         pandas.DataFrame({"prompt": ["a", "b"], "max_tokens": [5.0, math.nan]}), {"max_tokens": 5}
     ) == [one, two]
     assert requests_of(pandas.Series(["a"]), {"max_tokens": 5}) == [one]
-    with pytest.raises(ValueError, match="got promt"):
-        requests_of([{"promt": "a"}], {})
+    assert requests_of(np.array(["a", "b"]), {"max_tokens": 5}) == [one, two]
+    assert requests_of([{key: np.array(value) for key, value in one.items()}], {}) == [one]
+    assert requests_of({"prompt": np.array(["a", "b"]), "max_tokens": np.int64(5)}, {}) == [one, two]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([{"promt": "a"}], "^a request has `prompt` and any of .*; got promt$"),
+        (["a", {}], "^row 2: .* got nothing$"),
+        (["a", None], "^row 2: prompt is None; give a text$"),
+        ([{"prompt": ["a"]}], r"^prompt is \['a'\]; give a text$"),
+        ([{"prompt": "a", "max_tokens": "many"}], "^max_tokens is 'many'; give a whole number$"),
+        ([{"prompt": "a", "max_tokens": 1.5}], "^max_tokens is 1.5; give a whole number$"),
+        ([{"prompt": "a", "max_tokens": 1e300}], "^max_tokens is 1e\\+300; give a whole number$"),
+        ([{"prompt": "a", "temperature": math.inf}], "^temperature is inf; give a number$"),
+        (
+            {"prompt": ["a", "b"], "seed": [1]},
+            "^the lists of a request are of one length; got prompt 2, seed 1$",
+        ),
+        (pandas.DataFrame({"a": ["x"], "b": ["y"]}), "got a, b$"),
+    ],
+)
+def test_what_is_no_request_is_told_in_one_line(given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        requests_of(given, {})
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_registered_model_answers_when_its_store_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_shards: int
 ) -> None:
-    shelf = Shelf(Store(str(tmp_path / "store")))
-    segment = shelf.trajectory("tiny", {})
-    record = shelf.publish(
-        "model",
-        "tiny",
-        {"trajectory": segment.fingerprint},
-        files=tiny_files(num_shards),
-        summary={"step": 1, "role": "tiny"},
-        step=1,
-    )
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    tracked = Tracker(uri, shelf.store, flow="demo", command="atelier", run_id="run-1", config={})
-    tracked.register(record, aliases=["latest"])
-    assert tracked.close() == []
+    uri = registered(tmp_path, tiny_files(num_shards))
     for kind in ("model", "trajectory"):
         shutil.rmtree(tmp_path / "store" / kind)
     monkeypatch.chdir(tmp_path)
@@ -97,14 +76,20 @@ def test_a_registered_model_answers_when_its_store_is_gone(
     with pytest.raises(ValueError, match="temperature"):
         model.predict([{"prompt": "x", "temperature": -1.0}])
     assert model.predict("def ", params=again) == first[:1]
-    model.unwrap_python_model()._child._process.kill()
-    with pytest.raises(RuntimeError, match="exit code -9"):
-        model.predict("def ", params=again)
-    model.unwrap_python_model().close()
+    predictor = model.unwrap_python_model()
+    with ThreadPoolExecutor() as pool:
+        endless = pool.submit(model.predict, ["a", "b"], {"max_tokens": 200_000, "temperature": 0.0})
+        assert model.predict("def ", params=again) == first[:1]  # beside it
+        predictor._child._process.kill()
+        with pytest.raises(RuntimeError, match="exit code -9"):
+            endless.result()
+    assert model.predict("def ", params=again) == first[:1]  # of another child
+    predictor.close()
 
 
-def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_child_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
     child = Child(str(tmp_path / "no-model"), str(IMPORT_ROOT))
-    with pytest.raises(ValueError, match="no-model"):
-        child.ask({"prompt": "x"})
+    with pytest.raises(RuntimeError, match=r"^the generating process ended with exit code 2: .*no-model.*$"):
+        child.ask({"prompt": "x"}).result()
+    assert child.has_ended
     child.close()

@@ -1,0 +1,253 @@
+"""Continue several texts together, each with the bits that it has alone.
+
+A product of matrices rounds a row otherwise in a batch of another size, but alike in one of the same size,
+whatever the other rows are. So a pass always has SLOTS rows, filled up where there are fewer, and what would
+depend on other rows is computed row by row: prompts, attention to a row's own cache, experts, draws. That
+nothing else depends on a row's slot or on other rows is checked with the model itself when it is loaded;
+where something does, every row is computed by itself.
+
+N slots, T tokens (1), S tokens seen, V vocabulary, D hidden, H heads, K key/value heads, E head width
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.generation import Sampling
+from atelier.engine.data.control_prompt import Prefix
+from atelier.engine.inference.sampling import TextModel, next_logits, room_behind, sample
+from atelier.engine.model.attention import Attend, Cache, Seen
+from atelier.engine.model.gpt import Decoder
+from atelier.engine.model.moe import Mixed, MoE
+from atelier.engine.tier.ring import ring_of
+
+SLOTS = 8  # on every machine: the bits depend on it
+CLOSE = 1e-3  # of the largest logit: more than rounding changes between a pass of one row and one of SLOTS
+
+
+@dataclass
+class Row:
+    """A text that is being continued: `ids` were drawn, `num_seen` tokens are in the cache, prompt included.
+    `fault`: why it ended before its end.
+    """
+
+    sampling: Sampling
+    longest: int  # tokens, prompt included
+    cache: Cache
+    draws: torch.Generator
+    num_seen: int
+    ids: list[int] = field(default_factory=list)
+    is_done: bool = False
+    fault: DataError | None = None
+
+
+class Last(NamedTuple):
+    """A row's last token, which is not yet in its cache, and the token's position."""
+
+    token: int
+    place: int
+    cache: Cache
+
+
+class Rows:
+    """Passes of a model over rows; `num_passes` counts them, those of prompts included."""
+
+    def __init__(self, model: TextModel, ends: Sequence[int]) -> None:
+        self.model, self.ends, self.num_passes = model, ends, 0
+        self.are_together = False
+        network = cast(nn.Module, model)
+        if isinstance(network, Decoder) and ring_of(network) is None:
+            self._pass = _Pass()
+            _take_apart(network, self._pass)
+            self.are_together = self._is_exact()
+
+    def room(self, before: Prefix, sampling: Sampling) -> int:
+        """Bytes of keys and values that the row of a text may take; raises as `begin`."""
+        one = self.model.new_cache(1, 1, self.model.head_weight.dtype)
+        longest = room_behind(self.model, before.ids, sampling.max_tokens)
+        return longest * sum(each.keys.nbytes + each.values.nbytes for each in one.blocks)
+
+    def begin(self, before: Prefix, sampling: Sampling) -> Row:
+        """Read the beginning of a text, and draw the first id.
+
+        Raises ConfigError for a beginning longer than the learned positions.
+        """
+        longest = room_behind(self.model, before.ids, sampling.max_tokens)
+        cache = self.model.new_cache(1, longest, self.model.head_weight.dtype)
+        draws = torch.Generator().manual_seed(sampling.seed)
+        row = Row(sampling, longest, cache, draws, num_seen=len(before.ids))
+        self.num_passes += 1
+        self._draw(row, next_logits(self.model, before.ids, 0, cache, before.soft))
+        return row
+
+    def step(self, rows: Sequence[Row]) -> None:
+        """Draw the next id of each of these rows, SLOTS at most, which are not done."""
+        last = [Last(row.ids[-1], row.num_seen, row.cache) for row in rows]
+        if self.are_together:
+            self.num_passes += 1
+            found = list(self._logits(last))
+        else:
+            self.num_passes += len(rows)
+            found = [next_logits(self.model, [one.token], one.place, one.cache) for one in last]
+        for row, logits_V in zip(rows, found, strict=True):
+            row.num_seen += 1
+            self._draw(row, logits_V)
+
+    def _draw(self, row: Row, logits_V: Tensor) -> None:
+        try:
+            token = sample(logits_V, row.sampling.temperature, row.sampling.top_p, row.draws)
+        except DataError as error:  # the logits are not finite: this row ends, others go on
+            row.fault, row.is_done = error, True
+            return
+        if token in self.ends:
+            row.is_done = True
+            return
+        row.ids.append(token)
+        row.is_done = row.num_seen + 1 >= row.longest
+
+    @torch.inference_mode()
+    def _logits(self, rows: Sequence[Last]) -> Tensor:
+        """[rows, V] after the last tokens, which join the caches."""
+        device, empty = self.model.head_weight.device, SLOTS - len(rows)
+        tokens_NT = torch.tensor([*(row.token for row in rows), *[self.ends[0]] * empty], device=device)[
+            :, None
+        ]
+        places_NT = torch.tensor([*(row.place for row in rows), *[0] * empty], device=device)[:, None]
+        batch = {
+            "tokens_BT": tokens_NT,
+            "positions_BT": places_NT,
+            "documents_BT": torch.zeros_like(tokens_NT),
+        }
+        self._pass.num_rows = len(rows)
+        try:
+            caches = _Caches([row.cache for row in rows], places_NT, self._pass)
+            hidden_NTD = self.model(batch, cache=caches).hidden
+        finally:
+            self._pass.num_rows = 0
+        head_DV = self.model.head_weight[: self.model.spec.ids].t()
+        return (hidden_NTD[:, -1] @ head_DV)[: len(rows)].float()
+
+    def _is_exact(self) -> bool:
+        """Whether a row's logits have the same bits in the first slot and in others, alone and beside others,
+        and are those of a pass of that row by itself but for rounding.
+        """
+        size = self.model.spec.ids
+        beside = [self._read([n % size]) for n in range(1, SLOTS)]
+        row = self._read([size // 2])
+        try:
+            plain_V = next_logits(self.model, [row.token], row.place, copy.deepcopy(row.cache))
+            alone_V = self._logits([_copied(row)])[0]
+            found = [
+                self._logits([_copied(row) for _ in range(SLOTS)]),
+                self._logits([_copied(row), *map(_copied, beside)])[:1],
+                self._logits([*map(_copied, beside), _copied(row)])[-1:],
+            ]
+        except (RuntimeError, ConfigError):  # attention of another kind; a model of one position
+            return False
+        same = all(bool((each_NV == alone_V).all()) for each_NV in found)
+        return same and bool((alone_V - plain_V).abs().max() <= CLOSE * plain_V.abs().max())
+
+    def _read(self, ids: list[int]) -> Last:
+        cache = self.model.new_cache(1, len(ids) + 1, self.model.head_weight.dtype)
+        logits_V = next_logits(self.model, ids, 0, cache)
+        return Last(int(logits_V.argmax()), len(ids), cache)
+
+
+def _copied(row: Last) -> Last:
+    return row._replace(cache=copy.deepcopy(row.cache))
+
+
+class _Pass:
+    """The pass that computes now: how many of its slots are rows (0: no pass over SLOTS), and the rows' keys
+    and values in the block that computes.
+    """
+
+    num_rows = 0
+    seen: Sequence[Seen] = ()
+
+
+class _Block(Seen):
+    """One block's keys and values of all rows of a pass, each in the row's own buffers."""
+
+    def __init__(self, seen: Sequence[Seen], now: _Pass) -> None:
+        self._seen, self._now = seen, now
+
+    def extend(self, key_BKTE: Tensor, value_BKTE: Tensor) -> tuple[Tensor, Tensor]:
+        """Append each row's to its own; `_RowAttend`, which follows, reads them there."""
+        for at, seen in enumerate(self._seen):
+            seen.extend(key_BKTE[at : at + 1], value_BKTE[at : at + 1])
+        self._now.seen = self._seen
+        return key_BKTE, value_BKTE
+
+
+class _Caches(Cache):
+    """The caches of a pass's rows as one, for a mask as long as the longest: documents are 0, and -1 where a
+    row has no token.
+    """
+
+    def __init__(self, caches: Sequence[Cache], places_NT: Tensor, now: _Pass) -> None:
+        blocks = zip(*(cache.blocks for cache in caches), strict=True)
+        self.blocks = [_Block(seen, now) for seen in blocks]
+        self._places_NS = torch.arange(int(places_NT.max()) + 1, device=places_NT.device).expand(SLOTS, -1)
+        self._documents_NS = -(self._places_NS > places_NT).long()
+
+    def extend(self, documents_BT: Tensor, branches_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._documents_NS, torch.zeros_like(self._documents_NS)
+
+    def seen_positions(self, positions_BT: Tensor) -> Tensor:
+        return self._places_NS
+
+
+class _RowAttend(nn.Module):
+    """Attention that a pass over SLOTS rows computes for each row by itself, over its own keys."""
+
+    def __init__(self, inner: Attend, now: _Pass) -> None:
+        super().__init__()
+        self.inner, self._now = inner, now
+
+    def forward(self, query_BHTE: Tensor, key_BKSE: Tensor, value_BKSE: Tensor, mask: Tensor) -> Tensor:
+        if not self._now.num_rows:
+            return self.inner(query_BHTE, key_BKSE, value_BKSE, mask)
+        mixed_NHTE = torch.zeros_like(query_BHTE)
+        for at, seen in enumerate(self._now.seen):
+            # a copy: a product may round otherwise from an address that is no multiple of 64 bytes
+            query = query_BHTE[at : at + 1].clone()
+            key, value = seen.keys[:, :, : seen.length], seen.values[:, :, : seen.length]
+            mixed_NHTE[at] = self.inner(query, key, value, mask[at : at + 1, ..., : seen.length])[0]
+        return mixed_NHTE
+
+
+class _RowMixture(nn.Module):
+    """A mixture of experts that a pass over SLOTS rows computes for each row by itself: how many tokens an
+    expert has changes how its products round.
+    """
+
+    def __init__(self, inner: MoE, now: _Pass) -> None:
+        super().__init__()
+        self.inner, self._now = inner, now
+
+    def forward(self, x_BTD: Tensor, tokens_BT: Tensor) -> Mixed:
+        if not self._now.num_rows:
+            return self.inner(x_BTD, tokens_BT)
+        y_NTD = torch.zeros_like(x_BTD)
+        found: Mixed | None = None
+        for at in range(self._now.num_rows):
+            found = Mixed(*self.inner(x_BTD[at : at + 1].clone(), tokens_BT[at : at + 1]))
+            y_NTD[at] = found.y_BTD[0]
+        assert found is not None
+        return found._replace(y_BTD=y_NTD)
+
+
+def _take_apart(network: nn.Module, now: _Pass) -> None:
+    """Have attention and mixtures computed row by row in passes over SLOTS rows, and nothing else changed."""
+    for module in list(network.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, Attend):
+                setattr(module, name, _RowAttend(child, now))
+            elif isinstance(child, MoE):
+                setattr(module, name, _RowMixture(child, now))

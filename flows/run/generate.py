@@ -1,0 +1,128 @@
+"""Continue texts with a finished model: a generator process samples, its messages come as it draws."""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from atelier import IMPORT_ROOT
+from atelier.engine.config.base import Json, parse
+from atelier.engine.config.error import AtelierError, ConfigError
+from atelier.engine.config.generation import Generation
+from atelier.engine.config.message import Continuation
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.record import Record
+from atelier.engine.config.run_file import RunFile
+from atelier.infra.launch.machine import num_cores
+from atelier.infra.launch.supervisor import rank_env
+from atelier.infra.store.existing_model import spec_of
+from atelier.infra.store.store import Store
+
+GRACE_S = 5.0
+SIZES = {"K": 1e-6, "M": 1e-3, "G": 1.0, "T": 1e3}  # GB
+SAMPLING = ("max_tokens", "temperature", "top_p", "seed", "best_of")
+WISHES = ("genre", "topic", "keywords", "sentiment", "length")
+
+
+def generation_of(prompts: list[str], given: Mapping[str, Json]) -> Generation:
+    """Settings under the command's names; None and '' are not given. Raises ConfigError at one's name."""
+    there = {key: value for key, value in given.items() if value is not None}
+    config: dict[str, Json] = {key: there[key] for key in SAMPLING if key in there}
+    config["prompts"] = prompts
+    if "memory" in there:
+        config["memory_gb"] = gigabytes(str(there["memory"]), "memory")
+    config["wishes"] = {key: there[key] for key in WISHES if there.get(key)}
+    try:
+        return parse(Generation, config, "")
+    except ConfigError as error:
+        place = error.place.removeprefix("wishes.")
+        raise ConfigError(place, error.problem, error.way_out) from None
+
+
+def gigabytes(word: str, place: str) -> float:
+    """A size as people write it: 2GB, 500MB, or a number of GB. Raises ConfigError at `place` for others."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:(k|M|G|T)B?)?", word.strip(), re.IGNORECASE)
+    if match is None or not float(match[1]):
+        raise ConfigError(place, f"{word!r} is no size", "give one like 2GB or 500MB")
+    return float(match[1]) * SIZES[(match[2] or "G").upper()]
+
+
+def model_called(word: str, store: Store) -> Record:
+    """The model that `generate` is given. Raises ConfigError when there is none, or when this code computes
+    another version of its kind.
+    """
+    try:
+        record = store.resolve(word, "model")
+    except AtelierError as error:
+        raise ConfigError("generate", str(error)) from None
+    spec_of(record, store, "generate", word)
+    return record
+
+
+def continuations(
+    record: Record, generation: Generation, store: Store
+) -> Generator[Continuation, None, None]:
+    """Pieces of the prompts' continuations as they are drawn, in the end `done`. Closing the iterator ends
+    the process. Raises ConfigError or AtelierError when the process reports an error or dies.
+    """
+    with tempfile.TemporaryDirectory(prefix="atelier-generate-") as scratch:
+        run = RunFile(
+            schema=1,
+            task="generate",
+            version=1,
+            config=generation.model_dump(mode="json"),
+            inputs={"model": store.address("model", record.fingerprint)},
+            scratch=scratch,
+            layout=Parallel(threads="auto", shard=1),
+        )
+        place = Path(scratch) / "run.json"
+        place.write_text(run.text())
+        yield from _messages(place, rank_env(store.root, num_cores()))
+
+
+def _messages(place: Path, env: dict[str, str]) -> Generator[Continuation, None, None]:
+    """Start the generator process and read it. It leads its own session: Ctrl-C reaches only this process."""
+    with open(place.with_name("err"), "wb") as err:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "atelier.engine.generate", str(place)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            env=env,
+            cwd=IMPORT_ROOT,
+            start_new_session=True,
+        )
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            message: Continuation = json.loads(line)
+            if "error" in message:
+                raise (
+                    ConfigError("generate", message["error"])
+                    if message.get("exit_code") == 2
+                    else AtelierError(message["error"])
+                )
+            yield message
+        code = child.wait()
+    finally:
+        _end(child)
+    if code:
+        last = place.with_name("err").read_text(errors="replace").strip().splitlines()[-1:]
+        raise AtelierError(
+            f"generate: the engine ended with exit code {code}" + (f" ({last[0]})" if last else "")
+        )
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE_S)
+        child.kill()
+        child.wait()
+    if child.stdout is not None:
+        child.stdout.close()

@@ -1,0 +1,1 @@
+../../src/atelier/api.py
