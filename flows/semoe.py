@@ -18,6 +18,7 @@ from atelier.flows.corpus import Text, corpus, extras
 from atelier.infra.dag import Reference
 from atelier.infra.store.existing_model import ANY_VOCAB, beginnings
 from atelier.tasks.convert import convert as convert_model
+from atelier.tasks.extract_adapter import extract_adapters, low_rank
 from atelier.tasks.register import register
 from atelier.tasks.report import report
 from atelier.tasks.score import score as score_models
@@ -77,6 +78,7 @@ def semoe(
                 extras=extras(text, by_themselves),
                 name="train.controls",
             )
+    extract_adapters(models, low_rank(roles, merged | begun))
     shown = models | {f"{name}-start": model for name, model in merged.items() if name in roles}
     scores = score_models(shown, {}, settings=score, tokens=text.tokens["main"], tokenizer=text.tokenizer)
     report(

@@ -37,12 +37,13 @@ class HeldOutText:
     """The beginning of the held-out split: whole documents, or the first one cut when it alone is too long.
 
     ends_D: tokens up to and including each document's end token. num_bytes: UTF-8 bytes of the documents'
-    text.
+    text. is_begun: documents begin with a token of their own, which is no text.
     """
 
     tokens_N: np.ndarray
     ends_D: np.ndarray
     num_bytes: int
+    is_begun: bool = False
 
     def batches(self, sequence: int) -> Iterator[Batch]:
         """All tokens as rows of `sequence`, with documents cut and isolated as in training; the last row,
@@ -83,18 +84,18 @@ def read_held_out(
     taken = np.fromfile(file, dtype=dtype, count=int(ends[num_whole - 1]) if num_whole else max_tokens)
     taken = taken.astype(np.int64)
     if num_whole:
-        return HeldOutText(tokens_N=taken, ends_D=ends[:num_whole], num_bytes=int(sizes[:num_whole].sum()))
-    return HeldOutText(
-        tokens_N=taken, ends_D=np.array([len(taken)]), num_bytes=len(vocabulary.bytes_of(taken))
-    )
+        size, ends = int(sizes[:num_whole].sum()), ends[:num_whole]
+    else:
+        size, ends = len(vocabulary.bytes_of(taken)), np.array([len(taken)])
+    return HeldOutText(tokens_N=taken, ends_D=ends, num_bytes=size, is_begun=bool(vocabulary.before))
 
 
 def text_nats(model: TextModel, text: HeldOutText, *, sequence: int, vocab: int, advance: Advance) -> float:
     """Nats of all tokens of `text`. A document's first token has no context, and no model learns to predict
-    it: it is charged ln V, the same for every model of a vocabulary. So every byte is accounted for, as with
-    a compressor.
+    it: it is charged ln V, the same for every model of a vocabulary; nothing where it is no text. So every
+    byte is accounted for, as with a compressor.
     """
-    total = len(text.ends_D) * math.log(vocab)
+    total = 0.0 if text.is_begun else len(text.ends_D) * math.log(vocab)
     batches, read = tee(text.batches(sequence))
     for batch, nats_N in zip(batches, label_nats(model, read), strict=True):
         total += float(nats_N.sum())

@@ -15,7 +15,7 @@ from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.tokens import Windows
 from atelier.engine.evaluate import evaluate
-from atelier.engine.inference.scoring import choose, read_held_out, text_nats
+from atelier.engine.inference.scoring import HeldOutText, choose, read_held_out, text_nats
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import read_model
 from tests.checkout import python_path
@@ -318,3 +318,18 @@ def test_as_a_process_it_writes_the_same_as_here_and_tells_errors_as_json(study)
             else (last["exit_code"] == 2 and "needs the input" in last["error"])
         )
     assert json.loads((Path(run.outputs["one"]) / "scores.json").read_text()) == here
+
+
+def test_a_token_that_begins_every_document_costs_nothing_and_what_follows_has_a_context(study) -> None:
+    model, _ = read_model(study.model("begun"), study.scratch)
+    ids = study.vocabulary.encode("the sea is deep")
+    end = study.vocabulary.end_id
+    plain = HeldOutText(tokens_N=np.array([*ids, end]), ends_D=np.array([len(ids) + 1]), num_bytes=15)
+    begun = HeldOutText(
+        tokens_N=np.array([end, *ids, end]), ends_D=np.array([len(ids) + 2]), num_bytes=15, is_begun=True
+    )
+    how = {"sequence": 64, "vocab": 300, "advance": lambda n: None}
+    alone = sum(log_probability(model, [end, *ids][:n], [end, *ids, end][n]) for n in range(1, len(ids) + 2))
+    assert text_nats(model, begun, **how) == pytest.approx(-alone, rel=1e-5)
+    behind = sum(log_probability(model, ids[:n], [*ids, end][n]) for n in range(1, len(ids) + 1))
+    assert text_nats(model, plain, **how) == pytest.approx(math.log(300) - behind, rel=1e-5)
