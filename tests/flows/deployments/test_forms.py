@@ -21,6 +21,7 @@ from atelier.infra.store.store import Store
 
 FLOWS = flow_names()
 NEEDED = {"init": "student_a", "models": ["teacher"], "source": "exported/student_a"}
+LOOKED_UP = {"pretrain": ("init",)}  # in the store, when a run is composed
 BESIDE = {"semoe": ("score.memory_gb=0",)}  # its memory is that of its own teacher, not of any model's
 DIGEST = "0123456789abcdef" * 2
 
@@ -35,7 +36,11 @@ def selects(flow: str) -> dict[str, dict[str, Any]]:
 
 def needed(flow: str) -> dict[str, Any]:
     """What a flow does not go without."""
-    return {name: value for name, value in NEEDED.items() if name in properties(flow)}
+    return {
+        name: value
+        for name, value in NEEDED.items()
+        if name in properties(flow) and name not in LOOKED_UP.get(flow, ())
+    }
 
 
 def refusal(flow: str, parameters: Any) -> str:
@@ -59,7 +64,7 @@ def filled(flow: str) -> dict[str, Any]:
     return {
         name: some_value(one)
         for name, one in properties(flow).items()
-        if name not in ("overrides", "code", "sweep")
+        if name not in ("overrides", "code", "sweep", *LOOKED_UP.get(flow, ()))
     }
 
 

@@ -90,7 +90,7 @@ def test_frozen_code_comes_back_byte_for_byte_once(project: Path, root: str, tmp
     folder = thaw(root, digest, tmp_path / "cache")
     code = {name.removeprefix("atelier/"): content for name, content in files_of(folder).items()}
     assert {name: code[name] for name in files_of(project)} == files_of(project)
-    assert code.keys() - files_of(project).keys() == {NOTE, "__init__.py", "__main__.py"}
+    assert code.keys() - files_of(project).keys() == {NOTE, "__init__.py", "__main__.py", "api.py"}
     (Path(root) / "code" / f"{digest}.tar.gz").unlink()
     assert thaw(root, digest, tmp_path / "cache") == folder  # unpacked already
     assert folder.stat().st_mode & 0o077 == 0 and [path.name for path in folder.parent.iterdir()] == [digest]
@@ -119,7 +119,7 @@ def test_secrets_and_data_of_the_project_stay_at_home(project: Path, root: str, 
 def test_the_projects_own_code_is_frozen_without_anything_else(root: str, tmp_path: Path) -> None:
     files = files_of(thaw(root, freeze(root), tmp_path / "cache"))
     assert "atelier/engine/train.py" in files and "atelier/conf/base.yaml" in files
-    own = {NOTE, "__init__.py", "__main__.py"}
+    own = {NOTE, "__init__.py", "__main__.py", "api.py"}
     assert {name.split("/")[1] for name in files} == {*frozen.FOLDERS, *own}
     assert {Path(name).suffix for name in files if not name.endswith(NOTE)} == set(frozen.SUFFIXES)
 
