@@ -32,11 +32,8 @@ def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
     """The model called `name`, and its spec. `source`: a folder or an fsspec URL of one, as transformers
     saves it. Raises ConfigError for one that has no weights, or what is not understood.
     """
-    check_no_password(source, "source")
     with reading(source, "source"):
-        source = pinned(source.rstrip("/"), "source") if "://" in source else source
-        folder = str(local_path(source).absolute()) if is_local(source) else source
-        there = names(folder)
+        source, folder, there = opened(source)
         weights = _weights(folder, there)
         for needed in (CONFIG, TOKENIZER):
             if needed not in there:
@@ -69,6 +66,16 @@ def adopt(source: str, name: str) -> tuple[Reference, ModelSpec]:
         },
     )
     return declare(node, [tokenizer])["model"], spec
+
+
+def opened(source: str) -> tuple[str, str, list[str]]:
+    """A source of the hub at its commit, its folder, and the names there. Raises ConfigError for an address
+    with a password, and what `names` raises for one that cannot be had.
+    """
+    check_no_password(source, "source")
+    source = pinned(source.rstrip("/"), "source") if "://" in source else source
+    folder = str(local_path(source).absolute()) if is_local(source) else source
+    return source, folder, names(folder)
 
 
 def _beside(folder: str, name: str, there: list[str]) -> Mapping[str, Json]:

@@ -2,14 +2,14 @@
 
 from atelier.engine.config.adapters import CONFIG, WEIGHTS, scaled
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.io.hub import pinned
-from atelier.engine.io.source_files import check_no_password, reading
-from atelier.engine.io.storage import is_local, join, local_path, names, read_object
+from atelier.engine.io.source_files import reading
+from atelier.engine.io.storage import join, read_object
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.existing_model import Existing
 from atelier.infra.store.source_contents import contents_of, identity_of
+from atelier.tasks.adopt import opened
 
 VERSION = 1
 PICKLE = "adapter_model.bin"
@@ -20,11 +20,8 @@ def adopt_adapter(source: str, base: Existing, name: str) -> dict[str, Reference
     """The adapter, and the merged model called `name`. `source`: a folder or an fsspec URL of one, as peft
     saves it. Raises ConfigError for one that has no adapter, or what is not understood.
     """
-    check_no_password(source, "source")
     with reading(source, "source"):
-        source = pinned(source.rstrip("/"), "source") if "://" in source else source
-        folder = str(local_path(source).absolute()) if is_local(source) else source
-        there = names(folder)
+        source, folder, there = opened(source)
         if WEIGHTS not in there and PICKLE in there:
             raise DataError(
                 f"source: {PICKLE} is a pickle, which is never opened; save it as safetensors where it is "

@@ -31,7 +31,7 @@ CLOSE = 1e-3  # of the largest logit: more than rounding changes between a pass 
 
 
 @dataclass
-class Row:
+class ServedRow:
     """A text that is being continued: `ids` were drawn, `num_seen` tokens are in the cache, prompt included.
     `fault`: why it ended before its end.
     """
@@ -72,7 +72,7 @@ class Rows:
         longest = room_behind(self.model, before.ids, sampling.max_tokens)
         return longest * sum(each.keys.nbytes + each.values.nbytes for each in one.blocks)
 
-    def begin(self, before: Prefix, sampling: Sampling) -> Row:
+    def begin(self, before: Prefix, sampling: Sampling) -> ServedRow:
         """Read the beginning of a text, and draw the first id.
 
         Raises ConfigError for a beginning longer than the learned positions.
@@ -80,12 +80,12 @@ class Rows:
         longest = room_behind(self.model, before.ids, sampling.max_tokens)
         cache = self.model.new_cache(1, longest, self.model.head_weight.dtype)
         draws = torch.Generator().manual_seed(sampling.seed)
-        row = Row(sampling, longest, cache, draws, num_seen=len(before.ids))
+        row = ServedRow(sampling, longest, cache, draws, num_seen=len(before.ids))
         self.num_passes += 1
         self._draw(row, next_logits(self.model, before.ids, 0, cache, before.soft))
         return row
 
-    def step(self, rows: Sequence[Row]) -> None:
+    def step(self, rows: Sequence[ServedRow]) -> None:
         """Draw the next id of each of these rows, SLOTS at most, which are not done."""
         last = [Last(row.ids[-1], row.num_seen, row.cache) for row in rows]
         if self.are_together:
@@ -98,7 +98,7 @@ class Rows:
             row.num_seen += 1
             self._draw(row, logits_V)
 
-    def _draw(self, row: Row, logits_V: Tensor) -> None:
+    def _draw(self, row: ServedRow, logits_V: Tensor) -> None:
         try:
             token = sample(logits_V, row.sampling.temperature, row.sampling.top_p, row.draws)
         except DataError as error:  # the logits are not finite: this row ends, others go on

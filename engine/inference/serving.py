@@ -19,7 +19,7 @@ from atelier.engine.config.generation import Request
 from atelier.engine.config.message import Continuation
 from atelier.engine.data.control_prompt import Prefix
 from atelier.engine.inference.generator import TOGETHER, Generator
-from atelier.engine.inference.rows import SLOTS, Row, Rows
+from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
 from atelier.engine.inference.sampling import whole_characters
 from atelier.engine.io.process import say
 
@@ -34,7 +34,7 @@ class Ticket:
     answer: Continuation | None = None
 
 
-class Asked(NamedTuple):
+class ServedRequest(NamedTuple):
     """A request that can be answered. `room`: bytes of keys and values."""
 
     ticket: Ticket
@@ -108,8 +108,8 @@ class Desk:
         self._generator, self._target, self._memory = generator, target, memory
         self.rows = Rows(generator.model, generator.vocabulary.ends)
         self._most = len(os.sched_getaffinity(0)) + 4 if hasattr(os, "sched_getaffinity") else SLOTS
-        self._waiting: deque[Asked] = deque()
-        self._running: list[tuple[Asked, Row]] = []
+        self._waiting: deque[ServedRequest] = deque()
+        self._running: list[tuple[ServedRequest, ServedRow]] = []
         self._in_order: deque[Ticket] = deque()
 
     @property
@@ -129,7 +129,7 @@ class Desk:
         except AtelierError as error:
             self._answer(ticket, {"error": str(error)})
 
-    def _asked(self, ticket: Ticket, request: Request) -> Asked:
+    def _asked(self, ticket: Ticket, request: Request) -> ServedRequest:
         before = self._generator.before(request.prompt, request)
         room = self.rows.room(before, request) * min(request.best_of, TOGETHER)
         if room > self._memory:
@@ -139,7 +139,7 @@ class Desk:
                 f" values, and there are {self._memory / 1e9:.2g} GB for all rows",
                 "ask for fewer",
             )
-        return Asked(ticket, request, before, room)
+        return ServedRequest(ticket, request, before, room)
 
     def advance(self) -> None:
         """Begin with what waits while there is room, then draw one token of every row."""
@@ -152,11 +152,11 @@ class Desk:
                 self._finish(asked, row)
         self._running = [(asked, row) for asked, row in self._running if not row.is_done]
 
-    def _has_room(self, asked: Asked) -> bool:
+    def _has_room(self, asked: ServedRequest) -> bool:
         used = sum(other.room for other, _ in self._running)
         return len(self._running) < self._most and used + asked.room <= self._memory
 
-    def _begin(self, asked: Asked) -> None:
+    def _begin(self, asked: ServedRequest) -> None:
         if asked.request.best_of > 1:  # its candidates are drawn and compared at once, while all others wait
             try:
                 text = self._generator.text(asked.request.prompt, asked.request)
@@ -171,7 +171,7 @@ class Desk:
         else:
             self._running.append((asked, row))
 
-    def _finish(self, asked: Asked, row: Row) -> None:
+    def _finish(self, asked: ServedRequest, row: ServedRow) -> None:
         self._generator.num_tokens += len(row.ids)
         if row.fault is not None:
             self._answer(asked.ticket, {"error": str(row.fault)})

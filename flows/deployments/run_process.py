@@ -2,7 +2,7 @@
 own main thread for signals, environment for Prefect and MLflow, and no event loop around it.
 
 `python -m atelier.flows.deployments.run_process` reads an Order from its standard input, runs it as the
-command line does, with its progress on standard output, and writes an Ending to the order's file. When its
+command line does, with its progress on standard output, and writes an RunEnding to the order's file. When its
 standard input ends, so that whoever ordered the run is gone, it stops as on Ctrl-C.
 """
 
@@ -64,7 +64,7 @@ class Failure(TypedDict, total=False):
     trace: str
 
 
-class Ending(TypedDict):
+class RunEnding(TypedDict):
     """How a run ended: its id ('' when none began), and what MLflow does not have."""
 
     run: str
@@ -72,7 +72,7 @@ class Ending(TypedDict):
     failure: Failure | None
 
 
-def run_in_process(flow: str, overrides: list[str], command: str, say: Say | None = None) -> Ending:
+def run_in_process(flow: str, overrides: list[str], command: str, say: Say | None = None) -> RunEnding:
     """Run a flow to its end; lines of its progress go to `say`. KeyboardInterrupt is passed on to the run,
     and raised when that has ended; a second one ends the run at once.
 
@@ -83,7 +83,7 @@ def run_in_process(flow: str, overrides: list[str], command: str, say: Say | Non
         order: Order = {"flow": flow, "overrides": overrides, "command": command, "ending": str(place)}
         code, tail = _followed(order, say)
         try:
-            ending: Ending = json.loads(place.read_bytes())
+            ending: RunEnding = json.loads(place.read_bytes())
         except FileNotFoundError:
             raise AtelierError(f"the run's process ended with exit code {code} ({tail.strip()})") from None
     if ending["failure"] is not None:
@@ -207,7 +207,7 @@ def error_of(failure: Failure, run: str) -> AtelierError:
     return error
 
 
-def run_order(order: Order) -> Ending:
+def run_order(order: Order) -> RunEnding:
     """Run the order in this process."""
     # here: the process that orders a run imports neither
     from atelier.flows.deployments.start import run_to_end
@@ -237,7 +237,7 @@ def run_order(order: Order) -> Ending:
     }
 
 
-def _unbegun(failure: Failure) -> Ending:
+def _unbegun(failure: Failure) -> RunEnding:
     return {"run": "", "untracked": [], "failure": failure}
 
 

@@ -25,7 +25,7 @@ FIRST: Mark = (0, 0)
 
 
 @dataclass(frozen=True)
-class Row:
+class CurveRow:
     """Metric values of one step, drawn together; `time` in seconds since 1970."""
 
     step: int
@@ -53,8 +53,10 @@ class Curve:
         self.followed = followed
         self.segments = followed.segments[: index + 1]
         self.reader = SegmentReader(self.segments)
-        self.rows: list[Row] = []
-        self.effective: Row | None = None  # share of its gangs' time spent training; known once it has ended
+        self.rows: list[CurveRow] = []
+        self.effective: CurveRow | None = (
+            None  # share of its gangs' time spent training; known once it has ended
+        )
         self._drawn: set[tuple[str, int]] = set()
         self._newest: CurveLine | None = None
         self._stats, self._lock = stats, lock or threading.RLock()
@@ -103,10 +105,10 @@ class Curve:
                 self._is_ended = True
                 share = effective(time_spent(read_segments(segment.url)) for segment in self.segments)
                 if share is not None:
-                    self.effective = Row(self._newest["step"], time.time(), {"effective_time": share})
+                    self.effective = CurveRow(self._newest["step"], time.time(), {"effective_time": share})
                     self._keep([self.effective])
 
-    def since(self, mark: Mark) -> tuple[list[Row], Mark]:
+    def since(self, mark: Mark) -> tuple[list[CurveRow], Mark]:
         """The rows after `mark`, and the mark after them; all of them where others came in between."""
         with self._lock:
             order, start = mark
@@ -131,15 +133,15 @@ class Curve:
             drawn[-1].setdefault("timing", {}).update(self._stats.read())
 
     def _draw(self, lines: Iterable[CurveLine], last: int | None = None) -> None:
-        new: dict[int, Row] = {}
+        new: dict[int, CurveRow] = {}
         drawn = points(lines, self._drawn, start=self.segments[0].start, now=time.time(), last=last)
         for key, value, step, at in drawn:
-            new.setdefault(step, Row(step, at, {})).values[key] = value
+            new.setdefault(step, CurveRow(step, at, {})).values[key] = value
         self._add(new.values())
         self._keep(new.values())
         self._is_new = self._is_new or bool(new)
 
-    def _add(self, rows: Iterable[Row]) -> None:
+    def _add(self, rows: Iterable[CurveRow]) -> None:
         for row in rows:
             self.rows.append(row)
             self._drawn |= {(key, row.step) for key in row.values}
@@ -182,25 +184,27 @@ class Curve:
                 self._file.close()
                 self._file = None
 
-    def _keep(self, rows: Iterable[Row]) -> None:
+    def _keep(self, rows: Iterable[CurveRow]) -> None:
         if self._file is not None:
             with suppress(OSError):  # a full disk: the rows are in the metric files as well
                 self._file.write("".join(json.dumps(asdict(row)) + "\n" for row in rows))
                 self._file.flush()
 
 
-def _rows_of(path: Path) -> list[Row]:
+def _rows_of(path: Path) -> list[CurveRow]:
     """The rows of a file; a torn line is left out, the metric files have its values."""
     rows = []
     for line in path.read_text().splitlines():
         with suppress(ValueError, TypeError):
-            rows.append(Row(**json.loads(line)))
+            rows.append(CurveRow(**json.loads(line)))
     return rows
 
 
-def _without(drawn: set[tuple[str, int]], rows: Iterable[Row]) -> list[Row]:
+def _without(drawn: set[tuple[str, int]], rows: Iterable[CurveRow]) -> list[CurveRow]:
     left = [
-        Row(row.step, row.time, {key: v for key, v in row.values.items() if (key, row.step) not in drawn})
+        CurveRow(
+            row.step, row.time, {key: v for key, v in row.values.items() if (key, row.step) not in drawn}
+        )
         for row in rows
     ]
     return [row for row in left if row.values]

@@ -13,7 +13,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.infra.store.store import Store
 from atelier.infra.tracking.about import RunInfo
-from atelier.infra.tracking.follower import Row
+from atelier.infra.tracking.follower import CurveRow
 
 FOLDER = Path(__file__).parent / "sinks"
 
@@ -35,7 +35,7 @@ class SinkCurve(Protocol):
     @property
     def is_open(self) -> bool: ...
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[CurveRow]) -> None:
         """Add the points that the tracker does not have; may be called again with the same rows."""
 
     def finish(self, status: str) -> None:

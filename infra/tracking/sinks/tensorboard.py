@@ -21,7 +21,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.io.storage import is_local, local_path
 from atelier.infra.store.store import SHORT, Store
 from atelier.infra.tracking.about import RunInfo
-from atelier.infra.tracking.follower import Row
+from atelier.infra.tracking.follower import CurveRow
 from atelier.infra.tracking.sink import CurveInfo
 
 KNOWN = ".trajectories"  # its files say in which folder a trajectory's curve is
@@ -88,7 +88,7 @@ class EventCurve:
     def is_open(self) -> bool:
         return self._writer is not None
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[CurveRow]) -> None:
         if self._there is None:
             self._there = written(self.board.folder_of(self.about))
         for row in rows:

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 from atelier.engine.io.storage import is_local, local_path
 from atelier.infra.store.store import SHORT, Store
 from atelier.infra.tracking.about import RunInfo
-from atelier.infra.tracking.follower import Row
+from atelier.infra.tracking.follower import CurveRow
 from atelier.infra.tracking.retry_worker import first_line
 from atelier.infra.tracking.sink import CurveInfo
 
@@ -91,7 +91,7 @@ class WandbCurve:
         self.board, self.about = board, about
         self.id = about.fingerprint[:SHORT]
         self._run: wandb.Run | None = None
-        self._rows: list[Row] = []  # offline: the whole curve
+        self._rows: list[CurveRow] = []  # offline: the whole curve
         self._num_points = 0
         self._there = -1  # online: the step up to which the server has the curve
 
@@ -99,7 +99,7 @@ class WandbCurve:
     def is_open(self) -> bool:
         return self._run is not None
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[CurveRow]) -> None:
         known = [*self._rows, *rows]
         num_points = sum(len(row.values) for row in known)
         if self._run is None and num_points > self._num_complete():
@@ -108,7 +108,7 @@ class WandbCurve:
             self._log(self._run, rows)
         self._rows, self._num_points = known, num_points
 
-    def _log(self, run: wandb.Run, rows: Sequence[Row]) -> None:
+    def _log(self, run: wandb.Run, rows: Sequence[CurveRow]) -> None:
         for row in rows:
             if row.step > self._there:
                 run.log({**row.values, "_timestamp": row.time}, step=row.step)

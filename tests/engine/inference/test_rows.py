@@ -15,7 +15,7 @@ from atelier.engine.config.registry import ModelSpec
 from atelier.engine.data.control_prompt import Prefix
 from atelier.engine.inference import rows as rows_file
 from atelier.engine.inference.generator import Generator, read_generator
-from atelier.engine.inference.rows import SLOTS, Row, Rows
+from atelier.engine.inference.rows import SLOTS, Rows, ServedRow
 from atelier.engine.inference.sampling import continuation
 from tests.engine.scored_models import Study
 
@@ -59,7 +59,7 @@ class Recorded(Rows):
         self.logits: dict[int, list[Tensor]] = {}
         super().__init__(generator.model, generator.vocabulary.ends)
 
-    def _draw(self, row: Row, logits_V: Tensor) -> None:
+    def _draw(self, row: ServedRow, logits_V: Tensor) -> None:
         self.logits.setdefault(id(row), []).append(logits_V.clone())
         super()._draw(row, logits_V)
 
@@ -75,10 +75,10 @@ def texts(generator: Generator, number: int) -> list[tuple[Prefix, Sampling]]:
     return found
 
 
-def together(rows: Rows, asked: list[tuple[Prefix, Sampling]], most: int) -> list[Row]:
+def together(rows: Rows, asked: list[tuple[Prefix, Sampling]], most: int) -> list[ServedRow]:
     """Continue all, `most` at a time: one joins when another ends."""
     todo, running = list(enumerate(asked)), []
-    done: dict[int, Row] = {}
+    done: dict[int, ServedRow] = {}
     while todo or running:
         while todo and len(running) < most:
             number, (before, how) = todo.pop(0)
