@@ -15,11 +15,10 @@ from pathlib import Path
 
 from atelier.engine.config.base import parse
 from atelier.engine.config.error import AtelierError, StoppedError, of_system
-from atelier.engine.config.message import to_line
 from atelier.engine.config.run_file import RunFile, Training, Trainings
 from atelier.engine.io import source_check
 from atelier.engine.io.artifact import open_input
-from atelier.engine.io.process import began, leave
+from atelier.engine.io.process import began, leave, say_last
 from atelier.engine.loop.build import BuildContext, build_roles
 from atelier.engine.loop.report import ProgressReport
 from atelier.engine.loop.resume import resume_point_together
@@ -117,6 +116,7 @@ def train_from(history: History, training: Training, services: TrainingServices)
 def main(arguments: list[str]) -> int:
     """Train what the run file, the only argument, describes; returns the exit code."""
     (path,) = arguments
+    run: RunFile | None = None
     try:
         run = parse(RunFile, json.loads(Path(path).read_bytes()), path)
         source_check.check_sources(run.sources)
@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
         return STOPPED
     except (AtelierError, OSError) as problem:
         error = of_system(problem) if isinstance(problem, OSError) else problem
-        print(json.dumps(to_line(error)), flush=True)
+        say_last(run, error)
         return error.exit_code
     gang.close()
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.mixture import identity_of, row_specs, sources, streams
+from atelier.engine.config.mixture import check_sources, identity_of, row_specs, sources, streams
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role
 from atelier.engine.config.run_file import Member, Training
@@ -66,6 +66,7 @@ def train(
             role.optim.schedule.check_floor(int(role.start), end, f"{place}optim.schedule")
         if role.init and key not in (inits or {}):
             raise ConfigError(f"{place}init", f"{role.init}: this flow begins from seeds", "leave it empty")
+    check_sources(everybody, weights, prefix)
     found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
     for source in sorted(sources(everybody)):
         given = (extras or {}).get(source, {})
@@ -144,7 +145,9 @@ def model_product(name: str, segments: list[Segment], feed: Feed, prefix: str) -
     """The model at the end of a role's last segment: its identity is that trajectory and the step."""
     last = segments[-1]
     kept = {
-        key: fp for key, fp in {**segments[0].parents, **last.parents}.items() if key in ("teacher", "init")
+        key: fp
+        for key, fp in {**segments[0].parents, **last.parents}.items()
+        if key == "init" or key.split(".")[0] == "teacher"
     }
     return Product(
         kind="model",

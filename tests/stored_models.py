@@ -30,6 +30,6 @@ def _kept(store: Store, kind: str, name: str, parents: dict[str, str], **summary
         files=(entry,) if kind == "model" else (), summary=summary,
     ).sealed()  # fmt: skip
     address = Path(store.address(kind, fingerprint))
-    address.mkdir(parents=True)
+    address.mkdir(parents=True, exist_ok=True)
     (address / "record.json").write_text(record.text())
     return record

@@ -57,9 +57,10 @@ def check(line: str) -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the model that the page on models of others adopts."""
+    """A store with the models that the page on models of others adopts."""
     root = tmp_path_factory.mktemp("store")
-    store_with(root, GPT(num_layers=1, hidden=32, num_heads=2, vocab=300))
+    for name in ("guest", "tuned"):
+        store_with(root, GPT(num_layers=1, hidden=32, num_heads=2, vocab=300), name)
     return root
 
 

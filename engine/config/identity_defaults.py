@@ -81,6 +81,7 @@ ABSENT: dict[str, dict[str, Json]] = {
     },
     "Net": {"num_layers": 0, "hidden": "auto", "num_heads": "auto", "ffn": "auto"},
     "LM": {"weight": 1.0},
+    "Taught": {"teacher": "", "sources": []},
     "Logits": {"weight": 0.5, "temperature": 1.0},
     "Attention": {"weight": 0.5, "relation_heads": "auto", "auxiliary": True},
     "Hidden": {"weight": 0.5},

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pydantic import Field
 
 from atelier.engine.config.base import Json, Spec
-from atelier.engine.config.error import ConfigError
+from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.registry import Objective, ObjectiveSpec
 from atelier.engine.config.role import Role
 from atelier.engine.config.schedule import WeightSchedule
@@ -25,6 +25,11 @@ class Stream(Spec):
     rows: Objective | None = Field(default=None, description="the objective whose fields define the rows")
     num_examples: int = Field(default=0, description="examples: how many are drawn; 0 = all")
     draw: int = Field(default=0, description="examples: which draw")
+
+    @property
+    def source(self) -> str:
+        """The source of text that its rows are from."""
+        return self.input.partition(".")[2]
 
 
 def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
@@ -82,6 +87,21 @@ def row_specs(roles: Mapping[str, Role], prefix: str = "roles.") -> dict[str, Ob
 def sources(roles: Mapping[str, Role]) -> set[str]:
     """Artifact kinds from which the rows of these roles are made, besides tokens."""
     return {type(spec).source for spec in row_specs(roles).values()} - {"tokens"}
+
+
+def check_sources(roles: Mapping[str, Role], known: Iterable[str], prefix: str = "roles.") -> None:
+    """Raise ConfigError where an objective asks for rows of a source of text that is none of `known`."""
+    known = list(known)
+    for name, role in roles.items():
+        for key, spec in role.objective.items():
+            for source in getattr(spec, "sources", ()):
+                if source not in known:
+                    near = nearest(source, known)
+                    raise ConfigError(
+                        f"{prefix}{name}.objective.{key}.sources" if prefix else f"objective.{key}.sources",
+                        f"there is no source {source!r}",
+                        f"did you mean {near}?" if near else f"there are: {', '.join(known)}",
+                    )
 
 
 def streams(specs: Mapping[str, ObjectiveSpec], weights: Mapping[str, float]) -> tuple[Stream, ...]:

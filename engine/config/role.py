@@ -1,5 +1,6 @@
 """A role: one model in a training, its objectives and its teacher. Roles are data, never classes."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -82,9 +83,25 @@ class Role(Spec):
         """Whether any of its weights does; otherwise it is a finished model, which has no trajectory here."""
         return self.trainable.kind != "none"
 
+    @property
+    def other_teachers(self) -> dict[str, str]:
+        """The finished models that objectives compare with, instead of `teacher`: objective -> role."""
+        named = {key: getattr(spec, "teacher", "") for key, spec in self.objective.items()}
+        return {key: name for key, name in named.items() if name not in ("", self.teacher)}
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """All roles that it learns from, its `teacher` first."""
+        return tuple(dict.fromkeys([*filter(None, [self.teacher]), *self.other_teachers.values()]))
+
     def last(self, num_steps: int) -> int:
         """The step at which the role's training ends, in a training of `num_steps`."""
         return int(self.end) or num_steps
+
+    def teacher_of(self, key: str) -> str:
+        """The role that an objective compares with; '' where it has no teacher."""
+        needs = type(self.objective[key]).needs_teacher
+        return self.other_teachers.get(key, self.teacher) if needs else ""
 
     @model_validator(mode="after")
     def _finished(self) -> "Role":
@@ -124,7 +141,7 @@ class Role(Spec):
                 )
         if needing and not self.teacher:
             raise ValueError(f"objective {needing[0]} needs a teacher; set teacher=<role>")
-        if self.teacher and not needing:
+        if self.teacher and set(needing) <= set(self.other_teachers):
             raise ValueError(
                 f"has teacher {self.teacher} but no objective that uses one; objective=distill has one"
             )
@@ -135,3 +152,12 @@ class Role(Spec):
                 f"period {self.period} leaves nothing to optimise on the steps without the teacher; add lm"
             )
         return self
+
+
+def without_pipeline(roles: Mapping[str, Role]) -> set[str]:
+    """The roles that compute on their teacher's last stage: students, and finished models that only single
+    objectives of theirs compare with.
+    """
+    main = {role.teacher for role in roles.values()}
+    beside = {other for role in roles.values() for other in role.other_teachers.values()}
+    return {name for name, role in roles.items() if role.teacher} | (beside - main)

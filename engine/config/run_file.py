@@ -3,7 +3,7 @@ Torch-free.
 """
 
 import json
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,6 +15,7 @@ from atelier.engine.config.train import Train
 
 FILE_BYTES = 5_000_000_000  # of weights in one file of a model, as transformers writes them; above: shards
 SCHEMA = 1
+RESERVE, RESERVED = "reserve", bytes(16384)  # a file in a gang's scratch folder: room for its last message
 
 
 class RunFile(Spec):
@@ -96,6 +97,16 @@ class Member(Spec):
     )
 
 
+class Part(NamedTuple):
+    """A part of the mixture: a kind of rows, of one source of text or (None) of all."""
+
+    kind: str
+    source: str | None
+
+    def has(self, stream: Stream) -> bool:
+        return self.kind == stream.kind and self.source in (None, stream.source)
+
+
 class Training(Spec):
     """One gang's training of one or more roles on the same batches."""
 
@@ -118,12 +129,21 @@ class Training(Spec):
         return max(self.train.progressive.steps, *risen, 0)
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """The kinds of rows between which objectives distinguish, in the order of their numbers; empty when
-        there is only one.
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the mixture between which objectives distinguish, in the order of their numbers: kinds
+        of rows, and sources of text where an objective asks for some; empty when there is only one.
         """
-        kinds = tuple(dict.fromkeys(stream.kind for stream in self.streams))
-        return kinds if any(stream.rows for stream in self.streams) else ()
+        has_kinds = any(stream.rows for stream in self.streams)
+        specs = [spec for member in self.members.values() for spec in member.role.objective.values()]
+        has_sources = any(getattr(spec, "sources", ()) for spec in specs)
+        found = dict.fromkeys(
+            Part(stream.kind, stream.source if has_sources else None) for stream in self.streams
+        )
+        return tuple(found) if has_kinds or has_sources else ()
+
+    def part_of(self, stream: Stream) -> int:
+        """The number of the part that a stream is of; -1 where there are none."""
+        return next((n for n, part in enumerate(self.parts) if part.has(stream)), -1)
 
     @model_validator(mode="after")
     def _judge(self) -> "Training":

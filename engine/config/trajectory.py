@@ -53,16 +53,17 @@ def in_teaching_order(roles: Mapping[str, Role], place: str = "roles") -> list[s
                 f"{place}.{name}.teacher",
                 f"the roles teach each other in a circle: {' -> '.join([*path, name])}",
             )
-        teacher = roles[name].teacher
-        if teacher and teacher not in roles:
-            near = nearest(teacher, roles)
-            raise ConfigError(
-                f"{place}.{name}.teacher",
-                f"there is no role {teacher!r}",
-                f"did you mean {near}?" if near else f"there are: {', '.join(roles)}",
-            )
-        if teacher:
-            visit(teacher, (*path, name))
+        others = {f"objective.{key}.teacher": other for key, other in roles[name].other_teachers.items()}
+        for field, teacher in {"teacher": roles[name].teacher, **others}.items():
+            if teacher and teacher not in roles:
+                near = nearest(teacher, roles)
+                raise ConfigError(
+                    f"{place}.{name}.{field}",
+                    f"there is no role {teacher!r}",
+                    f"did you mean {near}?" if near else f"there are: {', '.join(roles)}",
+                )
+            if teacher:
+                visit(teacher, (*path, name))
         if name not in order:
             order.append(name)
 
@@ -126,7 +127,9 @@ def segments_of(
             continue
         teaching = result.get(role.teacher, [])
         model = inits.get(role.teacher, "") if role.teacher and not teaching else ""
-        result[name] = _segments(name, role, train, feed, inits.get(name, ""), teaching, model)
+        others = {f"teacher.{key}": inits[other] for key, other in role.other_teachers.items()}
+        own = Feed({**feed.parents, **others}, feed.identity)
+        result[name] = _segments(name, role, train, own, inits.get(name, ""), teaching, model)
     return result
 
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from atelier.engine.config.base import explain
 from atelier.engine.config.error import AtelierError, ConfigError, of_system
 from atelier.engine.config.message import Continuation, Message, to_line
-from atelier.engine.config.run_file import RunFile
+from atelier.engine.config.run_file import RESERVE, RunFile
 from atelier.engine.io import source_check
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput, open_input
 
@@ -67,6 +67,7 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
     is reported on stdout as JSON. A closed stdout ends the process silently.
     """
     assert isinstance(sys.stdout, TextIOWrapper)  # of a process of its own
+    run: RunFile | None = None
     sys.stdout.reconfigure(encoding="utf-8")
     try:
         if len(arguments) != 1:
@@ -76,7 +77,7 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
         source_check.check_sources(run.sources)
         act(run)
     except AtelierError as error:
-        say(sys.stdout, to_line(error))
+        say_last(run, error)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -85,9 +86,16 @@ def run_verb(verb: str, arguments: list[str], act: Callable[[RunFile], None]) ->
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        say(sys.stdout, to_line(of_system(error)))
+        say_last(run, of_system(error))
         return 1
     return 0
+
+
+def say_last(run: RunFile | None, error: AtelierError) -> None:
+    """Report the error that ends this process, into the room reserved for it where the disk is full."""
+    if run is not None:
+        (Path(run.scratch) / RESERVE).unlink(missing_ok=True)
+    say(sys.stdout, to_line(error))
 
 
 def began() -> float:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.role import Trainable
+from atelier.engine.config.role import Trainable, without_pipeline
 from atelier.engine.config.run_file import Member as MemberSpec
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
@@ -77,7 +77,7 @@ class BuildContext:
 
 def build_roles(training: Training, steps: Mapping[str, int], context: BuildContext) -> dict[str, RoleState]:
     """Build the roles that resume at one of `steps`, by name, and the teachers that they learn from."""
-    taught_by = {training.members[name].role.teacher for name in steps}
+    taught_by = {teacher for name in steps for teacher in training.members[name].role.teachers}
     return {
         name: build_member(name, spec, training=training, build_context=context)
         for name, spec in training.members.items()
@@ -95,7 +95,8 @@ def build_member(
     one.
     """
     train = training.train
-    grid = build_context.grid(name, is_student=bool(spec.role.teacher))
+    roles = {key: member.role for key, member in training.members.items()}
+    grid = build_context.grid(name, is_student=name in without_pipeline(roles))
     health = HealthDetector(train.health)
     plain, values, source = _plain(name, spec, training=training, build_context=build_context)
     bare, body = plain(), None
@@ -286,9 +287,10 @@ def _plain(
                 return model.requires_grad_(False)
             move_parts(model, role.trainable)
             apply_lora(model, role.trainable, seed=seed, name=seed_name)
-            if role.teacher:
-                width = training.members[role.teacher].role.model.hidden
-                add_modules(model, role.objective.values(), teacher_hidden=width)
+            for key, objective in role.objective.items():
+                if teacher := role.teacher_of(key):
+                    width = training.members[teacher].role.model.hidden
+                    add_modules(model, [objective], teacher_hidden=width)
         return model
 
     bare = plain()
@@ -329,7 +331,7 @@ def _stage_blocks(name: str, training: Training, layout: Parallel) -> tuple[int,
     sequence = training.train.sequence
     *blocks, after = training.members[name].role.model.block_flops(sequence)
     for other in training.members.values():
-        if other.role.teacher == name:
+        if name in other.role.teachers:
             after += other.role.model.flops_per_token(sequence)
     num_stages, given = layout.num_stages, layout.speeds
     speeds = [given[stage % layout.pipeline] for stage in range(num_stages)] if given else ()

@@ -29,9 +29,9 @@ class Counts:
     def of_numbers(numbers: Sequence[int]) -> "Counts":
         return Counts(numbers[0], numbers[1], tuple(numbers[2:]))
 
-    def of(self, part: int | None) -> int:
-        """The divisor of an objective that reads this part of the mixture; None = every row."""
-        return self.scored if part is None else self.parts[part]
+    def of(self, parts: Sequence[int] | None) -> int:
+        """The divisor of an objective that reads these parts of the mixture; None = every row."""
+        return self.scored if parts is None else sum(self.parts[part] for part in parts)
 
 
 def count(batches: Sequence[dict[str, Tensor]], num_parts: int) -> Counts:

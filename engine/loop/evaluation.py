@@ -75,13 +75,13 @@ class HeldOut:
     def _mean(self, member: RoleState, kind: str, name: str) -> tuple[float, float]:
         key = (kind, member.grid.data_index, member.grid.axes.data)
         if key not in self._batches:
-            self._batches[key] = self._read(*key, member.parts.get(kind, -1))
+            self._batches[key] = self._read(*key, next(iter(member.parts_of(kind)), -1))
         batches = self._batches[key]
         total = torch.zeros(3, dtype=torch.float64, device=self._gang.device)
         total[:2] = member.evaluate(batches, name)
         if speaks(member.grid):
             counts: Counts = count(batches, len(member.parts))
-            total[2] = counts.of(member.part(name) if kind else None)
+            total[2] = counts.of(member.reads(name) if kind else None)
         loss, right, number = self._gang.sum(total).tolist()
         return loss / number, right / number
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from atelier.engine.checkpoint.state import Nested, State
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.mixture import WINDOWS
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.run_file import Member as MemberSpec
-from atelier.engine.config.run_file import SegmentAddress
+from atelier.engine.config.run_file import Part, SegmentAddress
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
 from atelier.engine.loop.counts import Counts
@@ -51,7 +52,7 @@ class RoleState:
         precision: Precision,
         seed: int,
         health: HealthDetector,
-        parts: Sequence[str] = (),
+        parts: Sequence[Part] = (),
         progressive: Progressive = Progressive(),  # noqa: B008 - frozen
         settled: int = 0,
     ) -> None:
@@ -61,7 +62,7 @@ class RoleState:
         self.measured = plain.measured
         self.precision: Precision = precision
         self.progressive = progressive
-        self.parts = {kind: number for number, kind in enumerate(parts)}  # index of the part by kind of rows
+        self.parts = tuple(parts)
         self.health = health
         self.pace: Pace | None = None  # of the data ranks, where samples are assigned by it
         self.start, self.end = int(spec.role.start), end_of(spec)
@@ -132,10 +133,15 @@ class RoleState:
         if self.body is not None and self.moves:
             self.body.scale_dropout(share)
 
-    def needs_logits(self) -> bool:
-        """True on this rank in steps in which the role learns from its teacher's logits."""
+    def needs_logits(self, teacher: str) -> bool:
+        """True on this rank in steps in which the role learns from the logits of this teacher."""
         is_taught = self.body is not None and self.is_distilling()
-        return is_taught and reads_teacher_logits(self.role.objective.values())
+        return is_taught and reads_teacher_logits(self.compared_with(teacher).values())
+
+    def compared_with(self, teacher: str) -> dict[str, ObjectiveSpec]:
+        """The objectives that compare with this teacher, by name."""
+        role = self.role
+        return {name: spec for name, spec in role.objective.items() if role.teacher_of(name) == teacher}
 
     def is_distilling(self) -> bool:
         """Whether the next step distils: the gate is open and the step is a multiple of `period`."""
@@ -173,19 +179,28 @@ class RoleState:
         whole = sum(weight for _, weight in active.values())
         return {name: (spec, weight / whole) for name, (spec, weight) in active.items()}
 
-    def part(self, name: str) -> int | None:
-        """The part of the mixture that an objective reads; None = all rows, as for every objective that needs
-        the teacher.
+    def reads(self, name: str) -> tuple[int, ...] | None:
+        """The parts of the mixture that an objective reads; None = all rows, as for every objective that
+        needs a teacher and asks for no source.
         """
         spec = self.role.objective.get(name.removesuffix(RIGHT))
-        if spec is None or not self.parts or type(spec).needs_teacher:
+        if spec is None or not self.parts:
             return None
-        return self.parts[type(spec).reads]
+        if not type(spec).needs_teacher:
+            return (
+                self.parts_of(type(spec).reads) if {part.kind for part in self.parts} != {WINDOWS} else None
+            )
+        sources = getattr(spec, "sources", ())
+        return tuple(n for n, part in enumerate(self.parts) if part.source in sources) if sources else None
+
+    def parts_of(self, kind: str) -> tuple[int, ...]:
+        """The parts of the mixture that have rows of this kind."""
+        return tuple(n for n, part in enumerate(self.parts) if part.kind == kind)
 
     @property
     def text(self) -> str:
         """The name of the cross-entropy of all scored tokens among the sums."""
-        return "lm" if self.part("lm") is None else ALL
+        return "lm" if self.reads("lm") is None else ALL
 
     def logged(self) -> list[str]:
         """The names of the sums that a step computes."""
@@ -196,7 +211,7 @@ class RoleState:
         """The objectives with shares rescaled for sums divided by all scored tokens, so that an objective of
         few rows keeps its weight.
         """
-        scales = {name: counts.divisor / max(1, counts.of(self.part(name))) for name in self.mix()}
+        scales = {name: counts.divisor / max(1, counts.of(self.reads(name))) for name in self.mix()}
         return {name: (spec, share * scales[name]) for name, (spec, share) in self.mix().items()}
 
     def work(self, batches: list[dict[str, Tensor]], clock: int, counts: Counts) -> StepWork:
@@ -221,9 +236,9 @@ class RoleState:
                 found[name] = noise_keys(seed, samples_B, places)
         return found
 
-    def _parts(self) -> dict[str, int]:
-        found = {name: self.part(name) for name in self.mix()}
-        return {name: part for name, part in found.items() if part is not None}
+    def _parts(self) -> dict[str, tuple[int, ...]]:
+        found = {name: self.reads(name) for name in self.mix()}
+        return {name: parts for name, parts in found.items() if parts is not None}
 
     def train(self, work: StepWork, after: After) -> None:
         """Forward and backward passes of all micro-batches."""
@@ -244,8 +259,8 @@ class RoleState:
         if self.body is None:
             return total
         self.gang.heartbeat.at("look")
-        spec, part = self.role.objective.get(name, LM()), self.part(name)
-        parts = {} if part is None else {name: part}
+        spec, found = self.role.objective.get(name, LM()), self.reads(name)
+        parts = {} if found is None else {name: found}
         work = StepWork(
             [own_tokens(batch, self.grid) for batch in batches], {name: (spec, 1.0)}, parts, text=self.text
         )

@@ -8,7 +8,7 @@ steps passed over, so that a run killed in between ends with the same bits.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from atelier.engine.checkpoint.folder import address, drop, steps
 from atelier.engine.config.error import AtelierError
@@ -88,7 +88,8 @@ def part(step_group: StepGroup, clock: int) -> tuple[StepGroup, list[RoleState]]
         return step_group, []
     names = {member.name for member in passing}
     students = {name: each for name, each in step_group.students.items() if name not in names}
-    return StepGroup(tuple(root for root in step_group.roots if root.name not in names), students), passing
+    roots = tuple(root for root in step_group.roots if root.name not in names)
+    return replace(step_group, roots=roots, students=students), passing
 
 
 def pass_over(member: RoleState) -> StepOutcome:

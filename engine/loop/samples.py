@@ -88,7 +88,7 @@ class Samples:
         return self._numbered(rows, stream)
 
     def _numbered(self, rows: Dataset, stream: Stream) -> Dataset:
-        """The data set, its rows labelled with the index of their kind when the mixture has several kinds."""
+        """The data set, its rows labelled with the number of their part when the mixture has several."""
         if self._training.parts:
-            cast(_Labelled, rows).part = self._training.parts.index(stream.kind)
+            cast(_Labelled, rows).part = self._training.part_of(stream)
         return rows

@@ -46,8 +46,9 @@ class StepWork:
 
     batches: list[dict[str, Tensor]]
     mix: Mix
-    parts: Mapping[str, int] = field(default_factory=dict)  # by objective that reads some rows only
+    parts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by objective that reads some only
     sides: dict[int, TeacherSide] = field(default_factory=dict)
+    others: dict[int, Mapping[str, TeacherSide]] = field(default_factory=dict)  # by objective
     results: dict[int, ForwardResult] = field(default_factory=dict)
     keeps_logits: bool = False  # a student learns from the logits
     text: str = "lm"  # the name of the cross-entropy of all scored tokens
@@ -126,8 +127,10 @@ class StageModule(nn.Module):
             is_compiled=self.is_compiled,
             is_split=self.is_split,
         )
-        rows = {name: batch["parts_B"] == part for name, part in work.parts.items()}
-        total, sums = mixed_terms(state, work.mix, work.sides.get(number), rows, logit_cache, work.text)
+        rows = {name: _rows_of(batch["parts_B"], parts) for name, parts in work.parts.items()}
+        total, sums = mixed_terms(
+            state, work.mix, work.sides.get(number), rows, logit_cache, work.text, work.others.get(number, {})
+        )
         for name, each in self.model.sums().items():
             sums[AUX + name] = output.aux[name].detach()
             if each.weight:
@@ -148,6 +151,11 @@ class StageModule(nn.Module):
             return None
         size = head_weight_VD.shape[0]
         return VocabSlice(group, self.grid.places["tensor"] * size, size)
+
+
+def _rows_of(parts_B: Tensor, parts: Sequence[int]) -> Tensor:
+    """Which rows are of one of these parts of the mixture."""
+    return torch.isin(parts_B, torch.tensor(parts, device=parts_B.device))
 
 
 def _meta(shape: Sequence[int], dtype: torch.dtype, *, has_gradient: bool = True) -> Tensor:
@@ -254,9 +262,14 @@ class RoleModel:
         """Forward of all micro-batches."""
         if self.pipeline is None:
             for index in range(len(work.batches)):
-                after(index, self.stages[0](index=index, work=work))
+                self.infer_one(index, work, after)
             return
         self.pipeline.infer(work, num_micro=len(work.batches), between=self._between(work), after=after)
+
+    def infer_one(self, index: int, work: StepWork, after: Seen) -> None:
+        """Forward of one micro-batch of a role without a pipeline; what is sharded stays whole in `after`."""
+        (stage,) = self.stages
+        after(index, stage(index=index, work=work))
 
     def _between(self, work: StepWork) -> tuple[Tensor, ...]:
         """What one stage passes to the next, as tensors of the meta device."""

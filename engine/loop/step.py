@@ -1,8 +1,9 @@
 """One step of the gang's clock: every active role sees the same batches, students see their teacher's forward
 pass of each.
 
-Order for a micro-batch: teacher forward, each student's forward and backward, then the teacher's backward
-(its head must stay gathered until its students have read it). The students of a pipelined teacher do this on
+Order for a micro-batch: teacher forward, those of finished models with which students compare besides, each
+student's forward and backward, then the teacher's backward (heads must stay gathered until the students have
+read them). The students of a pipelined teacher do this on
 the last stage, between its forward and backward there. Roles share only the teacher's detached tensors, so no
 role changes another's bits.
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 from atelier.engine.config.train import Bad
 from atelier.engine.loop.counts import Counts
 from atelier.engine.loop.role_state import ALL, RoleState, is_finite
-from atelier.engine.loop.stage import AUX, StepWork
+from atelier.engine.loop.stage import AUX, ForwardResult
 from atelier.engine.loop.teacher_outputs import own_rows, teacher_side_for
 from atelier.engine.objective.load import RIGHT, reads_relations
 from atelier.engine.parallel.gang import Gang
@@ -26,10 +27,13 @@ from atelier.engine.parallel.gang import Gang
 
 @dataclass(frozen=True)
 class StepGroup:
-    """The roles active at one step: `roots` have no active teacher, `students` are by teacher name."""
+    """The roles active at one step: `roots` have no active teacher, `students` are by teacher name; `beside`,
+    by the same name, are the finished models that single objectives of those students compare with.
+    """
 
     roots: tuple[RoleState, ...]
     students: dict[str, tuple[RoleState, ...]]
+    beside: dict[str, tuple[RoleState, ...]] = field(default_factory=dict)
 
     def moving(self) -> list[RoleState]:
         """All roles that train in this step, students before their teachers."""
@@ -56,8 +60,19 @@ def step_group_at(members: dict[str, RoleState], clock: int) -> StepGroup:
         if member.role.teacher:
             students[member.role.teacher] = (*students.get(member.role.teacher, ()), member)
     frozen = [member for member in members.values() if not member.moves and member.name in students]
+    beside = {
+        name: tuple(
+            members[other]
+            for other in dict.fromkeys(
+                other for student in taught for other in student.role.other_teachers.values()
+            )
+        )
+        for name, taught in students.items()
+    }
     return StepGroup(
-        roots=(*frozen, *(member for member in moving if not member.role.teacher)), students=students
+        roots=(*frozen, *(member for member in moving if not member.role.teacher)),
+        students=students,
+        beside=beside,
     )
 
 
@@ -160,10 +175,15 @@ class RoleStep:
         self.works = {root.name: root.work(batches, clock, counts)}
         self.lengths = [batch["tokens_BT"].shape[1] for batch in batches]
         self._deal_out(root, batches, clock)
+        taught = [student for students in step_group.students.values() for student in students]
         for name, work in self.works.items():
-            work.keeps_logits = any(student.needs_logits() for student in step_group.students.get(name, ()))
+            work.keeps_logits = any(student.needs_logits(name) for student in taught)
 
     def _deal_out(self, teacher: RoleState, batches: list[dict[str, Tensor]], clock: int) -> None:
+        for other in self.step_group.beside.get(teacher.name, ()):
+            if other.body is not None:
+                mine = [own_rows(batch, other.grid, teacher.grid) for batch in batches]
+                self.works[other.name] = other.work(mine, clock, self.counts)
         for student in self.step_group.students.get(teacher.name, ()):
             if student.body is None:
                 continue
@@ -185,23 +205,67 @@ class RoleStep:
         """
         result = self.works[member.name].results.pop(index)
         self.tally.add(member.name, result.sums)
+        students = self.step_group.students.get(member.name, ())
+        asked = {t for s in students if s.is_distilling() for t in s.role.other_teachers.values()}
+        others = [other for other in self.step_group.beside.get(member.name, ()) if other.name in asked]
         with torch.enable_grad():
-            for student in self.step_group.students.get(member.name, ()):
-                work = self.works[student.name]
-                if student.is_distilling():
-                    wants = reads_relations(spec for spec, _ in work.mix.values())
-                    work.sides[index] = teacher_side_for(
-                        student.grid, member.grid, result, self.lengths[index], with_relations=wants
-                    )
-                self._train_one(student, index, work)
-                work.sides.pop(index, None)
+            self._teach(member, students, index, [(member, result)], others)
         member.gang.heartbeat.at("backward")
         return total / self.counts.divisor
 
-    def _train_one(self, student: RoleState, index: int, work: StepWork) -> None:
+    def _teach(
+        self,
+        member: RoleState,
+        students: Sequence[RoleState],
+        index: int,
+        told: list[tuple[RoleState, ForwardResult]],
+        others: list[RoleState],
+    ) -> None:
+        """Run the `others`, one inside the other, then the students of `member`, which compare with what all
+        of them `told`.
+        """
+        if not others:
+            for student in students:
+                self._train_one(student, index, told)
+            return
+        first, *rest = others
+        work = self.works.get(first.name)
+        if first.body is None or work is None:  # then no student is here either
+            self._teach(member, students, index, told, rest)
+            return
+
+        def then(number: int, _: Tensor) -> None:
+            both = [*told, (first, work.results.pop(number))]
+            with torch.enable_grad():
+                self._teach(member, students, number, both, rest)
+
+        with torch.no_grad(), first.gang.regions(f"role {first.name}"):
+            first.body.infer_one(index, work, then)
+
+    def _train_one(self, student: RoleState, index: int, told: list[tuple[RoleState, ForwardResult]]) -> None:
+        """Forward and backward of a student, with its sides of its teachers' outputs."""
+        work = self.works[student.name]
+        if student.is_distilling():
+            for teacher, result in told:
+                compared = {n: s for n, s in student.compared_with(teacher.name).items() if n in work.mix}
+                if not compared:
+                    continue
+                side = teacher_side_for(
+                    student.grid,
+                    teacher.grid,
+                    result,
+                    self.lengths[index],
+                    with_relations=reads_relations(compared.values()),
+                )
+                if teacher.name == student.role.teacher:
+                    work.sides[index] = side
+                else:
+                    work.others[index] = {**work.others.get(index, {}), **dict.fromkeys(compared, side)}
         if student.body is not None:
             with student.gang.regions(f"role {student.name}"):
                 student.body.train_one(index, work, lambda index, total: self.after(student, index, total))
+        work.sides.pop(index, None)
+        work.others.pop(index, None)
 
 
 Numbers = dict[tuple[str, str], float]
@@ -233,7 +297,7 @@ def _gather(
     for member, vector in zip(step_group.all(), added, strict=True):
         mine = list(islice(values, len(vector)))
         for name, value in zip(names[member.name], mine, strict=False):
-            if divisor := counts.of(member.part(name)):
+            if divisor := counts.of(member.reads(name)):
                 result[(member.name, name)] = value / divisor
             if name == member.text and counts.scored:
                 result[(member.name, ALL)] = value / counts.scored

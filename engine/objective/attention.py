@@ -38,6 +38,8 @@ def terms(spec: Attention, state: State, teacher: TeacherSide | None, rows_B: Te
         )
     mine, theirs = state.whole_keys(output.relations), state.whole_keys(teacher.relations)
     is_scored_BT = state.batch["labels_BT"] != NOT_SCORED
+    if rows_B is not None:
+        is_scored_BT = is_scored_BT & rows_B[:, None]
     total, value = state_sum(spec, mine, theirs, output.mask, is_scored_BT, state.group)
     return Term(total, {"": value})
 

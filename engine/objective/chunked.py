@@ -5,7 +5,7 @@ B rows, T tokens, M = B T, N scored tokens, C tokens of a chunk, K names of obje
 (of this rank's slice, if the vocabulary is split over ranks)
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +56,7 @@ class _Work:
     terms: tuple[TokenTerm, ...]
     shares_K: Tensor  # of the names that are trained; the names after them are only logged
     masks_K: tuple[Tensor | None, ...]  # [M] weights: which tokens a name reads; None = all
-    teacher: TeacherSide | None
+    teachers: tuple[TeacherSide, ...]
     logit_cache: LogitCache | None
     part: VocabSlice | None
     chunk: int
@@ -80,6 +80,7 @@ def objective_sums(
     rows: Mapping[str, Tensor] | None = None,
     logit_cache: LogitCache | None = None,
     text: str = "lm",
+    others: Mapping[str, TeacherSide] = {},
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over the scored tokens (label not -100) of sum_k share_k objective_k; and each objective's own sum;
     in nats.
@@ -87,7 +88,8 @@ def objective_sums(
     The mix maps a name to (spec, share); an empty mix has the total 0. The total is differentiable, once,
     with respect to hidden states and head. The sums are detached; the cross-entropy of all scored tokens is
     always among them, as `text`. Products are computed in autocast's type, everything after the logits in
-    fp32 (fp64 for fp64). Unscored tokens cost nothing. `chunk` tokens are computed at once; None = as many as
+    fp32 (fp64 for fp64). `others` are the teachers of objectives that have another one than `teacher`, by
+    objective. Unscored tokens cost nothing. `chunk` tokens are computed at once; None = as many as
     suit device and vocabulary. `compiled` fuses what follows the logits (torch.compile).
 
     `rows` [B] selects, by objective, the rows that it reads; objectives without an entry read all. The token
@@ -99,20 +101,21 @@ def objective_sums(
 
     Raises ConfigError when labels or vocabularies do not fit.
     """
-    _check(hidden_BTD, head_weight_VD, labels_BT, teacher)
+    _check(hidden_BTD, head_weight_VD, labels_BT, filter(None, [teacher, *others.values()]))
     compute = compute_dtype(head_weight_VD)
     names = {name: spec for name, (spec, _) in mix.items()} | ({} if text in mix else {text: LM()})
     masks = [None if rows is None else rows.get(name) for name in names]
     shares = [share for _, share in mix.values()]
+    sides, asked = _teachers(names, teacher, others)
     work = _Work(
         labels_M=labels_BT.flatten(),
-        terms=terms_of(list(names.values())),
+        terms=terms_of(list(names.values()), asked),
         shares_K=torch.tensor(shares, dtype=_exact(compute), device=hidden_BTD.device),
         masks_K=tuple(
             None if mask is None else mask.to(_exact(compute)).repeat_interleave(labels_BT.shape[1])
             for mask in masks
         ),
-        teacher=teacher if any(type(spec).needs_teacher for spec in names.values()) else None,
+        teachers=sides,
         logit_cache=logit_cache,
         part=part,
         chunk=chunk or _chunk_for(head_weight_VD),
@@ -125,13 +128,29 @@ def objective_sums(
     return total, dict(zip(names, sums_K.unbind(), strict=True))
 
 
+def _teachers(
+    names: Mapping[str, ObjectiveSpec], teacher: TeacherSide | None, others: Mapping[str, TeacherSide]
+) -> tuple[tuple[TeacherSide, ...], list[int]]:
+    """The teachers that these objectives compare with, each once; each objective's index, -1 for none."""
+    sides: list[TeacherSide] = []
+    asked = []
+    for name, spec in names.items():
+        side = others.get(name, teacher) if type(spec).needs_teacher else None
+        if side is not None and not any(side is known for known in sides):
+            sides.append(side)
+        asked.append(next((n for n, known in enumerate(sides) if known is side), -1))
+    return tuple(sides), asked
+
+
 def _check(
-    hidden_BTD: Tensor, head_weight_VD: Tensor, labels_BT: Tensor, teacher: TeacherSide | None
+    hidden_BTD: Tensor, head_weight_VD: Tensor, labels_BT: Tensor, teachers: Iterable[TeacherSide]
 ) -> None:
     if hidden_BTD.shape[:2] != labels_BT.shape:
         sizes = f"labels {tuple(labels_BT.shape)} do not fit hidden states {tuple(hidden_BTD.shape)}"
         raise ConfigError("objective", sizes, "a label for every token; -100 where it is not scored")
-    if teacher is not None and teacher.head_weight_VD.shape[0] != head_weight_VD.shape[0]:
+    for teacher in teachers:
+        if teacher.head_weight_VD.shape[0] == head_weight_VD.shape[0]:
+            continue
         sizes = f"{teacher.head_weight_VD.shape[0]} tokens, the student's {head_weight_VD.shape[0]}"
         raise ConfigError(
             "objective", f"the teacher's vocabulary has {sizes}", "give both the same tokenizer"
@@ -205,11 +224,11 @@ def _all_chunks(
             work.logit_cache.keep(_key(work, number), logits_CV, own)
         elif isinstance(own, TokenDistribution):
             own.is_private = True
-        teacher = _teacher_output(work, rows_C, number)
+        told = tuple(_teacher_output(side, work, rows_C, number) for side in work.teachers)
         if work.compiled:
-            allow_any_length(logits_CV, teacher, labels_C)
+            allow_any_length(logits_CV, *told, labels_C)
         chunk_sums_K, gradient_CV = weighted(
-            work.terms, work.shares_K, masks, logits_CV, own, labels_C, teacher, wants, work.part,
+            work.terms, work.shares_K, masks, logits_CV, own, labels_C, told, wants, work.part,
             takes_logits=work.compiled and not is_kept,
         )  # fmt: skip
         sums_K += chunk_sums_K
@@ -257,11 +276,11 @@ def _key(work: _Work, number: int) -> Hashable:
     return work.labels_M.data_ptr(), work.chunk, number
 
 
-def _teacher_output(work: _Work, rows_C: Tensor, number: int) -> TokenDistribution | Tensor | None:
-    """The teacher's token distribution for a chunk, from the logit cache if it is there."""
-    if work.teacher is None:
-        return None
-    logit_cache = work.teacher.logit_cache
+def _teacher_output(
+    teacher: TeacherSide, work: _Work, rows_C: Tensor, number: int
+) -> TokenDistribution | Tensor:
+    """A teacher's token distribution for a chunk, from the logit cache if it is there."""
+    logit_cache = teacher.logit_cache
     known = (
         logit_cache.find(_key(work, number), Tensor if work.compiled else TokenDistribution)
         if logit_cache is not None
@@ -269,8 +288,8 @@ def _teacher_output(work: _Work, rows_C: Tensor, number: int) -> TokenDistributi
     )
     if known is not None:
         return known
-    hidden_CD = work.teacher.hidden_BTD.detach().flatten(0, 1).index_select(0, rows_C).to(work.compute)
-    logits_CV = with_padding(hidden_CD) @ work.teacher.head_weight_VD.detach().to(work.compute).t()
+    hidden_CD = teacher.hidden_BTD.detach().flatten(0, 1).index_select(0, rows_C).to(work.compute)
+    logits_CV = with_padding(hidden_CD) @ teacher.head_weight_VD.detach().to(work.compute).t()
     logits_CV = logits_CV[: len(rows_C)]
     told = _distribution(logits_CV, work)
     if logit_cache is not None:

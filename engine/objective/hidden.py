@@ -29,6 +29,8 @@ def terms(spec: Hidden, state: State, teacher: TeacherSide | None, rows_B: Tenso
         raise ConfigError("objective.hidden", "has no teacher", "set teacher=<role>")
     projection_DC = state.weight(f"{PROJECTION}.weight")
     is_scored_BT = state.batch["labels_BT"] != NOT_SCORED
+    if rows_B is not None:
+        is_scored_BT = is_scored_BT & rows_B[:, None]
     total, value = state_sum(
         spec, state.hidden_BTD, projection_DC, teacher.hidden_BTD, is_scored_BT, state.group
     )

@@ -51,9 +51,11 @@ def mixed_terms(
     rows: Mapping[str, Tensor],
     logit_cache: LogitCache | None = None,
     text: str = "lm",
+    others: Mapping[str, TeacherSide] = {},
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """sum_k share_k objective_k over this rank's tokens, differentiable; and the plain sums by name, with
-    `text`, the cross-entropy of all scored tokens. `rows` [B]: the rows that an objective reads, if not all.
+    `text`, the cross-entropy of all scored tokens. `others`: of the objectives that compare with another
+    teacher. `rows` [B]: the rows that an objective reads, if not all.
     Raises as `objective_sums`, and ConfigError when an output that an objective needs is missing.
     """
     of_tokens = {name: part for name, part in mix.items() if is_of_tokens(part[0])}
@@ -69,11 +71,12 @@ def mixed_terms(
         rows=rows,
         logit_cache=logit_cache,
         text=text,
+        others={name: side for name, side in others.items() if name in of_tokens},
     )
     for name, (spec, share) in mix.items():
         if name in of_tokens:
             continue
-        term: Term = module_of(spec).terms(spec, state, teacher, rows.get(name))
+        term: Term = module_of(spec).terms(spec, state, others.get(name, teacher), rows.get(name))
         total = total + share * term.total
         sums |= {name + suffix: value for suffix, value in term.sums.items()}
     return total, sums

@@ -27,17 +27,19 @@ TokenGradient = Callable[
 @dataclass(frozen=True)
 class TokenTerm:
     """One loss on a chunk's logits, with and without its gradient. `names`: the indices of the objectives
-    that use this loss, each on its own rows.
+    that use this loss, each on its own rows; `teacher`: the index of the one that it compares with, -1 for
+    none.
     """
 
     spec: Spec
     loss: TokenLoss
     gradient: TokenGradient
     names: tuple[int, ...]
+    teacher: int = -1
 
 
-def terms_of(specs: Sequence[ObjectiveSpec]) -> tuple[TokenTerm, ...]:
-    """The losses of these objectives; the cross-entropy, which many share, only once."""
+def terms_of(specs: Sequence[ObjectiveSpec], teachers: Sequence[int]) -> tuple[TokenTerm, ...]:
+    """The losses of these objectives, with their teachers' indices; cross-entropy, which many share, once."""
     found: dict[str | int, tuple[ModuleType, ObjectiveSpec, list[int]]] = {}
     for number, spec in enumerate(specs):
         module = module_of(spec)
@@ -49,6 +51,7 @@ def terms_of(specs: Sequence[ObjectiveSpec]) -> tuple[TokenTerm, ...]:
             module.token_loss,
             getattr(module, "token_gradient", functools.partial(derived_gradient, module.token_loss)),
             tuple(numbers),
+            teachers[numbers[0]],
         )
         for module, spec, numbers in found.values()
     )
@@ -84,7 +87,7 @@ def chunk_terms(
     logits_CV: Tensor,
     own: TokenDistribution | Tensor,
     labels_C: Tensor,
-    teacher: TokenDistribution | Tensor | None,
+    teachers: Sequence[TokenDistribution | Tensor | None],
     wants_gradient: bool,
     part: VocabSlice | None = None,
     *,
@@ -96,13 +99,15 @@ def chunk_terms(
     if isinstance(own, Tensor):
         own = TokenDistribution(own.to(shares_K.dtype), part)
     own.is_private = own.is_private and len(terms) == 1
-    if isinstance(teacher, Tensor):
-        teacher = TokenDistribution(teacher.to(shares_K.dtype), part)
+    told = [
+        TokenDistribution(each.to(shares_K.dtype), part) if isinstance(each, Tensor) else each
+        for each in (*teachers, None)
+    ]
     sums: dict[int, Tensor] = {}
     total_CV: Tensor | None = None
     for term in terms:
         trained = [k for k in term.names if k < len(shares_K)] if wants_gradient else []
-        gradient_CV = None
+        gradient_CV, teacher = None, told[term.teacher]
         if part is None and not trained:
             taught_CV = None if teacher is None else teacher.log_p()
             loss_C = term.loss(term.spec, own.logits_NV, labels_C, taught_CV)

@@ -10,7 +10,7 @@ from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.own_rows import OwnRows
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ObjectiveSpec
-from atelier.engine.config.role import Role
+from atelier.engine.config.role import Role, without_pipeline
 from atelier.engine.config.train import Train
 from atelier.engine.plan.expert_checks import (
     check_axis,
@@ -70,7 +70,7 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
     check_axis(layout, roles)
     if train.precision == "fp8" and layout.tensor > 1:
         raise ConfigError("train.precision", "fp8 with parallel.tensor > 1 is not built", "use other axes")
-    students = [name for name, role in roles.items() if role.teacher]
+    students, aside = [name for name, role in roles.items() if role.teacher], without_pipeline(roles)
     read = [spec for role in roles.values() for spec in role.objective.values() if not spec.needs_teacher]
     longest = max((spec.row_tokens(train.sequence) for spec in read), default=train.sequence)
     for name in layout.roles:
@@ -79,7 +79,7 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
             raise ConfigError(f"parallel.roles.{name}", "is no student here", f"students: {known}")
     for name, role in roles.items():
         model = f"{prefix}{name}.model" if prefix else "model"
-        _check_role(layout, name, role, model)
+        _check_role(layout, name, role, model, has_stages=name not in aside)
         rows = train.model_copy(update={"sequence": longest})
         check_router(layout, role.model, rows, model, axes=layout.axes_of(name), place=_place(layout, name))
         check_tiers(layout, role, model, axes=layout.axes_of(name))
@@ -94,8 +94,7 @@ def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, pref
         if role.teacher:
             _check_student(layout, name, role.teacher)
             _check_rows(layout, name, roles, train)
-            if role.teacher in roles:
-                _check_compared(layout, name, role, roles[role.teacher], f"{prefix}{name}.objective")
+            _check_compared(layout, name, role, roles, f"{prefix}{name}.objective")
 
 
 def _check_pipeline(layout: Parallel, train: Train) -> None:
@@ -140,11 +139,11 @@ def _check_pipeline(layout: Parallel, train: Train) -> None:
         )
 
 
-def _check_role(layout: Parallel, name: str, role: Role, model: str) -> None:
+def _check_role(layout: Parallel, name: str, role: Role, model: str, *, has_stages: bool) -> None:
     """Check heads, widths, vocabulary, experts and blocks against the axes."""
     axes, place = layout.axes_of(name), _place(layout, name)
     sizes = {"tensor": axes.tensor, "expert": axes.expert, "context": axes.context, "stage": 1}
-    if not role.teacher:
+    if has_stages:
         sizes["stage"] = layout.num_stages
     for limit in role.model.limits():
         size = sizes[limit.axis]
@@ -168,7 +167,7 @@ def _check_role(layout: Parallel, name: str, role: Role, model: str) -> None:
                 f"{size} does not divide {where}",
                 f"{limit.axis}={largest_divisor(limit.number, size)} would fit",
             )
-    if layout.stages and not role.teacher:
+    if layout.stages and has_stages:
         num_layers, num_stages = role.model.num_layers, layout.num_stages
         if len(layout.stages) != num_stages or sum(layout.stages) != num_layers:
             raise ConfigError(
@@ -227,11 +226,16 @@ def _check_rows(layout: Parallel, name: str, roles: Mapping[str, Role], train: T
         )
 
 
-def _check_compared(layout: Parallel, name: str, role: Role, teacher: Role, objective: str) -> None:
-    """Check that the states that a student compares with its teacher's divide over its tensor axis."""
+def _check_compared(
+    layout: Parallel, name: str, role: Role, roles: Mapping[str, Role], objective: str
+) -> None:
+    """Check that the states that a student compares with its teachers' divide over its tensor axis."""
     size, place = layout.axes_of(name).tensor, _place(layout, name)
     for key, spec in role.objective.items():
-        for what, number in spec.divided_by_tensor((role.teacher, teacher.model)).items():
+        teacher = role.teacher_of(key) or role.teacher
+        if teacher not in roles:
+            continue
+        for what, number in spec.divided_by_tensor((teacher, roles[teacher].model)).items():
             if number % size:
                 raise ConfigError(
                     f"{place}.tensor",
@@ -249,12 +253,43 @@ def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None
     its model does not have. `prefix` as in `check_layout`.
     """
     for name, role in roles.items():
-        teacher = (role.teacher, roles[role.teacher].model) if role.teacher in roles else None
         place = f"{prefix}{name}." if prefix else ""
         check_trainable(place, role)
         check_sight(place, role)
+        _check_other_teachers(place, role, roles)
         for key, objective in role.objective.items():
-            objective.check(place, key, role.model, teacher)
+            teacher = role.teacher_of(key) or role.teacher
+            objective.check(
+                place, key, role.model, (teacher, roles[teacher].model) if teacher in roles else None
+            )
+
+
+def _check_other_teachers(place: str, role: Role, roles: Mapping[str, Role]) -> None:
+    """Check the teachers that single objectives name: finished models that are nobody's first teacher."""
+    students = {other.teacher: name for name, other in roles.items()}
+    for key, teacher in role.other_teachers.items():
+        where = f"{place}objective.{key}.teacher"
+        if teacher not in roles:
+            continue  # said where roles are ordered
+        if roles[teacher].moves:
+            raise ConfigError(
+                where,
+                f"{teacher} is trained here, and an objective's own teacher is a finished model",
+                f"role@roles.{teacher}=finished, or {place}teacher={teacher}",
+            )
+        if teacher in students:
+            raise ConfigError(
+                where,
+                f"{teacher} is the teacher of {students[teacher]} as well",
+                f"add a role for the same model, with init={roles[teacher].init}",
+            )
+    compared = {role.teacher_of(key) for key, spec in role.objective.items() if spec.kind == "hidden"}
+    if len(compared) > 1:
+        raise ConfigError(
+            f"{place}objective",
+            f"compares hidden states with {' and '.join(sorted(compared))}, and has one projection",
+            "the logits of one of them",
+        )
 
 
 def check_readers(

@@ -14,7 +14,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.registry import ModelSpec
-from atelier.engine.config.role import Role
+from atelier.engine.config.role import Role, without_pipeline
 from atelier.engine.config.schedule import Schedule
 from atelier.engine.config.train import Train
 from atelier.engine.plan.checks import check_layout
@@ -106,10 +106,11 @@ def _planned(arguments: Spec, train: Train, pool: Pool) -> int:
     if not vocab or not roles:
         return WITHOUT_MODEL
     parallel: Parallel = getattr(arguments, "parallel", Parallel())
+    aside = without_pipeline(roles)
     try:
         check_layout(parallel, roles, train, prefix="")  # an estimate covers every rank of a pipeline
         found = [
-            estimate(role, train, parallel.of_role(name, is_student=bool(role.teacher)), pool, vocab, steps=1)
+            estimate(role, train, parallel.of_role(name, is_student=name in aside), pool, vocab, steps=1)
             for name, role in roles.items()
             if role.moves
         ]

@@ -186,8 +186,7 @@ def _others(record: Record, index: Index) -> list[str]:
     """Who else had a part in a model: its teachers, writers of its text, adapters that were merged."""
     found: list[str] = []
     for one in [record, *_before(record, index)]:
-        if teacher := index.teacher(one):
-            found.append(f"taught by: {_origin(teacher)}")
+        found += [f"taught by: {_origin(teacher)}" for teacher in index.teachers(one)]
         if adapter := index.records.get(one.parents.get("adapter", "")):
             found.append(f"merged with: {_origin(adapter)}")
         for role, fingerprint in one.parents.items():

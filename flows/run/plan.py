@@ -13,6 +13,7 @@ from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.record import Record
+from atelier.engine.config.role import without_pipeline
 from atelier.engine.config.train import Train
 from atelier.engine.plan.checks import check_layout
 from atelier.engine.plan.estimate import EstimateRow, estimate
@@ -301,7 +302,7 @@ def _standing(node: Node, store: Store, resume: Resume) -> Standing:
     found = train_task.plan_resume(node, store, resume)
     roles = node.training.roles
     teaching = {
-        name: tuple(key for key in found.situations if roles[key].teacher == name)
+        name: tuple(key for key in found.situations if name in roles[key].teachers)
         for name, one in found.situations.items()
         if one.mode == "frozen"
     }
@@ -345,13 +346,13 @@ def _row(
     config = node.training
     role, settings = config.roles[key], config.train
     steps = max(0, role.last(settings.num_steps) - max(int(role.start), row["from_step"]))
-    layout = Parallel.model_validate(node.layout).of_role(key, is_student=bool(role.teacher))
+    aside = without_pipeline(config.roles)
+    layout = Parallel.model_validate(node.layout).of_role(key, is_student=key in aside)
     vocab = plan_inputs.vocab
     found = estimate(role, settings, layout, pool, vocab, 0 if is_done else steps)
-    if not is_done and _is_first(key, node, standing):  # whose teacher has nothing else to do
-        teacher = config.roles[role.teacher]
-        beside = Parallel.model_validate(node.layout).of_role(role.teacher, is_student=bool(teacher.teacher))
-        found = found.with_teacher(estimate(teacher, settings, beside, pool, vocab, steps))
+    for name in () if is_done else _first_of(key, node, standing):
+        beside = Parallel.model_validate(node.layout).of_role(name, is_student=name in aside)
+        found = found.with_teacher(estimate(config.roles[name], settings, beside, pool, vocab, steps))
     found = found.times(plan_inputs.pace)
     if settings.checkpoint_every != "auto":
         row["effective_time"] = round(found.faults.effective(settings.checkpoint_every * found.step_s), 4)
@@ -359,10 +360,10 @@ def _row(
     return {**row, **found.row()}
 
 
-def _is_first(key: str, node: Node, standing: Standing) -> bool:
-    """Whether a role is the first to learn from a teacher that does not train here."""
-    teacher = node.training.roles[key].teacher
-    return key in standing.teaching.get(teacher, ())[:1]
+def _first_of(key: str, node: Node, standing: Standing) -> list[str]:
+    """The teachers that do not train here, and from which this role is the first to learn."""
+    teachers = node.training.roles[key].teachers
+    return [name for name in teachers if key in standing.teaching.get(name, ())[:1]]
 
 
 def _reasons(name: str, product: Product, known: dict[str, Row]) -> list[Reason]:

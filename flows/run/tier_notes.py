@@ -2,7 +2,7 @@
 
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
-from atelier.engine.config.role import Role
+from atelier.engine.config.role import Role, without_pipeline
 from atelier.engine.config.train import Train
 from atelier.engine.plan.estimate import estimate
 from atelier.engine.plan.step_time import micro_batch
@@ -18,8 +18,9 @@ def tier_notes(nodes: list[Node], pool: Pool, vocab: int) -> list[str]:
     notes = []
     for node in nodes if vocab else ():
         config = node.training if node.task == "train" else None
+        aside = without_pipeline(config.roles) if config else set()
         for name, role in config.roles.items() if config else ():
-            layout = Parallel.model_validate(node.layout).of_role(name, is_student=bool(role.teacher))
+            layout = Parallel.model_validate(node.layout).of_role(name, is_student=name in aside)
             tier = tier_cost(role.model, config.train, layout, pool.device.disk_gbps) if config else None
             if tier is None or config is None or name in config.frozen:
                 continue

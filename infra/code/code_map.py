@@ -99,13 +99,14 @@ class SourceFile:
 def training_map(task: str, roles: Mapping[str, Role], name: str, project: Path = PROJECT) -> Map:
     """Code map of training the role `name`: loop, data, and the kinds of the role and its teachers."""
     kinds: set[str] = set()
-    while name:
-        role = roles[name]
+    waiting = [name]
+    while waiting:
+        role = roles[waiting.pop()]
         kinds |= {f"model/{role.model.kind}", f"optim/{role.optim.kind}"}
         for objective in role.objective.values():
             kinds |= {f"objective/{objective.kind}", f"data/datasets/{type(objective).reads}"}
             kinds |= {f"objective/{type(objective).term}"} if type(objective).term else set()
-        name = role.teacher
+        waiting += role.teachers
     return code_map(ROOTS[task], kinds, project)
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from atelier.engine.config.document import number_of
 from atelier.engine.config.error import AtelierError, CopiesError, StoppedError, of_system
 from atelier.engine.config.message import Message, to_line
+from atelier.engine.config.run_file import RESERVE, RESERVED
 from atelier.engine.io.fork_server import Connection, Process, Refused
 from atelier.engine.io.heartbeat import PULSE
 from atelier.engine.io.storage import is_local
@@ -188,6 +189,7 @@ class Supervisor:
             os.close(write_end)
 
     def _start_ranks(self, count: int, first: int, mode: str, pulses: Path, read_end: int) -> None:
+        (self.scratch / RESERVE).write_bytes(RESERVED)
         for local in range(count):
             rank = first + local
             env = rank_env(self.store.root, self.orders.threads, self.orders.reads) | {

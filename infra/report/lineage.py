@@ -75,20 +75,30 @@ class Index:
         )
 
     def students(self, model: Record) -> list[Record]:
-        """Models whose teacher is `model`, oldest first."""
+        """Models of which `model` is a teacher, oldest first."""
         chain = {model.fingerprint, *self.chain(model.parents.get("trajectory", ""))}
         found = [
             r
             for r in self.records.values()
-            if r.kind == "model" and r.parents.get("teacher") in chain and self.teacher(r) == model
+            if r.kind == "model" and not chain.isdisjoint(taught_by(r)) and model in self.teachers(r)
         ]
         return sorted(found, key=lambda r: r.provenance.get("ended", 0))
 
     def teacher(self, model: Record) -> Record | None:
         """The model that `model` learned from, finished before or that of a trajectory."""
-        fingerprint = model.parents.get("teacher", "")
-        found = self.records.get(fingerprint)
-        return found or (self.model_of(fingerprint, model) if fingerprint else None)
+        return next(iter(self.teachers(model)), None) if "teacher" in model.parents else None
+
+    def teachers(self, model: Record) -> list[Record]:
+        """All models that `model` learned from, its first teacher first."""
+        found = [self.records.get(fp) or self.model_of(fp, model) for fp in taught_by(model)]
+        return [record for record in found if record is not None]
+
+
+def taught_by(model: Record) -> list[str]:
+    """Fingerprints of what a model learned from: a trajectory or a model, and of single objectives models."""
+    first = [model.parents["teacher"]] if "teacher" in model.parents else []
+    others = [fp for key, fp in sorted(model.parents.items()) if key.startswith("teacher.")]
+    return list(dict.fromkeys([*first, *others]))
 
 
 def find_trajectory(store: Store, fingerprint: str) -> Record | None:

@@ -214,10 +214,12 @@ def _needed(roles: Mapping[str, Role], found: Mapping[str, Situation]) -> set[st
         if found[name].is_finished:
             continue
         needed.add(name)
-        at = name
-        while roles[at].teacher and not found[at].has_trained:
-            at = roles[at].teacher
-            needed.add(at)
+        waiting = [name]
+        while waiting:
+            at = waiting.pop()
+            teachers = () if found[at].has_trained else roles[at].teachers
+            needed |= set(teachers)
+            waiting += teachers
     return needed
 
 

@@ -26,8 +26,7 @@ class ModelPages:
 
     def write(self, record: Record, index: Index) -> None:
         """Write the model's page, and those of its teacher and students, which link to it."""
-        teacher = index.teacher(record)
-        for one in [record, *([teacher] if teacher else []), *index.students(record)]:
+        for one in [record, *index.teachers(record), *index.students(record)]:
             self.write_one(one, index)
 
     def write_one(self, record: Record, index: Index) -> None:
@@ -36,7 +35,7 @@ class ModelPages:
         if not ids:
             return
         init = index.records.get(record.parents.get("init", ""))
-        model_pages = [r for r in (index.teacher(record), init) if r is not None] + index.students(record)
+        model_pages = [*index.teachers(record), *([init] if init else []), *index.students(record)]
         pages = self._pages(model_pages, [data for _, data in sources(record, index)])
         picture = self._picture(record, ids, index)
         text = model_page(record, index, pages, self._addresses(record, ids), picture)

@@ -178,11 +178,11 @@ class Models:
         return points
 
     def _link_family(self, record: Record, facts: KnownIds) -> None:
-        """Log the teacher's model as input of the student's run, whichever of the two was written first."""
+        """Log the teachers' models as input of the student's run, whichever of the two was written first."""
         index = self.index(record)
-        teacher = index.teacher(record)
-        if teacher is not None and (ids := self.ids.get("model", teacher.fingerprint)):
-            self.backend.inputs(facts["run"], models=[ids["model"]])
+        for teacher in index.teachers(record):
+            if ids := self.ids.get("model", teacher.fingerprint):
+                self.backend.inputs(facts["run"], models=[ids["model"]])
         for student in index.students(record):
             if ids := self.ids.get("model", student.fingerprint):
                 self.backend.inputs(ids["run"], models=[facts["model"]])

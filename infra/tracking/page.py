@@ -124,6 +124,8 @@ def model_page(
     rows: list[tuple[str, str]] = []
     if teacher is not None:
         rows.append((teacher_label(record), linked(teacher.name, pages.get(teacher.fingerprint, ""))))
+    others = [one for one in index.teachers(record) if one is not teacher]
+    rows += [("teacher", linked(one.name, pages.get(one.fingerprint, ""))) for one in others]
     names = [linked(one.name, pages.get(one.fingerprint, "")) for one in students[-FEW:]]
     rows.append(("students", ", ".join(names) + (" and more, below" if len(students) > FEW else "")))
     if record.parents.get("init") in index.records:

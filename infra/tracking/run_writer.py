@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from atelier.engine.config.base import JsonObject
 from atelier.engine.config.record import DATA_KINDS, Record
-from atelier.infra.report.lineage import find_trajectory
+from atelier.infra.report.lineage import find_trajectory, taught_by
 from atelier.infra.run.run_tracker import TaskHandle
 from atelier.infra.store.lease import Holder
 from atelier.infra.store.store import Store
@@ -193,9 +193,19 @@ class RunWriter:
         return run.info.experiment_id, run.info.run_id
 
     def teacher_data(self, trajectory_record: Record | None, name: str) -> list[TrackedData]:
-        """The teacher's trajectory and its trunks, or the finished model that teaches, as input data sets of
-        the student's run.
+        """The teacher's trajectory and trunks, or the finished models that teach, as input data sets of the
+        student's run.
         """
+        more = taught_by(trajectory_record)[1:] if trajectory_record else []
+        others = [
+            TrackedData(
+                one.name, "model", one.fingerprint, "teacher", self.store.address("model", one.fingerprint)
+            )
+            for one in filter(None, (self.store.find("model", fp) for fp in more))
+        ]
+        return self._first_teacher(trajectory_record, name) + others
+
+    def _first_teacher(self, trajectory_record: Record | None, name: str) -> list[TrackedData]:
         data, fp = [], trajectory_record.parents.get("teacher", "") if trajectory_record else ""
         if fp and self.store.find("model", fp) is not None:
             return [TrackedData(name or "teacher", "model", fp, "teacher", self.store.address("model", fp))]

@@ -191,6 +191,31 @@ def test_an_adapter_of_peft_comes_in_and_goes_out_with_its_bytes(
     )
 
 
+def test_two_finished_models_teach_one_student_each_on_its_text(atelier: Atelier) -> None:
+    words = (
+        "+role@roles.second=finished",
+        "roles.second.init=second",
+        "data.blend.other.source='stdlib:json'",
+        "+roles.student_a.objective.more={kind: logits, weight: 0.25, teacher: second, sources: [other]}",
+    )
+    done(atelier(*TAUGHT, *words, "train.seed=3"))
+    guest, second = (atelier.records("model", name)[0]["fingerprint"] for name in ("guest", "second"))
+    found = [one for one in atelier.records("model", "student_a") if "teacher.more" in one["parents"]]
+    [student] = found
+    assert student["parents"]["teacher"] == guest and student["parents"]["teacher.more"] == second
+    above = done(atelier("lineage", student["fingerprint"][:16]))
+    assert "teacher: guest" in above and "teacher.more: second" in above
+    assert student["fingerprint"][:4] in done(atelier("lineage", "second")).split("leads to")[1]
+    assert set(atelier.states(*TAUGHT, *words, "train.seed=3").values()) == {"reuse"}
+    card = student["fingerprint"][:16]
+    done(atelier("export", card, str(atelier.root / "of-both")))
+    said = (atelier.root / "of-both" / "README.md").read_text()
+    assert "taught by: guest" in said and "taught by: second" in said
+    wrong = words[-1].replace("other", "ohter")
+    said = refused(atelier("plan", *TAUGHT, *words[:-1], wrong))
+    assert said.startswith("roles.student_a.objective.more.sources: there is no source 'ohter'")
+
+
 def lines_of(folder: Path) -> list[str]:
     return next(folder.glob("payload-*/documents.jsonl")).read_text().splitlines()
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
+from atelier.engine.config.mixture import Stream
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.attention import Attention
@@ -23,7 +24,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.role import Role, Trainable
 from atelier.engine.config.run_file import Member, Training
 from tests.engine.row_inputs import VOCAB, every_objective, harbour
-from tests.engine.trainings import TrainingSetup, artifact, model_files, role, student, train
+from tests.engine.trainings import TrainingSetup, artifact, model_files, role, student, tokens, train
 from tests.forks import start_into
 
 STEPS = 10
@@ -147,28 +148,49 @@ def tuned(training_setup: TrainingSetup, **how: Any) -> Training:
 
 
 def guests(training_setup: TrainingSetup, **how: Any) -> Training:
-    """A model like Qwen3 that came from elsewhere: it teaches as it is, low-rank additions tune it, and it
-    trains on.
+    """A model like Qwen3 that came from elsewhere: it teaches as it is, beside another on some of the text;
+    low-rank additions tune it, and it trains on.
     """
     shape = net(qk_norm=True, head_dim=12, rope_theta=5000.0)
-    if "guest" not in training_setup.inputs:
-        generator = torch.Generator().manual_seed(5)
-        state = {
-            name: 0.3 * torch.randn(size, generator=generator, dtype=torch.float64) + (len(size) == 1)
-            for name, size in shape.shapes().items()
-        }
-        files = model_files(state, shape)
-        training_setup.inputs["guest"] = artifact(training_setup.folder / "guest", "model", files)
-    finished = role(shape=shape, init="guest", trainable=Trainable(kind="none"))
     rows = train(STEPS, **(HOW | how))
     members: dict[str, Role | Member] = {
-        "guest": Member(role=finished, mode="frozen", init="guest"),
+        "guest": finished_model(training_setup, "guest", shape, seed=5),
+        "visitor": finished_model(training_setup, "visitor", net(3, 48), seed=6),
         "pupil": student(shape=net(2, 16), teacher="guest", start=2),
+        "of both": role(
+            shape=net(2, 16),
+            teacher="guest",
+            period=2,
+            objective={
+                "lm": LM(),
+                "kd": Logits(weight=0.5),
+                "words": Logits(weight=0.3, teacher="visitor", sources=("more",), temperature=2.0),
+                "heads": Attention(weight=0.2, teacher="visitor", relation_heads=4),
+                "states": Hidden(weight=0.2, teacher="visitor", sources=("more",)),
+            },
+        ),
     }
     for name, trainable in (("tuned guest", Trainable(kind="lora", rank=4)), ("goes on", Trainable())):
         spec = role(shape=shape, lr=1e-3, trainable=trainable)
         members[name] = training_setup.member(name, spec, STEPS, init="guest")
-    return training_setup.training(members, rows)
+    if "tokens.more" not in training_setup.inputs:
+        training_setup.inputs["tokens.more"] = tokens(training_setup.folder / "more", seed=8)
+    both = (Stream(input="tokens"), Stream(input="tokens.more", weight=0.5))
+    return training_setup.training(members, rows).model_copy(update={"streams": both})
+
+
+def finished_model(training_setup: TrainingSetup, name: str, shape: GPT, *, seed: int) -> Member:
+    """A finished model of random weights, which teaches as it is."""
+    if name not in training_setup.inputs:
+        generator = torch.Generator().manual_seed(seed)
+        state = {
+            weight: 0.3 * torch.randn(size, generator=generator, dtype=torch.float64) + (len(size) == 1)
+            for weight, size in shape.shapes().items()
+        }
+        files = model_files(state, shape)
+        training_setup.inputs[name] = artifact(training_setup.folder / name, "model", files)
+    finished = role(shape=shape, init=name, trainable=Trainable(kind="none"))
+    return Member(role=finished, mode="frozen", init=name)
 
 
 def readers() -> dict[str, Role]:

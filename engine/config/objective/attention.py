@@ -3,19 +3,18 @@ over heads (MiniLM, 2002.10957, equation 7; ERNIE 3.0 Titan, 2112.12731, section
 """
 
 from math import gcd
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from atelier.engine.config.base import Count
 from atelier.engine.config.divisors import largest_divisor
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.taught import Taught
 
 
-class Attention(ObjectiveSpec):
-    needs_teacher: ClassVar[bool] = True
-
+class Attention(Taught):
     kind: Literal["attention"] = "attention"
     weight: float = Field(default=0.5, gt=0, description="share among the role's active objectives; above 0")
     relation_heads: Count | Literal["auto"] = Field(

@@ -2,16 +2,15 @@
 that is dropped from the finished model (FitNets, 1412.6550; TinyBERT, 1909.10351, equation 8).
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.taught import Taught
 
 
-class Hidden(ObjectiveSpec):
-    needs_teacher: ClassVar[bool] = True
-
+class Hidden(Taught):
     kind: Literal["hidden"] = "hidden"
     weight: float = Field(default=0.5, gt=0, description="share among the role's active objectives; above 0")
 

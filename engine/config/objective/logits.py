@@ -2,17 +2,16 @@
 1503.02531).
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.taught import Taught
 
 
-class Logits(ObjectiveSpec):
-    needs_teacher: ClassVar[bool] = True
-
+class Logits(Taught):
     kind: Literal["logits"] = "logits"
     weight: float = Field(default=0.5, gt=0, description="share among the role's active objectives; above 0")
 

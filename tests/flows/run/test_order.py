@@ -100,7 +100,7 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> None:
     def begun(roles: dict[str, Role], tokenizer: Reference, place: str = "") -> dict[str, Reference]:
         return {name: reference("model", role.init) for name, role in roles.items() if role.init}
 
-    for flow in ("finetune", "score", "convert"):
+    for flow in ("corpus", "pretrain", "adopt", "finetune", "score", "convert"):
         monkeypatch.setattr(f"atelier.flows.{flow}.existing_model", found)
     monkeypatch.setattr("atelier.tasks.learn_tokenizer.existing_model", found)
     for flow in ("pretrain", "distill", "titan", "semoe"):
