@@ -4,7 +4,6 @@ run.json: config is an Adopting, inputs {"tokenizer": a tokenizer artifact}; out
 and written one by one: memory does not grow with the model.
 """
 
-import re
 import sys
 from pathlib import Path
 
@@ -15,16 +14,12 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.data.vocabulary import CARRIED, Vocabulary, copy_tokenizer
 from atelier.engine.io import storage
-from atelier.engine.io.hub import commit_of
+from atelier.engine.io.origin import origin
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
 from atelier.engine.io.source_files import content_id, local_copy
 from atelier.engine.model.foreign import adopted
 from atelier.engine.model.load import CONFIG, write_model
 from atelier.engine.model.weights import Part, StoredWeights
-
-CARD = "README.md"
-LICENCE = re.compile(r"^licen[sc]e:[ \t]*([\w.+-]+)[ \t]*$", re.MULTILINE)
-MOST_CARD = 1 << 20  # bytes that are read of a model card
 
 
 class Adopting(Spec):
@@ -71,14 +66,10 @@ def adopt(run: RunFile) -> dict[str, Json]:
     for url, digest in asked.files:
         if content_id(url, "source") != digest:
             raise DataError(f"source: {url} has changed since it was planned; start again")
-    is_here = storage.is_local(asked.source)  # of this machine's folders a record names the last
-    where = storage.local_path(asked.source).absolute().name if is_here else asked.source
     summary: dict[str, Json] = {
         "params": spec.num_params(),
         "family": family.name,
-        "source": where,
-        "revision": commit_of(where) or (where.rpartition("@")[2] if "://" in where and "@" in where else ""),
-        "licence": _licence(known),
+        **origin(asked.source, known),
         "config": config,
         "text": "unknown",
     }
@@ -95,15 +86,6 @@ def _sized(spec: GPT, size: int, place: str) -> GPT:
             "the tokenizer of this model",
         )
     return spec.model_copy(update={"vocab": size, "vocab_padding": spec.tokens - size})
-
-
-def _licence(known: dict[str, str]) -> str:
-    """What the model card says, or that there is a file."""
-    if CARD in known:
-        found = LICENCE.search(storage.read_bytes(known[CARD], MOST_CARD).decode(errors="replace"))
-        if found:
-            return found[1]
-    return next((name for name in known if name.upper().startswith("LICEN")), "unknown")
 
 
 def act(run: RunFile) -> None:

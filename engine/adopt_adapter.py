@@ -22,6 +22,7 @@ from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.data.vocabulary import copy_carried, copy_tokenizer
 from atelier.engine.io import storage
 from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.io.origin import origin
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
 from atelier.engine.io.source_files import content_id, local_copy
 from atelier.engine.model.load import read_weights, write_model
@@ -29,9 +30,12 @@ from atelier.engine.model.weights import StoredWeights, Weight
 
 
 class AdoptingAdapter(Spec):
-    """The config of this command. `files`: the config and the weights, each with its content id."""
+    """The config of this command. `files`: the config, the weights, card and licence, each with its content
+    id; `bytes` that are written are for the plan.
+    """
 
     source: str
+    bytes: int = 0
     files: tuple[tuple[str, str], ...]
 
 
@@ -51,16 +55,14 @@ def adopt_adapter(run: RunFile) -> dict[str, Json]:
     for url, digest in asked.files:
         if content_id(url, "source") != digest:
             raise DataError(f"source: {url} has changed since it was planned; start again")
-    is_here = storage.is_local(asked.source)
-    where = storage.local_path(asked.source).absolute().name if is_here else asked.source
-    about: dict[str, Json] = {"family": family, "rank": how.rank, "source": where}
+    about: dict[str, Json] = {"family": family, "rank": how.rank, **origin(asked.source, known)}
     if "adapter" in run.outputs:  # not there from before
         adapter = output_of(run, "adapter")
         for name in (CONFIG, WEIGHTS):
             adapter.add(name, here[name])
         adapter.close(about)
     if "model" in run.outputs:
-        merge(run, source, stored, spec, additions, where)
+        merge(run, source, stored, spec, additions, str(about["source"]))
     return {"params": spec.num_params(), **about}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atelier.engine.config.base import Json, Spec, parse
 from atelier.engine.config.error import ConfigError, DataError
@@ -202,7 +202,7 @@ def _compared(
     device: torch.device,
 ) -> float:
     """Largest distance of the logits of what was written from the model's, in units of their scale, computed
-    in float32. Raises DataError where what was read back is another model.
+    in float32 with one block's weights in memory. Raises DataError where what was read back is another model.
     """
     paths = [storage.local_path(storage.join(url, name)) for name in files] if storage.is_local(url) else []
     for name in files if not paths else ():
@@ -214,10 +214,10 @@ def _compared(
     ids_BT = torch.randint(
         spec.tokens - spec.vocab_padding, (1, min(TOKENS, most_tokens(spec))), generator=generator
     )
-    wanted = _logits(spec, {name: weight for name, weight in stored.items()}, ids_BT, device)
-    found = _logits(again, {name: _whole(weight) for name, weight in back.items()}, ids_BT, device)
+    wanted = _logits(spec, stored.weights(), ids_BT, device)
+    found = _logits(again, back, ids_BT, device)
     apart = float((found - wanted).abs().max() / wanted.std().clamp(min=1e-12))
-    is_exact = all(_whole(back[name]).dtype == weight.dtype for name, weight in stored.items())
+    is_exact = all(back[name].dtype == weight.dtype for name, weight in stored.weights().items())
     if apart > (1e-4 if is_exact else 1.0):
         raise DataError(
             f"{url}: read back it computes another model: logits {apart:.3g} of their scale apart"
@@ -236,12 +236,28 @@ def _whole(weight: Weight) -> Tensor:
 
 
 @torch.inference_mode()
-def _logits(spec: GPT, state: Mapping[str, Tensor], ids_BT: Tensor, device: torch.device) -> Tensor:
+def _logits(spec: GPT, weights: Mapping[str, Weight], ids_BT: Tensor, device: torch.device) -> Tensor:
+    """The logits of the model with these weights, of which a block's are in memory while it computes."""
     with blank():
         model: Model = build(spec)
-    model.load_state_dict(
-        {name: weight.to(device, torch.float32) for name, weight in state.items()}, assign=True
-    )
+
+    def taken(prefix: str, names: Iterable[str]) -> dict[str, Tensor]:
+        return {name: _whole(weights[prefix + name]).to(device, torch.float32) for name in names}
+
+    for number, block in enumerate(model.blocks):
+        prefix, names = f"blocks.{number}.", list(block.state_dict())
+
+        def before(block: nn.Module, _: object, prefix: str = prefix, names: Iterable[str] = names) -> None:
+            block.load_state_dict(taken(prefix, names), assign=True)
+
+        def after(block: nn.Module, _: object, __: object) -> None:
+            empty = {name: weight.to("meta") for name, weight in block.state_dict().items()}
+            block.load_state_dict(empty, assign=True)
+
+        block.register_forward_pre_hook(before)
+        block.register_forward_hook(after)
+    others = [name for name in weights if not name.startswith("blocks.")]
+    model.load_state_dict(taken("", others), assign=True, strict=False)
     places_BT = torch.arange(ids_BT.shape[1]).expand(ids_BT.shape)
     batch = {"tokens_BT": ids_BT, "positions_BT": places_BT, "documents_BT": torch.zeros_like(ids_BT)}
     output = model.eval()({name: value.to(device) for name, value in batch.items()})

@@ -2,103 +2,169 @@
 
 run.json: config is a Written (engine/config/generation.py), inputs {"model", "corpus"}, output "corpus": of
 documents that train, those that were chosen, each with its beginning as it was and the rest written by the
-model; held-out documents as they are. Model and reader may have different tokenizers.
+model, `cut` where it has no end; held-out documents as they are. Model and reader may have different
+tokenizers. What is finished is kept beside the output, ROWS documents a file.
 """
 
+import codecs
+import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import IO, NotRequired, TypedDict
 
 import numpy as np
 import torch
 
-from atelier.engine.config.base import Json, parse
+from atelier.engine.config.base import Json, canonical, parse
 from atelier.engine.config.error import DataError
-from atelier.engine.config.generation import Written
+from atelier.engine.config.generation import ROWS, Written
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
 from atelier.engine.data.corpus import DOCUMENTS, HELD_OUT, TRAIN, corpus_lines
 from atelier.engine.data.counter_rng import Chance, Permutation, uniform
 from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.inference.sampling import continuations, room_behind
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
+from atelier.engine.io.storage import join, read_bytes, remove, write_bytes
 from atelier.engine.parallel.gang import start_gang
 
-ROWS = 64  # continued at once
 LANE = "write"
+SPOOL = "payload-spool-"  # what is left of one is collected like any unfinished payload
+
+
+class WrittenText(TypedDict):
+    """`cut`: at the limit of tokens, where it has no end."""
+
+    text: str
+    cut: NotRequired[bool]
 
 
 def write(run: RunFile, asked: Written) -> dict[str, Json]:
-    """Write documents.jsonl; returns the summary. Raises DataError when no document is long enough."""
+    """Write documents.jsonl; returns the summary. Memory does not grow with what is written, and a run that
+    was killed goes on where it stopped. Raises DataError when no document is long enough.
+    """
     scratch, corpus = Path(run.scratch), input_of(run, "corpus")
     gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
     generator = read_generator(input_of(run, "model"), scratch, gang.device)
-    begun = beginnings(corpus.file(DOCUMENTS, scratch), generator, asked)
-    if not begun:
+    documents = corpus.file(DOCUMENTS, scratch)
+    begins_D, chosen_N = beginnings(documents, generator, asked)
+    if not len(chosen_N):
         raise DataError(
             f"data.written: no document has more than {asked.prefix} tokens of the model; a smaller "
             "data.written.prefix has some"
         )
-    progress, written = Progress(sys.stdout), dict[int, str]()
-    progress.start(len(begun), "documents")
-    numbers = sorted(begun)
-    for first in range(0, len(numbers), ROWS):
-        some = numbers[first : first + ROWS]
-        for number, text in zip(some, _continued(generator, some, begun, asked), strict=True):
-            written[number] = text
-        progress.advance(len(some))
-    sizes: dict[str, list[int]] = {TRAIN: [], HELD_OUT: []}
-    path = scratch / "written.jsonl"
-    with open(path, "w", encoding="utf-8") as target:
-        for number, line in enumerate(corpus_lines(corpus, scratch)):
-            if line["split"] == TRAIN and number not in written:
-                continue
-            line["text"] = written.get(number, line["text"])
-            sizes[line["split"]].append(len(line["text"].encode()))
-            target.write(json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n")
+    spool = _spool(run, gang.device.type)
+    places = [join(spool, f"{first // ROWS:08d}.jsonl") for first in range(0, len(chosen_N), ROWS)]
+    progress = Progress(sys.stdout)
+    progress.start(len(chosen_N), "documents")
+    with open(documents, "rb") as file:
+        for place, numbers in zip(
+            places, np.array_split(chosen_N, range(ROWS, len(chosen_N), ROWS)), strict=True
+        ):
+            if _texts(place) is None:
+                begun = [_begun(file, number, begins_D, generator, asked) for number in numbers]
+                _keep(place, _continued(generator, numbers, [each for each in begun if each], asked))
+            progress.advance(len(numbers))
     output = output_of(run, "corpus")
-    output.add(DOCUMENTS, path)
-    summary: dict[str, Json] = {
-        "documents": sum(map(len, sizes.values())),
-        "bytes": sum(map(sum, sizes.values())),
-        "held_out_documents": len(sizes[HELD_OUT]),
-        "held_out_bytes": sum(sizes[HELD_OUT]),
-        "written": len(written),
-    }
+    summary = _assemble(corpus, chosen_N, places, output, scratch)
     output.close(summary)
+    remove(spool)
     return summary
 
 
-def beginnings(path: Path, generator: Generator, asked: Written) -> dict[int, tuple[list[int], str]]:
-    """What `asked.documents` of the longer documents begin with, by the document's place: the model's ids and
-    the text; a model with learned positions has to have room for more.
+def _assemble(
+    corpus: ArtifactInput, chosen_N: np.ndarray, places: list[str], output: ArtifactOutput, scratch: Path
+) -> dict[str, Json]:
+    """Add documents.jsonl: what was written, and held-out documents as they are. Returns the summary."""
+    texts = (text for place in places for text in _texts(place) or ())
+    numbers, is_cut = iter(map(int, chosen_N)), 0
+    chosen = next(numbers)
+    sizes: dict[str, list[int]] = {TRAIN: [0, 0], HELD_OUT: [0, 0]}
+    path = scratch / "written.jsonl"
+    with open(path, "w", encoding="utf-8") as target:
+        for number, line in enumerate(corpus_lines(corpus, scratch)):
+            if number == chosen:
+                line, chosen = {**line, **next(texts)}, next(numbers, -1)
+                is_cut += line.get("cut", False)
+            elif line["split"] == TRAIN:
+                continue
+            sizes[line["split"]][0] += 1
+            sizes[line["split"]][1] += len(line["text"].encode())
+            target.write(json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n")
+    output.add(DOCUMENTS, path)
+    path.unlink()
+    return {
+        "documents": sizes[TRAIN][0] + sizes[HELD_OUT][0],
+        "bytes": sizes[TRAIN][1] + sizes[HELD_OUT][1],
+        "held_out_documents": sizes[HELD_OUT][0],
+        "held_out_bytes": sizes[HELD_OUT][1],
+        "written": len(chosen_N),
+        "cut": is_cut,
+    }
+
+
+def _spool(run: RunFile, device: str) -> str:
+    """Where finished texts are kept until all are: beside the output, one for what has the same bits."""
+    folder, _, _ = run.outputs["corpus"].rstrip("/").rpartition("/")
+    what = canonical([run.version, run.config, ROWS, str(run.layout.threads), device])
+    return join(folder, f"{SPOOL}{hashlib.sha256(what).hexdigest()[:8]}")
+
+
+def _keep(place: str, texts: list[WrittenText]) -> None:
+    body = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in texts).encode()
+    write_bytes(place, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+
+
+def _texts(place: str) -> list[WrittenText] | None:
+    """The texts that are kept at `place`; None where there are none, or damaged ones."""
+    try:
+        digest, _, body = read_bytes(place).partition(b"\n")
+    except FileNotFoundError:
+        return None
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        return None
+    return [json.loads(line) for line in body.splitlines()]
+
+
+def beginnings(path: Path, generator: Generator, asked: Written) -> tuple[np.ndarray, np.ndarray]:
+    """Where each document begins in the file, and the places, in order, of `asked.documents` of the longer
+    ones; a model with learned positions has to have room for more.
     """
     with open(path, "rb") as file:
         begins_D = np.fromiter(accumulate(map(len, file), initial=0), dtype=np.int64)[:-1]
-    found: dict[int, tuple[list[int], str]] = {}
+    found: list[int] = []
     with open(path, "rb") as file:
-        for number in map(int, Permutation(len(begins_D), asked.seed, LANE)(np.arange(len(begins_D)))):
+        for number in Permutation(len(begins_D), asked.seed, LANE)(np.arange(len(begins_D))):
             if asked.documents and len(found) == asked.documents:
                 break
-            file.seek(begins_D[number])
-            line = json.loads(file.readline())
-            if line["split"] != TRAIN or not (
-                begun := generator.vocabulary.begun(line["text"], asked.prefix)
-            ):
-                continue
-            ids, text = begun
-            found[number] = [*generator.vocabulary.before, *ids], text
-            room_behind(generator.model, found[number][0], asked.tokens)
-    return found
+            begun = _begun(file, number, begins_D, generator, asked)
+            if begun is not None:
+                room_behind(generator.model, begun[0], asked.tokens)
+                found.append(int(number))
+    return begins_D, np.sort(np.array(found, dtype=np.int64))
+
+
+def _begun(
+    file: IO[bytes], number: int, begins_D: np.ndarray, generator: Generator, asked: Written
+) -> tuple[list[int], str] | None:
+    """What a document begins with: the model's ids and the text; None where it does not train or is short."""
+    file.seek(begins_D[number])
+    line = json.loads(file.readline())
+    begun = generator.vocabulary.begun(line["text"], asked.prefix) if line["split"] == TRAIN else None
+    return begun and ([*generator.vocabulary.before, *begun[0]], begun[1])
 
 
 def _continued(
-    generator: Generator, numbers: list[int], begun: dict[int, tuple[list[int], str]], asked: Written
-) -> list[str]:
+    generator: Generator, numbers: np.ndarray, begun: Sequence[tuple[list[int], str]], asked: Written
+) -> list[WrittenText]:
     """The text of each document, drawn with random numbers of its own."""
-    prompts = [begun[number][0] for number in numbers]
-    keys = Chance(asked.seed, LANE, TRAIN).keys(np.array(numbers), np.zeros(len(numbers), dtype=np.int64))
+    prompts = [ids for ids, _ in begun]
+    keys = Chance(asked.seed, LANE, TRAIN).keys(numbers, np.zeros(len(numbers), dtype=np.int64))
+    ends = generator.vocabulary.ends
     found = continuations(
         generator.model,
         prompts,
@@ -106,10 +172,18 @@ def _continued(
         temperatures_B=torch.full((len(prompts),), asked.temperature, dtype=torch.float64),
         top_p=asked.top_p,
         draws=lambda place: torch.from_numpy(uniform(keys, place, 0)),
-        ends=generator.vocabulary.ends,
+        ends=ends,
     )
-    more = (generator.vocabulary.bytes_of(ids).decode("utf-8", "replace") for ids in found)
-    return [begun[number][1] + text for number, text in zip(numbers, more, strict=True)]
+    return [
+        _text(text, generator.vocabulary.bytes_of(ids), has_end=bool(ids) and ids[-1] in ends)
+        for (_, text), ids in zip(begun, found, strict=True)
+    ]
+
+
+def _text(beginning: str, more: bytes, has_end: bool) -> WrittenText:
+    """What was written, without the part of a character at which it was cut."""
+    text = beginning + codecs.getincrementaldecoder("utf-8")("replace").decode(more, final=has_end)
+    return {"text": text} if has_end else {"text": text, "cut": True}
 
 
 def act(run: RunFile) -> None:

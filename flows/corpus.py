@@ -33,8 +33,11 @@ def corpus(data: Data, tokenizer: Tokenizer) -> Text:
     sources = data.sources()
     corpora = {name: curate(name, source, data) for name, source in sources.items()}
     if data.written.by:
-        writer = existing_model(data.written.by, "data.written.by").reference
-        corpora = {name: write(name, corpus, data.written, writer) for name, corpus in corpora.items()}
+        writer = existing_model(data.written.by, "data.written.by")
+        corpora = {
+            name: write(name, corpus, data.written, writer.reference, writer.sized)
+            for name, corpus in corpora.items()
+        }
     vocabulary = learn_tokenizer(corpora, tokenizer)
     tokens = {name: encode(name, corpora[name], vocabulary) for name in sources}
     weights = {name: source.weight for name, source in sources.items()}

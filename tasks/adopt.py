@@ -22,8 +22,9 @@ VERSION = 1
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
+ABOUT = ("README.md", "LICENSE", "LICENSE.txt", "LICENSE.md")  # that say where it is from
 BESIDE = (
-    "README.md", "LICENSE", "LICENSE.txt", "LICENSE.md",  # that say where it is from
+    *ABOUT,
     TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
 

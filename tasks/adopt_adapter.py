@@ -2,14 +2,14 @@
 
 from atelier.engine.config.adapters import CONFIG, WEIGHTS, scaled
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.io.source_files import reading
-from atelier.engine.io.storage import join, read_object
+from atelier.engine.io.source_files import reading, total_bytes
+from atelier.engine.io.storage import is_local, join, read_object
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 from atelier.infra.store.existing_model import Existing
 from atelier.infra.store.source_contents import contents_of, identity_of
-from atelier.tasks.adopt import opened
+from atelier.tasks.adopt import ABOUT, opened
 
 VERSION = 1
 PICKLE = "adapter_model.bin"
@@ -32,6 +32,8 @@ def adopt_adapter(source: str, base: Existing, name: str) -> dict[str, Reference
                 raise ConfigError("source", f"{source} has no {needed}", KIND)
         scaled(read_object(join(folder, CONFIG), "an adapter's configuration"), CONFIG)
     files = contents_of([join(folder, CONFIG), join(folder, WEIGHTS)], place="source")
+    about = contents_of([join(folder, one) for one in ABOUT if one in there], place="source")
+    copied = total_bytes(files) * (1 if is_local(source) else 2)  # to scratch first
     adapter = Product(
         kind="adapter",
         name=f"{name}-adapter",
@@ -56,7 +58,11 @@ def adopt_adapter(source: str, base: Existing, name: str) -> dict[str, Reference
         task="adopt_adapter",
         products={"adapter": adapter, "model": model},
         inputs={"base": input_of(base.reference)},
-        config={"source": source, "files": [list(each) for each in files]},
+        config={
+            "source": source,
+            "files": [list(each) for each in [*files, *about]],
+            "bytes": copied + base.bytes,
+        },
     )
     return declare(node, [base.reference])
 

@@ -101,6 +101,9 @@ class Generation(Sampling):
     )
 
 
+ROWS = 64  # documents that are continued at once
+
+
 class Written(Spec):
     """Text that a finished model writes: documents with their beginnings as they were, continued by it
     (sequence-level distillation, 1606.07947). Its tokenizer may be another than the reader's.

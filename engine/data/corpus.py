@@ -5,7 +5,7 @@ depends only on its hash, the share, and, in tiny sets, the other groups.
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 from atelier.engine.config.document import parse_object
 from atelier.engine.config.error import DataError
@@ -15,12 +15,15 @@ DOCUMENTS = "documents.jsonl"
 
 
 class CorpusLine(TypedDict):
-    """A line of documents.jsonl. Documents of one `group` are in one split, "train" or "held_out"."""
+    """A line of documents.jsonl. Documents of one `group` are in one split, "train" or "held_out". A
+    `cut` one goes on where its text stops: it has no end.
+    """
 
     id: str
     text: str
     split: str
     group: str
+    cut: NotRequired[bool]
 
 
 class LabelledLine(TypedDict):

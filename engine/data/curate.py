@@ -27,12 +27,14 @@ def curate(
     document, never the texts. Raises DataError when the source has no text.
     """
     progress.start(total_bytes(files), "bytes")
-    reader = SourceReader(on_error=source.on_error, place="data", progress=progress)
     scratch.mkdir(parents=True, exist_ok=True)
     unsplit, split = scratch / "unsplit.jsonl", scratch / DOCUMENTS
     kinds: Counter[str] = Counter()
     groups, seen, duplicates = [], set[bytes](), 0
-    with open(unsplit, "w", encoding="utf-8") as target:
+    with (
+        SourceReader(on_error=source.on_error, place="data", progress=progress) as reader,
+        open(unsplit, "w", encoding="utf-8") as target,
+    ):
         for document in documents(source, files, reader):
             digest = hashlib.sha256(document.text.encode()).digest()[:16]
             if digest in seen:

@@ -1,7 +1,8 @@
-"""The task `encode`: write a corpus as token files, each document followed by the end token.
+"""The task `encode`: write a corpus as token files, each document followed by the end token, except where it
+was cut.
 
 Files for each split: `<split>.bin` (little-endian uint16, or uint32 above 65,536 ids), `<split>.ends.npy`
-(int64, the number of tokens up to and including each document's end token); and `held_out.bytes.npy` (int64,
+(int64, the number of tokens up to and including each document's last); and `held_out.bytes.npy` (int64,
 UTF-8 bytes of each held-out document).
 """
 
@@ -49,9 +50,10 @@ def encode(
         for batch in _batches(corpus, scratch):
             rows = vocabulary.encode_all([line["text"] for line in batch])
             for line, ids in zip(batch, rows, strict=True):
+                end = () if line.get("cut") else (vocabulary.end_id,)
                 _append(
                     splits[line["split"]],
-                    [*vocabulary.before, *ids, vocabulary.end_id],
+                    [*vocabulary.before, *ids, *end],
                     dtype,
                     len(line["text"].encode()),
                 )

@@ -52,12 +52,12 @@ def label(labels: Labels, files: Files, output: ArtifactOutput, progress: Progre
     Raises DataError when there are too few or too many distinct completions.
     """
     progress.start(total_bytes(files), "bytes")
-    reader = SourceReader(on_error=labels.on_error, place="labels", progress=progress)
-    if is_stdlib(labels.source):
-        examples, splits = _from_docstrings(labels, files, reader)
-    else:
-        examples = list(_from_lines(labels, files, reader))
-        splits = split_of((e["group"] for e in examples), labels.held_out, "labels.source")
+    with SourceReader(on_error=labels.on_error, place="labels", progress=progress) as reader:
+        if is_stdlib(labels.source):
+            examples, splits = _from_docstrings(labels, files, reader)
+        else:
+            examples = list(_from_lines(labels, files, reader))
+            splits = split_of((e["group"] for e in examples), labels.held_out, "labels.source")
     options = sorted({e["completion"] for e in examples})
     _check_options(options, labels.source)
     test = [e for e in examples if splits[e["group"]] == HELD_OUT]

@@ -1,80 +1,148 @@
-"""Rows of parquet files: only the columns that are asked for, a row group at a time."""
+"""Rows of parquet files: only the columns that are asked for, a few at a time, read by a process of its own.
 
+The format has offsets, sizes and counts that its libraries believe: a file of 299 bytes asks for gigabytes,
+one flipped bit ends the process that reads it. See parquet_process.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO
-
-import pyarrow as pa
-from pyarrow import parquet
+from dataclasses import asdict
+from typing import IO, TYPE_CHECKING
 
 from atelier.engine.config.base import Json
-from atelier.engine.config.error import AtelierError, DataError, printable
+from atelier.engine.config.error import DataError
+from atelier.engine.data.parquet_process import (
+    BATCH_BYTES,
+    MOST_PART,
+    MOST_TEXT,
+    OPEN,
+    PART,
+    RANGE,
+    READ,
+    REFUSED,
+    ROWS,
+    receive,
+    send,
+)
 from atelier.engine.data.row import Column
 
-BUFFER = 1 << 22  # packed bytes of a column that are read at a time
-BATCH_BYTES, BATCH_ROWS = 1 << 23, 4096  # of rows in memory, about
-SHOWN = 20  # columns named in an error
+if TYPE_CHECKING:  # takes 0.2 s to load
+    import pyarrow as pa
+
+SILENCE_S = 300.0  # for one batch, the time for reading the file aside
+MOST_MESSAGE = MOST_TEXT + (1 << 20)
+SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+Broken = Callable[[str, str], None]
 
 
-def rows(
-    file: IO[bytes], path: str, columns: Sequence[Column], broken: Callable[[str, str], None]
-) -> Iterator[tuple[int, dict[str, Json]]]:
-    """(row number from 1, values) of the columns that are there. Values that are not UTF-8 go to `broken`.
+class ParquetReader:
+    """The process that reads parquet files, started with the first one; a file that ends it ends no other."""
 
-    Raises DataError for a file that is damaged or cut, that lacks a column, or whose column holds no text.
-    """
-    try:
-        with parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False) as opened:
-            chosen = _chosen(opened.schema_arrow, path, columns)
-            number = 1
-            for group in range(opened.num_row_groups):
-                size = _batch_rows(opened.metadata.row_group(group), chosen)
-                batches = opened.iter_batches(size, row_groups=[group], columns=chosen, use_threads=False)
-                for batch in batches:
-                    yield from _of_batch(batch, number, path, broken)
-                    number += batch.num_rows
-    except AtelierError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        reason = printable(" ".join(str(error).split()))
-        raise DataError(f"{path}: not whole parquet ({reason}); copy it again") from None
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._is_free = True
 
+    def rows(
+        self, file: IO[bytes], path: str, columns: Sequence[Column], broken: Broken
+    ) -> Iterator[tuple[int, dict[str, Json]]]:
+        """(row number from 1, values) of the columns that are there. Values that are not UTF-8 go to
+        `broken`.
 
-def _chosen(schema: pa.Schema, path: str, columns: Sequence[Column]) -> list[str]:
-    """Of each column the first name that is there."""
-    chosen, there = [], ", ".join(schema.names[:SHOWN]) + (", ..." if len(schema.names) > SHOWN else "")
-    for column in columns:
-        name = next((name for name in column.names if name in schema.names), "")
-        if not name and column.is_needed:
-            others = "".join(f" (or '{other}')" for other in column.names[1:])
-            there = printable(there or "none")
-            raise DataError(f"{path}: has no column '{column.names[0]}'{others}; columns there: {there}")
-        if name and not _is_text(kind := schema.field(name).type, column.may_be_number):
-            text = [each.name for each in schema if _is_text(each.type, column.may_be_number)]
+        Raises DataError for a file that is damaged or cut, that claims what cannot be, that needs too much
+        memory, that lacks a column, or whose column holds no text.
+        """
+        number = 0
+        try:
+            for batch in self._batches(file, path, columns):
+                yield from _of_batch(batch, number + 1, path, broken)
+                number += batch.num_rows
+        except (EOFError, ConnectionError, ValueError):
             raise DataError(
-                f"{path}: column '{name}' is {printable(kind)}, not text; columns of text: "
-                f"{printable(', '.join(text) or 'none')}"
-            )
-        chosen += [name] if name else []
-    return chosen
+                f"{path}: not whole parquet (its reader {self._end()} after row {number}); copy it again"
+            ) from None
+        except TimeoutError:
+            raise DataError(
+                f"{path}: not read further than row {number} in {SILENCE_S:.0f} s; copy it again"
+            ) from None
+        finally:
+            if not self._is_free:
+                self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._channel is not None:
+            self._end()
+
+    def _end(self) -> str:
+        """End the process, which may have ended; returns how, in words."""
+        assert self._process is not None and self._channel is not None
+        self._channel.close()
+        try:
+            code = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._process = self._channel = None
+        return f"ended with signal {-code}" if code < 0 else "gave no answer"
+
+    def _started(self) -> socket.socket:
+        if self._channel is None:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "atelier.engine.data.parquet_process"],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=os.environ | SETTINGS,
+                )
+            ours.settimeout(SILENCE_S)
+            self._channel, self._is_free = ours, True
+        return self._channel
+
+    def _batches(self, file: IO[bytes], path: str, columns: Sequence[Column]) -> Iterator["pa.RecordBatch"]:
+        """The rows, while the process is served with parts of the file. Raises DataError for a refusal."""
+        channel, size = self._started(), file.seek(0, os.SEEK_END)
+        about = {"path": path, "size": size, "columns": [asdict(column) for column in columns]}
+        self._is_free = False
+        send(channel, OPEN, json.dumps(about).encode())
+        room = bytearray(2 * BATCH_BYTES + (1 << 20))  # used again: fresh memory costs more than its bytes
+        while True:
+            kind, body = receive(channel, MOST_MESSAGE, room)
+            if kind == READ:
+                offset, length = RANGE.unpack(body)
+                file.seek(min(offset, size))
+                send(channel, PART, file.read(min(length, MOST_PART)))
+                continue
+            if kind == ROWS:
+                yield _checked(body)
+                continue
+            self._is_free = True
+            if kind == REFUSED:
+                raise DataError(str(body, "utf-8", "surrogatepass"))
+            return
 
 
-def _is_text(kind: pa.DataType, may_be_number: bool) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    is_number = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    return is_text or pa.types.is_null(kind) or (may_be_number and is_number)
+def _checked(body: memoryview) -> "pa.RecordBatch":
+    """The rows of a message. Raises ValueError for what contradicts itself."""
+    import pyarrow as pa
 
-
-def _batch_rows(group: parquet.RowGroupMetaData, chosen: list[str]) -> int:
-    """Rows whose text has about BATCH_BYTES."""
-    sizes = [group.column(index) for index in range(group.num_columns)]
-    size = sum(each.total_uncompressed_size for each in sizes if each.path_in_schema in chosen)
-    return max(1, min(BATCH_ROWS, BATCH_BYTES * max(group.num_rows, 1) // max(size, 1)))
+    with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
+        batch = stream.read_next_batch()
+    for column in batch:  # of text all but whether it is UTF-8
+        as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+        kind = as_bytes.get(column.type)
+        (column.view(kind) if kind else column).validate(full=True)
+    return batch
 
 
 def _of_batch(
-    batch: pa.RecordBatch, number: int, path: str, broken: Callable[[str, str], None]
+    batch: "pa.RecordBatch", number: int, path: str, broken: Broken
 ) -> Iterator[tuple[int, dict[str, Json]]]:
     try:
         found = batch.to_pylist()

@@ -10,13 +10,14 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, cast
+from typing import IO, Self, cast
 
 from typing_extensions import Buffer
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import DataError, printable
 from atelier.engine.data import tar
+from atelier.engine.data.parquet import ParquetReader
 from atelier.engine.data.row import Column, kind_of
 from atelier.engine.data.zst import Unpacked
 from atelier.engine.io.process import Progress
@@ -51,11 +52,20 @@ class _Watched(io.RawIOBase):
 
 
 class SourceReader:
-    """Reads files that must be unchanged since the run was planned; on a broken line stops, or skips it."""
+    """Reads files that must be unchanged since the run was planned; on a broken line stops, or skips it.
+    What it started ends with its `with`.
+    """
 
     def __init__(self, *, on_error: str, place: str, progress: Progress) -> None:
         self._stop, self._place, self._progress = on_error == "stop", place, progress
+        self._parquet = ParquetReader()
         self.skipped = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._parquet.close()
 
     def broken(self, where: str, problem: str) -> None:
         """Raise DataError for a broken line, or count it."""
@@ -124,10 +134,8 @@ class SourceReader:
         value of the last name of the first column.
         """
         if path.endswith(PARQUET):
-            from atelier.engine.data import parquet  # pyarrow takes 0.2 s to load
-
             with self.seekable(path, expected) as file:
-                for number, values in parquet.rows(file, path, columns, self.broken):
+                for number, values in self._parquet.rows(file, path, columns, self.broken):
                     yield number, f"{path}:{number}", values
         elif path.endswith(TAR):
             with self.opened(path, expected) as file:

@@ -20,7 +20,7 @@ def token_dtype(vocab: int) -> str:
 
 class TokenText:
     """One split's tokens and documents: document d is tokens begins_D[d] .. ends_D[d] - 1, the last of which
-    is its end token.
+    is its end token unless it was cut.
     """
 
     def __init__(self, tokens: ArtifactInput, scratch: Path, split: str) -> None:

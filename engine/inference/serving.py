@@ -84,7 +84,11 @@ def _is_left(target: TextIO) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def parse_request(line: bytes) -> tuple[int | None, Request | ConfigError]:
+class Departure(NamedTuple):
+    """{"id": 3, "leave": true}: nobody waits for the answer to request 3 any more."""
+
+
+def parse_request(line: bytes) -> tuple[int | None, Request | Departure | ConfigError]:
     """The `id` of a request, None where it has none, and the request or why it is none."""
     try:
         document = json.loads(line)
@@ -95,6 +99,8 @@ def parse_request(line: bytes) -> tuple[int | None, Request | ConfigError]:
     number = document.pop("id", None)
     if number is not None and type(number) is not int:
         return None, ConfigError("request.id", f"{number!r} is not a whole number")
+    if number is not None and document == {"leave": True}:
+        return number, Departure()
     try:
         return number, parse(Request, document, "request")
     except ConfigError as error:
@@ -117,8 +123,13 @@ class Desk:
         return bool(self._waiting or self._running)
 
     def take(self, line: bytes) -> None:
-        """Have the request of a line wait, or say why it cannot be answered."""
+        """Have the request of a line wait, or say why it cannot be answered; or leave one for which nobody
+        waits any more.
+        """
         number, request = parse_request(line)
+        if isinstance(request, Departure):
+            self._leave(number)
+            return
         ticket = Ticket(number)
         if number is None:
             self._in_order.append(ticket)
@@ -128,6 +139,11 @@ class Desk:
             self._waiting.append(self._asked(ticket, request))
         except AtelierError as error:
             self._answer(ticket, {"error": str(error)})
+
+    def _leave(self, number: int | None) -> None:
+        """Free the rows of a request; it gets no answer."""
+        self._waiting = deque(asked for asked in self._waiting if asked.ticket.number != number)
+        self._running = [each for each in self._running if each[0].ticket.number != number]
 
     def _asked(self, ticket: Ticket, request: Request) -> ServedRequest:
         before = self._generator.before(request.prompt, request)

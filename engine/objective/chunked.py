@@ -101,12 +101,12 @@ def objective_sums(
 
     Raises ConfigError when labels or vocabularies do not fit.
     """
-    _check(hidden_BTD, head_weight_VD, labels_BT, filter(None, [teacher, *others.values()]))
-    compute = compute_dtype(head_weight_VD)
     names = {name: spec for name, (spec, _) in mix.items()} | ({} if text in mix else {text: LM()})
+    sides, asked = _teachers(names, teacher, others)
+    _check(hidden_BTD, head_weight_VD, labels_BT, sides)
+    compute = compute_dtype(head_weight_VD)
     masks = [None if rows is None else rows.get(name) for name in names]
     shares = [share for _, share in mix.values()]
-    sides, asked = _teachers(names, teacher, others)
     work = _Work(
         labels_M=labels_BT.flatten(),
         terms=terms_of(list(names.values()), asked),

@@ -1,8 +1,9 @@
-"""Whether what a flow brings in from elsewhere fits the disk of the store."""
+"""Whether what a flow brings in from elsewhere, or has written, fits the disk of the store."""
 
 from collections.abc import Iterable, Mapping
 
 from atelier.engine.io.storage import free_bytes, is_local, local_path
+from atelier.flows.run.written import written_bytes
 from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 
@@ -18,7 +19,8 @@ def bytes_of(node: Node) -> int:
 
 def too_little_disk(nodes: Iterable[Node], store: Store) -> list[str]:
     """Why the disk has no room for what these nodes bring in; empty when it has, or cannot be asked."""
-    needed = {node.name: bytes_of(node) for node in nodes if bytes_of(node)}
+    sizes = {n.name: written_bytes(n, store) if n.task == "write" else bytes_of(n) for n in nodes}
+    needed = {name: size for name, size in sizes.items() if size}
     if not needed or not is_local(store.root):
         return []
     free = free_bytes(local_path(store.root))

@@ -294,7 +294,7 @@ def _embedded(frozen: Frozen, context: RunContext, outcome: RunOutcome, inside: 
 
     @prefect.flow(
         name=frozen.flow,
-        flow_run_name=_literal(frozen.title(outcome.run_id)),
+        flow_run_name=lambda: frozen.title(outcome.run_id),  # a text is a template: braces are fields
         task_runner=runner,
         validate_parameters=False,
     )
@@ -336,7 +336,7 @@ def _inside(
         return make(Node.model_validate(node), context, outcome)
 
     def submit(node: Node, waits: list[Future]) -> Future:
-        named = node_task.with_options(name=node.task, task_run_name=_literal(node.name))
+        named = node_task.with_options(name=node.task, task_run_name=lambda: node.name)
         return named.submit(node.model_dump(mode="json"), waits)
 
     outcome.prefect_s = time.monotonic() - started
@@ -373,8 +373,3 @@ def _wait_for(scheduler: PrefectScheduler, outcome: RunOutcome) -> None:
         if state not in ("done", "reused"):
             outcome.failed, outcome.failure = name, AtelierError(f"ended as {state}, without a reason")
             return
-
-
-def _literal(name: str) -> str:
-    """A name as it is for Prefect, which formats names with a run's parameters."""
-    return name.replace("{", "{{").replace("}", "}}")

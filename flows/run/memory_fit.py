@@ -21,6 +21,8 @@ def too_much(node: Node, rows: "Sequence[PlanRow]", pool: Pool, vocab: int) -> s
     """Why a node does not fit, with the numbers and the nearest layout that does; None when it fits. The
     roles of a gang share its devices.
     """
+    if node.task == "write":
+        return _too_much_to_write(node, rows, pool)
     if node.task not in TRAINED or not vocab:
         return None
     layout = Parallel.model_validate(node.layout)
@@ -35,6 +37,18 @@ def too_much(node: Node, rows: "Sequence[PlanRow]", pool: Pool, vocab: int) -> s
     way_out = f"{near} would fit" if near else "a smaller model, or more devices"
     ranks = f"{layout.ranks} rank{'s' * (layout.ranks > 1)}"
     return f"{node.name}: needs {needed:.1f} GB on each of {ranks}, but {holder} has {limit:.1f}; {way_out}"
+
+
+def _too_much_to_write(node: Node, rows: "Sequence[PlanRow]", pool: Pool) -> str | None:
+    needed = max((row["memory_gb"] for row in rows if row["state"] == "run"), default=0.0)
+    limit = limit_gb(pool, 1)
+    if needed <= limit:
+        return None
+    holder = "this machine" if pool.is_cpu else f"a device ({pool.gpu})"
+    return (
+        f"{node.name}: needs {needed:.1f} GB for the model that writes, in float32, but {holder} has "
+        f"{limit:.1f}; let a smaller model write (data.written.by), or fewer tokens (data.written.tokens)"
+    )
 
 
 def _resident_gb(node: Node, name: str, layout: Parallel, vocab: int) -> float:

@@ -25,6 +25,7 @@ from atelier.flows.run.memory_fit import too_much
 from atelier.flows.run.registry import body
 from atelier.flows.run.tier_notes import tier_notes
 from atelier.flows.run.wall_clock import RUN_S, seconds_of, wall_clock
+from atelier.flows.run.written import written_row
 from atelier.infra.calibration.history import factor
 from atelier.infra.code.code_map import TRAINED, maps_of
 from atelier.infra.dag import Node, Product, Reference, scheduling
@@ -202,6 +203,8 @@ def make_plan(frozen: Frozen, store: Store) -> Plan:
         for key, product in node.products.items():
             record = store.find(product.kind, product.fingerprint)
             mine.append(_row(node, key, product, record, standing, plan_inputs))
+            if node.task == "write" and record is None:
+                mine[-1] = {**mine[-1], **written_row(node, frozen.pool, store)}
             if record is not None and (other := made_by_other(record, maps.get(key))):
                 outdated.setdefault(other, []).append(row_name(node, key))
                 mine[-1]["reasons"] = [{"code": other}]

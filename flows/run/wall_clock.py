@@ -26,7 +26,7 @@ TASK_S = {  # without a training
     "describe": 2.0,
     "label": 1.0,
     "imitate": 10.0,
-    "write": 20.0,
+    "write": 20.0,  # of a corpus whose documents are not counted yet
     "convert": 6.0,
     "adopt": 3.0,
     "adopt_adapter": 10.0,
@@ -36,12 +36,14 @@ TASK_S = {  # without a training
 
 
 def seconds_of(node: Node, trained_s: float, before: Iterable[Row], store: Store) -> float:
-    """Of one node that has something to make. `trained_s`: of its steps; `before`: what the nearest finished
-    run has of its products.
+    """Of one node that has something to make. `trained_s`: of its steps, or its writing; `before`: what the
+    nearest finished run has of its products.
     """
     if node.task in TRAINED:
         num_networks = len(node.products) if node.task == "train" else 1  # draws share one and its kernels
         return GANG_S + ROLE_S * num_networks + trained_s
+    if node.task == "write" and trained_s:  # what an earlier run took was for other amounts
+        return GANG_S + ROLE_S + trained_s
     for row in before:
         record = store.find(row.kind, row.fingerprint)
         if record is not None and "ended" in record.provenance and "started" in record.provenance:

@@ -285,10 +285,10 @@ def node_of(record: Record) -> LineageNode:
 
 
 def origin_of(record: Record) -> str:
-    """Where an adopted model is from, and its licence; '' for what was made here."""
+    """Where an adopted model or adapter is from, and its licence; '' for what was made here."""
     summary: Mapping[str, object] = record.summary
     source = summary.get("source")
-    if record.kind != "model" or not isinstance(source, str):
+    if record.kind not in ("model", "adapter") or not isinstance(source, str):
         return ""
     licence = printable(str(summary.get("licence")), 40)
     return f"{printable(str(summary.get('family')), 20)} from {printable(source, 60)}, licence {licence}"

@@ -48,6 +48,18 @@ class Existing:
         return self._known[1]
 
     @property
+    def sized(self) -> ModelSpec:
+        """The spec with the vocabulary of its tokenizer."""
+        record = _store.get().find(self.tokenizer.kind, self.tokenizer.fingerprint)
+        return self.spec.resolved(whole_of(record.summary["vocab"]) if record else ANY_VOCAB)
+
+    @property
+    def bytes(self) -> int:
+        """Of its files."""
+        record = _store.get().find(self.reference.kind, self.reference.fingerprint)
+        return sum(entry.bytes for entry in record.files) if record else 0
+
+    @property
     def _known(self) -> tuple[Reference, int]:
         if self.text is None:
             name = self.reference.name

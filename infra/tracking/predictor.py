@@ -11,6 +11,7 @@ loaded without the store or a checkout.
 Prompts of several requests and threads go to the one child, which computes them together.
 """
 
+import asyncio
 import itertools
 import json
 import os
@@ -19,9 +20,10 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import ContextVar
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,78 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
+class Client:
+    """Who waits for an answer. `leave` runs what was given to `on_leave`, once."""
+
+    def __init__(self) -> None:
+        self._lock, self._has_left = threading.Lock(), False
+        self._then: list[Callable[[], None]] = []
+
+    def on_leave(self, act: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._has_left:
+                self._then.append(act)
+                return
+        act()
+
+    def leave(self) -> None:
+        with self._lock:
+            self._has_left, acts, self._then = True, self._then, []
+        for act in acts:
+            act()
+
+
+CLIENT: ContextVar[Client | None] = ContextVar("client", default=None)  # of the request that is answered
+
+
+# Any: the types of ASGI
+def noticing(app: Any) -> Any:
+    """An ASGI application whose requests have a `CLIENT`, which leaves when it hangs up."""
+
+    async def noticed(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        client, watchers = Client(), list[asyncio.Task[None]]()
+        CLIENT.set(client)
+
+        def leave() -> None:
+            # no thread of asyncio's: those may all wait for answers
+            threading.Thread(target=client.leave, daemon=True).start()
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            leave()
+
+        async def received() -> Any:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body") and not watchers:
+                watchers.append(asyncio.create_task(watch()))
+            return message
+
+        try:
+            await app(scope, received, send)
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            leave()  # also of one that MLflow has sent away, as it took too long
+
+    return noticed
+
+
+def notice_departures() -> None:
+    """Have MLflow's server, where this process is one that is being built, notice clients that hang up: it
+    says nothing of them to what answers.
+    """
+    if "mlflow.pyfunc.scoring_server.app" not in sys.modules:
+        return
+    from fastapi import FastAPI
+
+    build = FastAPI.build_middleware_stack
+    FastAPI.build_middleware_stack = lambda self: noticing(build(self))  # of this server alone
+
+
 class Child:
     """A child process that generates text: JSON lines in and out, requests with a number, answers with it as
     each is done. Ends when its standard input does.
@@ -177,7 +251,7 @@ class Child:
         return bool(self._end) or self._process.poll() is not None
 
     def ask(self, request: Mapping[str, Value]) -> Future[str]:
-        """The text to come; its exception is BadRequest or GeneratorEnded."""
+        """The text to come; its exception is BadRequest or GeneratorEnded, or that the client has left."""
         answer: Future[str] = Future()
         assert self._process.stdin is not None
         with self._lock:
@@ -189,7 +263,22 @@ class Child:
             with suppress(BrokenPipeError):  # then `_read` meets the end too, and says why
                 self._process.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
                 self._process.stdin.flush()
+        client = CLIENT.get()
+        if client is not None:
+            client.on_leave(lambda: self._leave(number))
         return answer
+
+    def _leave(self, number: int) -> None:
+        """Nobody waits for this answer any more: what computes it is free for others."""
+        assert self._process.stdin is not None
+        with self._lock:
+            answer = self._waiting.pop(number, None)
+            if answer is None:
+                return
+            with suppress(BrokenPipeError, ValueError):  # it has ended
+                self._process.stdin.write(json.dumps({"id": number, "leave": True}).encode() + b"\n")
+                self._process.stdin.flush()
+        answer.set_exception(GeneratorEnded("the client has left"))
 
     def _read(self) -> None:
         """Give every answer to who waits for it; at the end all others get the reason."""
@@ -203,7 +292,7 @@ class Child:
                 continue
             with self._lock:
                 waiting = self._waiting.pop(answer.get("id", 0), None)
-            if waiting is None:  # the error that ends the child
+            if waiting is None:  # the error that ends the child; or a client has left
                 said = answer.get("error", said)
             elif "text" in answer:
                 waiting.set_result(answer["text"])
@@ -261,6 +350,7 @@ class Predictor(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         self._model = str(Path(context.artifacts["model"]).absolute())
         self._code = str(Path(context.artifacts["code"]).absolute())
+        notice_departures()
 
     def predict(
         self, context: PythonModelContext, model_input, params: dict[str, Value] | None = None

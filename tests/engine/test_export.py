@@ -131,6 +131,26 @@ def test_of_an_export_that_computes_another_model_nothing_is_left(
     assert not (tmp_path / "exported").exists()
 
 
+def test_a_block_is_in_memory_while_it_computes_and_no_longer(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = {**MODELS["llama"], "num_layers": 6}
+    source, built, most = model_of(study, "deep", deep), [], 0
+    build, apply = exporting.build, cast(Any, torch.nn.Linear).forward
+
+    def counted(layer: Any, rows: Any) -> Any:
+        nonlocal most
+        there = [weight for weight in built[-1].blocks.parameters() if not weight.is_meta]
+        most = max(most, sum(weight.numel() for weight in there))
+        return apply(layer, rows)
+
+    monkeypatch.setattr(exporting, "build", lambda spec: built.append(build(spec)) or built[-1])
+    monkeypatch.setattr(torch.nn.Linear, "forward", counted)
+    assert exporting.export(run_file(source, tmp_path))["apart"] == 0.0
+    assert len(built) == 2
+    assert most == sum(weight.numel() for weight in built[0].blocks[0].parameters()) > 0
+
+
 def test_the_model_itself_is_as_it_was(study: Study, tmp_path: Path) -> None:
     source = model_of(study, "llama", MODELS["llama"])
     before = {

@@ -247,3 +247,14 @@ def test_a_run_goes_on_under_another_layout(atelier: Atelier) -> None:
     by_attempt = {name.name.split("-")[1]: name for name in sorted(folder.iterdir())}
     first = json.loads(by_attempt[max(by_attempt)].read_text().splitlines()[0])
     assert len(by_attempt) == 2 and first["step"] == 9
+
+
+def test_braces_in_what_is_given_are_nobodys_fields(atelier: Atelier, tmp_path: Path) -> None:
+    for name in ("{a}", "}"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for number in range(9):
+            (folder / f"{number}.txt").write_text(f"Poem {number}: the sea, and {number} boats. " * 9)
+        source = f"data.source='{folder}/*.txt'"  # last: the end of a long title is seen
+        said = atelier("corpus", "experiment=tiny", "tokenizer.vocab=300", "tracker=none", source)
+        assert said.code == 0, said.err

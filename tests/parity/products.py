@@ -92,9 +92,8 @@ def product(name: str) -> Product | None:
     reads_library = draw.random() < 0.4
     try:
         train = training(draw, reads_library)
-        roles = resolve_starts(
-            cast(draw, train, LIBRARY_VOCAB if reads_library else VOCAB, reads_library), train
-        )
+        drawn = cast(draw, train, LIBRARY_VOCAB if reads_library else VOCAB, reads_library)
+        roles = resolve_starts(padded(random.Random(f"{name}/padding"), drawn), train)
         check_teaching(roles)
         check_schedules(roles, train)
         check_readers(roles, row_specs(roles).values(), train.sequence)
@@ -106,6 +105,23 @@ def product(name: str) -> Product | None:
     except (ConfigError, ValueError):
         return None
     return Product(name, roles, train, first, then, reads_library)
+
+
+def padded(draw: Draw, roles: dict[str, Role]) -> dict[str, Role]:
+    """With rows beyond the tokenizer's ids in every model that can have them, unless one that cannot is
+    compared with it: a teacher's logits are its student's. Its draws move no other.
+    """
+    padding = draw.choice((0, 4, 12))
+    for role in roles.values():
+        if any(isinstance(spec, Logits) for spec in role.objective.values()):
+            padding *= isinstance(role.model, GPT) == isinstance(roles[role.teacher].model, GPT)
+    found = {}
+    for name, role in roles.items():
+        model = role.model
+        if isinstance(model, GPT):
+            model = model.model_copy(update={"vocab_padding": padding})
+        found[name] = role.model_copy(update={"model": model})
+    return found
 
 
 def training(draw: Draw, reads_library: bool) -> Train:

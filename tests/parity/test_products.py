@@ -30,6 +30,12 @@ def test_every_kind_takes_part_in_the_products(group: str, drawn: set[str]) -> N
     assert drawn == set(kinds(group))
 
 
+def test_padding_of_the_vocabulary_takes_part_in_the_products() -> None:
+    drawn = list(islice(products(1, 4), 40))
+    padded = [one for one in drawn if any(getattr(r.model, "vocab_padding", 0) for r in one.roles.values())]
+    assert len(padded) > 8 and any(one.layout.tensor > 1 for one in padded)
+
+
 @pytest.mark.slow
 def test_students_that_lie_otherwise_than_their_teacher_learn_from_all_its_heads(tmp_path: Path) -> None:
     """The same products each time: those in which a student's ranks have rows of their own."""

@@ -18,8 +18,8 @@ from pyarrow import parquet
 
 from atelier.engine.config.data import Labels, Source
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.data import parquet as parquet_rows
 from atelier.engine.data import source_reader, tar
+from atelier.engine.data.parquet import ParquetReader
 from atelier.engine.io import source_files
 from atelier.engine.io.source_files import files_of
 from tests.checkout import TOP
@@ -304,13 +304,13 @@ def test_a_parquet_file_that_changes_while_it_is_read_is_refused(
     workshop: Workshop, tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(tmp_path, "a.parquet", as_parquet(rows))
-    read = parquet_rows.rows
+    read = ParquetReader.rows
 
     def reading(*given):
         yield from read(*given)
         Path(path).touch()
 
-    monkeypatch.setattr(parquet_rows, "rows", reading)
+    monkeypatch.setattr(ParquetReader, "rows", reading)
     assert "changed since the run was planned" in refused(workshop, path)
 
 
@@ -336,8 +336,8 @@ import zstandard
 from pyarrow import parquet
 
 path = sys.argv[1]
-reader = SourceReader(on_error="stop", place="data", progress=Progress(io.StringIO()))
-count = sum(1 for _ in reader.rows(path, content_id(path), [Column(names=("text",))]))
+with SourceReader(on_error="stop", place="data", progress=Progress(io.StringIO())) as reader:
+    count = sum(1 for _ in reader.rows(path, content_id(path), [Column(names=("text",))]))
 peak = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(count, *peak)
 """

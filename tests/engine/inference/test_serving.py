@@ -110,6 +110,23 @@ def test_a_bad_request_among_others_gets_its_error_alone(speaker: Generator) -> 
     assert "900000 tokens after 1 need 0.46 GB of keys and values, and there are 0.1 GB" in errors[55]
 
 
+def test_a_request_that_is_left_frees_its_row_and_gets_no_answer(speaker: Generator) -> None:
+    asked = requests(6)
+    free = {answer["id"]: answer for answer in answers(speaker, [line(**one) for one in asked])}
+    target = io.StringIO()
+    desk = Desk(speaker, target, MEMORY)
+    desk.take(line(id=70, prompt="Poem", max_tokens=90_000, temperature=0.0))
+    for one in asked:
+        desk.take(line(**one))
+    desk.advance()
+    desk.take(line(id=71, prompt="Poem", max_tokens=90_000, temperature=0.0))
+    for number in (70, 71, 72):
+        desk.take(line(id=number, leave=True))
+    while desk.is_busy:
+        desk.advance()
+    assert {each["id"]: each for each in map(json.loads, target.getvalue().splitlines())} == free
+
+
 def test_what_does_not_fit_beside_others_waits_and_is_answered(speaker: Generator) -> None:
     asked = requests(9)
     free = {answer["id"]: answer for answer in answers(speaker, [line(**one) for one in asked])}

@@ -262,6 +262,15 @@ def test_a_teacher_of_another_vocabulary_is_refused() -> None:
         objective_sums(case.hidden, case.head, case.labels, BOTH, other)
 
 
+def test_a_teacher_of_another_vocabulary_whose_logits_nobody_compares_changes_nothing() -> None:
+    case = Case()
+    other = TeacherSide(case.teacher.hidden_BTD, torch.zeros(V + 1, D + 4, dtype=torch.float64))
+    found, alone = (
+        objective_sums(case.hidden, case.head, case.labels, ONLY_LM, teacher)[0] for teacher in (other, None)
+    )
+    assert torch.equal(found, alone)
+
+
 def test_distillation_without_a_teacher_is_refused() -> None:
     case = Case()
     with pytest.raises(ConfigError, match="has no teacher"):

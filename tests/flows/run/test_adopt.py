@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from atelier.engine import adopt as adopting
+from atelier.engine import adopt_adapter as adapting
 from atelier.engine import export as exporting
 from atelier.engine.config.error import AtelierError, ConfigError, DataError
 from atelier.engine.config.families import family_of
@@ -26,6 +27,7 @@ from atelier.infra.dag import Node
 from atelier.infra.store.store import Store
 from tests.engine.scored_models import Study
 from tests.engine.trainings import artifact
+from tests.stored_models import store_with
 
 CPU = Parallel(shard=1, threads=1, device="cpu")
 
@@ -257,6 +259,67 @@ def test_a_disk_without_room_is_said_before_anything_is_copied(
     monkeypatch.setattr(disk_fit, "free_bytes", lambda folder: size // 2)
     [refusal] = make_plan(frozen, store).refusals
     assert refusal.startswith("adopt: needs ") and str(tmp_path / "store") in refusal
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """An adapter in peft's format, of a base with width 32."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    weights = {f"{module}.lora_A.weight": torch.randn(2, 32), f"{module}.lora_B.weight": torch.randn(32, 2)}
+    save_file(weights, folder / "adapter_model.safetensors")
+    how = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(how))
+    (folder / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n")
+    return folder
+
+
+def adapter_node(root: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Store, Node]:
+    monkeypatch.setenv("ATELIER_ROOT", str(root))
+    store = (
+        store_with(root, GPT(num_layers=2, hidden=32, num_heads=2, vocab=300))
+        if not root.exists()
+        else Store(str(root))
+    )
+    frozen = compose("adopt", [f"source={adapter}", "base=guest", "name=second", "tracker=none"])
+    [node] = [each for each in collect_nodes(frozen, store) if each.name == "adopt_adapter"]
+    return store, node
+
+
+def test_the_licence_of_an_adapter_is_in_its_record_and_not_in_its_identity(
+    source: ArtifactInput, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, node = adapter_node(tmp_path / "store", adapter, monkeypatch)
+    run = RunFile(
+        schema=1, task="adopt_adapter", version=1, config=node.config, inputs={"base": source.url},
+        outputs={key: str(tmp_path / key) for key in ("adapter", "model")}, scratch=str(tmp_path), layout=CPU,
+    )  # fmt: skip
+    adapting.adopt_adapter(run)
+    summary = json.loads((tmp_path / "adapter" / "body.json").read_text())["summary"]
+    assert (summary["licence"], summary["source"], summary["revision"]) == ("cc-by-4.0", "adapter", "")
+    (adapter / "README.md").unlink()
+    _, bare = adapter_node(tmp_path / "store", adapter, monkeypatch)
+    assert bare.products["adapter"].fingerprint == node.products["adapter"].fingerprint
+    with pytest.raises((ConfigError, DataError, FileNotFoundError)):
+        adapting.adopt_adapter(run)
+
+
+def test_an_adapter_and_what_a_model_writes_ask_for_room_on_the_disk(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, node = adapter_node(tmp_path / "store", adapter, monkeypatch)
+    files = [adapter / name for name in ("adapter_config.json", "adapter_model.safetensors")]
+    assert node.config["bytes"] == sum(path.stat().st_size for path in files) + 2  # of the base's file
+    written = compose("corpus", ["data.written.by=guest", "data.written.documents=1000", "tracker=none"])
+    adopted = compose("adopt", [f"source={adapter}", "base=guest", "name=second", "tracker=none"])
+    assert not make_plan(written, store).refusals and not make_plan(adopted, store).refusals
+    monkeypatch.setattr(disk_fit, "free_bytes", lambda folder: 500)
+    [said] = make_plan(adopted, store).refusals
+    assert said.startswith("adopt_adapter: needs ") and str(tmp_path / "store") in said
+    monkeypatch.setattr(disk_fit, "free_bytes", lambda folder: 1_000_000)
+    [said] = make_plan(written, store).refusals
+    assert said.startswith("write: needs ") and str(tmp_path / "store") in said
 
 
 def test_an_export_asks_for_room_and_leaves_nothing(

@@ -9,6 +9,7 @@ import socket
 import sys
 import termios
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -153,6 +154,40 @@ def test_a_client_that_leaves_changes_nothing_for_others(server: Server) -> None
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(head.encode() + sent)
     assert server.ask(**good) == alone
+
+
+def test_a_client_that_hangs_up_frees_what_computes_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Server(tmp_path, registered(tmp_path, tiny_files()))
+    try:
+        wait_for(started.is_up, 120, "the server")
+        good = {"prompt": "class ", "max_tokens": 20, "temperature": 0.0}
+        alone = started.ask(**good)
+        (generator,) = started.generators()
+        body = json.dumps({"prompt": "def ", "max_tokens": 300_000, "temperature": 0.0}).encode()
+        head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        clients = [socket.create_connection(("127.0.0.1", started.port)) for _ in range(9)]
+        for client in clients:
+            client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        before = ticks(generator)
+        wait_for(lambda: ticks(generator) > before + 30, 60, "the generator to compute")
+        for client in clients:
+            client.close()
+        wait_for(lambda: is_idle(generator), 60, "the generator to be free")
+        assert started.generators() == [generator] and started.ask(**good) == alone
+    finally:
+        under = [pid for pid, parent, _ in processes() if parent == started.process.pid]
+        for pid in (*started.generators(), *under, started.process.pid):  # one that hangs, too
+            os.kill(pid, signal.SIGKILL)
+        started.process.wait(60)
+
+
+def is_idle(pid: int) -> bool:
+    """Whether a process computes nothing for a while."""
+    before = ticks(pid)
+    time.sleep(0.5)
+    return ticks(pid) == before
 
 
 @pytest.mark.slow

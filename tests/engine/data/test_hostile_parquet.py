@@ -1,0 +1,156 @@
+"""What a hostile or damaged parquet file does ends its reader alone: equal rows, or one line of error."""
+
+import io
+import os
+import random
+import resource
+import signal
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from atelier.engine.config.error import DataError
+from atelier.engine.data.parquet import ParquetReader
+from atelier.engine.data.parquet_process import MEMORY
+from atelier.engine.data.row import Column
+from tests.engine.data.parquet_bombs import bomb
+
+COLUMNS = [Column(names=("text",)), Column(names=("label",), may_be_number=True)]
+FLIPS = 300
+Found = list[tuple[int, dict[str, object]]]
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[ParquetReader]:
+    reader = ParquetReader()
+    yield reader
+    reader.close()
+
+
+def read(reader: ParquetReader, data: bytes) -> Found:
+    def broken(place: str, problem: str) -> None:
+        raise DataError(f"{place}: {problem}")
+
+    return list(reader.rows(io.BytesIO(data), "a.parquet", COLUMNS, broken))
+
+
+def whole(compression: str, seed: int) -> bytes:
+    """A file with dictionaries and plain pages, several row groups and columns, and checksums of pages."""
+    dice = random.Random(seed)
+    texts = ["".join(dice.choices("abcdefgh é", k=dice.randrange(40))) for _ in range(60)]
+    rows = [{"text": text, "label": n % 3 or None, "more": [n, n]} for n, text in enumerate(texts)]
+    target = io.BytesIO()
+    parquet.write_table(
+        pa.Table.from_pylist(rows),
+        target,
+        row_group_size=25,
+        compression=compression,
+        use_dictionary=["label"] if seed % 2 else ["text", "label"],
+        write_page_checksum=True,
+    )
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+@pytest.mark.parametrize("part", ["footer", "pages"])
+def test_a_flipped_bit_changes_no_row_unseen_and_ends_nothing(
+    reader: ParquetReader, compression: str, part: str
+) -> None:
+    dice, refused = random.Random(f"{compression} {part}"), 0
+    files = [whole(compression, seed) for seed in range(4)]
+    rows = [read(reader, file) for file in files]
+    assert all(len(each) == 60 for each in rows)
+    for turn in range(FLIPS):
+        data = bytearray(files[turn % 4])
+        footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+        place = dice.randrange(footer, len(data)) if part == "footer" else dice.randrange(footer)
+        data[place] ^= 1 << dice.randrange(8)
+        try:
+            found = read(reader, bytes(data))
+        except DataError as error:
+            [line] = str(error).splitlines()
+            assert line.startswith("a.parquet:"), line
+            refused += 1
+        else:
+            assert found == rows[turn % 4], f"turn {turn}"
+    assert refused > FLIPS // 4
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (bomb(value_bytes=3 << 29), "needs more than 1024 MiB to be unpacked"),
+        (bomb(claimed_page=2**31 - 1), "needs more than 1024 MiB to be unpacked"),
+        (bomb(value_bytes=140 << 20), "more than 128 MiB in one text"),
+        (bomb(claimed_page=-5), "not whole parquet (Invalid page header)"),
+        (bomb(rows=2**31 - 1), "claims 2147483647 rows in 171 bytes"),
+        (bomb(file_rows=7), "claims 7 rows, and 1 in its row groups"),
+        (bomb(file_rows=9, group_rows=9), "row group 0 claims 9 rows, and 1 in column 'text'"),
+        (bomb(file_rows=-1, group_rows=-1), "row group 0 claims -1 rows, and 1 in column 'text'"),
+        (bomb(rows=9, page_values=3), "row group 0 claims 9 rows and holds 3"),
+        (bomb(rows=9, run=3), "not whole parquet ("),
+    ],
+)
+def test_what_no_file_can_hold_is_refused_within_bounded_memory(data: bytes, says: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    reader = ParquetReader()
+    with pytest.raises(DataError) as caught:
+        list(reader.rows(io.BytesIO(data), "a.parquet", COLUMNS[:1], lambda *_: None))
+    reader.close()
+    [line] = str(caught.value).splitlines()
+    assert line.startswith("a.parquet: ") and says in line and "; " in line
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10  # KiB
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < MEMORY >> 10
+
+
+def test_a_dictionary_that_expands_to_gigabytes_is_read_a_few_rows_at_a_time(reader: ParquetReader) -> None:
+    data = bomb(value_bytes=1 << 20, rows=2048)  # 2 GiB out of 200 bytes
+    assert len(data) < 300
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    numbers = [
+        number
+        for number, row in reader.rows(io.BytesIO(data), "a.parquet", COLUMNS[:1], lambda *_: None)
+        if row == {"text": "\0" * (1 << 20)}
+    ]
+    assert numbers == list(range(1, 2049))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        (signal.SIGKILL, "not whole parquet (its reader ended with signal 9 after row 0)"),
+        (signal.SIGSTOP, "not read further than row 0 in 300 s"),
+    ],
+)
+def test_a_reader_that_ends_or_says_nothing_is_one_line_and_the_next_file_is_read(
+    reader: ParquetReader, what: signal.Signals, says: str
+) -> None:
+    data = whole("none", 0)
+    rows = read(reader, data)
+    process, channel = reader._process, reader._channel
+    assert process is not None and channel is not None
+    channel.settimeout(0.5)
+
+    class Hitting(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            os.kill(process.pid, what)
+            return super().read(size)
+
+    with pytest.raises(DataError) as caught:
+        list(reader.rows(Hitting(data), "a.parquet", COLUMNS, lambda *_: None))
+    assert str(caught.value) == f"a.parquet: {says}; copy it again"
+    assert process.returncode == -signal.SIGKILL  # and nothing is left running
+    assert read(reader, data) == rows
+
+
+def test_texts_in_dictionaries_views_and_large_columns_are_the_same_texts(reader: ParquetReader) -> None:
+    texts = ["one", None, "", "d\u00e9j\u00e0", "one"] * 5
+    plain = pa.array(texts)
+    for column in (plain, plain.dictionary_encode(), plain.cast(pa.large_string()), plain.view(pa.string())):
+        target = io.BytesIO()
+        parquet.write_table(pa.table({"text": column, "label": pa.nulls(25)}), target)
+        found = read(reader, target.getvalue())
+        assert found == [(n, {"text": text, "label": None}) for n, text in enumerate(texts, 1)]
