@@ -1,4 +1,4 @@
-"""Continue prompts with a trained model, or answer requests: python -m atelier.engine.generate run.json
+"""Continue prompts with a trained model, answer chats or requests: python -m atelier.engine.generate run.json
 
 run.json: config is a Generation (engine/config/generation.py), inputs {"model": a model artifact}, no
 outputs. Prompts stream as {"prompt": number, "text": piece}, in the end {"done": {"tokens", "tokens_per_s"}}.
@@ -7,36 +7,71 @@ or {"error": why not}, in the order of the requests, or with an `id` as soon as 
 together; each is drawn from its own seed, and no answer depends on another.
 """
 
+import re
 import sys
 import time
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
 import torch
 
 from atelier.engine.config.base import parse
+from atelier.engine.config.document import parse_json
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import Generation, Sampling
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import RunFile
+from atelier.engine.data.chat_template import ChatMessage
+from atelier.engine.data.chat_tokens import ASSISTANT, ChatTokens
+from atelier.engine.data.render import checked
 from atelier.engine.inference.generator import Generator, read_generator
 from atelier.engine.inference.serving import serve
 from atelier.engine.io.process import input_of, leave, run_verb, say
 from atelier.engine.parallel.gang import start_gang
 
+LIST = re.compile(r"\s*\[\s*\{")
 # parameters below which one thread is as fast as several, and no token waits for a thread that has no core
 SMALL = 30_000_000
 
 
 def answer_prompts(generator: Generator, prompts: Iterable[str], sampling: Sampling, target: TextIO) -> None:
     """Write the pieces of each prompt's continuation as they come, then the count and speed of tokens."""
+    _say_all(generator, (generator.stream(prompt, sampling) for prompt in prompts), target)
+
+
+def _say_all(generator: Generator, streams: Iterable[Iterable[str]], target: TextIO) -> None:
     before, began = generator.num_tokens, time.monotonic()
-    for number, prompt in enumerate(prompts):
-        for piece in generator.stream(prompt, sampling):
+    for number, pieces in enumerate(streams):
+        for piece in pieces:
             say(target, {"prompt": number, "text": piece})
     num_tokens = generator.num_tokens - before
     rate = num_tokens / max(time.monotonic() - began, 1e-9)
     say(target, {"done": {"tokens": num_tokens, "tokens_per_s": round(rate, 1)}})
+
+
+def answer_chats(
+    generator: Generator, tokens: ChatTokens, chats: Iterable[str], sampling: Sampling, target: TextIO
+) -> None:
+    """`answer_prompts` of the answers to conversations. Raises ConfigError for one that is none."""
+    prompts, ends = [tokens.prompt(conversation(chat)) for chat in chats], tokens.ends()
+    _say_all(generator, (generator.answer(ids, sampling, ends) for ids in prompts), target)
+
+
+def conversation(text: str) -> list[ChatMessage]:
+    """A user's message, or the messages of a JSON list of objects. Raises ConfigError for such a list that
+    cannot be answered.
+    """
+    if not LIST.match(text):
+        found = checked([{"role": "user", "content": text}], "it", "it")
+    else:
+        found = checked(parse_json(text, "chat"), "it", "message {}")
+        if isinstance(found, list) and found[-1]["role"] == ASSISTANT:
+            found = "the last message is the assistant's"
+    if isinstance(found, str):
+        raise ConfigError("chat", found, 'a text, or [{"role": "user", "content": "..."}]')
+    return found
 
 
 def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
@@ -49,6 +84,9 @@ def generate(run: RunFile, lines: Iterable[bytes], target: TextIO) -> None:
         torch.set_num_threads(1)
     if generation.serve:
         serve(generator, lines, target, memory=int(generation.cache_gb * 1e9))
+    elif generation.chats:
+        tokens = ChatTokens(input_of(run, "model"), Path(run.scratch), now=datetime.now())
+        answer_chats(generator, tokens, generation.chats, generation, target)
     else:
         answer_prompts(generator, generation.prompts, generation, target)
 

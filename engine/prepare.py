@@ -1,6 +1,7 @@
 """Prepare data: python -m atelier.engine.prepare run.json
 
-The run file's task is the verb: curate, learn_tokenizer, encode, label, extract or describe. Progress, the
+The run file's task is the verb: curate, learn_tokenizer, encode, label, render, extract or
+describe. Progress, the
 summary or a user's error are JSON lines on stdout. Torch is never loaded: this starts in well under a second.
 """
 
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from atelier.engine.config.base import Json, Spec, parse
+from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import AdoptedEnds, Labels, Source, Tokenizer
 from atelier.engine.config.error import ConfigError, nearest
 from atelier.engine.config.run_file import RunFile
@@ -43,6 +45,12 @@ class Encode(Spec):
 
 class Label(Spec):
     labels: Labels
+    files: tuple[tuple[str, str], ...]
+
+
+class Render(Spec):
+    chats: Chats
+    sequence: int
     files: tuple[tuple[str, str], ...]
 
 
@@ -113,6 +121,15 @@ def _label(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     return output, label(config.labels, list(config.files), output, job.progress)
 
 
+def _render(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
+    from atelier.engine.data.render import render  # jinja2 takes 0.1 s to load
+
+    config = parse(Render, job.run.config, "config")
+    output, model = job.output("chats"), job.input("model")
+    files = list(config.files)
+    return output, render(config.chats, config.sequence, files, model, output, job.scratch, job.progress)
+
+
 def _extract(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     parse(Extract, job.run.config, "config")
     output = job.output("triples")
@@ -127,7 +144,7 @@ def _describe(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
 
 VERBS: dict[str, Callable[[PrepareJob], tuple[ArtifactOutput, dict[str, Json]]]] = {
     "curate": _curate, "learn_tokenizer": _learn_tokenizer, "encode": _encode, "label": _label,
-    "extract": _extract, "describe": _describe,
+    "render": _render, "extract": _extract, "describe": _describe,
 }  # fmt: skip
 
 

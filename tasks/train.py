@@ -70,10 +70,10 @@ def train(
     found = {f"tokens.{key}": reference for key, reference in tokens.items()} | {"tokenizer": tokenizer}
     for source in sorted(sources(everybody)):
         given = (extras or {}).get(source, {})
-        if set(given) != set(tokens):
+        if set(given) != set(weights):
             raise ConfigError(
                 f"{prefix}objective" if not prefix else f"{prefix}<role>.objective",
-                f"reads {source}, and this flow has none of {', '.join(set(tokens) - set(given))}",
+                f"reads {source}, and this flow has none of {', '.join(set(weights) - set(given))}",
                 "leave that objective out, or use a flow that makes them",
             )
         found |= {f"{source}.{key}": reference for key, reference in given.items()}

@@ -87,9 +87,14 @@ class Request(Sampling):
 
 
 class Generation(Sampling):
-    """The config of `python -m atelier.engine.generate`: continue `prompts`, or answer requests."""
+    """The config of `python -m atelier.engine.generate`: continue `prompts`, answer `chats` or requests."""
 
     prompts: tuple[str, ...] = Field(default=(), description="texts to continue, each from the same seed")
+    chats: tuple[str, ...] = Field(
+        default=(),
+        description="conversations to answer instead, by the model's chat template: a user's message each, or"
+        " a JSON list of messages",
+    )
     memory_gb: float = Field(
         default=0.0,
         ge=0,

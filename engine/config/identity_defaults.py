@@ -97,6 +97,8 @@ ABSENT: dict[str, dict[str, Json]] = {
         "prompt_length": 16,
     },
     "Natural": {"weight": 1.0, "rows": 1.0},
+    "Chat": {"weight": 1.0},
+    "Chats": {"field": "messages", "template": "auto", "date": "", "on_error": "stop"},
     "Knowledge": {"weight": 1.0, "rows": 1.0, "rate": 0.15},
     "AdamW": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0},
     "Muon": {

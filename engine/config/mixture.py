@@ -37,7 +37,7 @@ def in_order(streams: Iterable[Stream]) -> tuple[Stream, ...]:
     return tuple(sorted(streams, key=lambda stream: (stream.kind, stream.input, stream.draw)))
 
 
-WINDOWS, EXAMPLES = "windows", "examples"
+WINDOWS, EXAMPLES, CHAT = "windows", "examples", "chat"
 MIXTURE = 2  # version of how samples are drawn from several streams; with one there is nothing to draw
 # kind of rows -> version of its rows, if not 1
 ROWS: dict[str, int] = {EXAMPLES: 2}  # without end tokens where none is needed

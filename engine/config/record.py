@@ -14,7 +14,7 @@ from atelier.engine.config.document import check_as, parse_object
 from atelier.engine.config.error import DamageError
 
 SCHEMA = 1
-DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples", "imitations", "attributes")
+DATA_KINDS = ("corpus", "tokenizer", "tokens", "labels", "triples", "imitations", "attributes", "chats")
 KINDS = (*DATA_KINDS, "trajectory", "model", "adapter", "scores", "report", "registration")
 
 

@@ -93,7 +93,9 @@ class ObjectiveSpec(Kind):
 
     needs_teacher: ClassVar[bool] = False
     term: ClassVar[str] = ""  # the file of engine/objective that computes it; "" = that of its kind
-    source: ClassVar[str] = "tokens"  # artifact kind of its rows: tokens, attributes, triples or imitations
+    source: ClassVar[str] = (
+        "tokens"  # artifact kind of its rows: tokens, attributes, triples, imitations, chats
+    )
     reads: ClassVar[str] = "windows"  # kind of its rows: windows, or a module of engine/data/datasets
     extras: ClassVar[tuple[str, ...]] = ()  # tensors that only its rows have, for the model to read
 

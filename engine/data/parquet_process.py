@@ -141,7 +141,10 @@ def _chosen(schema: "pa.Schema", path: str, columns: Sequence[Column]) -> list[s
             others = "".join(f" (or '{other}')" for other in column.names[1:])
             there = printable(there or "none")
             raise DataError(f"{path}: has no column '{column.names[0]}'{others}; columns there: {there}")
-        if name and not _is_text(kind := schema.field(name).type, column.may_be_number):
+        if name and column.is_list:
+            if not _is_list(kind := schema.field(name).type):
+                raise DataError(f"{path}: column '{name}' is {printable(kind)}, not a list of objects")
+        elif name and not _is_text(kind := schema.field(name).type, column.may_be_number):
             text = [each.name for each in schema if _is_text(each.type, column.may_be_number)]
             raise DataError(
                 f"{path}: column '{name}' is {printable(kind)}, not text; columns of text: "
@@ -159,6 +162,13 @@ def _is_text(kind: "pa.DataType", may_be_number: bool) -> bool:
     is_number = types.is_integer(kind) or types.is_boolean(kind)
     is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
     return is_text or types.is_null(kind) or (may_be_number and is_number)
+
+
+def _is_list(kind: "pa.DataType") -> bool:
+    from pyarrow import types
+
+    is_list = types.is_list(kind) or types.is_large_list(kind)
+    return is_list and (types.is_struct(kind.value_type) or types.is_null(kind.value_type))
 
 
 def _check_claims(about: "parquet.FileMetaData", chosen: list[str], path: str, size: int) -> None:
@@ -207,7 +217,8 @@ def _batches(
 def _batch_rows(group: "parquet.RowGroupMetaData", chosen: list[str]) -> int:
     """Rows whose text has about BATCH_BYTES."""
     sizes = [group.column(index) for index in range(group.num_columns)]
-    size = sum(each.total_uncompressed_size for each in sizes if each.path_in_schema in chosen)
+    parts = [(each.path_in_schema, each.total_uncompressed_size) for each in sizes]
+    size = sum(size for path, size in parts if path in chosen or path.split(".")[0] in chosen)
     return max(1, min(BATCH_ROWS, BATCH_BYTES * max(group.num_rows, 1) // max(size, 1)))
 
 

@@ -12,6 +12,7 @@ class Column:
     names: tuple[str, ...]
     is_needed: bool = True
     may_be_number: bool = False
+    is_list: bool = False  # of objects, not text
 
 
 def text_problem(line: dict[str, Json], wanted: str) -> str:

@@ -18,7 +18,8 @@ from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 
 TOKENIZER, TEXT_ENDS = "tokenizer.json", "text_ends.json"
 # files of others beside their tokenizer, which say what only they read
-CARRIED = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+CHAT_TEMPLATE = "chat_template.jinja"
+CARRIED = ("tokenizer_config.json", "special_tokens_map.json", CHAT_TEMPLATE)
 ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -130,9 +131,9 @@ def copy_tokenizer(source: ArtifactInput, output: ArtifactOutput, scratch: Path)
     _copy(source, output, scratch, (TOKENIZER, TEXT_ENDS))
 
 
-def copy_carried(source: ArtifactInput, output: ArtifactOutput, scratch: Path) -> None:
-    """Copy what a model has beside its tokenizer for others."""
-    _copy(source, output, scratch, CARRIED)
+def copy_carried(source: ArtifactInput, output: ArtifactOutput, scratch: Path, without: str = "") -> None:
+    """Copy what a model has beside its tokenizer for others, but the file `without`."""
+    _copy(source, output, scratch, tuple(name for name in CARRIED if name != without))
 
 
 def _copy(source: ArtifactInput, output: ArtifactOutput, scratch: Path, names: tuple[str, ...]) -> None:

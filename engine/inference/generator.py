@@ -150,12 +150,17 @@ class Generator:
         """The whole continuation of `prompt`, as `stream` yields it."""
         return "".join(self.stream(prompt, sampling))
 
-    def _pieces(self, before: Prefix, sampling: Sampling) -> Iterator[bytes]:
-        for token in self._counted(before, sampling):
+    def answer(self, ids: list[int], sampling: Sampling, ends: tuple[int, ...]) -> Iterator[str]:
+        """What follows `ids` up to one of `ends`, streamed in whole characters."""
+        return whole_characters(self._pieces(Prefix(ids, []), sampling, ends))
+
+    def _pieces(
+        self, before: Prefix, sampling: Sampling, ends: tuple[int, ...] | None = None
+    ) -> Iterator[bytes]:
+        for token in self._counted(before, sampling, ends or self.vocabulary.ends):
             yield self.vocabulary.bytes_of([token])
 
-    def _counted(self, before: Prefix, sampling: Sampling) -> Iterator[int]:
-        ends = self.vocabulary.ends
+    def _counted(self, before: Prefix, sampling: Sampling, ends: tuple[int, ...]) -> Iterator[int]:
         for token in continuation(self.model, before.ids, sampling, ends, before.soft):
             self.num_tokens += 1
             yield token

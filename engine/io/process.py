@@ -44,6 +44,10 @@ class Progress:
         """Begin a phase of `total` units."""
         self._total, self._unit, self._done, self._began = total, unit, 0, self._clock()
 
+    def warn(self, what: str) -> None:
+        """Say what a person should know of the work."""
+        say(self._stream, {"warning": what})
+
     def advance(self, amount: int) -> None:
         self._done += amount
         now = self._clock()

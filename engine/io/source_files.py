@@ -14,6 +14,7 @@ from typing import IO
 
 from fsspec.implementations.local import LocalFileSystem
 
+from atelier.engine.config.chats import Chats
 from atelier.engine.config.data import Labels, Source, is_stdlib
 from atelier.engine.config.error import AtelierError, ConfigError, DataError, nearest, printable
 from atelier.engine.io import remote, storage
@@ -63,7 +64,7 @@ _NOT_FOLDERS = {
 _NOT_FILES = {"sitecustomize.py", "usercustomize.py"}
 
 
-def files_of(source: Source | Labels) -> list[str]:
+def files_of(source: Source | Labels | Chats) -> list[str]:
     """The files of `source.source`, sorted: absolute local paths, or URLs (of the hub with their commit).
 
     `stdlib`: the sources of this interpreter's standard library. Else a file, a folder (all text files below
@@ -71,10 +72,10 @@ def files_of(source: Source | Labels) -> list[str]:
     read or needs a package that is missing, or an fsspec URL that cannot be opened; DataError for a folder or
     glob without any text file.
     """
-    if is_stdlib(source.source):
+    if is_stdlib(source.source) and not isinstance(source, Chats):
         return stdlib_files(source.source.partition(":")[2])
-    examples = isinstance(source, Labels)
-    place, endings = ("labels.source", ROWS) if examples else ("data.source", TEXT + ROWS)
+    name = {Labels: "labels", Chats: "chats"}.get(type(source), "data")
+    place, endings = f"{name}.source", TEXT + ROWS if name == "data" else ROWS
     check_no_password(source.source, place)
     system, path = _filesystem(pinned(source.source, place), place)
     with reading(source.source, place):

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.error import AtelierError
+from atelier.engine.config.objective.chat import Chat
 from atelier.engine.config.record import FileEntry
-from atelier.engine.data.vocabulary import copy_carried, copy_tokenizer
+from atelier.engine.data.vocabulary import CHAT_TEMPLATE, copy_carried, copy_tokenizer
 from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
 from atelier.engine.io.storage import hashed
 from atelier.engine.io.weight_files import weights_digest
@@ -62,11 +63,20 @@ def publish(
     if "tokenizer" in inputs:
         copy_tokenizer(inputs["tokenizer"], output, scratch)
         if base := inputs.get(member.spec.init):  # whose templates it understands
-            copy_carried(base, output, scratch)
+            copy_carried(base, output, scratch, without=_add_template(inputs, output, scratch))
     about = summary(member)
     if f"frozen.{member.role.teacher}" in inputs:  # which had no steps meanwhile
         about.pop("teacher_steps", None)
     output.close(about)
+
+
+def _add_template(inputs: Mapping[str, ArtifactInput], output: ArtifactOutput, scratch: Path) -> str:
+    """Add the chat template that conversations were rendered with, where it was not the model's; its name."""
+    for name, source in inputs.items():
+        if name.startswith(f"{Chat.source}.") and CHAT_TEMPLATE in source.names():
+            output.add(CHAT_TEMPLATE, source.file(CHAT_TEMPLATE, scratch))
+            return CHAT_TEMPLATE
+    return ""
 
 
 def summary(member: RoleState) -> dict[str, Json]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.mixture import Stream
+from atelier.engine.config.mixture import CHAT, Stream
 from atelier.engine.config.run_file import Training
 from atelier.engine.data.blend import Blend, Dataset
 from atelier.engine.data.corpus import HELD_OUT, TRAIN
@@ -34,8 +34,8 @@ class Samples:
         return Blend([(self._open(each, TRAIN, sequence), each.weight) for each in streams], self._seed)
 
     def held_out(self) -> tuple[Streams, Mapping[str, Streams], list[str]]:
-        """Windows of all token sources, whatever the training reads; the rows of each kind; the fingerprints
-        of the sources.
+        """Windows of all token sources, whatever the training reads, or where there are none conversations;
+        the rows of each kind; the fingerprints of the sources.
         """
         sequence = self._training.train.sequence
         shares: dict[str, float] = {}
@@ -48,10 +48,12 @@ class Samples:
             if stream.rows is not None:
                 opened = self._open(stream, HELD_OUT, sequence)
                 rows.setdefault(stream.kind, []).append((opened, stream.weight))
-        windows = [
+        windows: list[tuple[Dataset, float]] = [
             (Windows(self._input(source), self._scratch, HELD_OUT, sequence), share)
             for source, share in shares.items()
         ]
+        if not windows and (windows := rows.pop(CHAT, [])):
+            shares = {stream.input: stream.weight for stream in self._training.streams if stream.kind == CHAT}
         return windows, rows, [self._input(source).record.fingerprint for source in shares]
 
     def _input(self, key: str) -> ArtifactInput:

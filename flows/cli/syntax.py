@@ -97,6 +97,12 @@ TABLE = (
         words=(Word("model", "a model's name, name@alias or fingerprint", "model", required=True),),
         options=(
             Option("--prompt", "the text to continue, or several; none = a new document", "TEXT", many=True),
+            Option(
+                "--chat",
+                "a user's message to answer, or a JSON list of messages, by its chat template",
+                "TEXT",
+                many=True,
+            ),
             Option("--max-tokens", "tokens drawn at most [128]", "N"),
             Option("--temperature", "divides the logits; 0 = always the most probable token [0.8]", "T"),
             Option("--memory", "weights in memory at once, the rest is read when it computes [all]", "2GB"),

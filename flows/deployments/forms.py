@@ -61,6 +61,7 @@ KEYS = (  # the keys changed most; `*` stands for every name; keys that a flow l
     "models",
     "source",
     "pool.queue",
+    "chats.source",
     "data.source",
     "data.field",
     "train.steps",
@@ -86,7 +87,7 @@ KEYS = (  # the keys changed most; `*` stands for every name; keys that a flow l
     "score.max_examples",
 )
 SECTIONS = (  # of a form, in order; what is not here follows in the flow's order
-    "experiment", "pool", "name", "source", "init", "models", "data", "tokenizer", "train", "model",
+    "experiment", "pool", "name", "source", "init", "models", "chats", "data", "tokenizer", "train", "model",
     "objective", "optim", "roles", "ahead", "imitate", "finetune", "score",
 )  # fmt: skip
 RARE = ("train.precision", "train.checkpoint_every", "parallel", "pool.queue")  # behind all sections
@@ -220,11 +221,9 @@ def _selects(shape: FlowShape) -> Iterator[Field]:
     """Experiment, pool, then every group in which there is something to choose."""
     chosen = list(used_choices(shape))
     first = [choice for name in ALWAYS for choice in chosen if choice.group == name]
-    rest = [
-        choice
-        for choice in chosen
-        if choice.group not in (*ALWAYS, *NEVER) and not choice.package.startswith(NESTED)
-    ]
+    others = [choice for choice in chosen if choice.group not in (*ALWAYS, *NEVER)]
+    plain = [choice for choice in others if not choice.package.startswith(NESTED)]
+    rest = [choice for choice in plain if not is_idle(shape.flow, choice.package)]
     for choice in (*first, *rest):
         offered = _offered(shape, choice)
         if choice.group in ALWAYS or len(offered) > 1:

@@ -33,6 +33,11 @@ def generation_of(prompts: list[str], given: Mapping[str, Json]) -> Generation:
     there = {key: value for key, value in given.items() if value is not None}
     config: dict[str, Json] = {key: there[key] for key in SAMPLING if key in there}
     config["prompts"] = prompts
+    if chats := there.get("chat"):
+        config |= {"prompts": [], "chats": chats}
+        taken = [name for name in (*WISHES, "best_of") if there.get(name)] + ["prompt"] * any(prompts)
+        if taken:
+            raise ConfigError(taken[0], "does nothing beside a chat", "leave it out")
     if "memory" in there:
         config["memory_gb"] = gigabytes(str(there["memory"]), "memory")
     config["wishes"] = {key: there[key] for key in WISHES if there.get(key)}

@@ -20,6 +20,7 @@ IDLE: dict[str, tuple[str, ...]] = {
     "distill": (*_OF_LABELS, "score.rows"),
     "score": (*_OF_LABELS, *_OF_TITAN),
     "convert": (*_OF_LABELS, *_OF_TITAN),
+    "instruct": ("tokenizer", "tokenizer.*"),
     "semoe": (*_OF_LABELS, "score.rows", "convert.num_experts"),
     "finetune": (
         *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),

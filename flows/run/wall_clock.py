@@ -25,6 +25,7 @@ TASK_S = {  # without a training
     "extract": 3.0,
     "describe": 2.0,
     "label": 1.0,
+    "render": 3.0,
     "imitate": 10.0,
     "write": 20.0,  # of a corpus whose documents are not counted yet
     "convert": 6.0,

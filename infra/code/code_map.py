@@ -74,6 +74,7 @@ ROOTS = {  # by task: the files where its imports start
     "learn_tokenizer": ("engine/data/learn_tokenizer.py",),
     "encode": ("engine/data/encode.py",),
     "label": ("engine/data/label.py",),
+    "render": ("engine/data/render.py",),
     "extract": ("engine/data/triples.py",),
     "describe": ("engine/data/attributes.py",),
     "imitate": ("engine/imitate.py",),

@@ -111,13 +111,14 @@ class Graph:
 
     def without_shortcuts(self) -> "Graph":
         """A graph for display without redundant edges: from a tokenizer that is also reached through tokens,
-        from text and imitations to a model whose teacher or beginning had them, and to scores, reports and
-        registrations that are also reached through a model.
+        from text, chats and imitations to a model whose teacher or beginning had them, and to scores, reports
+        and registrations that are also reached through a model.
         """
         nexts = _nexts(self.edges, up=False)
 
         def is_plain(edge: Edge) -> bool:
-            is_data = edge.label == "tokenizer" or self.nodes[edge.parent].kind in ("text", "imitations")
+            kind = self.nodes[edge.parent].kind
+            is_data = edge.label == "tokenizer" or kind in ("text", "chats", "imitations")
             may_go = is_data or self.nodes[edge.child].kind in ENDS
             return not may_go or edge.child not in _walk(
                 nexts, [child for child in nexts[edge.parent] if child != edge.child]

@@ -14,6 +14,7 @@ COLOURS = {  # kind -> (light fill, light line, dark fill, dark line); the box n
     "labels": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "triples": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "attributes": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
+    "chats": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "imitations": ("#eef3f7", "#5b7a93", "#1f2c36", "#7f9db5"),
     "model": ("#fff3df", "#b86b00", "#3a2a10", "#f0a840"),
     "trajectory": ("#fffaf0", "#b86b00", "#2c2416", "#c08a3e"),
@@ -35,7 +36,7 @@ def numbers_of(node: LineageNode, most: int = 3) -> str:
     """The first `most` numbers of a node, as text."""
     words = [f"step {node.step:,}"] if node.step and node.kind in ("model", "trajectory") else []
     words += [node.origin] if node.origin else []
-    names = {"eval_loss": "held-out loss", "bits_per_byte": "bits/byte"}
+    names = {"eval_loss": "held-out loss", "bits_per_byte": "bits/byte", "too_long": "too long"}
     for key, value in node.numbers.items():
         if key == "loss" and "eval_loss" in node.numbers:
             continue

@@ -2,6 +2,7 @@
 
 import json
 import random
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,21 @@ def imitations(folder: Path, tokens: ArtifactInput) -> ArtifactInput:
             lines.append({"split": split, "prefix": 1, "original": original, "generated": generated})
     data = "\n".join(map(json.dumps, lines)).encode()
     return open_input(artifact(folder, "imitations", {"imitations.jsonl": data}))
+
+
+def chats(folder: Path, tokens: ArtifactInput) -> ArtifactInput:
+    """Pieces of each split's text as if they were conversations: what is learned is their second half."""
+    files = {}
+    for split in ("train", "held_out"):
+        ids = np.frombuffer(tokens.file(f"{split}.bin", folder).read_bytes(), "<u2")
+        rows = [ids[first : first + 40 + first % 20] for first in range(0, len(ids) - 80, 77)]
+        learned = [np.arange(len(row)) >= len(row) // 2 for row in rows]
+        ends = BytesIO()
+        np.save(ends, np.cumsum([len(row) for row in rows]).astype("<i8"))
+        files[f"{split}.bin"] = np.concatenate(rows).tobytes()
+        files[f"{split}.learned.bin"] = np.concatenate(learned).astype(np.uint8).tobytes()
+        files[f"{split}.ends.npy"] = ends.getvalue()
+    return open_input(artifact(folder, "chats", files, vocab=VOCAB))
 
 
 def every_objective() -> dict[str, ObjectiveSpec]:

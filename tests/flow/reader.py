@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.chat_templates import write_talks
 from tests.checkout import TOP
 from tests.flow import small
 from tests.flow.served import free_port
@@ -68,6 +69,8 @@ class Machine:
         (checkout / "texts").mkdir()
         lines = [json.dumps({"text": page.read_text()}) for page in (TOP / "docs").rglob("*.md")]
         (checkout / "texts" / "pages.jsonl").write_text("\n".join(lines) + "\n")
+        (checkout / "talks").mkdir()
+        write_talks(checkout / "talks" / "depths.jsonl", 40)
         (checkout / "row.json").write_text(json.dumps(ROW))
         for name in OWN_MODEL:
             text = (checkout / name).read_text()

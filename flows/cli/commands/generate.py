@@ -20,7 +20,7 @@ def run(options: Namespace) -> int:
     invalid settings.
     """
     store = open_store()
-    given = {key: getattr(options, key) for key in (*SAMPLING, *WISHES, "memory")}
+    given = {key: getattr(options, key) for key in (*SAMPLING, *WISHES, "memory", "chat")}
     given["keywords"] = [word.strip() for word in (options.keywords or "").split(",") if word.strip()]
     try:
         generation = generation_of(options.prompt or [""], given)
@@ -30,7 +30,7 @@ def run(options: Namespace) -> int:
     _say_which(record, store, options.model)
     try:
         with closing(continuations(record, generation, store)) as pieces:
-            _print(pieces, generation.prompts)
+            _print(pieces, generation.prompts or ("",) * len(generation.chats))
     except KeyboardInterrupt:
         print(flush=True)
         return INTERRUPTED

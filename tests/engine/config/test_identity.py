@@ -12,6 +12,7 @@ from atelier.engine.config.mixture import row_specs
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.attention import Attention
+from atelier.engine.config.objective.chat import Chat
 from atelier.engine.config.objective.distance import Distance
 from atelier.engine.config.objective.document import DocumentLM
 from atelier.engine.config.objective.hidden import Hidden
@@ -73,7 +74,7 @@ def test_what_defines_rows_is_identified_as_it_was_before_they_had_a_length() ->
     assert MLM(sequence=32).as_identity() != MLM().as_identity()
 
 
-OBJECTIVES = [LM, Logits, MLM, DocumentLM, Reorder, Distance, Knowledge, Attention, Hidden]
+OBJECTIVES = [LM, Chat, Logits, MLM, DocumentLM, Reorder, Distance, Knowledge, Attention, Hidden]
 SPECS = [GPT, Ernie, Net, *OBJECTIVES, Tokenizer, AdamW, Muon, Schedule, Role, Train, Health]
 
 

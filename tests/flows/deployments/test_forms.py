@@ -1,6 +1,7 @@
 """The form of each flow: what it offers, that a filled one is the command line, and what it refuses."""
 
 import keyword
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,30 @@ from hypothesis import strategies as some
 from jsonschema import Draft202012Validator
 
 from atelier.engine.config.error import UNSEEN, ConfigError
+from atelier.engine.config.model.gpt import GPT
 from atelier.flows.deployments.forms import form, to_overrides
 from atelier.flows.run.catalog import CONF, flow_names, options
 from atelier.flows.run.compose import compose
 from atelier.flows.run.overrides import check_overrides
 from atelier.flows.run.plan import collect_nodes
 from atelier.infra.store.store import Store
+from tests.stored_models import store_with
 
 FLOWS = flow_names()
-NEEDED = {"init": "student_a", "models": ["teacher"], "source": "exported/student_a"}
+NEEDED = {"init": "mine", "models": ["teacher"], "source": "exported/student_a", "chats_source": "talks"}
 LOOKED_UP = {"pretrain": ("init",)}  # in the store, when a run is composed
 BESIDE = {"semoe": ("score.memory_gb=0",)}  # its memory is that of its own teacher, not of any model's
 DIGEST = "0123456789abcdef" * 2
+
+
+@pytest.fixture(autouse=True, scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Has the model that a flow begins from which looks it up when it is composed."""
+    root = tmp_path_factory.mktemp("store")
+    store_with(root, GPT(num_layers=2, hidden=64, num_heads=4, vocab=512), NEEDED["init"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATELIER_ROOT", str(root))
+        yield
 
 
 def properties(flow: str) -> dict[str, dict[str, Any]]:
@@ -102,7 +115,12 @@ def test_types_bounds_and_help_are_those_of_the_specs() -> None:
     assert "pattern" in properties("pretrain")["name"]
 
 
-ONLY_OF = {"titan_260b": "titan", "semoe_13b": "pretrain", "semoe_207b": "pretrain"}  # experiments
+OF_ONE_MODEL = ("pretrain", "instruct")
+ONLY_OF = {  # experiments
+    "titan_260b": ("titan",),
+    "semoe_13b": OF_ONE_MODEL,
+    "semoe_207b": OF_ONE_MODEL,
+}
 
 
 @pytest.mark.parametrize("flow", FLOWS)
@@ -119,7 +137,7 @@ def test_a_select_has_exactly_the_options_in_conf(flow: str) -> None:
         elif group == "pool":  # those that workers can serve
             assert names == ["local", "local_b", "pair"]
         elif group == "experiment":
-            assert names == [name for name in options(group) if ONLY_OF.get(name, flow) == flow]
+            assert names == [name for name in options(group) if flow in ONLY_OF.get(name, (flow,))]
         else:
             assert names == options(group)
 

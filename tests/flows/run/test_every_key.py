@@ -19,6 +19,7 @@ FLOWS = {
     "pretrain": BLEND,
     "distill": (*BLEND, "roles.student_a.trainable.kind=lora"),
     "finetune": ("init=parent",),
+    "instruct": ("init=parent", "chats.source=talks.jsonl", "trainable.kind=lora"),
     "score": ("models=[parent]",),
     "convert": ("init=parent", "convert=copy_mlp"),
     "semoe": BLEND,

@@ -5,6 +5,7 @@ computed may.
 import contextvars
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,10 @@ from atelier.flows.run.compose import compose, resolved
 from atelier.flows.run.plan import NodeCollector
 from atelier.flows.run.registry import body, parameters
 from atelier.infra.dag import Node, Reference, scheduling
-from atelier.infra.store.existing_model import Existing
+from atelier.infra.store.existing_model import Existing, looking_in
+from atelier.infra.store.store import Store, default_root
+from tests.chat_templates import write_talks
+from tests.stored_models import store_with
 
 BLEND = ("data.blend.a.source=stdlib:csv", "data.blend.z.source=stdlib:xml", "data.blend.a.weight=0.3")
 FLOWS = {
@@ -32,6 +36,7 @@ FLOWS = {
         "parallel.roles.student_b.shard=2",
     ),
     "finetune": ("init=parent",),
+    "instruct": ("init=parent", "chats.source=talks.jsonl"),
     "score": ("models=[parent]",),
     "convert": ("init=parent", "convert=copy_mlp"),
     "semoe": BLEND,
@@ -57,6 +62,7 @@ def nodes(flow: str, document: dict[str, Any]) -> dict[str, Node]:
 
     def inside() -> None:
         scheduling(drawing)
+        looking_in(Store(default_root()))
         body(flow)(**{key: getattr(arguments, key) for key in type(arguments).model_fields})
 
     contextvars.copy_context().run(inside)
@@ -80,9 +86,13 @@ def told(node: Node) -> Any:
 
 
 @pytest.fixture
-def parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finished model of which flows are told."""
+def parent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A finished model of which flows are told, and conversations."""
     spec = compose("pretrain", ["experiment=tiny"]).arguments.model  # type: ignore[attr-defined]
+    store_with(tmp_path, spec.resolved(512), "parent")
+    write_talks(tmp_path / "talks.jsonl", 8)
+    monkeypatch.setenv("ATELIER_ROOT", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
 
     def reference(kind: str, name: str = "") -> Reference:
         return Reference(kind=kind, fingerprint=fingerprint([kind, name]), name=name or kind, node="")
@@ -100,10 +110,10 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> None:
     def begun(roles: dict[str, Role], tokenizer: Reference, place: str = "") -> dict[str, Reference]:
         return {name: reference("model", role.init) for name, role in roles.items() if role.init}
 
-    for flow in ("corpus", "pretrain", "adopt", "finetune", "score", "convert"):
+    for flow in ("corpus", "pretrain", "adopt", "finetune", "instruct", "score", "convert"):
         monkeypatch.setattr(f"atelier.flows.{flow}.existing_model", found)
     monkeypatch.setattr("atelier.tasks.learn_tokenizer.existing_model", found)
-    for flow in ("pretrain", "distill", "titan", "semoe"):
+    for flow in ("pretrain", "instruct", "distill", "titan", "semoe"):
         monkeypatch.setattr(f"atelier.flows.{flow}.beginnings", begun)
 
 

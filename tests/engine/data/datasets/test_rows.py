@@ -14,6 +14,7 @@ from atelier.engine.data.datasets.load import kinds, rows_of
 from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary
 from tests.engine.data.datasets.conftest import whole
+from tests.engine.row_inputs import chats as made_chats
 from tests.engine.row_inputs import imitations as made_imitations
 
 RESHAPED = ("distance", "knowledge", "mlm", "reorder")  # another row in every epoch
@@ -40,6 +41,7 @@ def imitations(harbour):
 @pytest.fixture
 def opened(harbour, triples, attributes, imitations):
     sources = {"tokens": None, "triples": triples, "attributes": attributes, "imitations": imitations}
+    sources["chats"] = made_chats(harbour.shop.folder / "chats", harbour.tokens)
 
     def open_kind(kind, **options):
         spec = spec_class("objective", kind)()
@@ -50,7 +52,11 @@ def opened(harbour, triples, attributes, imitations):
 
 def test_every_kind_of_rows_is_read_by_the_objective_of_its_name():
     readers = [kind for kind in objective_kinds("objective") if spec_class("objective", kind).reads == kind]
-    assert readers == kinds() == ["control", "distance", "document", "knowledge", "mlm", "natural", "reorder"]
+    assert (
+        readers
+        == kinds()
+        == ["chat", "control", "distance", "document", "knowledge", "mlm", "natural", "reorder"]
+    )
     with pytest.raises(ConfigError, match="no rows 'reoder'; did you mean reorder"):
         rows_of("reoder")
 
@@ -108,7 +114,7 @@ def test_held_out_rows_hold_nothing_of_the_training_documents(opened, harbour, k
     for split in ("train", "held_out"):
         batch = whole(opened(kind, split=split, sequence=96))
         shown_BT = np.where(batch["labels_BT"] >= 0, batch["labels_BT"], batch["tokens_BT"])
-        tokens_BT = batch["tokens_BT"] if kind == "document" else shown_BT
+        tokens_BT = batch["tokens_BT"] if kind in ("chat", "document") else shown_BT
         spelt = [harbour.vocabulary.bytes_of([token]) or b"|" for token in range(400)]
         numbers = [
             int(match[match.lastindex])

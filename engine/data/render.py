@@ -1,0 +1,213 @@
+"""The task `render`: write conversations as token files, each a row, with what the assistant wrote in it.
+
+Files for each split: `<split>.bin` and `<split>.ends.npy` as of `encode`, and `<split>.learned.bin` (uint8, 1
+for a token that is learned). `chat_template.jinja`: what they were rendered with, where it is not the model's
+own.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from atelier.engine.config.base import Json, canonical
+from atelier.engine.config.chats import Chats
+from atelier.engine.config.error import DataError
+from atelier.engine.data.chat_template import ChatMessage
+from atelier.engine.data.chat_tokens import ASSISTANT, ChatRow, ChatTokens
+from atelier.engine.data.corpus import HELD_OUT, TRAIN, split_of
+from atelier.engine.data.row import Column, kind_of, text_problem
+from atelier.engine.data.source import Files
+from atelier.engine.data.source_reader import SourceReader
+from atelier.engine.data.tokens import token_dtype
+from atelier.engine.data.vocabulary import CHAT_TEMPLATE
+from atelier.engine.io.artifact import ArtifactInput, ArtifactOutput
+from atelier.engine.io.process import Progress
+from atelier.engine.io.source_files import total_bytes
+
+ROLES = ("system", "user", ASSISTANT)
+LEARNED = "learned.bin"
+
+
+def render(
+    chats: Chats,
+    sequence: int,
+    files: Files,
+    model: ArtifactInput,
+    output: ArtifactOutput,
+    scratch: Path,
+    progress: Progress,
+) -> dict[str, Json]:
+    """Write the token files of both splits; rows have at most `sequence` + 1 tokens. Returns the summary.
+
+    A longer row ends with the last answer that fits, one in which none fits is left out; both are counted. So
+    are exact copies. Raises DataError where nothing is left.
+    """
+    progress.start(total_bytes(files), "bytes")
+    scratch.mkdir(parents=True, exist_ok=True)
+    reader = SourceReader(on_error=chats.on_error, place="chats", progress=progress)
+    now = datetime.fromisoformat(chats.date) if chats.date else None
+    tokens = ChatTokens(model, scratch, chats.template, now)
+    counts: Counter[str] = Counter()
+    dtype, longest = token_dtype(tokens.vocabulary.size), 0
+    groups, lengths = list[str](), list[int]()
+    with open(scratch / "ids", "wb") as ids, open(scratch / LEARNED, "wb") as learned:
+        for group, rows in _conversations(chats, files, reader, tokens, counts):
+            for row in rows:
+                longest = max(longest, row.learned[0][1] - 1)
+                if (fitting := _fitting(row, sequence + 1, counts)) is None:
+                    continue
+                groups.append(group)
+                lengths.append(len(fitting.ids))
+                ids.write(np.array(fitting.ids, dtype=dtype).tobytes())
+                learned.write(_mask(fitting).tobytes())
+    if counts["cut"] or counts["too_long"]:
+        progress.warn(
+            f"longer than train.sequence={sequence} tokens: {counts['cut']} rows end with an earlier answer,"
+            f" {counts['too_long']} are left out"
+        )
+    if not groups:
+        raise DataError(_nothing(chats.source, counts, reader.skipped, longest, sequence))
+    splits = split_of(groups, chats.held_out, "chats.source")
+    summary = _split(scratch, output, [splits[group] for group in groups], lengths, dtype)
+    if not tokens.is_own:
+        output.add_bytes(CHAT_TEMPLATE, tokens.template.encode())
+    return {
+        "conversations": counts["conversations"],
+        **summary,
+        "cut": counts["cut"],
+        "too_long": counts["too_long"],
+        "each_answer": counts["each_answer"],
+        "special_text": counts["special_text"],
+        "duplicates": counts["duplicates"],
+        "skipped": reader.skipped,
+        "template": tokens.name,
+        "dtype": "uint16" if dtype == "<u2" else "uint32",
+        "vocab": tokens.vocabulary.size,
+    }
+
+
+def _conversations(
+    chats: Chats, files: Files, reader: SourceReader, tokens: ChatTokens, counts: Counter[str]
+) -> Iterator[tuple[str, list[ChatRow]]]:
+    """The digest of each conversation, and its rows."""
+    seen: set[str] = set()
+    columns = [Column(names=(chats.field,), is_list=True)]
+    for path, expected in files:
+        for _, where, row in reader.rows(path, expected, columns):
+            messages = messages_of(row, chats.field)
+            if isinstance(messages, str):
+                reader.broken(where, messages)
+                continue
+            digest = hashlib.sha256(
+                canonical([[one["role"], one["content"]] for one in messages])
+            ).hexdigest()
+            if digest in seen:
+                counts["duplicates"] += 1
+                continue
+            seen.add(digest)
+            try:
+                rows = tokens.rows(messages)
+            except DataError as error:
+                reader.broken(where, str(error))
+                continue
+            counts["conversations"] += 1
+            counts["each_answer"] += len(rows) > 1
+            counts["special_text"] += tokens.holds_special(messages)
+            yield digest, rows
+
+
+def messages_of(row: dict[str, Json], field: str) -> list[ChatMessage] | str:
+    """The messages of a row, or why it has none to learn from."""
+    if field not in row:
+        return f"field '{field}' is missing; fields there: {', '.join(sorted(row)) or 'none'}"
+    found = checked(row[field], f"field '{field}'", f"message {{}} of '{field}'")
+    if isinstance(found, list) and all(message["role"] != ASSISTANT for message in found):
+        return f"'{field}' has no message of the assistant"
+    return found
+
+
+def checked(given: Json, whole: str, each: str) -> list[ChatMessage] | str:
+    """What is given as messages, or what is wrong with it. `whole`, `each`: what to call it, and one of its
+    messages by number.
+    """
+    if not isinstance(given, list):
+        return f"{whole} is {kind_of(given)}, not a list of messages"
+    found: list[ChatMessage] = []
+    for number, message in enumerate(given, start=1):
+        place = each.format(number)
+        if not isinstance(message, dict):
+            return f"{place} is {kind_of(message)}, not an object with role and content"
+        there: dict[str, Json] = {key: value for key, value in message.items() if value is not None}
+        if more := sorted(there.keys() - {"role", "content"}):
+            return f"{place} has '{more[0]}'; only role and content are learned from"
+        role = there.get("role")
+        if role not in ROLES:
+            return f"{place} has the role {role!r}; known: {', '.join(ROLES)}"
+        if problem := text_problem(there, "content"):
+            return f"{place}: {problem}"
+        if not str(there["content"]).strip():
+            return f"{place} is empty"
+        found.append({"role": str(role), "content": str(there["content"])})
+    return found
+
+
+def _fitting(row: ChatRow, most: int, counts: Counter[str]) -> ChatRow | None:
+    """The row up to its last answer that ends within `most` ids; None where there is none."""
+    kept = tuple(span for span in row.learned if span[1] <= most)
+    if not kept:
+        counts["too_long"] += 1
+        return None
+    counts["cut"] += len(kept) < len(row.learned)
+    return ChatRow(row.ids[: kept[-1][1]], kept)
+
+
+def _mask(row: ChatRow) -> np.ndarray:
+    mask_T = np.zeros(len(row.ids), dtype=np.uint8)
+    for begin, end in row.learned:
+        mask_T[begin:end] = 1
+    return mask_T
+
+
+def _split(
+    scratch: Path, output: ArtifactOutput, splits: list[str], lengths: list[int], dtype: str
+) -> dict[str, Json]:
+    """Write the files of both splits; returns their sizes."""
+    counts: Counter[str] = Counter()
+    names = (TRAIN, HELD_OUT)
+    with ExitStack() as stack:
+        ids, learned = (stack.enter_context(open(scratch / name, "rb")) for name in ("ids", LEARNED))
+        paths = {(name, end): scratch / f"{name}.{end}" for name in names for end in ("bin", LEARNED)}
+        targets = {key: stack.enter_context(open(path, "wb")) for key, path in paths.items()}
+        for split, length in zip(splits, lengths, strict=True):
+            mask = learned.read(length)
+            targets[split, "bin"].write(ids.read(length * np.dtype(dtype).itemsize))
+            targets[split, LEARNED].write(mask)
+            counts[f"{split}_rows"] += 1
+            counts[f"{split}_tokens"] += length
+            counts[f"{split}_learned"] += sum(mask)
+    for path in paths.values():
+        output.add(path.name, path)
+        path.unlink()
+    for name in names:
+        ends = np.cumsum(
+            [n for split, n in zip(splits, lengths, strict=True) if split == name], dtype=np.int64
+        )
+        np.save(scratch / "ends.npy", ends.astype("<i8"), allow_pickle=False)
+        output.add(f"{name}.ends.npy", scratch / "ends.npy")
+    for name in ("ids", LEARNED, "ends.npy"):
+        (scratch / name).unlink()
+    return dict(counts)
+
+
+def _nothing(source: str, counts: Counter[str], skipped: int, longest: int, sequence: int) -> str:
+    if counts["too_long"]:
+        return (
+            f"chats.source: no answer in {source} ends within train.sequence={sequence} tokens;"
+            f" train.sequence={longest} would hold the first one of each row"
+        )
+    return f"chats.source: {source} holds no conversation ({skipped} broken rows left out); give another"

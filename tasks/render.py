@@ -1,0 +1,50 @@
+"""render: conversations as tokens, by the chat template and the tokenizer of a model; the answers marked."""
+
+from atelier.engine.config.base import Json
+from atelier.engine.config.chats import Chats
+from atelier.engine.io.source_files import files_of
+from atelier.infra.dag import Node, Product, Reference, declare, input_of
+from atelier.infra.run.context import RunContext
+from atelier.infra.run.gang_request import GangRequest
+from atelier.infra.store.source_contents import contents_of, identity_of
+
+VERSION = 1
+
+
+def render(chats: Chats, model: Reference, sequence: int) -> Reference:
+    """Rows have at most `sequence` tokens and the one that follows."""
+    files = contents_of(files_of(chats))
+    identity: dict[str, Json] = {k: v for k, v in chats.as_identity().items() if k != "source"}
+    identity |= identity_of(files) | {"sequence": sequence}
+    origin = {key: f"chats.{'source' if key in ('files', 'content') else key}" for key in identity}
+    product = Product(
+        kind="chats",
+        name="chats",
+        version=VERSION,
+        identity=identity,
+        parents={"model": model.fingerprint},
+        origin=origin | {"sequence": "train.sequence"},
+    )
+    node = Node(
+        name="render",
+        task="render",
+        products={"chats": product},
+        inputs={"model": input_of(model)},
+        config={
+            "chats": chats.model_dump(mode="json"),
+            "sequence": sequence,
+            "files": [list(f) for f in files],
+        },
+    )
+    return declare(node, [model])["chats"]
+
+
+def run(node: Node, context: RunContext) -> None:
+    context.gang(
+        GangRequest(
+            node=node,
+            module="atelier.engine.prepare",
+            config=lambda fences: node.config,
+            outputs=context.missing(node),
+        )
+    )
