@@ -1,7 +1,8 @@
 """Make a finished model into one of another shape: python -m atelier.engine.convert run.json
 
-run.json: config is {"rule": a Conversion}, inputs {"model"} and, for a rule that reads
-text, {"tokens"}; output "model": a model artifact with the tokenizer of its parent.
+run.json: config is {"rule": a Conversion, "measured": tokens}, inputs {"model"}, {"tokens"} of its training
+text, for a rule to another tokenizer {"tokenizer", "tokens.main"}; output "model": a model artifact with its
+parent's tokenizer, or the other one, and `ancestry.json`: where each weight's numbers come from.
 """
 
 import importlib
@@ -13,18 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atelier.engine.config.base import Spec, parse
-from atelier.engine.config.conversions import Conversion, ConversionSpec
+from atelier.engine.config.base import Json, Spec, canonical, parse
+from atelier.engine.config.conversions import ANCESTRY, Conversion, ConversionSpec
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
+from atelier.engine.conversion.contract import Converted, Parent
+from atelier.engine.conversion.measure import held_out, mean_loss, old_in_new
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.data.tokens import Windows
-from atelier.engine.data.vocabulary import copy_carried, copy_tokenizer
+from atelier.engine.data.vocabulary import Vocabulary, copy_carried, copy_tokenizer
 from atelier.engine.inference.sampling import num_positions
 from atelier.engine.io.process import Progress, input_of, leave, output_of, run_verb, say
-from atelier.engine.model.load import read_model, write_model
-from atelier.engine.model.weights import in_memory
+from atelier.engine.model.contract import Model
+from atelier.engine.model.load import blank, build, read_model, read_weights, write_model
 from atelier.engine.parallel.gang import start_gang
 
 SEQUENCE = 128  # tokens of a row that the model reads
@@ -32,27 +35,60 @@ ROWS = 16
 
 
 class Converting(Spec):
-    """The config of this command."""
+    """The config of this command. `measured`: held-out tokens on which both models' losses are measured."""
 
     rule: Conversion
+    measured: int = 0
 
 
-def convert(run: RunFile) -> dict[str, int]:
+def convert(run: RunFile) -> dict[str, Json]:
     """Write the converted model; returns the summary."""
-    rule = parse(Converting, run.config, "config").rule
+    asked = parse(Converting, run.config, "config")
     gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
-    scratch, source = Path(run.scratch), input_of(run, "model")
-    model, spec = read_model(source, scratch, device=gang.device)
+    scratch, source, rule = Path(run.scratch), input_of(run, "model"), asked.rule
+    weights, spec = read_weights(source, scratch)
+
+    def model() -> Model:
+        return read_model(source, scratch, device=gang.device)[0].eval()
+
+    old = new = Vocabulary.of(source, scratch)
+    if rule.needs_tokenizer:
+        new = Vocabulary.of(input_of(run, "tokenizer"), scratch)
+    parent = Parent(weights, spec, model, _text(run, rule, spec, gang.device), old, new)
     made = rule.converted(spec)
+    made = made.resolved(new.size) if made.vocab == "auto" else made
     module = importlib.import_module(f"atelier.engine.conversion.{rule.kind}")
-    weights, about = module.convert(rule, model.eval(), made, _text(run, rule, spec, gang.device))
+    found: Converted = module.convert(rule, parent, made)
     output = output_of(run, "model")
-    write_model(in_memory(weights), made, output.add_parts, most=FILE_BYTES)
-    copy_tokenizer(source, output, scratch)
+    write_model(found.weights, made, output.add_parts, most=FILE_BYTES)
+    pieces = {name: [list(piece) for piece in each] for name, each in found.ancestry.items()}
+    output.add_bytes(ANCESTRY, canonical(pieces))
+    copy_tokenizer(input_of(run, "tokenizer") if rule.needs_tokenizer else source, output, scratch)
     copy_carried(source, output, scratch)
-    summary = {"params": made.num_params(), "rule": rule.kind, **about}
+    summary: dict[str, Json] = {"params": made.num_params(), "rule": rule.kind, **found.about}
+    if asked.measured and "tokens" in run.inputs:
+        summary |= _measured(run, asked.measured, parent, found, made, gang.device)
     output.close(summary)
     return summary
+
+
+def _measured(
+    run: RunFile, tokens: int, parent: Parent, found: Converted, made: ModelSpec, device: torch.device
+) -> dict[str, Json]:
+    """The loss before and after on the same held-out tokens, nats a token, and their name."""
+    scratch, sequence = Path(run.scratch), min(SEQUENCE, num_positions(parent.spec) or SEQUENCE)
+    rows, name = held_out(input_of(run, "tokens"), scratch, sequence, tokens)
+    result: dict[str, Json] = {"held_out": name, "loss_before": mean_loss(parent.model(), rows, device)}
+    with blank():
+        model = build(made)
+    whole = {weight: one.gather() for weight, one in found.weights.items()}
+    state = {weight: value.to(device) for weight, value in whole.items() if value is not None}
+    model.load_state_dict(state, assign=True)
+    ids = None
+    if parent.old is not None and parent.new is not None and parent.new is not parent.old:
+        ids = old_in_new(parent.old, parent.new)
+    result["loss_after"] = mean_loss(model.eval(), rows, device, ids)
+    return result
 
 
 def _text(

@@ -43,6 +43,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.row_classes import RowClasses
 from atelier.engine.config.run_file import RunFile
+from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.examples import Examples
 from atelier.engine.data.ngram import Trigram, gzip_bits, shuffled, trigram_bits, xz_bits
 from atelier.engine.data.tokens import token_dtype
@@ -84,8 +85,12 @@ class Exam:
     examples: dict[int | None, Examples]  # by shots
     heads: HeadExam | None
 
-    def asked(self, target: Target) -> Examples | None:
-        return self.examples[target.shots] if target.labels else None
+    def asked(self, target: Target, spec: ModelSpec | None = None) -> Examples | None:
+        """The examples of a target, with the soft prompt of its model."""
+        if not target.labels:
+            return None
+        soft = getattr(spec, "soft_prompt", SoftPrompt())
+        return self.examples[target.shots].prompted(soft, 0 if spec is None else spec.tokens)
 
     def num_tokens(self, target: Target) -> int:
         """Tokens that scoring one model computes, for the progress report."""
@@ -124,7 +129,8 @@ def evaluate(run: RunFile, stream: TextIO) -> dict[str, Json]:
             place="score.memory_gb",
         )
         check_model(spec, exam, target, f"model.{key}")
-        summaries[key] = publish(run, key, score(network.eval(), exam, target, progress, f"model.{key}"))
+        scores = score(network.eval(), spec, exam, target, progress, f"model.{key}")
+        summaries[key] = publish(run, key, scores)
         del network  # before the next one is read: two may not fit
         gc.collect()  # a model that is streamed and what streams it hold each other
     return summaries
@@ -244,7 +250,7 @@ def check_model(spec: ModelSpec, exam: Exam, target: Target, place: str) -> None
     """Raise ConfigError for a model with another vocabulary, or with fewer positions than it needs here."""
     check_vocabulary(exam.vocabulary, spec, place)
     needed = exam.sequence if target.text and exam.sequence else 0
-    if examples := exam.asked(target):
+    if examples := exam.asked(target, spec):
         needed = max(needed, num_places(examples))
     room = num_positions(spec)
     if room is not None and room < needed:
@@ -255,7 +261,9 @@ def check_model(spec: ModelSpec, exam: Exam, target: Target, place: str) -> None
         )
 
 
-def score(network: nn.Module, exam: Exam, target: Target, progress: Progress, place: str) -> dict[str, Json]:
+def score(
+    network: nn.Module, spec: ModelSpec, exam: Exam, target: Target, progress: Progress, place: str
+) -> dict[str, Json]:
     """The content of one model's scores.json. Raises DataError when the loss is not finite."""
     result: dict[str, Json] = {}
     model = cast(TextModel, network)
@@ -273,7 +281,7 @@ def score(network: nn.Module, exam: Exam, target: Target, progress: Progress, pl
         } | counts(text)
     if target.heads and exam.heads is not None:
         result["heads"] = cast(Json, judged(network, exam.heads))
-    if examples := exam.asked(target):
+    if examples := exam.asked(target, spec):
         choices = choose(model, examples, advance=progress.advance)
         result |= {
             "accuracy": sum(choices.correct) / len(choices.correct),

@@ -103,8 +103,18 @@ def _learn_tokenizer(job: PrepareJob) -> tuple[ArtifactOutput, dict[str, Json]]:
     names = sorted((n for n in job.run.inputs if n.startswith("corpus")), key=lambda n: (len(n), n))
     output, files = job.output("tokenizer"), list(config.files)
     corpora = [job.input(name) for name in names]
+    extends = job.input("extends") if "extends" in job.run.inputs else None
+    before = [job.input(name) for name in sorted(job.run.inputs) if name.startswith("before")]
     return output, learn_tokenizer(
-        config.tokenizer, corpora, files, output, job.scratch, job.progress, config.texts
+        config.tokenizer,
+        corpora,
+        files,
+        output,
+        job.scratch,
+        job.progress,
+        config.texts,
+        extends=extends,
+        before=before,
     )
 
 

@@ -29,7 +29,7 @@ def finetune(init: ModelName, finetune: Finetune, train: Train, parallel: Parall
         tokenizer=parent.tokenizer,
         parallel=parallel,
     )
-    if finetune.trainable.kind == "lora":
+    if finetune.trainable.kind in ("lora", "prompt"):
         extract_adapters(tuned, {key: parent.reference for key in tuned if key.startswith("pretrained")})
     named = {f"{parent.reference.name}/{key}": model for key, model in tuned.items()}
     scores = score_models(

@@ -1,6 +1,9 @@
-"""convert: a finished model as one of another shape, by a rule: experts merged, or made of a dense model."""
+"""convert: a finished model as one of another shape, by a rule: grown, cut, with another tokenizer, as
+numbers of another type.
+"""
 
 from atelier.engine.config.conversions import Conversion
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
@@ -9,6 +12,7 @@ from atelier.infra.run.context import RunContext
 from atelier.infra.run.gang_request import GangRequest
 
 VERSION = 1
+MEASURED = 16384  # held-out tokens of which the loss is measured before and after
 
 
 def convert(
@@ -16,17 +20,35 @@ def convert(
     spec: ModelSpec,
     rule: Conversion,
     *,
-    tokens: Reference,
+    tokens: Reference | None,
     name: str,
+    tokenizer: Reference | None = None,
+    text: Reference | None = None,
     node: str = "convert",
     beside: int = 1,
 ) -> tuple[Reference, ModelSpec]:
-    """The converted model, called `name`, and its spec. `tokens`: training text, for rules that have the
-    model read some; `beside`: how many conversions share the cores. Raises ConfigError for a model that the
-    rule is not for.
+    """The converted model, called `name`, and its spec. `tokens`: its text, for rules that have it read
+    some, and to measure its loss before and after; `tokenizer` and `text`: another tokenizer, for rules that
+    ask for one, and tokens of it; `beside`: how many conversions share the cores. Raises ConfigError for a
+    model that the rule is not for.
     """
     made = rule.converted(spec)
-    parents = {"model": model} | ({"tokens": tokens} if rule.num_tokens else {})
+    parents = {"model": model}
+    if rule.num_tokens:
+        if tokens is None:
+            raise ConfigError(
+                "convert",
+                f"{rule.kind} reads text that {model.name} was trained on, which is not known",
+                "a model made here",
+            )
+        parents["tokens"] = tokens
+    if rule.needs_tokenizer:
+        if tokenizer is None or text is None:
+            raise ConfigError(
+                "convert.tokenizer", "is empty", "a finished model whose tokenizer it is to have"
+            )
+        parents |= {"tokenizer": tokenizer, "tokens.main": text}
+    inputs = parents | ({"tokens": tokens} if tokens is not None else {})
     product = Product(
         kind="model",
         name=name,
@@ -40,11 +62,11 @@ def convert(
         name=node,
         task="convert",
         products={"model": product},
-        inputs={role: input_of(reference) for role, reference in parents.items()},
-        config={"rule": rule.model_dump(mode="json")},
+        inputs={role: input_of(reference) for role, reference in inputs.items()},
+        config={"rule": rule.model_dump(mode="json"), "measured": MEASURED},
         layout=layout.model_dump(mode="json"),
     )
-    return declare(asked, list(parents.values()))["model"], made
+    return declare(asked, list(inputs.values()))["model"], made
 
 
 def run(node: Node, context: RunContext) -> None:

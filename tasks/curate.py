@@ -2,7 +2,7 @@
 
 import sys
 
-from atelier.engine.config.data import Data, Source, is_stdlib
+from atelier.engine.config.data import Data, Source, is_stdlib, stdlib_part
 from atelier.engine.io.source_files import files_of
 from atelier.infra.dag import Node, Product, Reference, declare
 from atelier.infra.run.context import RunContext
@@ -18,6 +18,8 @@ def curate(name: str, source: Source, data: Data) -> Reference:
     content = identity_of(files)
     if is_stdlib(source.source):
         content["python"] = sys.version
+        if part := stdlib_part(source.source):
+            content["part"] = part
     identity = {
         "source": {k: v for k, v in source.as_identity().items() if k in ("field", "on_error")},
         "held_out": data.held_out,

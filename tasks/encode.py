@@ -9,7 +9,8 @@ from atelier.infra.run.gang_request import GangRequest
 VERSION = 1
 
 
-def encode(name: str, corpus: Reference, tokenizer: Reference) -> Reference:
+def encode(name: str, corpus: Reference, tokenizer: Reference, *, node: str = "") -> Reference:
+    """`node`: the task's name, where a text is encoded twice."""
     product = Product(
         kind="tokens",
         name=corpus.name,
@@ -17,13 +18,13 @@ def encode(name: str, corpus: Reference, tokenizer: Reference) -> Reference:
         identity={},
         parents={"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint},
     )
-    node = Node(
-        name="encode" if name == "main" else f"encode-{name}",
+    task = Node(
+        name=node or ("encode" if name == "main" else f"encode-{name}"),
         task="encode",
         products={"tokens": product},
         inputs={"corpus": input_of(corpus), "tokenizer": input_of(tokenizer)},
     )
-    return declare(node, [corpus, tokenizer])["tokens"]
+    return declare(task, [corpus, tokenizer])["tokens"]
 
 
 def run(node: Node, context: RunContext) -> None:

@@ -24,7 +24,8 @@ METADATA = {"format": "pt"}
 
 def low_rank(roles: Mapping[str, Role], bases: Mapping[str, Reference]) -> dict[str, Reference]:
     """What the roles that additions tune began from, of `bases`."""
-    return {key: base for key, base in bases.items() if key in roles and roles[key].trainable.kind == "lora"}
+    kinds = ("lora", "prompt")
+    return {key: base for key, base in bases.items() if key in roles and roles[key].trainable.kind in kinds}
 
 
 def extract_adapters(models: Mapping[str, Reference], bases: Mapping[str, Reference]) -> dict[str, Reference]:
@@ -66,6 +67,15 @@ def _extract(node: Node, key: str, context: RunContext, payload: str) -> None:
     source = open_input(context.store.address(kind, fingerprint))
     path = source.file(WEIGHTS, context.scratch)
     config = json.loads(source.file(CONFIG, context.scratch).read_text())
+    if config["peft_type"] == "PROMPT_TUNING":
+        output = ArtifactOutput(payload)
+        output.add(WEIGHTS, path)
+        output.add_json(CONFIG, {**config, "base_model_name_or_path": base.name})
+        of = spec_of(base, context.store, key, base.name).resolved(ANY_VOCAB)
+        family = next(fitting(of), None) if isinstance(of, GPT) else None
+        about = {"vectors": config["num_virtual_tokens"], "place": config.get("atelier_place", "front")}
+        output.close({"family": family.name if family else "", **about})
+        return
     spec = spec_of(model, context.store, key, model.name).resolved(ANY_VOCAB)
     found = {place.entry.name: place for place in places(path)}
     family = next(fitting(spec), None) if isinstance(spec, GPT) else None  # as `atelier export` chooses it

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import Finetune
+from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import EXAMPLES, Stream, identity_of
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.parallel import Parallel
@@ -87,6 +88,13 @@ def _keys(settings: Finetune) -> list[str]:
 
 def _role(key: str, spec: ModelSpec, settings: Finetune) -> Role:
     is_scratch = key.startswith("scratch")
+    tuned = settings.trainable.soft_prompt
+    if tuned.length and not is_scratch:
+        if not hasattr(spec, "soft_prompt"):
+            raise ConfigError(
+                "finetune.trainable.kind", f"prompt, and models of kind {spec.kind} have none", "kind=lora"
+            )
+        spec = spec.model_copy(update={"soft_prompt": tuned})
     return Role(
         model=spec,
         objective={"lm": LM()},

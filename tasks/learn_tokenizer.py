@@ -2,6 +2,8 @@
 tokenizer.json.
 """
 
+from collections.abc import Mapping
+
 from atelier.engine.config.base import Json
 from atelier.engine.config.data import AdoptedEnds, Tokenizer
 from atelier.engine.io.hub import pinned
@@ -17,13 +19,22 @@ MOST_BYTES = 1 << 30  # of a tokenizer.json that is loaded; those of today have 
 
 
 def learn_tokenizer(
-    corpora: dict[str, Reference], tokenizer: Tokenizer, texts: AdoptedEnds | None = None
+    corpora: dict[str, Reference],
+    tokenizer: Tokenizer,
+    texts: AdoptedEnds | None = None,
+    *,
+    extends: Reference | None = None,
+    before: Mapping[str, Reference] | None = None,
+    name: str = "learn_tokenizer",
 ) -> Reference:
     """One tokenizer; a loaded one enters by content and has no parents, that of a model is there already.
-    `texts`: what the model that it comes with says of how they begin and end.
+    `texts`: what the model that it comes with says of how they begin and end. `extends`: the tokenizer that
+    this one begins with; how the text of `before` is cut by both is in its summary.
     """
     if tokenizer.model:
         return existing_model(tokenizer.model, "tokenizer.model").tokenizer
+    if tokenizer.extend:
+        extends = existing_model(tokenizer.extend, "tokenizer.extend").tokenizer
     files: list[tuple[str, str]] = []
     if tokenizer.load:
         check_no_password(tokenizer.load, "tokenizer.load")
@@ -39,6 +50,10 @@ def learn_tokenizer(
             identity["specials"] = list(tokenizer.specials)
         parents = {f"corpus.{name}": corpus.fingerprint for name, corpus in corpora.items()}
         inputs = {f"corpus_{i}": input_of(corpus) for i, corpus in enumerate(corpora.values())}
+        if extends is not None:
+            parents["extends"] = extends.fingerprint
+            inputs["extends"] = input_of(extends)
+            inputs |= {f"before_{key}": input_of(corpus) for key, corpus in (before or {}).items()}
     product = Product(
         kind="tokenizer",
         name="tokenizer",
@@ -48,7 +63,7 @@ def learn_tokenizer(
         origin={"vocab": "tokenizer.vocab", "specials": "tokenizer.specials", "sha256": "tokenizer.load"},
     )
     node = Node(
-        name="learn_tokenizer",
+        name=name,
         task="learn_tokenizer",
         products={"tokenizer": product},
         inputs=inputs,
@@ -58,7 +73,8 @@ def learn_tokenizer(
             **({"texts": texts.model_dump(mode="json")} if texts else {}),
         },
     )
-    return declare(node, [] if tokenizer.load else list(corpora.values()))["tokenizer"]
+    after = [] if tokenizer.load else [*corpora.values(), *(before or {}).values()]
+    return declare(node, [*after, *([extends] if extends is not None else [])])["tokenizer"]
 
 
 def run(node: Node, context: RunContext) -> None:

@@ -16,9 +16,19 @@ MASK, CLS, SEP = "<|mask|>", "<|cls|>", "<|sep|>"  # used in rows other than win
 BYTES = 256
 
 
+STDLIB = {"stdlib": "", "stdlib-prose": "prose", "stdlib-code": "code"}  # source -> part of it
+
+
 def is_stdlib(source: str) -> bool:
-    """True for `stdlib` and for `stdlib:<package>,<package>`."""
-    return source == "stdlib" or source.startswith("stdlib:")
+    """True for `stdlib`, `stdlib-prose` and `stdlib-code`, and for those with `:<package>,<package>`."""
+    return source.partition(":")[0] in STDLIB
+
+
+def stdlib_part(source: str) -> str:
+    """Which part of the standard library's text: prose (docstrings, help topics), code (sources without their
+    docstrings), '' = all of it as it is.
+    """
+    return STDLIB[source.partition(":")[0]]
 
 
 class Source(Spec):
@@ -26,8 +36,8 @@ class Source(Spec):
         default="stdlib",
         min_length=1,
         description=(
-            "stdlib (this interpreter's standard library), or a path or fsspec glob of .txt, .jsonl, .parquet"
-            " or .tar files"
+            "stdlib (this interpreter's standard library; stdlib-prose: its docstrings, stdlib-code: its"
+            " code), or a path or fsspec glob of .txt, .jsonl, .parquet or .tar files"
         ),
     )
     field: str = Field(
@@ -46,7 +56,7 @@ class Source(Spec):
         ending.
         """
         if is_stdlib(self.source):
-            return "stdlib"
+            return self.source.partition(":")[0]
         path = re.sub(r"^[\w+.-]+://|[?#].*$", "", self.source) if "://" in self.source else self.source
         plain = [part for part in path.split("/") if part.strip(".") and not set(part) & set("*?[]{}")]
         return printable(plain[-1].partition(".")[0] or plain[-1], 40) if plain else "text"
@@ -80,14 +90,19 @@ class Tokenizer(Spec):
     model: str = Field(
         default="", description="a finished model whose tokenizer is used instead of learning one"
     )
+    extend: str = Field(
+        default="",
+        description="a finished model whose tokenizer keeps its ids; tokens learned on this text follow them",
+    )
     specials: tuple[str, ...] = Field(
         default=(), description="more special tokens, which no text is cut into: <|mask|>, <|cls|>, <|sep|>"
     )
 
     @model_validator(mode="after")
     def _check(self) -> "Tokenizer":
-        if self.load and self.model:
-            raise ValueError("tokenizer.load and tokenizer.model both name one; leave one out")
+        given = [name for name in ("load", "model", "extend") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"tokenizer.{' and tokenizer.'.join(given)} each name one; leave one out")
         names = (END, PAD, *self.specials)
         if len(set(names)) < len(names) or not all(names):
             raise ValueError(

@@ -51,7 +51,9 @@ ABSENT: dict[str, dict[str, Json]] = {
         "window_blocks": "all",
         "multipliers": {},
         "vocab_padding": 0,
+        "soft_prompt": {},
     },
+    "SoftPrompt": {"length": 0, "place": "front"},
     "Multipliers": {"embedding": 1.0, "residual": 1.0, "scores": "auto", "logits": 1.0},
     "Rope": {
         "kind": "plain",
@@ -121,6 +123,10 @@ ABSENT: dict[str, dict[str, Json]] = {
         "rank": 8,
         "alpha": 16.0,
         "targets": ["query", "key", "value", "out", "gate", "up", "down"],
+        "length": 20,
+        "place": "front",
+        "first": "vocabulary",
+        "text": "",
     },
     "Role": {
         "init": "",
@@ -144,7 +150,7 @@ ABSENT: dict[str, dict[str, Json]] = {
         "spike_after": 20,
         "pass_over": 10,
     },
-    "Tokenizer": {"specials": []},
+    "Tokenizer": {"specials": [], "extend": ""},
     "Source": {"field": "text", "on_error": "stop"},
     "Labels": {
         "task": "package",

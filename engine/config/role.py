@@ -7,15 +7,17 @@ from pydantic import Field, model_validator
 
 from atelier.engine.config.base import Spec, Step
 from atelier.engine.config.registry import Model, Objectives, Optim
+from atelier.engine.config.soft_prompt import Place, SoftPrompt
 
 
 class Trainable(Spec):
     """Which weights are trained: all, low-rank additions to chosen matrices (LoRA, 2106.09685), some of the
-    model's parts, as Titan's task nets (2112.12731, section 3.1), or none of a finished model that teaches.
+    model's parts, as Titan's task nets (2112.12731, section 3.1), a soft prompt (2104.08691), or none of a
+    finished model that teaches.
     """
 
-    kind: Literal["full", "lora", "parts", "none"] = Field(
-        default="full", description="full, lora, parts; none = the model of `init` teaches as it is"
+    kind: Literal["full", "lora", "parts", "prompt", "none"] = Field(
+        default="full", description="full, lora, parts, prompt; none = the model of `init` teaches as it is"
     )
     parts: tuple[str, ...] = Field(
         default=("nlg",),
@@ -29,6 +31,25 @@ class Trainable(Spec):
         min_length=1,
         description="lora: names of the matrices",
     )
+    length: int = Field(default=20, ge=1, le=10_000, description="prompt: vectors in the place of tokens")
+    place: Place = Field(default="front", description="prompt: where in the prompt: front, middle, back")
+    first: Literal["random", "vocabulary", "text", "labels"] = Field(
+        default="vocabulary",
+        description="prompt: first values: random, rows of tokens drawn from the vocabulary, of `text`, or of"
+        " the options of labelled examples",
+    )
+    text: str = Field(default="", description="prompt: the text of first=text")
+
+    @property
+    def soft_prompt(self) -> SoftPrompt:
+        """What it adds to a model."""
+        return SoftPrompt(length=self.length, place=self.place) if self.kind == "prompt" else SoftPrompt()
+
+    @model_validator(mode="after")
+    def _has_text(self) -> "Trainable":
+        if (self.kind, self.first) == ("prompt", "text") and not self.text:
+            raise ValueError("first=text begins with the rows of a text: give text")
+        return self
 
 
 class Role(Spec):

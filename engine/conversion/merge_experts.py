@@ -4,7 +4,7 @@ load as in MC-SMoE (2310.01334, section 3), in clusters of average linkage as in
 N tokens, X experts, K experts a token, F inner width, D hidden
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -17,9 +17,10 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.conversion.merge_experts import MergeExperts
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.seed import seed_of
-from atelier.engine.model.contract import Model
+from atelier.engine.conversion.contract import Converted, Parent, Piece, copied
 from atelier.engine.model.moe import MoE
 from atelier.engine.model.routing import Routed, Routing, TokenRows
+from atelier.engine.model.weights import in_memory
 
 Members = list[tuple[int, ...]]  # of each new expert: who it is made of, the busiest first
 
@@ -63,18 +64,16 @@ class RouterRecord:
 
 
 @torch.inference_mode()
-def convert(
-    rule: MergeExperts, model: Model, spec: ModelSpec, text: Iterable[Mapping[str, Tensor]]
-) -> tuple[dict[str, Tensor], dict[str, Json]]:
-    """The weights of the model that `spec` describes, and what the record says of them: of each mixture its
-    experts' members. `text`: batches of training text that the model reads.
-    """
+def convert(rule: MergeExperts, parent: Parent, made: ModelSpec) -> Converted:
+    """The model with fewer experts, or none; the record says of each mixture its experts' members."""
+    model, text = parent.model(), parent.text
     mixtures = {path: module for path, module in model.named_modules() if isinstance(module, MoE)}
     asked = {path: RouterRecord(mixture) for path, mixture in mixtures.items()}
     for batch in text:
         model(dict(batch))
     found = {name: weight.detach() for name, weight in model.state_dict().items()}
     merged: dict[str, Json] = {}
+    pieces = {name: (copied(name),) for name in found}
     for number, (path, mixture) in enumerate(mixtures.items()):
         members = _members(rule, asked[path], number)
         weights = {name: weight.detach() for name, weight in mixture.experts.named_parameters()}
@@ -84,17 +83,21 @@ def convert(
             new["down"] = new["down"] * (asked[path].share / asked[path].tokens)
         for name in [name for name in found if name.startswith((f"{path}.experts.", f"{path}.router."))]:
             old = found.pop(name)
-            leaf = name.rsplit(".", 1)[1]
+            leaf, piece = name.rsplit(".", 1)[1], (Piece(name, 1.0, "merged"),)
+            pieces.pop(name)
             if rule.num_experts == 0:
                 if ".experts." in name:
                     found[f"{path}.{leaf}.weight"] = new[leaf][0]
-            elif ".experts." in name:
+                    pieces[f"{path}.{leaf}.weight"] = piece
+                continue
+            pieces[name] = piece
+            if ".experts." in name:
                 found[name] = new[leaf]
-            else:
-                how = _sum if leaf == "load" else _mean
-                found[name] = torch.stack([how(old, each, load_X) for each in members])
+                continue
+            how = _sum if leaf == "load" else _mean
+            found[name] = torch.stack([how(old, each, load_X) for each in members])
         merged[path] = [list(each) for each in members]
-    return found, {"members": merged}
+    return Converted(in_memory(found), pieces, {"members": merged, "is_exact": False})
 
 
 def _members(rule: MergeExperts, asked: RouterRecord, number: int) -> Members:

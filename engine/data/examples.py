@@ -3,6 +3,7 @@
 Shape letters: B rows, T tokens of a row.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 
 from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.config.error import ConfigError, DataError
+from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.corpus import LabelledLine
 from atelier.engine.data.counter_rng import Permutation
 from atelier.engine.data.vocabulary import Vocabulary
@@ -93,12 +95,31 @@ class Examples:
             )
         prompts = self._vocabulary.encode_all([lines[i]["prompt"] for i in order])
         solved = self._solved(_lines(labels, "train", scratch), room, shots, seed) if shots else []
-        before = [*self._vocabulary.before, *solved]
+        self._before, self._room = [*self._vocabulary.before, *solved], room
+        self._asked = [(lines[i]["completion"], ids) for i, ids in zip(order, prompts, strict=True)]
+        self._lay_out(SoftPrompt(), 0)
+
+    def _lay_out(self, soft: SoftPrompt, first: int) -> None:
+        room = self._room - soft.length
+        if room < 1:
+            raise ConfigError(
+                "trainable.length",
+                f"{soft.length} vectors leave no room for a prompt: rows have room for {self._room} tokens",
+                "fewer, or a longer sequence",
+            )
         self.examples = tuple(
-            self._example(lines[i]["completion"], [*before, *ids[-room:]])
-            for i, ids in zip(order, prompts, strict=True)
+            self._example(completion, soft.put(self._before, ids[-room:], first))
+            for completion, ids in self._asked
         )
         self.length = max(len(e.prompt) + len(e.completion) for e in self.examples) - 1
+
+    def prompted(self, soft: SoftPrompt, first: int) -> "Examples":
+        """The same examples with a soft prompt, whose first id is `first`; text makes room for it."""
+        if not soft.length:
+            return self
+        found = copy.copy(self)
+        found._lay_out(soft, first)
+        return found
 
     def _solved(self, lines: list[LabelledLine], room: int, shots: int, seed: int) -> list[int]:
         """`shots` training examples with their completions, each followed by an empty line."""

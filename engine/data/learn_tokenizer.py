@@ -9,10 +9,11 @@ import fsspec
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from atelier.engine.config.base import Json
+from atelier.engine.config.base import Json, parse
 from atelier.engine.config.data import END, PAD, AdoptedEnds, TextEnds, Tokenizer
 from atelier.engine.config.error import ConfigError
 from atelier.engine.data.corpus import TRAIN, corpus_lines
+from atelier.engine.data.extend_tokenizer import change_of, extended, trainer, untaught
 from atelier.engine.data.source import Files
 from atelier.engine.data.source_reader import SourceReader
 from atelier.engine.data.vocabulary import TEXT_ENDS, TOKENIZER, Vocabulary, named_end, tokenizer_of
@@ -31,22 +32,38 @@ def learn_tokenizer(
     scratch: Path,
     progress: Progress,
     texts: AdoptedEnds | None = None,
+    extends: ArtifactInput | None = None,
+    before: list[ArtifactInput] | None = None,
 ) -> dict[str, Json]:
     """Write tokenizer.json: the same bytes from the same training text, whatever the threads. Returns the
     summary.
 
-    With `spec.load` the given file is written unchanged, and `texts`, of the model that it came with, say how
-    texts begin and end. `files` is its (path, content id), or empty when it
-    need not be checked. Raises ConfigError when that file cannot be read or there is no corpus.
+    With `spec.load` the given file is written unchanged, and `texts`, of the model that it came with, say
+    how texts begin and end. `files` is its (path, content id), or empty when it need not be checked.
+    `extends`: the tokenizer that this one begins with; the summary says how the held-out text of `before` is
+    cut by both. Raises ConfigError when that file cannot be read or there is no corpus.
     """
-    data = _given(spec.load, files, progress) if spec.load else _learned(spec, corpora, scratch, progress)
+    old = None if extends is None else Vocabulary.of(extends, scratch)
+    if spec.load:
+        data = _given(spec.load, files, progress)
+    elif extends is not None:
+        data = _extended(spec, extends, corpora, scratch, progress)
+    else:
+        data = _learned(spec, corpora, scratch, progress)
     around = None if texts is None else text_ends(texts, tokenizer_of(data, spec.load), spec.load)
     vocabulary = Vocabulary.parse(data, spec.load or TOKENIZER, around)
+    if extends is not None and TEXT_ENDS in extends.names():  # its texts begin and end as they did
+        around = parse(TextEnds, extends.json(TEXT_ENDS, scratch), TEXT_ENDS)
+        vocabulary = Vocabulary.parse(data, TOKENIZER, around)
     output.add_bytes(TOKENIZER, data)
     if around is not None:
         output.add_json(TEXT_ENDS, around.model_dump(mode="json"))
     measured = _bytes_per_token(vocabulary, corpora, scratch)
     summary: dict[str, Json] = {"vocab": vocabulary.size, "end": vocabulary.end_id}
+    if old is not None:
+        summary["tokens_added"] = vocabulary.size - old.size
+        change = change_of(old, vocabulary, _held_out_texts(before or [], scratch))
+        summary["cut_before"] = {name: value for name, value in change._asdict().items() if change.documents}
     return summary | ({"bytes_per_token": measured} if measured else {})
 
 
@@ -117,6 +134,28 @@ def _learned(spec: Tokenizer, corpora: list[ArtifactInput], scratch: Path, progr
     )
     tokenizer.train_from_iterator(_training_texts(corpora, scratch, progress), trainer)
     return (tokenizer.to_str(pretty=True) + "\n").encode()
+
+
+def _extended(
+    spec: Tokenizer, extends: ArtifactInput, corpora: list[ArtifactInput], scratch: Path, progress: Progress
+) -> bytes:
+    place = "tokenizer.extend"
+    old = extends.file(TOKENIZER, scratch).read_bytes()
+    fresh = untaught(old, place)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fresh.train_from_iterator(_training_texts(corpora, scratch, progress), trainer(spec.vocab, alphabet))
+    return extended(old, fresh.to_str().encode(), spec.specials, spec.vocab, place)
+
+
+def _held_out_texts(corpora: list[ArtifactInput], scratch: Path) -> list[str]:
+    """The first held-out documents, MEASURED bytes of them."""
+    found, size = [], 0
+    for corpus in corpora:
+        for line in corpus_lines(corpus, scratch):
+            if line["split"] != TRAIN and size < MEASURED:
+                size += len(line["text"].encode())
+                found.append(line["text"])
+    return found
 
 
 def _training_texts(corpora: list[ArtifactInput], scratch: Path, progress: Progress) -> Iterator[str]:

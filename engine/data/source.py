@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from atelier.engine.config.data import Source, is_stdlib
+from atelier.engine.config.data import Source, is_stdlib, stdlib_part
 from atelier.engine.config.error import DataError
 from atelier.engine.data import standard_library
 from atelier.engine.data.row import Column, text_problem
@@ -38,8 +38,9 @@ class Document:
 def documents(source: Source, files: Files, reader: SourceReader) -> Iterator[Document]:
     """Every document of the source, in the order of the files; empty ones are left out."""
     if is_stdlib(source.source):
-        yield from _stdlib_documents(files, reader)
-        if source.source == "stdlib":  # not when only some packages are wanted
+        part, is_whole = stdlib_part(source.source), ":" not in source.source
+        yield from _stdlib_documents(files, reader, part)
+        if is_whole and part != "code":  # not when only some packages are wanted
             yield from _builtin_documents()
         return
     names = short_names(path for path, _ in files)
@@ -78,10 +79,16 @@ def _as_lines(name: str) -> str:
     return name.removesuffix(ending) + LINES[0] if ending else name
 
 
-def _stdlib_documents(files: Files, reader: SourceReader) -> Iterator[Document]:
+def _stdlib_documents(files: Files, reader: SourceReader, part: str) -> Iterator[Document]:
     for path, expected in files:
         name = stdlib_name(path)
         text = decode_source(reader.whole(path, expected), path)
+        if name == TOPICS and part == "code":
+            continue
+        if part and name != TOPICS:
+            text = (
+                standard_library.prose(text, path) if part == "prose" else standard_library.code(text, path)
+            )
         if name == TOPICS:  # the file itself would hold every topic, also the held-out ones
             for topic, body in standard_library.topics(text):
                 group = f"{name}:{topic}"

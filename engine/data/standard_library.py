@@ -89,6 +89,29 @@ def docstrings(source: str, path: str) -> list[Docstring]:
     return found
 
 
+def prose(source: str, path: str) -> str:
+    """The docstrings of a source file, an empty line between them."""
+    return "\n\n".join(found.text for found in docstrings(source, path)) + "\n"
+
+
+def code(source: str, path: str) -> str:
+    """A source file without its docstrings; '' when it is not valid Python of this version."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source, path)
+    except (SyntaxError, ValueError):
+        return ""
+    left_out: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and ast.get_docstring(node, clean=False) is not None:
+                left_out |= set(range(first.lineno - 1, first.end_lineno or first.lineno))
+    lines = source.splitlines(keepends=True)
+    return "".join(line for number, line in enumerate(lines) if number not in left_out)
+
+
 def _collect(node: ast.AST, in_class: bool, found: list[Docstring]) -> None:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef):

@@ -13,6 +13,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import GENRES, GenerationAttributes, Sampling
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.seed import seed_of
+from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.control_prompt import Prefix, prefix_of
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.data.words import Sentences
@@ -143,8 +144,12 @@ class Generator:
         except UnicodeEncodeError as error:
             fault = f"character {error.start} is half of a surrogate pair, which is not text"
             raise ConfigError("prompt", fault) from None
-        ids = [*self.vocabulary.before, *self.vocabulary.encode(prompt)]
-        return ids or [self.vocabulary.end_id]
+        before, ids = self.vocabulary.before, self.vocabulary.encode(prompt)
+        spec = getattr(self.model, "spec", None)
+        soft = getattr(spec, "soft_prompt", SoftPrompt())
+        if spec is not None and soft.length:
+            return soft.put(before, ids, spec.tokens)
+        return [*before, *ids] or [self.vocabulary.end_id]
 
     def text(self, prompt: str, sampling: Sampling) -> str:
         """The whole continuation of `prompt`, as `stream` yields it."""

@@ -18,6 +18,7 @@ from atelier.engine.config.run_file import Training
 from atelier.engine.config.train import Train
 from atelier.engine.io.artifact import ArtifactInput
 from atelier.engine.loop.decisions import HealthDetector
+from atelier.engine.loop.prompt_start import begun_from, prompt_ids
 from atelier.engine.loop.role_state import RoleState, end_of
 from atelier.engine.loop.stage import RoleModel, StageModule
 from atelier.engine.loop.weights import RoleWeights, Values, fill_stages
@@ -26,6 +27,7 @@ from atelier.engine.model.contract import Model, blocks_of, stored
 from atelier.engine.model.load import blank, build, first_values, read_weights
 from atelier.engine.model.lora import addition_values, is_addition
 from atelier.engine.model.lora import apply as apply_lora
+from atelier.engine.model.soft_prompt import TABLE, first_prompt, tune_prompt
 from atelier.engine.model.weights import StoredWeights
 from atelier.engine.objective.load import add_modules
 from atelier.engine.parallel.compute import (
@@ -269,7 +271,7 @@ def _plain(
         source, parent_spec = read_weights(build_context.inputs[spec.init], build_context.scratch)
         if spec.mode == "frozen":
             model_spec = parent_spec
-        elif parent_spec.shapes() != model_spec.shapes():
+        elif parent_spec.shapes() != begun_from(model_spec, role.trainable).shapes():
             raise ConfigError(
                 f"roles.{name}.init",
                 f"the weights of {spec.init} do not fit roles.{name}.model",
@@ -287,6 +289,7 @@ def _plain(
                 return model.requires_grad_(False)
             move_parts(model, role.trainable)
             apply_lora(model, role.trainable, seed=seed, name=seed_name)
+            tune_prompt(model, role.trainable)
             for key, objective in role.objective.items():
                 if teacher := role.teacher_of(key):
                     width = training.members[teacher].role.model.hidden
@@ -298,6 +301,12 @@ def _plain(
     def values(weight: str, shape: torch.Size) -> Tensor:
         if is_addition(weight):
             return addition_values(weight, shape, seed=seed, name=seed_name)
+        if weight == TABLE and source is not None and weight not in source:
+            embed_VD = source["embed.weight"]
+            ids = prompt_ids(role.trainable, build_context.inputs, build_context.scratch)
+            return first_prompt(
+                role.trainable, embed_VD, ids, num_ids=model_spec.ids, seed=seed, name=seed_name
+            )
         if source is None or is_auxiliary(weight):
             return first_values(bare, weight, shape, seed, seed_name)
         return source[weight]

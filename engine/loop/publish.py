@@ -16,6 +16,7 @@ from atelier.engine.loop.role_state import RoleState
 from atelier.engine.model.auxiliary import is_auxiliary
 from atelier.engine.model.load import write_model
 from atelier.engine.model.lora import merged, write_adapter
+from atelier.engine.model.soft_prompt import write_prompt
 from atelier.engine.model.weights import Sink
 
 
@@ -29,6 +30,8 @@ def write_files(member: RoleState, sink: Sink | None, *, most: int) -> None:
     write_model(merged(own, trainable), member.role.model, sink, most=most)
     if trainable.kind == "lora":
         write_adapter(own, trainable, sink, base=member.role.init)
+    if trainable.kind == "prompt":
+        write_prompt(own, member.role.model, sink, base=member.role.init)
 
 
 def check_digest(member: RoleState, *, most: int) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol, cast
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import CHAT, Stream
 from atelier.engine.config.run_file import Training
+from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.blend import Blend, Dataset
 from atelier.engine.data.corpus import HELD_OUT, TRAIN
 from atelier.engine.data.datasets.load import rows_of
@@ -68,7 +69,7 @@ class Samples:
             return self._numbered(Windows(source, scratch, split, sequence), stream)
         tokenizer = self._input("tokenizer")
         if stream.kind == "examples":
-            return Examples(
+            examples = Examples(
                 source,
                 tokenizer,
                 scratch,
@@ -78,6 +79,7 @@ class Samples:
                 sequence=sequence,
                 seed=self._seed,
             )
+            return examples.prompted(*self._soft_prompt())
         rows: Dataset = rows_of(stream.kind).open_rows(
             stream.rows,
             source,
@@ -88,6 +90,17 @@ class Samples:
             seed=self._seed,
         )
         return self._numbered(rows, stream)
+
+    def _soft_prompt(self) -> tuple[SoftPrompt, int]:
+        """What labelled examples of this training have in the place of tokens, and its first id."""
+        models = {name: member.role.model for name, member in self._training.members.items()}
+        found = {name: getattr(model, "soft_prompt", SoftPrompt()) for name, model in models.items()}
+        if len(set(found.values())) > 1:
+            raise ConfigError(
+                "trainable", f"{' and '.join(found)} have other soft prompts", "train them apart"
+            )
+        first = next(iter(models))
+        return found[first], models[first].tokens
 
     def _numbered(self, rows: Dataset, stream: Stream) -> Dataset:
         """The data set, its rows labelled with the number of their part when the mixture has several."""

@@ -12,6 +12,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache, Seen, additive, attention_mask, rope_angles, within
 from atelier.engine.model.contract import Carried, Model, Output, Relations, Split, Sum, compute_dtype
+from atelier.engine.model.soft_prompt import SOFT, SoftTable, embedded
 from atelier.engine.model.transformer import Block, Shared, make_blocks, make_norm, run_blocks, set_dropout
 
 RESIDUAL = ("experts.down", "shared.down")
@@ -26,6 +27,8 @@ class Decoder(Model[Shared]):
         super().__init__()
         self.spec, self.is_causal = spec, is_causal
         self.embed = nn.Embedding(spec.tokens, spec.hidden)
+        if spec.soft_prompt.length:
+            self.soft = SoftTable(spec.soft_prompt.length, spec.hidden)
         if spec.positions == "learned":
             self.positions = nn.Embedding(spec.max_positions, spec.hidden)
         self.blocks = make_blocks(spec, is_causal=is_causal)
@@ -72,7 +75,11 @@ class Decoder(Model[Shared]):
 
     def embedded(self, batch: dict[str, Tensor]) -> Tensor:
         """The input of the first block [B, T, D]."""
-        x_BTD, scale = self.embed(batch["tokens_BT"]), self.spec.multipliers.embedding
+        tokens_BT, scale = batch["tokens_BT"], self.spec.multipliers.embedding
+        if self.spec.soft_prompt.length:
+            x_BTD = embedded(tokens_BT, self.embed, self.soft, self.spec.tokens)
+        else:
+            x_BTD = self.embed(tokens_BT)
         x_BTD = x_BTD if scale == 1.0 else x_BTD * scale
         if self.spec.positions == "learned":
             x_BTD = x_BTD + self.positions(batch["positions_BT"])
@@ -182,11 +189,17 @@ class Decoder(Model[Shared]):
 
     def parts(self) -> dict[str, list[str]]:
         positions = ["positions"] if self.spec.positions == "learned" else []
-        return {"enter": ["embed", *positions], "leave": ["norm", "embed" if self.spec.tied else "head"]}
+        soft = [SOFT] if self.spec.soft_prompt.length else []
+        return {
+            "enter": ["embed", *soft, *positions],
+            "leave": ["norm", "embed" if self.spec.tied else "head"],
+        }
 
     def splits(self) -> dict[str, Split]:
         found = block_splits(self.spec)
         found["embed"], found["norm"] = "vocabulary", "tokens"
+        if self.spec.soft_prompt.length:
+            found[SOFT] = "whole"
         if self.spec.positions == "learned":
             found["positions"] = "whole"
         if not self.spec.tied:

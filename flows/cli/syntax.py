@@ -88,7 +88,11 @@ TABLE = (
         about="show where something comes from and what came of it",
         example="atelier lineage student_a --html lineage.html",
         words=(Word("what", "an artifact's name or fingerprint, or a run", "anything", required=True),),
-        options=(JSON, Option("--html", "also write the picture as one HTML file", "FILE")),
+        options=(
+            JSON,
+            Option("--html", "also write the picture as one HTML file", "FILE"),
+            Option("--weights", "of a model: whom its parameters come from"),
+        ),
     ),
     Command(
         name="generate",

@@ -79,6 +79,11 @@ KEYS = (  # the keys changed most; `*` stands for every name; keys that a flow l
     "optim.lr",
     "roles.*.optim.lr",
     "roles.*.start",
+    "grow.vocab",
+    "grow.mix",
+    "grow.steps",
+    "grow.experts_steps",
+    "upcycle.num_experts",
     "finetune.num_labels",
     "finetune.draws",
     "finetune.epochs",
@@ -88,7 +93,7 @@ KEYS = (  # the keys changed most; `*` stands for every name; keys that a flow l
 )
 SECTIONS = (  # of a form, in order; what is not here follows in the flow's order
     "experiment", "pool", "name", "source", "init", "models", "chats", "data", "tokenizer", "train", "model",
-    "objective", "optim", "roles", "ahead", "imitate", "finetune", "score",
+    "objective", "optim", "roles", "ahead", "imitate", "grow", "upcycle", "finetune", "score",
 )  # fmt: skip
 RARE = ("train.precision", "train.checkpoint_every", "parallel", "pool.queue")  # behind all sections
 ONE_RANK = ("finetune",)  # flows of short trainings on one rank: axes and checkpoints are not asked for

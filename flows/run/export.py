@@ -35,7 +35,8 @@ OnShare = Callable[[float], None]
 @dataclass(frozen=True)
 class Exported:
     """What was written to `url`. `apart`: how far the logits of what was read back are from the model's, as
-    a share of their scale. Of an adapter, which is copied: its `rank` and the name of its `base`.
+    a share of their scale. Of an adapter, which is copied: its `rank`, or its `vectors`, and the name
+    of its `base`.
     """
 
     url: str
@@ -44,6 +45,7 @@ class Exported:
     bytes: int
     apart: float = 0.0
     rank: int = 0
+    vectors: int = 0
     base: str = ""
 
 
@@ -111,6 +113,12 @@ def _copy_adapter(record: Record, store: Store, url: str) -> Exported:
             f"{record.name} is of a base that no family can say with these matrices apart",
             "export the tuned model, or tune others of its matrices",
         )
+    if (place := record.summary.get("place", "front")) != "front":
+        raise ConfigError(
+            "export",
+            f"the vectors of {record.name} stand at the {place} of a prompt, and peft puts them in front",
+            "trainable.place=front",
+        )
     if there := names(url):
         raise ConfigError("export", f"{url} has {there[0]} already", "give a new or an empty folder")
     source, done = open_input(store.address("adapter", record.fingerprint)), list[str]()
@@ -134,7 +142,8 @@ def _copy_adapter(record: Record, store: Store, url: str) -> Exported:
         family=str(summary["family"]),
         files=len(written) + 1,
         bytes=len(text) + sum(sizes[name] for name in written),
-        rank=int(str(summary["rank"])),
+        rank=int(str(summary.get("rank", 0))),
+        vectors=int(str(summary.get("vectors", 0))),
         base=base.name if base else record.parents["base"][:8],
     )
 

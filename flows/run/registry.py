@@ -22,6 +22,7 @@ IDLE: dict[str, tuple[str, ...]] = {
     "convert": (*_OF_LABELS, *_OF_TITAN),
     "instruct": ("tokenizer", "tokenizer.*"),
     "semoe": (*_OF_LABELS, "score.rows", "convert.num_experts"),
+    "cpm2": ("data.weight", "data.blend.*.weight", "score.controls", "score.rows", "score.shots"),
     "finetune": (
         *("train.steps", "train.tokens", "train.global_batch", "train.sequence"),
         *("score.max_tokens", "score.sequence", "score.sample", "score.baselines"),

@@ -1,14 +1,17 @@
 """Conversions: what a model becomes, and that it computes what it should."""
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from atelier.engine.config.conversion.copy_mlp import CopyMLP
+from atelier.engine.config.conversion.depth import Depth
 from atelier.engine.config.conversion.merge_experts import MergeExperts
+from atelier.engine.config.conversion.upcycle import Upcycle
+from atelier.engine.config.conversion.width import Width
 from atelier.engine.config.conversions import ConversionSpec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
@@ -19,7 +22,8 @@ from atelier.engine.config.router.expert_choice import ExpertChoice
 from atelier.engine.config.router.hash import Hash
 from atelier.engine.config.router.topk import TopK
 from atelier.engine.config.routing import RouterSpec
-from atelier.engine.conversion import copy_mlp, merge_experts
+from atelier.engine.conversion import depth, merge_experts, upcycle, width
+from atelier.engine.conversion.contract import Converted, Parent
 from atelier.engine.convert import convert
 from atelier.engine.inference.generator import read_generator
 from atelier.engine.io.artifact import open_input
@@ -59,17 +63,123 @@ def hidden(model: Model) -> Tensor:
 
 def made_of(rule: ConversionSpec, model: Model, by: Any) -> Model:
     new = rule.converted(model.spec)
-    weights, _ = by.convert(rule, model, new, [batch(seed=seed) for seed in range(4)])
-    return network(new, weights)
+    found = converted(rule, model, by, [batch(seed=seed) for seed in range(4)])
+    for pieces in found.ancestry.values():
+        assert math.fsum(piece.share for piece in pieces) == pytest.approx(1.0)
+    return network(new, weights_of(found))
+
+
+def converted(rule: ConversionSpec, model: Model, by: Any, text: Any = ()) -> Converted:
+    weights = {name: weight.detach() for name, weight in stored(model)}
+    return by.convert(rule, Parent(weights, model.spec, lambda: model, text), rule.converted(model.spec))
+
+
+def weights_of(found: Converted) -> dict[str, Tensor]:
+    state = {name: weight.gather() for name, weight in found.weights.items()}
+    return {name: weight for name, weight in state.items() if weight is not None}
 
 
 @pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
 @pytest.mark.parametrize("every", [1, 2])
 def test_experts_that_are_copies_of_the_mlp_compute_what_it_did(mlp: str, every: int) -> None:
     dense = network(spec(mlp=mlp))
-    sparse = made_of(CopyMLP(num_experts=4, every=every), dense, copy_mlp)
+    sparse = made_of(Upcycle(num_experts=4, every=every), dense, upcycle)
     assert sparse.spec.num_experts == 4 and len(sparse.spec.mixtures) == 2 // every
     assert torch.allclose(hidden(sparse), hidden(dense), atol=1e-5)
+
+
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+def test_parts_of_an_mlp_chosen_together_compute_what_it_did(mlp: str) -> None:
+    """Eight experts of half an MLP each in groups of two; a token meets two groups."""
+    dense = network(spec(mlp=mlp, ffn=64))
+    sparse = made_of(Upcycle(num_experts=8, experts_per_token=4, finer=2), dense, upcycle)
+    assert sparse.spec.expert_inner == 32
+    assert apart(sparse, dense) < 1e-5
+
+
+def test_orthogonal_rows_share_tokens_out_and_compute_what_the_mlp_did() -> None:
+    dense = network(spec())
+    rule = Upcycle(num_experts=4, experts_per_token=1, router="orthogonal")
+    sparse = made_of(rule, dense, upcycle)
+    assert apart(sparse, dense) < 1e-5
+    rows_XD = dict(stored(sparse))["blocks.0.mlp.router.weight"]
+    assert torch.allclose(rows_XD @ rows_XD.T, 1e-4 * torch.eye(4), atol=1e-8)
+
+
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"tied": False, "num_heads": 4, "num_kv_heads": 2},
+    {"positions": "learned", "norm": "layer", "mlp": "gelu", "bias": ("qkv", "out", "mlp")},
+    {"qk_norm": True, "head_dim": 12, "window": 4, "window_blocks": (1,)},
+    {"multipliers": {"embedding": 3.0, "residual": 0.5, "logits": 0.7}},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_blocks_that_add_nothing_change_nothing(shape: dict[str, Any]) -> None:
+    model = randomised(network(spec(**shape)))
+    deep = made_of(Depth(num_layers=5), model, depth)
+    assert deep.spec.num_layers == 5 and apart(deep, model) < 1e-6
+    stacked = made_of(Depth(num_layers=5, how="stacked"), model, depth)
+    assert apart(stacked, model) > 1e-2
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("factor", [2, 3])
+def test_a_whole_multiple_of_the_width_changes_nothing(shape: dict[str, Any], factor: int) -> None:
+    model = randomised(network(spec(**shape)))
+    wide = made_of(Width(hidden=32 * factor), model, width)
+    assert wide.spec.hidden == 32 * factor and apart(wide, model) < 1e-5
+
+
+def test_copies_of_the_width_do_not_stay_equal() -> None:
+    """Copies that share equally get equal gradients, and stay equal for good."""
+    for spread, is_equal in ((0.0, True), (0.5, False)):
+        wide = made_of(Width(spread=spread), randomised(network(spec())), width)
+        given = batch(seed=3)
+        (wide(given).hidden @ wide.head_weight.T).log_softmax(-1)[..., 5].sum().backward()
+        for name in ("blocks.0.mlp.up.weight", "blocks.1.attention.query.weight"):
+            first, second = dict(wide.named_parameters())[name].grad.chunk(2)  # type: ignore[union-attr]
+            assert torch.allclose(first, second, atol=1e-6) == is_equal
+
+
+def test_routers_of_upcycled_experts_learn() -> None:
+    """Copies are equal, so that at first no router has a gradient; they part as their weights differ."""
+    model = made_of(Upcycle(num_experts=4), network(spec()), upcycle).train()
+    optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    shares = []
+    for step in range(50):
+        given = batch(seed=step % 4)
+        logits = model(given).hidden @ model.head_weight.T
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), given["tokens_BT"][:, 1:].flatten()
+        )
+        optim.zero_grad()
+        loss.backward()
+        named = dict(model.named_parameters())
+        router = named["blocks.0.mlp.router.weight"].grad.norm()  # type: ignore[union-attr]
+        experts = named["blocks.0.mlp.experts.up"].grad.norm()  # type: ignore[union-attr]
+        shares.append(float(router / experts))
+        optim.step()
+    assert shares[0] < 1e-4 and max(shares) > 1e-3
+
+
+@torch.inference_mode()
+def apart(one: Model, other: Model) -> float:
+    """The largest difference of logits, in units of their scale."""
+    given = batch(seed=9)
+    logits = [model(given).hidden @ model.head_weight.T for model in (one, other)]
+    return float((logits[0] - logits[1]).abs().max() / logits[1].std())
+
+
+def randomised(model: Model) -> Model:
+    """Norms and biases that matter."""
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for _, weight in stored(model):
+            if weight.dim() == 1:
+                weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
+    return model
 
 
 def twins() -> Model:
@@ -112,7 +222,7 @@ def test_without_alignment_the_same_experts_would_be_lost(monkeypatch: pytest.Mo
 def test_the_record_names_the_members_of_each_expert() -> None:
     model = twins()
     rule = MergeExperts(num_experts=4)
-    _, about = merge_experts.convert(rule, model, rule.converted(model.spec), [batch()])
+    about: Any = converted(rule, model, merge_experts, [batch()]).about
     for members in about["members"].values():
         assert sorted(tuple(sorted(each)) for each in members) == [(0, 1), (2, 3), (4, 5), (6, 7)]
 
@@ -123,8 +233,8 @@ def test_the_busiest_experts_stay_as_they_are() -> None:
         for block in model.blocks:
             block.mlp.router.bias[[2, 5, 7]] += 10.0  # everyone goes there
     rule = MergeExperts(num_experts=2, by="load")
-    new = rule.converted(model.spec)
-    weights, about = merge_experts.convert(rule, model, new, [batch()])
+    found = converted(rule, model, merge_experts, [batch()])
+    weights, about = weights_of(found), cast(Any, found.about)
     for path, members in about["members"].items():
         [one], [two] = members
         assert {one, two} <= {2, 5, 7}
@@ -137,7 +247,7 @@ def test_a_random_choice_reads_no_text_and_is_the_seed_s() -> None:
     model = network(spec(num_experts=8))
     rule = MergeExperts(num_experts=3, by="random", seed=5)
     assert rule.num_tokens == 0
-    found = [merge_experts.convert(rule, model, rule.converted(model.spec), [])[1] for _ in range(2)]
+    found = [converted(rule, model, merge_experts).about for _ in range(2)]
     assert found[0] == found[1]
 
 
@@ -171,8 +281,22 @@ def test_all_experts_become_one_mlp(activation: str, combine: str) -> None:
             "merging would mix",
         ),
         (MergeExperts(num_experts=0), {"num_experts": 8, "experts": Experts(shared=1)}, "would be left over"),
-        (CopyMLP(), {"num_experts": 8}, "has 8 already"),
-        (CopyMLP(num_experts=2, experts_per_token=3), {}, "experts_per_token"),
+        (Upcycle(), {"num_experts": 8}, "has 8 already"),
+        (Upcycle(num_experts=2, experts_per_token=3), {}, "experts_per_token"),
+        (Upcycle(experts_per_token=1), {}, "no router learns; experts_per_token=2, or router=orthogonal"),
+        (Upcycle(experts_per_token=4, finer=4), {}, "with one group of parts .* experts_per_token=8"),
+        (Upcycle(experts_per_token=6, finer=4), {}, "6 is no multiple of the 4 parts"),
+        (Upcycle(num_experts=6, experts_per_token=6, finer=3), {"ffn": 64}, "3 does not divide .* 64"),
+        (Upcycle(router="orthogonal"), {}, "orthogonal gives a token one whole expert, not 2"),
+        (Depth(num_layers=2), {}, "2, and the model has 2 already"),
+        (
+            Depth(),
+            {"num_experts": 4, "experts": Experts(router=Hash())},
+            "the router hash is another one in every block",
+        ),
+        (Depth(), {"num_experts": 4, "experts": Experts(every=2)}, "every 2th block"),
+        (Width(hidden=48), {}, "48 is no whole multiple of the model's 32: only those are exact; hidden=64"),
+        (Width(), {"num_experts": 4}, "widens no mixtures"),
     ],
 )
 def test_a_rule_that_is_not_for_a_model_says_why(rule: ConversionSpec, shape: dict, words: str) -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from atelier.engine.io.artifact import open_input
+from atelier.engine.model.load import read_model
 from atelier.infra.store.store import Store
 from tests.flow.command import Atelier, Said
 
@@ -164,6 +166,37 @@ def test_our_adapter_on_the_exported_base_is_the_tuned_model(atelier: Atelier, t
     assert apart(base, tuned) > 1e-3
     together = peft.PeftModel.from_pretrained(base, tmp_path / "guest-pretrained-0-adapter")
     assert apart(together, tuned) < 1e-5
+
+
+def test_peft_reads_our_soft_prompt_on_the_exported_base(atelier: Atelier, tmp_path: Path) -> None:
+    words = ("finetune.trainable.kind=prompt", "finetune.trainable.length=6", "finetune.num_labels=40")
+    here = ("finetune", "init=guest", *words, "finetune.scratch=false", "experiment=tiny", "tracker=none")
+    done(atelier(*here, "finetune.optim.lr=0.3"))
+    found = atelier.records("adapter", "guest/pretrained-0-adapter")
+    [adapter] = [one for one in found if "vectors" in one["summary"]]
+    done(atelier("export", "guest", str(tmp_path / "base")))
+    done(atelier("export", adapter["fingerprint"][:16], str(tmp_path / "prompt")))
+    base: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "prompt")
+    ids_BT = torch.arange(5, 45)[None]
+    with torch.inference_mode():
+        expected = theirs(input_ids=ids_BT).logits[:, 6:]
+        source = open_input(Store(str(atelier.root)).address("model", adapter["parents"]["model"]))
+        model, spec = read_model(source, tmp_path, dtype=torch.float32)
+        with_prompt_BT = torch.cat([spec.tokens + torch.arange(6)[None], ids_BT], dim=1)
+        batch = {
+            "tokens_BT": with_prompt_BT,
+            "positions_BT": torch.arange(with_prompt_BT.shape[1])[None],
+            "documents_BT": torch.zeros_like(with_prompt_BT),
+        }
+        mine = model.eval()(batch).hidden[:, 6:] @ model.head_weight.T
+    assert float((mine - expected).abs().max() / expected.std()) < 1e-5
+    middle = done(atelier(*here, "finetune.optim.lr=0.3", "finetune.trainable.place=middle"))
+    assert "adapter" in middle
+    found = atelier.records("adapter", "guest/pretrained-0-adapter")
+    [other] = [one for one in found if one["summary"].get("place") == "middle"]
+    said = refused(atelier("export", other["fingerprint"][:16], str(tmp_path / "other")))
+    assert "stand at the middle of a prompt, and peft puts them in front" in said
 
 
 def test_an_adapter_of_peft_comes_in_and_goes_out_with_its_bytes(

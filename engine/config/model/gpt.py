@@ -13,6 +13,7 @@ from atelier.engine.config.blocks import Auto
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.registry import Limit
 from atelier.engine.config.rope import Rope
+from atelier.engine.config.soft_prompt import SoftPrompt
 
 Biased = Literal["qkv", "out", "mlp"]
 
@@ -44,6 +45,10 @@ class GPT(MixedBlocks):
     multipliers: Multipliers = Field(default=Multipliers(), description="constants that scale parts")
     vocab_padding: int = Field(
         default=0, ge=0, description="rows of embedding and head beyond the tokenizer's tokens"
+    )
+
+    soft_prompt: SoftPrompt = Field(
+        default=SoftPrompt(), description="vectors in the place of tokens, learned by trainable.kind=prompt"
     )
 
     @model_validator(mode="after")
@@ -102,6 +107,8 @@ class GPT(MixedBlocks):
         """
         D, E = self.hidden, self.head_width
         result: dict[str, tuple[int, ...]] = {"embed.weight": (self.tokens, D)}
+        if self.soft_prompt.length:
+            result["soft.weight"] = (self.soft_prompt.length, D)
         if self.positions == "learned":
             result["positions.weight"] = (self.max_positions, D)
         norm: list[str] = ["weight"] if self.norm == "rms" else ["weight", "bias"]

@@ -26,7 +26,8 @@ def run(options: Namespace) -> int:
         place = "--format" if error.place == "format" else error.place
         raise ConfigError(place, error.problem, error.way_out) from None
     if done.base:
-        words = f"an adapter of rank {done.rank} for {done.base}, as {done.family}"
+        size = f"{done.vectors} vectors" if done.vectors else f"rank {done.rank}"
+        words = f"an adapter of {size} for {done.base}, as {done.family}"
         then = f"PeftModel.from_pretrained(<{done.base}, exported>, {options.url!r})"
     else:
         words = f"family {done.family}, {done.files} files, {done.bytes / 1e6:.4g} MB"

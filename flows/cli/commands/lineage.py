@@ -1,18 +1,25 @@
-"""`atelier lineage <anything>`: ancestors and descendants, as a tree, JSON or a page."""
+"""`atelier lineage <anything>`: ancestors and descendants, as a tree, JSON or a page; or whom weights come
+from.
+"""
 
+import json
 from argparse import Namespace
 from pathlib import Path
 
 from atelier.engine.config.error import ConfigError
 from atelier.flows.run.store_check import open_store
+from atelier.flows.run.table import print_table
 from atelier.infra.report.lineage import lineage
 from atelier.infra.report.lineage_text import dumps, to_html, to_text
+from atelier.infra.report.weight_shares import weight_shares
 
 
 def run(options: Namespace) -> int:
     """Print the lineage, or write it as a page; the exit code. Raises ConfigError when the page cannot be
     written.
     """
+    if options.weights:
+        return _weights(options)
     graph = lineage(open_store(), options.what)
     if options.html:
         page = Path(options.html)
@@ -25,4 +32,26 @@ def run(options: Namespace) -> int:
                 "give a file in a folder that exists",
             ) from None
     print(dumps(graph) if options.json else to_text(graph).rstrip())
+    return 0
+
+
+def _weights(options: Namespace) -> int:
+    """Print the share of a model's parameters that began in each of its ancestors."""
+    rows = weight_shares(open_store(), options.what)
+    if options.json:
+        found = [{**row.origin._asdict(), "share": row.share, "parameters": row.parameters} for row in rows]
+        print(json.dumps(found, indent=1))
+        return 0
+    cells = [
+        (
+            f"{row.share:.2%}",
+            f"{row.parameters:,.0f}",
+            row.origin.name,
+            row.origin.fingerprint[:8],
+            row.origin.how,
+        )
+        for row in rows
+    ]
+    columns = ("share", "parameters", "began in", "fingerprint", "how")
+    print_table(columns, cells, right=("share", "parameters"), flexible="how")
     return 0

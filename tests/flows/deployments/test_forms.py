@@ -25,7 +25,7 @@ from tests.stored_models import store_with
 FLOWS = flow_names()
 NEEDED = {"init": "mine", "models": ["teacher"], "source": "exported/student_a", "chats_source": "talks"}
 LOOKED_UP = {"pretrain": ("init",)}  # in the store, when a run is composed
-BESIDE = {"semoe": ("score.memory_gb=0",)}  # its memory is that of its own teacher, not of any model's
+BESIDE = {flow: ("score.memory_gb=0",) for flow in ("semoe", "cpm2")}  # memory of their own models
 DIGEST = "0123456789abcdef" * 2
 
 
@@ -115,7 +115,7 @@ def test_types_bounds_and_help_are_those_of_the_specs() -> None:
     assert "pattern" in properties("pretrain")["name"]
 
 
-OF_ONE_MODEL = ("pretrain", "instruct")
+OF_ONE_MODEL = ("pretrain", "instruct", "cpm2")
 ONLY_OF = {  # experiments
     "titan_260b": ("titan",),
     "semoe_13b": OF_ONE_MODEL,

@@ -21,7 +21,7 @@ FLOWS = {
     "finetune": ("init=parent",),
     "instruct": ("init=parent", "chats.source=talks.jsonl", "trainable.kind=lora"),
     "score": ("models=[parent]",),
-    "convert": ("init=parent", "convert=copy_mlp"),
+    "convert": ("init=parent", "convert=upcycle"),
     "semoe": BLEND,
     "titan": BLEND,
 }

@@ -38,7 +38,7 @@ FLOWS = {
     "finetune": ("init=parent",),
     "instruct": ("init=parent", "chats.source=talks.jsonl"),
     "score": ("models=[parent]",),
-    "convert": ("init=parent", "convert=copy_mlp"),
+    "convert": ("init=parent", "convert=upcycle"),
     "semoe": BLEND,
     "titan": BLEND,
 }

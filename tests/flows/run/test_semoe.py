@@ -13,7 +13,7 @@ from atelier.infra.store.store import Store
 
 TINY = ("experiment=tiny", "tracker=none")
 DENSE = (  # the teacher, whose MLPs become experts
-    "convert=copy_mlp", "roles.teacher.model.num_experts=0", "roles.teacher.model.ffn=192",
+    "convert=upcycle", "roles.teacher.model.num_experts=0", "roles.teacher.model.ffn=192",
     "parallel.expert=1", "parallel.shard=2", "parallel.tiers.experts=device",
     "roles.student_few.model.experts.router.balance=none",
 )  # fmt: skip

@@ -1,0 +1,57 @@
+"""More blocks. Blocks whose outputs are zero compute nothing at first, so that the model computes what it did
+(zero-initialised residual branches: Net2Net's identity layers, 1511.05641; LLaMA Pro, 2401.02415); copies one
+after another (stacked: Gong et al., ICML 2019) or beside their originals (interleaved) do not.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from atelier.engine.config.base import parse
+from atelier.engine.config.conversions import ConversionSpec
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.registry import ModelSpec
+
+
+class Depth(ConversionSpec):
+    kind: Literal["depth"] = "depth"
+    num_layers: int = Field(default=0, ge=0, description="blocks of the new model; 0 = twice as many")
+    how: Literal["zero", "stacked", "interleaved"] = Field(
+        default="zero",
+        description="zero: copies beside their originals that add nothing at first; stacked, interleaved: "
+        "copies as they are, the whole again or each beside its original",
+    )
+
+    def converted(self, spec: ModelSpec) -> ModelSpec:
+        if not isinstance(spec, GPT):
+            raise ConfigError("convert", f"adds blocks to a model of kind gpt, not {spec.kind}")
+        number = self.num_layers or 2 * spec.num_layers
+        if number <= spec.num_layers:
+            raise ConfigError(
+                "convert.num_layers", f"{number}, and the model has {spec.num_layers} already", "give more"
+            )
+        if spec.mixtures and spec.experts.every > 1:
+            raise ConfigError(
+                "convert.num_layers",
+                f"a mixture in every {spec.experts.every}th block, whose places would move",
+                "the model with experts.every=1",
+            )
+        if spec.num_experts and spec.experts.router.kind == "hash":
+            raise ConfigError(
+                "convert.num_layers",
+                "the router hash is another one in every block: copies would send tokens elsewhere",
+                "convert=upcycle after it",
+            )
+        changed: dict[str, object] = {"num_layers": number}
+        if spec.window_blocks != "all":
+            sources = self.sources(spec.num_layers)
+            changed["window_blocks"] = [n for n, s in enumerate(sources) if s in spec.window_blocks]
+        return parse(type(spec), {**spec.model_dump(mode="json"), **changed}, "convert")
+
+    def sources(self, num_layers: int) -> list[int]:
+        """The parent's block that each new block is a copy of."""
+        number = self.num_layers or 2 * num_layers
+        if self.how == "stacked":
+            return [n % num_layers for n in range(number)]
+        return [n * num_layers // number for n in range(number)]

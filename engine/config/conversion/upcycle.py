@@ -1,0 +1,84 @@
+"""A mixture of experts from a dense model: every expert begins as the block's MLP, or as a part of it
+(sparse upcycling, 2212.05055; finer experts and their routers as in 2410.07524, section 3.2; CPM-2's stage
+3, 2106.10715).
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from atelier.engine.config.base import Json, parse
+from atelier.engine.config.conversions import ConversionSpec
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.registry import ModelSpec
+
+
+class Upcycle(ConversionSpec):
+    kind: Literal["upcycle"] = "upcycle"
+    num_experts: int = Field(default=8, ge=2, description="experts of a block")
+    experts_per_token: int = Field(default=2, ge=1, description="experts that compute each token")
+    every: int = Field(default=1, ge=1, description="a mixture in every n-th block, the others stay dense")
+    finer: int = Field(
+        default=1, ge=1, description="parts into which an MLP is cut: an expert is one of them, narrower"
+    )
+    router: Literal["learned", "orthogonal"] = Field(
+        default="learned",
+        description="learned, or orthogonal rows that stay as they are, tokens shared out evenly (base) as in"
+        " CPM-2",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of the routers' first values")
+
+    def converted(self, spec: ModelSpec) -> ModelSpec:
+        if not isinstance(spec, MixedBlocks):
+            raise ConfigError("convert", f"copies the MLPs of blocks, and kind {spec.kind} has no mixtures")
+        if spec.num_experts:
+            raise ConfigError(
+                "convert", f"makes experts of dense blocks, and the model has {spec.num_experts} already"
+            )
+        self._check_parts(spec)
+        experts: dict[str, Json] = {"every": self.every}
+        if self.finer > 1:
+            experts["ffn"] = spec.inner // self.finer
+        if self.router == "orthogonal":
+            experts |= {"combine": "sum", "router": {"kind": "base", "sees_future": True}}
+        fields = {
+            "num_experts": self.num_experts,
+            "experts_per_token": self.experts_per_token,
+            "experts": experts,
+        }
+        return parse(type(spec), spec.model_dump(mode="json") | fields, "convert")
+
+    def _check_parts(self, spec: MixedBlocks) -> None:
+        if self.router == "orthogonal":
+            if self.experts_per_token != 1 or self.finer > 1:
+                raise ConfigError(
+                    "convert.router",
+                    f"orthogonal gives a token one whole expert, not {self.experts_per_token}"
+                    + (f" of {self.finer} parts" if self.finer > 1 else ""),
+                    "experts_per_token=1 finer=1, or router=learned",
+                )
+            return
+        if self.experts_per_token == self.finer:
+            what = "one expert" if self.finer == 1 else "one group of parts"
+            raise ConfigError(
+                "convert.experts_per_token",
+                f"{self.experts_per_token}: with {what} a token its weight is 1, and no router learns",
+                f"experts_per_token={2 * self.finer}, or router=orthogonal",
+            )
+        for name, number in (
+            ("num_experts", self.num_experts),
+            ("experts_per_token", self.experts_per_token),
+        ):
+            if number % self.finer:
+                raise ConfigError(
+                    f"convert.{name}",
+                    f"{number} is no multiple of the {self.finer} parts of an MLP",
+                    f"{name}={-(-number // self.finer) * self.finer}",
+                )
+        if spec.inner % self.finer:
+            raise ConfigError(
+                "convert.finer",
+                f"{self.finer} does not divide the MLP's width {spec.inner}",
+                "a divisor of it",
+            )

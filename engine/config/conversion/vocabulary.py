@@ -1,0 +1,48 @@
+"""Another tokenizer: rows of embedding and head by equal tokens; a new token's from the old tokens that
+spell it.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from atelier.engine.config.base import parse
+from atelier.engine.config.conversions import ConversionSpec
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.registry import ModelSpec
+
+
+class Vocabulary(ConversionSpec):
+    kind: Literal["vocabulary"] = "vocabulary"
+    rows: Literal["pieces", "mean", "zeros"] = Field(
+        default="pieces",
+        description="a new token's rows: mean of the old tokens that spell it, mean of all, zeros",
+    )
+    against: float = Field(
+        default=6.0,
+        ge=0,
+        description="nats by which new tokens' logits are lowered at the mean hidden state, so that they take"
+        " little from the old ones",
+    )
+    tokens: int = Field(default=4096, ge=128, description="training tokens whose hidden states are averaged")
+
+    tokenizer: str = Field(
+        default="",
+        description="a finished model whose tokenizer it is to have",
+        json_schema_extra={"layout": True},  # the tokenizer is a parent
+    )
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens if self.against else 0
+
+    @property
+    def needs_tokenizer(self) -> bool:
+        return True
+
+    def converted(self, spec: ModelSpec) -> ModelSpec:
+        if not isinstance(spec, GPT):
+            raise ConfigError("convert", f"is for models of kind gpt, not {spec.kind}")
+        changed = {"vocab": "auto", "vocab_padding": 0}
+        return parse(type(spec), spec.model_dump(mode="json") | changed, "convert")

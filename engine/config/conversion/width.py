@@ -1,0 +1,59 @@
+"""A whole multiple of the width: hidden states are copies side by side, every matrix shares its inputs out
+among them (function-preserving growth: Net2Net, 1511.05641; bert2BERT, 2110.07143). The model computes what
+it did.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from atelier.engine.config.base import parse
+from atelier.engine.config.conversions import ConversionSpec
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.registry import ModelSpec
+
+
+class Width(ConversionSpec):
+    kind: Literal["width"] = "width"
+    hidden: int = Field(
+        default=0, ge=0, description="width of the new model, a multiple of the old; 0 = twice"
+    )
+    spread: float = Field(
+        default=0.5,
+        ge=0,
+        lt=1,
+        description="how unequally copies share what they say, by the seed; at 0 they stay equal for good",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of the shares")
+
+    def factor(self, spec: ModelSpec) -> int:
+        """How many copies of the hidden width."""
+        return (self.hidden or 2 * spec.hidden) // spec.hidden
+
+    def converted(self, spec: ModelSpec) -> ModelSpec:
+        if not isinstance(spec, GPT):
+            raise ConfigError("convert", f"widens a model of kind gpt, not {spec.kind}")
+        hidden = self.hidden or 2 * spec.hidden
+        if hidden % spec.hidden or hidden == spec.hidden:
+            near = max(2, round(hidden / spec.hidden)) * spec.hidden
+            raise ConfigError(
+                "convert.hidden",
+                f"{hidden} is no whole multiple of the model's {spec.hidden}: only those are exact",
+                f"hidden={near}",
+            )
+        if spec.num_experts:
+            raise ConfigError(
+                "convert.hidden",
+                "widens no mixtures: widen the dense model first",
+                "convert=upcycle after it",
+            )
+        factor = hidden // spec.hidden
+        changed = {
+            "hidden": hidden,
+            "num_heads": spec.num_heads * factor,
+            "num_kv_heads": spec.kv_heads * factor,
+            "ffn": spec.inner * factor,
+            "head_dim": spec.head_dim if spec.head_dim == "auto" else spec.head_width,
+        }
+        return parse(type(spec), {**spec.model_dump(mode="json"), **changed}, "convert")

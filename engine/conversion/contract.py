@@ -1,0 +1,82 @@
+"""What a conversion is given and what it returns. engine/conversion/<kind>.py has
+
+    convert(rule, parent, made) -> Converted
+
+where `made` is the spec of the new model. Weights are read and made one by one, when they are written.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atelier.engine.config.base import Json
+from atelier.engine.config.conversions import COPIED
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.model.contract import Model
+from atelier.engine.model.weights import Weight
+
+
+class Piece(NamedTuple):
+    """Where some numbers of a new weight come from: a weight of the parent ('' = none), their share of the
+    new weight's numbers, and what the rule did.
+    """
+
+    source: str
+    share: float
+    how: str
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A finished model. `model` reads it whole; `text`: batches of training text, for rules that read some;
+    `old` and `new`: its tokenizer and the one that the rule asks for.
+    """
+
+    weights: Mapping[str, Tensor]
+    spec: ModelSpec
+    model: Callable[[], Model]
+    text: Iterable[Mapping[str, Tensor]] = ()
+    old: Vocabulary | None = None
+    new: Vocabulary | None = None
+
+
+@dataclass
+class Converted:
+    """The new model's weights, each made when it is asked for; where their numbers come from; and what the
+    record says besides.
+    """
+
+    weights: dict[str, Weight] = field(default_factory=dict)
+    ancestry: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
+    about: dict[str, Json] = field(default_factory=dict)
+
+    def add(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        make: Callable[[], Tensor],
+        *pieces: Piece,
+    ) -> None:
+        """A weight that `make` makes."""
+        self.weights[name] = Weight(tuple(shape), dtype, lambda: make().contiguous())
+        self.ancestry[name] = pieces
+
+    def keep(self, name: str, parent: Parent, source: str = "") -> None:
+        """A weight of the parent as it is, under its name or from `source`."""
+        found = source or name
+        weight = parent.weights[found]
+        self.add(name, tuple(weight.shape), weight.dtype, lambda: parent.weights[found], copied(found))
+
+
+def copied(source: str, share: float = 1.0) -> Piece:
+    return Piece(source, share, COPIED)
+
+
+def new(how: str, share: float = 1.0) -> Piece:
+    """Numbers that come from no weight of the parent."""
+    return Piece("", share, how)

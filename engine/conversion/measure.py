@@ -1,0 +1,67 @@
+"""What a conversion costs: the mean loss of held-out tokens, before and after.
+
+B rows, T tokens, D hidden, V vocabulary
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atelier.engine.config.batch import NOT_SCORED
+from atelier.engine.config.evaluation import scored_name
+from atelier.engine.data.corpus import HELD_OUT
+from atelier.engine.data.tokens import Windows
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.io.artifact import ArtifactInput
+from atelier.engine.model.contract import Model
+from atelier.engine.objective.chunked import objective_sums
+
+ROWS = 16
+
+
+def held_out(
+    tokens: ArtifactInput, scratch: Path, sequence: int, number: int
+) -> tuple[list[dict[str, np.ndarray]], str]:
+    """Batches of the first windows, `number` tokens or fewer, and the name of that text."""
+    windows = Windows(tokens, scratch, HELD_OUT, sequence)
+    count = min(len(windows), max(1, number // sequence))
+    batches = [windows.batch(np.arange(first, min(count, first + ROWS))) for first in range(0, count, ROWS)]
+    return batches, scored_name(tokens.record.fingerprint, count * sequence, sequence)
+
+
+@torch.inference_mode()
+def mean_loss(
+    model: Model,
+    batches: list[dict[str, np.ndarray]],
+    device: torch.device,
+    ids: Mapping[int, int] | None = None,
+) -> float:
+    """Nats a token. `ids`: old id -> the model's id of the same token; a token without one is not scored."""
+    total, count = 0.0, 0
+    for batch in batches:
+        given = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
+        if ids is not None:
+            given = given | {name: _renamed(given[name], ids) for name in ("tokens_BT", "labels_BT")}
+            given["tokens_BT"] = given["tokens_BT"].clamp(min=0)
+        output = model(given)
+        _, sums = objective_sums(output.hidden, model.head_weight, given["labels_BT"], {})
+        total += float(sums["lm"])
+        count += int((given["labels_BT"] != NOT_SCORED).sum())
+    return total / max(1, count)
+
+
+def _renamed(tokens_BT: Tensor, ids: Mapping[int, int]) -> Tensor:
+    """The same tokens by other ids; NOT_SCORED for those without one."""
+    table_V = torch.full((max(ids) + 2,), NOT_SCORED, device=tokens_BT.device)
+    for old, new in ids.items():
+        table_V[old] = new
+    return torch.where(tokens_BT >= 0, table_V[tokens_BT.clamp(min=0, max=len(table_V) - 1)], NOT_SCORED)
+
+
+def old_in_new(old: Vocabulary, new: Vocabulary) -> Mapping[int, int]:
+    """Old id -> new id of the same token."""
+    ids = {new.token(number): number for number in range(new.size)}
+    return {number: ids[old.token(number)] for number in range(old.size) if old.token(number) in ids}

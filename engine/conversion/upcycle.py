@@ -1,0 +1,76 @@
+"""Experts from the blocks' MLPs (engine/config/conversion/upcycle.py). The model computes what it did:
+weights of a token's experts sum to 1, whatever its routers say.
+
+Of an MLP that is cut into parts, experts g P .. g P + P - 1 are the P parts, and their router rows are
+equal: a token meets all parts of the groups that it chooses, each weighted by 1/P of its group's weight, for
+which `down` is P times as large.
+
+X experts, P parts, D hidden
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from atelier.engine.config.conversion.upcycle import Upcycle
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.seed import seed_of
+from atelier.engine.conversion.contract import Converted, Parent, Piece, copied, new
+from atelier.engine.model.load import blank, build, first_values
+
+GAIN = 0.01  # of orthogonal rows
+
+
+def convert(rule: Upcycle, parent: Parent, made: ModelSpec) -> Converted:
+    """The model with experts."""
+    with blank():
+        network = build(made)
+    found, dtype = Converted(), next(iter(parent.weights.values())).dtype
+    for name, shape in made.shapes().items():
+        dense = name.replace(".experts.", ".") + ".weight"
+        if name in parent.weights:
+            found.keep(name, parent)
+        elif ".experts." in name:
+            how = "copied" if rule.finer == 1 else "parts copied"
+            found.add(
+                name,
+                shape,
+                dtype,
+                partial(_experts, rule, parent, dense, is_down=name.endswith("down")),
+                Piece(dense, 1.0, how) if rule.finer > 1 else copied(dense),
+            )
+        else:
+            first = partial(first_values, network, name, torch.Size(shape), rule.seed, rule.kind)
+            make = partial(_router, rule, shape, name) if name.endswith("router.weight") else first
+            found.add(name, shape, dtype, partial(_as, dtype, make), new("router"))
+    found.about = {"copies": rule.num_experts // rule.finer, "is_exact": True}
+    return found
+
+
+def _as(dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
+    return make().to(dtype)
+
+
+def _experts(rule: Upcycle, parent: Parent, source: str, *, is_down: bool) -> Tensor:
+    """[X, ...]: the MLP's matrix for every expert, or its parts in turn."""
+    dense = parent.weights[source]
+    if rule.finer == 1:
+        return dense.expand(rule.num_experts, *dense.shape)
+    parts = torch.stack(dense.chunk(rule.finer, dim=1 if is_down else 0))
+    parts = parts * rule.finer if is_down else parts
+    return parts.repeat(rule.num_experts // rule.finer, 1, 1)
+
+
+def _router(rule: Upcycle, shape: tuple[int, ...], name: str) -> Tensor:
+    """[X, D] rows: orthogonal, or normal; equal for the
+    parts of a group.
+    """
+    generator = torch.Generator().manual_seed(seed_of(rule.seed, rule.kind, name))
+    groups, width = shape[0] // rule.finer, shape[1]
+    drawn = torch.empty(groups, width).normal_(0.0, 0.02, generator=generator)
+    if rule.router == "orthogonal":
+        found, _ = torch.linalg.qr(drawn.T.double(), mode="reduced")
+        drawn = torch.nn.functional.pad(found.T * GAIN, (0, 0, 0, max(0, groups - found.shape[1]))).float()
+    return drawn.repeat_interleave(rule.finer, 0)

@@ -1,0 +1,108 @@
+"""Another tokenizer (engine/config/conversion/vocabulary.py). Of a tied head the rows are those of the
+embedding: lowering a new token's logit moves its embedding too, along the mean hidden state alone.
+
+V old and W new tokens, D hidden
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from atelier.engine.config.conversion.vocabulary import Vocabulary as Rule
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.conversion.contract import Converted, Parent, Piece, copied, new
+from atelier.engine.data.vocabulary import Vocabulary
+
+ROWS = ("embed.weight", "head.weight")
+
+
+def convert(rule: Rule, parent: Parent, made: ModelSpec) -> Converted:
+    """The model with rows for the new tokenizer's tokens."""
+    if parent.old is None or parent.new is None:
+        raise ConfigError("convert", "needs another tokenizer", "tokenizer.extend or tokenizer.load")
+    spelled = spelling(parent.old, parent.new)
+    same = sum(len(ids) == 1 and is_same for ids, is_same in spelled)
+    derived = sum(bool(ids) and not is_same for ids, is_same in spelled)
+    mean_D = _mean_hidden(parent) if rule.against else None
+    found = Converted()
+    for name, shape in made.shapes().items():
+        if name not in ROWS:
+            found.keep(name, parent)
+            continue
+        is_head = name == "head.weight" or "head.weight" not in made.shapes()
+        make = partial(_rows, rule, parent, name, spelled, mean_D if is_head else None)
+        whole = len(spelled)
+        pieces = [copied(name, same / whole)]
+        if derived:
+            pieces.append(Piece(name, derived / whole, f"rows of new tokens: {rule.rows}"))
+        if rest := whole - same - derived:
+            pieces.append(new("rows of new tokens", rest / whole))
+        found.add(name, shape, parent.weights[name].dtype, make, *pieces)
+    found.about = {
+        "tokens_kept": same,
+        "tokens_new": len(spelled) - same,
+        "tokens_dropped": len({parent.old.token(i) for i in range(parent.old.size)} - _tokens(parent.new)),
+        "is_exact": False,
+    }
+    return found
+
+
+def spelling(old: Vocabulary, new: Vocabulary) -> list[tuple[list[int], bool]]:
+    """Of each new id the old ids that spell it, and whether it is the same token."""
+    ids = {old.token(number): number for number in range(old.size)}
+    found: list[tuple[list[int], bool]] = []
+    for number in range(new.size):
+        token = new.token(number)
+        if token in ids:
+            found.append(([ids[token]], True))
+            continue
+        try:
+            text = new.bytes_of([number]).decode()
+        except UnicodeDecodeError:  # a part of a character: by the bytes that it has
+            found.append(([ids[each] for each in token if each in ids], False))
+            continue
+        found.append((old.encode(text), False))
+    return found
+
+
+def _tokens(vocabulary: Vocabulary) -> set[str]:
+    return {vocabulary.token(number) for number in range(vocabulary.size)}
+
+
+@torch.inference_mode()
+def _mean_hidden(parent: Parent) -> Tensor:
+    """[D] the mean of the last hidden states, those that the head reads."""
+    model, total, count = parent.model(), None, 0
+    for batch in parent.text:
+        hidden_ND = model(dict(batch)).hidden[batch["documents_BT"] >= 0].double()
+        total = hidden_ND.sum(0) if total is None else total + hidden_ND.sum(0)
+        count += len(hidden_ND)
+    if total is None:
+        raise ConfigError("convert.against", "reads no text", "convert.against=0")
+    return (total / count).cpu()
+
+
+def _rows(
+    rule: Rule,
+    parent: Parent,
+    name: str,
+    spelled: list[tuple[list[int], bool]],
+    mean_D: Tensor | None,
+) -> Tensor:
+    """[W, D]."""
+    old_VD = parent.weights[name]
+    all_D = old_VD[: parent.spec.ids].float().mean(0)
+    rows_WD = torch.empty(len(spelled), old_VD.shape[1], dtype=old_VD.dtype)
+    for number, (ids, is_same) in enumerate(spelled):
+        if is_same:
+            rows_WD[number] = old_VD[ids[0]]
+            continue
+        row_D = torch.zeros_like(all_D)
+        if rule.rows != "zeros":
+            row_D = old_VD[ids].float().mean(0) if rule.rows == "pieces" and ids else all_D
+        if mean_D is not None:
+            row_D = row_D - rule.against * (mean_D / mean_D.square().sum()).float()
+        rows_WD[number] = row_D.to(old_VD.dtype)
+    return rows_WD

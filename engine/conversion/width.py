@@ -1,0 +1,61 @@
+"""A whole multiple of the width (engine/config/conversion/width.py).
+
+The hidden state h becomes [h, .., h]: what writes it has its rows repeated, what reads it shares its columns
+out among the copies, W h = sum_c (s_c W) h with sum_c s_c = 1. So have heads, and the MLP's inner units.
+Norms see the same mean and variance; the final one's weights are divided by c where the head is tied, whose
+rows are repeated.
+
+D hidden, c copies
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from atelier.engine.config.conversion.width import Width
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.seed import seed_of
+from atelier.engine.conversion.contract import Converted, Parent, Piece
+
+
+def convert(rule: Width, parent: Parent, made: ModelSpec) -> Converted:
+    """The wider model."""
+    spec = parent.spec
+    if not isinstance(spec, GPT):
+        raise ConfigError("convert", "widens a model of kind gpt")
+    found, factor = Converted(), rule.factor(spec)
+    for name, shape in made.shapes().items():
+        weight = parent.weights[name]
+        make = partial(_widened, rule, parent, name, factor, is_tied=spec.tied)
+        found.add(name, shape, weight.dtype, make, Piece(name, 1.0, f"repeated {factor} times"))
+    found.about = {"factor": factor, "is_exact": True}
+    return found
+
+
+def _widened(rule: Width, parent: Parent, name: str, factor: int, *, is_tied: bool) -> Tensor:
+    weight, leaf = parent.weights[name], name.rsplit(".", 2)[-2]
+    if leaf in ("embed", "positions"):  # [V, D]
+        return weight.repeat(1, factor)
+    if leaf in ("query_norm", "key_norm"):  # of a head, which stays as wide
+        return weight
+    if name.startswith("norm."):  # the head reads all copies
+        return weight.repeat(factor) / (factor if is_tied else 1)
+    if weight.dim() == 1:
+        return weight.repeat(factor)
+    rows = 1 if name == "head.weight" else factor
+    return _matrix(rule, weight, name, factor, rows)
+
+
+def _matrix(rule: Width, weight: Tensor, name: str, factor: int, rows: int) -> Tensor:
+    """[rows * out, factor * in]: every copy of the outputs shares the inputs out in its own way."""
+    generator = torch.Generator().manual_seed(seed_of(rule.seed, rule.kind, name))
+    blocks = []
+    for _ in range(rows):
+        drawn = torch.rand(factor, *weight.shape, generator=generator, dtype=torch.float64)
+        share = 1 + rule.spread * (drawn - drawn.mean(0)) * 2
+        share = share / share.sum(0)
+        blocks.append(torch.cat([(weight * each).to(weight.dtype) for each in share], dim=1))
+    return torch.cat(blocks, dim=0)

@@ -1,0 +1,93 @@
+"""Soft prompts (engine/config/soft_prompt.py): a table beside the embedding; peft's file format.
+
+L vectors, D hidden
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atelier.engine.config.error import DataError
+from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.role import Trainable
+from atelier.engine.config.seed import seed_of
+from atelier.engine.io.tensorfile import in_file_order
+from atelier.engine.model.load import draw
+from atelier.engine.model.lora import CONFIG, WEIGHTS
+from atelier.engine.model.weights import Sink, Weight, entries_of, write_files
+
+SOFT, TABLE = "soft", "soft.weight"
+VIRTUAL = "prompt_embeddings"  # peft's name of the table
+
+
+class SoftTable(nn.Module):
+    """forward: rows [B, T], negative where there is none -> [B, T, D + 1], the last number 1 where there is
+    one: a rank that keeps some of the tokens alone keeps both.
+    """
+
+    def __init__(self, length: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(length, hidden))
+
+    def forward(self, rows_BT: Tensor) -> Tensor:
+        found_BTD = F.embedding(rows_BT.clamp(min=0), self.weight)
+        return torch.cat([found_BTD, (rows_BT >= 0)[..., None].to(found_BTD.dtype)], dim=-1)
+
+
+def embedded(tokens_BT: Tensor, embed: nn.Module, soft: nn.Module, vocab: int) -> Tensor:
+    """[B, T, D]: of ids from `vocab` on rows of the table, of others the embedding."""
+    x_BTD, found_BTE = embed(tokens_BT.clamp(max=vocab - 1)), soft(tokens_BT - vocab)
+    return torch.where(found_BTE[..., -1:] > 0, found_BTE[..., :-1], x_BTD)
+
+
+def tune_prompt(model: nn.Module, trainable: Trainable) -> None:
+    """Freeze all weights but the soft prompt's, in place; does nothing for other kinds."""
+    if trainable.kind == "prompt":
+        model.requires_grad_(False)
+        model.get_submodule(SOFT).requires_grad_(True)
+
+
+def first_prompt(
+    trainable: Trainable, embed_VD: Tensor, ids: Sequence[int], *, num_ids: int, seed: int, name: str
+) -> Tensor:
+    """[L, D] first values: normal with the spread of the embedding's numbers, rows of tokens drawn from the
+    vocabulary, or those of `ids` (a text's, or class labels'), repeated as often as there is room.
+    """
+    length, key = trainable.length, seed_of(seed, name, TABLE)
+    if trainable.first == "random":
+        return draw(torch.Size((length, embed_VD.shape[1])), "normal", float(embed_VD.float().std()), key)
+    if trainable.first == "vocabulary":
+        generator = torch.Generator().manual_seed(key)
+        ids = torch.randint(num_ids, (length,), generator=generator).tolist()
+    if not ids:
+        raise DataError(f"trainable.first={trainable.first}: the text has no tokens")
+    return embed_VD[[ids[n % len(ids)] for n in range(length)]].float().clone()
+
+
+def write_prompt(weights: Mapping[str, Weight], spec: GPT, sink: Sink | None, *, base: str) -> None:
+    """Give the table alone to `sink` as peft's two files. A collective."""
+    chosen = {VIRTUAL: weights[TABLE]}
+    write_files({WEIGHTS: in_file_order(entries_of(chosen))}, chosen, sink)
+    if sink is not None:
+        sink(CONFIG, [(json.dumps(config_of(spec, base), indent=1, sort_keys=True) + "\n").encode()])
+
+
+def config_of(spec: GPT, base: str) -> dict[str, object]:
+    """peft's config. It puts the vectors in front of all text; another place is in `atelier_place`."""
+    place = spec.soft_prompt.place
+    return {
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "num_attention_heads": spec.num_heads,
+        "num_layers": spec.num_layers,
+        "num_transformer_submodules": 1,
+        "num_virtual_tokens": spec.soft_prompt.length,
+        "peft_type": "PROMPT_TUNING",
+        "prompt_tuning_init": "RANDOM",
+        "task_type": "CAUSAL_LM",
+        "token_dim": spec.hidden,
+        **({} if place == "front" else {"atelier_place": place}),
+    }

@@ -1,0 +1,172 @@
+"""cpm2: a model that grows (CPM-2, 2106.10715): it learns one language, then a second with a longer
+vocabulary, becomes a mixture of experts, and a soft prompt of it is tuned; scored within less memory than it
+takes.
+
+atelier cpm2 experiment=tiny
+"""
+
+from atelier.engine.config.conversion.upcycle import Upcycle
+from atelier.engine.config.data import STDLIB, Data, Finetune, Score, Source, Tokenizer, is_stdlib
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.growth import Growth
+from atelier.engine.config.parallel import Parallel
+from atelier.engine.config.registry import Model, Objective, Optim
+from atelier.engine.config.role import Role
+from atelier.engine.config.train import Train
+from atelier.infra.dag import Reference
+from atelier.tasks.convert import convert as convert_model
+from atelier.tasks.curate import curate
+from atelier.tasks.encode import encode
+from atelier.tasks.extract_adapter import extract_adapters
+from atelier.tasks.finetune import finetune as finetune_model
+from atelier.tasks.label import label
+from atelier.tasks.learn_tokenizer import learn_tokenizer
+from atelier.tasks.register import register
+from atelier.tasks.report import report
+from atelier.tasks.score import score as score_models
+from atelier.tasks.train import train as train_roles
+
+SECOND = "second"  # the blend that is the second language
+
+
+def cpm2(
+    model: Model,
+    objective: dict[str, Objective],
+    optim: Optim,
+    data: Data,
+    tokenizer: Tokenizer,
+    train: Train,
+    grow: Growth,
+    upcycle: Upcycle,
+    finetune: Finetune,
+    parallel: Parallel,
+    score: Score,
+) -> None:
+    """Raises ConfigError for text without a second language."""
+    if grow.vocab <= tokenizer.vocab:
+        raise ConfigError(
+            "grow.vocab",
+            f"{grow.vocab} ids, and the first language has {tokenizer.vocab} alone",
+            f"grow.vocab={2 * tokenizer.vocab}",
+        )
+    sources = languages(data)
+    first, second = (curate(name, source, data) for name, source in sources.items())
+    vocabulary = learn_tokenizer({"main": first}, tokenizer)
+    tokens = encode("main", first, vocabulary)
+    role = Role(model=model, objective=objective, optim=optim)
+    how = {"parallel": parallel, "prefix": ""}
+    alone = train_roles(
+        {"model": role},
+        settings=train,
+        tokens={"main": tokens},
+        weights={"main": 1.0},
+        tokenizer=vocabulary,
+        labels={"model": "first"},
+        name="train.first",
+        **how,
+    )["model"]
+
+    both = learn_tokenizer(
+        {SECOND: second},
+        tokenizer.model_copy(update={"vocab": grow.vocab}),
+        extends=vocabulary,
+        before={"main": first},
+        name="extend_tokenizer",
+    )
+    text = {
+        "main": encode("main", first, both, node="encode-main-both"),
+        SECOND: encode(SECOND, second, both, node="encode-second-both"),
+    }
+    grown, spec = convert_model(
+        alone,
+        model,
+        grow.vocabulary,
+        tokens=tokens,
+        tokenizer=both,
+        text=text[SECOND],
+        name="first-grown",
+        node="convert.vocabulary",
+    )
+    mixed = {
+        "tokens": text,
+        "weights": {"main": 1.0, SECOND: grow.mix},
+        "tokenizer": both,
+    }
+    bilingual = train_roles(
+        {"model": role.model_copy(update={"model": spec})},
+        settings=longer(train, grow.steps),
+        inits={"model": grown},
+        labels={"model": "both"},
+        name="train.both",
+        **mixed,
+        **how,
+    )["model"]
+
+    sparse, spec = convert_model(
+        bilingual, spec, upcycle, tokens=text["main"], name="both-upcycled", node="convert.upcycle"
+    )
+    experts = train_roles(
+        {"model": role.model_copy(update={"model": spec})},
+        settings=longer(train, grow.experts_steps),
+        inits={"model": sparse},
+        labels={"model": "experts"},
+        name="train.experts",
+        **mixed,
+        **how,
+    )["model"]
+
+    examples = label(finetune.labels)
+    tuned = finetune_model(
+        experts, spec, settings=finetune, train=train, labels=examples, tokenizer=both, parallel=parallel
+    )
+    extract_adapters(tuned, {key: experts for key in tuned if key.startswith("pretrained")})
+    grown_models = {"first-grown": grown, "both": bilingual, "experts": experts}
+    scores = score_models(
+        {"first": alone}, {}, settings=score, tokens=tokens, tokenizer=vocabulary, name="score.first"
+    )
+    scores |= score_models(grown_models, {}, settings=score, tokens=text["main"], tokenizer=both)
+    on_second = {f"{key}-{SECOND}": one for key, one in grown_models.items()}
+    scores |= score_models(
+        on_second, {}, settings=score, tokens=text[SECOND], tokenizer=both, name="score.second"
+    )
+    named = {f"experts/{key}": one for key, one in tuned.items()} | {"experts/zero-shot": experts}
+    scores |= score_models(
+        {},
+        named,
+        settings=score.model_copy(update={"sequence": finetune.sequence}),
+        tokens=text["main"],
+        tokenizer=both,
+        labels=examples,
+        shots={"experts/zero-shot": 0},
+        name="score.labels",
+    )
+    models: dict[str, Reference] = {"first": alone, **grown_models, **on_second, **named}
+    report(models, scores, title="cpm2")
+    register({"first": alone, **grown_models, "experts-tuned": tuned["pretrained-0"]}, scores)
+
+
+def languages(data: Data) -> dict[str, Source]:
+    """The text of both languages. Of the standard library the first is its prose, the second its code."""
+    found = data.sources()
+    main = found["main"]
+    if SECOND in found:
+        if len(found) > 2:
+            raise ConfigError(
+                "data.blend", f"has {', '.join(found)}: two languages are read", f"data.blend.{SECOND}"
+            )
+        return {"main": main, SECOND: found[SECOND]}
+    kind, _, packages = main.source.partition(":")
+    if not is_stdlib(main.source) or STDLIB[kind]:
+        raise ConfigError(
+            f"data.blend.{SECOND}",
+            "is missing: the second language's text",
+            f"data.blend.{SECOND}.source=<text>",
+        )
+    parts = [f"{each}:{packages}" if packages else each for each in ("stdlib-prose", "stdlib-code")]
+    prose, code = (main.model_copy(update={"source": part}) for part in parts)
+    return {"main": prose, SECOND: code}
+
+
+def longer(train: Train, steps: int) -> Train:
+    """The same settings for another number of steps."""
+    return train.model_copy(update={"steps": steps, "tokens": 0})

@@ -1,0 +1,146 @@
+"""Conversions as a command: files, losses before and after, and where the weights come from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from atelier.engine.config.conversion.cast import Cast
+from atelier.engine.config.conversion.depth import Depth
+from atelier.engine.config.conversion.upcycle import Upcycle
+from atelier.engine.config.conversion.vocabulary import Vocabulary as ToVocabulary
+from atelier.engine.config.conversion.width import Width
+from atelier.engine.config.conversions import ANCESTRY, ConversionSpec
+from atelier.engine.config.data import Tokenizer
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.generation import Sampling
+from atelier.engine.convert import convert
+from atelier.engine.data.encode import encode
+from atelier.engine.data.learn_tokenizer import learn_tokenizer
+from atelier.engine.data.tokens import Windows
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.inference.generator import read_generator
+from atelier.engine.io.artifact import ArtifactInput, open_input
+from atelier.engine.model.contract import stored
+from atelier.engine.model.load import read_model
+from tests.engine.data.test_extend_tokenizer import CODE, corpus
+from tests.engine.scored_models import Study
+from tests.engine.trainings import artifact, model_files
+
+
+class Trained(Study):
+    """A model that has learned the study's text a little, and a longer tokenizer of some code."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        source = self.model(hidden=32, num_layers=2)
+        model, spec = read_model(source, self.scratch)
+        windows = Windows(self.tokens, self.scratch, "train", 32)
+        optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for step in range(80):
+            rows = windows.batch(np.arange(8 * step, 8 * step + 8) % len(windows))
+            given = {name: torch.from_numpy(values) for name, values in rows.items()}
+            logits_BTV = model(given).hidden @ model.head_weight.T
+            loss = cross_entropy(logits_BTV.flatten(0, 1), given["labels_BT"].flatten())
+            optim.zero_grad()
+            loss.backward()
+            optim.step()
+        files = model_files(dict(stored(model)), spec)
+        files["tokenizer.json"] = self.file(self.tokenizer, "tokenizer.json").read_bytes()
+        self.trained = open_input(artifact(folder / "trained", "model", files))
+        code = corpus(folder, "code", CODE)
+        self.longer = self._made(
+            "longer",
+            lambda output: learn_tokenizer(
+                Tokenizer(vocab=380), [code], [], output, self.scratch, self.progress, extends=self.tokenizer
+            ),
+        )
+        vocabulary = Vocabulary.of(self.longer, self.scratch)
+        self.code = self._made(
+            "codetokens", lambda output: encode(code, vocabulary, output, self.scratch, self.progress)
+        )
+
+    def converted(self, rule: ConversionSpec, **more: ArtifactInput) -> tuple[ArtifactInput, dict[str, Any]]:
+        inputs = {"model": self.trained, "tokens": self.tokens, **more}
+        config = {"rule": rule.model_dump(mode="json"), "measured": 2000}
+        run = self.run_file("convert", config, inputs, "model")
+        summary = convert(run)
+        files = {path.name: path.read_bytes() for path in Path(run.outputs["model"]).iterdir()}
+        return open_input(
+            artifact(Path(run.outputs["model"]).parent / "made", "model", files, **summary)
+        ), summary
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Depth(num_layers=5),
+        Width(hidden=64),
+        Upcycle(num_experts=4),
+        Upcycle(num_experts=8, experts_per_token=4, finer=2),
+        Upcycle(num_experts=4, experts_per_token=1, router="orthogonal"),
+        Cast(dtype="float32"),
+    ],
+    ids=lambda rule: f"{rule.kind}-{getattr(rule, 'finer', '')}{getattr(rule, 'router', '')}",
+)
+def test_the_loss_is_the_same_before_and_after(study: Trained, rule: ConversionSpec) -> None:
+    made, summary = study.converted(rule)
+    assert summary["is_exact"] and summary["rule"] == rule.kind
+    assert 0.5 < summary["loss_before"] < 4.5  # it has learned something
+    assert summary["loss_after"] == pytest.approx(summary["loss_before"], abs=1e-5)
+    _, spec = read_model(made, study.scratch)
+    ancestry = made.json(ANCESTRY, study.scratch)
+    assert set(ancestry) == set(spec.shapes())
+    for pieces in ancestry.values():
+        assert sum(share for _, share, _ in pieces) == pytest.approx(1.0)
+    assert read_generator(made, study.scratch, torch.device("cpu")).text("Poem", Sampling(max_tokens=3))
+
+
+@pytest.mark.parametrize(
+    ("rows", "against", "most"), [("pieces", 5.0, 0.01), ("pieces", 0.0, 0.3), ("zeros", 0.0, 0.6)]
+)
+def test_a_longer_vocabulary_costs_old_text_little(
+    study: Trained, rows: Any, against: float, most: float
+) -> None:
+    rule = ToVocabulary(rows=rows, against=against, tokens=512)
+    more = {"tokenizer": study.longer, "tokens.main": study.code}
+    made, summary = study.converted(rule, **more)
+    model, spec = read_model(made, study.scratch)
+    assert spec.tokens == 380 and summary["tokens_kept"] == 300 and summary["tokens_new"] == 80
+    cost = summary["loss_after"] - summary["loss_before"]
+    assert 0 < cost < most
+    old, _ = read_model(study.trained, study.scratch)
+    assert torch.equal(dict(stored(model))["embed.weight"][:300], dict(stored(old))["embed.weight"])
+    assert Vocabulary.of(made, study.scratch).size == 380
+
+
+def test_without_lowering_new_tokens_take_more_from_old_ones(study: Trained) -> None:
+    more = {"tokenizer": study.longer, "tokens.main": study.code}
+    costs = []
+    for against in (0.0, 2.0, 5.0):
+        _, summary = study.converted(ToVocabulary(against=against, tokens=512), **more)
+        costs.append(summary["loss_after"] - summary["loss_before"])
+    assert costs[0] > 2 * costs[1] > 4 * costs[2] > 0
+
+
+def test_numbers_that_another_type_cannot_hold_are_refused(study: Trained) -> None:
+    model, spec = read_model(study.trained, study.scratch)
+    state = {name: weight.detach().clone() for name, weight in stored(model)}
+    state["norm.weight"][0] = 1e6
+    files = model_files(state, spec)
+    files["tokenizer.json"] = study.file(study.tokenizer, "tokenizer.json").read_bytes()
+    wide = open_input(artifact(study.folder / "wide", "model", files))
+    with pytest.raises(ConfigError, match=r"norm.weight has numbers beyond .*float16"):
+        study.converted(Cast(dtype="float16"), model=wide)
+    made, summary = study.converted(Cast(dtype="bfloat16"))
+    assert not summary["is_exact"] and json.loads(json.dumps(summary))["dtype"] == "bfloat16"
+    assert {weight.dtype for _, weight in stored(read_model(made, study.scratch)[0])} == {torch.bfloat16}

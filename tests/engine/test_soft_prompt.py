@@ -1,0 +1,151 @@
+"""A soft prompt is tuned while the model stays as it is, wherever it lies and whatever it begins with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, load_file
+
+from atelier.engine.config.error import ConfigError
+from atelier.engine.config.generation import Sampling
+from atelier.engine.config.mixture import Stream
+from atelier.engine.config.role import Trainable
+from atelier.engine.config.run_file import Training
+from atelier.engine.config.soft_prompt import SoftPrompt
+from atelier.engine.data.examples import Examples
+from atelier.engine.inference.generator import read_generator
+from atelier.engine.inference.scoring import choose
+from atelier.engine.io.artifact import open_input
+from atelier.engine.model.load import read_model
+from tests.engine.test_finetune import training_setup  # noqa: F401 - a fixture
+from tests.engine.trainings import ONE, VOCAB, TrainingSetup, model, role, train
+
+PLACES = ("front", "middle", "back")
+LENGTH = 5
+
+
+def tuning(
+    setup: TrainingSetup, steps: int = 12, name: str = "tuned", *, lr: float = 0.3, **how: Any
+) -> Training:
+    trainable = Trainable(kind="prompt", **({"length": LENGTH} | how))
+    shape = model().model_copy(update={"soft_prompt": trainable.soft_prompt})
+    spec = role(shape=shape, lr=lr, init="base", trainable=trainable, seed_name="tuned")
+    settings = train(steps, keep=0, checkpoint_every=4, sequence=32, precision="fp32")
+    members = {name: setup.member(name, spec, steps, init="base")}
+    stream = Stream(input="labels", kind="examples", num_examples=16)
+    return Training(members=members, streams=(stream,), train=settings)
+
+
+def losses(setup: TrainingSetup, name: str = "tuned") -> list[float]:
+    return [line["values"]["loss"] for line in setup.curve(name)]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_only_the_prompt_moves_and_the_loss_falls(training_setup: TrainingSetup, place: Any) -> None:  # noqa: F811
+    training_setup.train(tuning(training_setup, place=place, first="random"))
+    base, tuned = load(training_setup.weights("base")), load(training_setup.weights("tuned"))
+    assert tuned.keys() - base.keys() == {"soft.weight"}
+    assert all(torch.equal(base[name], tuned[name]) for name in base)
+    assert losses(training_setup)[-1] < losses(training_setup)[0] - 0.1
+    adapter = load_file(training_setup.output("tuned") / "adapter_model.safetensors")
+    assert torch.equal(adapter["prompt_embeddings"], tuned["soft.weight"])
+    assert (training_setup.output("tuned") / "adapter_model.safetensors").stat().st_size < 20_000
+    config = json.loads((training_setup.output("tuned") / "adapter_config.json").read_text())
+    assert config["peft_type"] == "PROMPT_TUNING"
+    assert (config["num_virtual_tokens"], config["token_dim"]) == (LENGTH, 32)
+
+
+def test_rows_of_tokens_begin_a_prompt(training_setup: TrainingSetup) -> None:  # noqa: F811
+    base = load(training_setup.weights("base"))["embed.weight"]
+    for number, (how, ids) in enumerate({"vocabulary": None, "text": [2, 3, 2, 3, 2]}.items()):
+        name = f"begun-{number}"
+        training_setup.train(tuning(training_setup, steps=1, name=name, lr=1e-9, first=how, text="ab"))
+        found = load(training_setup.weights(name))["soft.weight"]
+        if ids is None:
+            assert all(any(torch.allclose(row, each, atol=1e-6) for each in base) for row in found)
+        else:
+            assert torch.allclose(found, base[ids], atol=1e-6)
+
+
+def test_a_prompt_stopped_and_resumed_has_the_same_bits(training_setup: TrainingSetup) -> None:  # noqa: F811
+    training_setup.train(tuning(training_setup, name="whole"))
+    assert training_setup.train_in_pieces(tuning(training_setup, name="pieces"), 5) >= 2
+    assert training_setup.weights("whole") == training_setup.weights("pieces")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_options_and_texts_are_behind_the_prompt_when_it_is_used(
+    training_setup: TrainingSetup,  # noqa: F811
+    place: Any,
+    tmp_path: Path,
+) -> None:
+    """What scoring and generation compute is what training did: the same rows."""
+    training_setup.train(tuning(training_setup, place=place))
+    training_setup.inputs["tuned"] = training_setup.as_input("tuned")
+    names = ("tuned", "labels", "tokenizer")
+    source, labels, tokenizer = (open_input(training_setup.inputs[name]) for name in names)
+    network, spec = read_model(source, tmp_path)
+    soft = SoftPrompt(length=LENGTH, place=place)
+    examples = Examples(labels, tokenizer, tmp_path, sequence=32).prompted(soft, VOCAB)
+    choices = choose(network.eval(), examples, advance=lambda _: None)  # type: ignore[arg-type]
+    plain = Examples(labels, tokenizer, tmp_path, sequence=32)
+    assert len(choices.correct) == len(plain)
+    [row] = [examples.batch([0])["tokens_BT"][0]]
+    ids = [token for token in row.tolist() if token < VOCAB and token != 1]
+    assert ids == [token for token in plain.batch([0])["tokens_BT"][0].tolist() if token != 1]
+    where = [place for place, token in enumerate(row.tolist()) if token >= VOCAB]
+    prompt = len(plain.examples[0].prompt)
+    begin = {"front": 0, "middle": prompt // 2, "back": prompt}[place]
+    assert where == list(range(begin, begin + LENGTH))
+    assert spec.soft_prompt == soft  # type: ignore[attr-defined]
+
+
+def test_generation_with_a_cache_is_that_without(training_setup: TrainingSetup, tmp_path: Path) -> None:  # noqa: F811
+    training_setup.train(tuning(training_setup, place="middle"))
+    source = open_input(training_setup.as_input("tuned"))
+    generator = read_generator(source, tmp_path, torch.device("cpu"))
+    sampling = Sampling(max_tokens=6, temperature=0.0)
+    found = generator.vocabulary.encode(generator.text("abcab", sampling))
+    ids = SoftPrompt(length=LENGTH, place="middle").put([], generator.vocabulary.encode("abcab"), VOCAB)
+    for token in found:
+        tokens_BT = torch.tensor([ids])
+        batch = {
+            "tokens_BT": tokens_BT,
+            "positions_BT": torch.arange(len(ids))[None],
+            "documents_BT": torch.zeros_like(tokens_BT),
+        }
+        logits_V = generator.model(batch).hidden[0, -1] @ generator.model.head_weight.T
+        assert int(logits_V.argmax()) == token
+        ids.append(token)
+
+
+def test_no_room_for_a_prompt_is_said(training_setup: TrainingSetup) -> None:  # noqa: F811
+    says = r"trainable.length: 40 vectors leave no room for a prompt: rows have room for 32 tokens; fewer"
+    with pytest.raises(ConfigError, match=says):
+        training_setup.train(tuning(training_setup, length=40))
+    with pytest.raises(ValueError, match="first=text begins with the rows of a text: give text"):
+        Trainable(kind="prompt", first="text")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"shard": 2},
+        {"tensor": 2, "sequence_parallel": True},
+        {"tensor": 2, "sequence_parallel": False},
+        {"pipeline": 2},
+    ],
+    ids=["shard", "tensor", "tensor alone", "pipeline"],
+)
+def test_layouts_agree(training_setup: TrainingSetup, layout: dict[str, Any]) -> None:  # noqa: F811
+    exact = {"precision": "fp64"}
+    one, two = (tuning(training_setup, name=name) for name in ("one", "two"))
+    training_setup.train(one.model_copy(update={"train": one.train.model_copy(update=exact)}))
+    both = two.model_copy(update={"train": two.train.model_copy(update=exact)})
+    run = training_setup.run_file(both, layout=ONE.model_copy(update=layout))
+    ranks = training_setup.processes(run, world=2)
+    said = [rank.communicate(timeout=300) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert losses(training_setup, "two") == pytest.approx(losses(training_setup, "one"), abs=1e-10)

@@ -1,0 +1,106 @@
+"""CPM-2's flow, tiny: a model grows from one language to two and to a mixture of experts, and a soft prompt
+of it is tuned; killed without warning it ends with the same bits.
+"""
+
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.faults.command import CommandStore
+from tests.flow.command import Atelier
+from tests.flow.test_semoe import steps_of, weights_of
+
+ARGUMENTS = ("cpm2", "experiment=tiny", "tracker=none")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cpm2")
+
+
+def test_a_model_grows_and_every_step_says_what_it_cost(atelier: Atelier, root: Path) -> None:
+    said = atelier(*ARGUMENTS)
+    assert said.code == 0, said.err
+    models = {record["name"]: record for record in CommandStore(root).records("model")}
+    assert set(models) == {"first", "first-grown", "both", "both-upcycled", "experts", "experts/pretrained-0"}
+    grown, upcycled = models["first-grown"]["summary"], models["both-upcycled"]["summary"]
+    assert (grown["tokens_kept"], grown["tokens_new"]) == (512, 128)
+    assert 0 < grown["loss_after"] - grown["loss_before"] < 0.01
+    assert upcycled["is_exact"]
+    assert upcycled["loss_after"] == pytest.approx(upcycled["loss_before"], abs=1e-5)
+    assert models["first-grown"]["parents"]["model"] == models["first"]["fingerprint"]
+    assert models["experts"]["parents"]["init"] == models["both-upcycled"]["fingerprint"]
+    [longer] = [one for one in CommandStore(root).records("tokenizer") if "extends" in one["parents"]]
+    assert longer["summary"]["tokens_added"] == 128 and longer["summary"]["cut_before"]["documents"] > 0
+
+
+def test_the_prompt_is_an_adapter_of_kilobytes_and_its_base_has_not_moved(
+    atelier: Atelier, root: Path
+) -> None:
+    [adapter] = atelier.records("adapter", "experts/pretrained-0-adapter")
+    [experts] = atelier.records("model", "experts")
+    assert adapter["parents"]["base"] == experts["fingerprint"]
+    assert sum(file["bytes"] for file in adapter["files"]) < 20_000
+    folders = {
+        name: next((root / "model" / one["fingerprint"][:16]).glob("payload-*"))
+        for name in ("experts", "experts/pretrained-0")
+        for one in atelier.records("model", name)
+    }
+    from safetensors.torch import load_file
+
+    base, tuned = (load_file(folder / "model.safetensors") for folder in folders.values())
+    assert all(base[name].equal(tuned[name]) for name in base) and set(tuned) - set(base) == {"soft.weight"}
+
+
+def test_shares_of_the_weights_lead_to_whom_they_began_in(atelier: Atelier) -> None:
+    rows = json.loads(atelier("lineage", "experts/pretrained-0", "--weights", "--json").out)
+    assert sum(row["share"] for row in rows) == pytest.approx(1.0)
+    assert {row["name"] for row in rows} == {"first", "both-upcycled", "experts/pretrained-0"}
+    assert rows[0]["name"] == "first" and rows[0]["share"] > 0.9
+    assert "rows of new tokens" in atelier("lineage", "both", "--weights").out
+    above = atelier("lineage", "experts").out
+    for name in ("first", "first-grown", "both", "both-upcycled"):
+        assert name in above
+
+
+def test_again_nothing_is_left_to_do(atelier: Atelier) -> None:
+    said = atelier(*ARGUMENTS)
+    assert said.code == 0 and "nothing to do" in said.out
+
+
+def test_killed_without_warning_it_ends_with_the_same_bits(root: Path, tmp_path: Path) -> None:
+    whole, store = CommandStore(root), CommandStore(tmp_path / "store").copy_data(CommandStore(root))
+    for name in ("first", "experts"):
+        command = store.start(*ARGUMENTS)
+        command.until(lambda name=name: 8 in steps_of(store, name), f"a checkpoint of {name}")
+        for process in store.processes():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        command.wait()
+        store.wait_for_quiet()
+    code, _, err = store.finish(*ARGUMENTS)
+    assert code == 0, err
+    assert weights_of(store) == weights_of(whole)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("data.source=README.md",), "data.blend.second: is missing: the second language's text"),
+        (("data.source=stdlib-prose",), "data.blend.second: is missing"),
+        (("grow.vocab=512",), "grow.vocab"),
+        (("upcycle.experts_per_token=1",), "no router learns"),
+        (("upcycle.finer=5", "upcycle.experts_per_token=10", "upcycle.num_experts=10"), "5 does not divide"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_the_plan(
+    atelier: Atelier, words: tuple[str, ...], says: str
+) -> None:
+    said = atelier("plan", *ARGUMENTS, *words)
+    assert said.code == 2 and says in said.err and len(said.err.strip().splitlines()) == 1
