@@ -9,8 +9,7 @@ from pathlib import Path
 
 from atelier.engine.config.base import Json, Spec, parse
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.config.families import family_of
-from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.families import Said, family_of
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.data.vocabulary import CARRIED, Vocabulary, copy_tokenizer
 from atelier.engine.io import storage
@@ -77,7 +76,7 @@ def adopt(run: RunFile) -> dict[str, Json]:
     return {"params": spec.num_params(), "family": family.name}
 
 
-def _sized(spec: GPT, size: int, place: str) -> GPT:
+def _sized(spec: Said, size: int, place: str) -> Said:
     """The model with the tokenizer's vocabulary; the rows beyond it are padding."""
     if size > spec.tokens:
         raise ConfigError(

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from atelier.engine.config.base import Json, Spec, parse
+from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import ConfigError, DataError
-from atelier.engine.config.families import Family, families, family_of, fitting
-from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.families import Family, Said, families, family_of, fitting
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.data.vocabulary import CARRIED, TOKENIZER, Vocabulary
+from atelier.engine.inference.sampling import num_positions
 from atelier.engine.io import storage
 from atelier.engine.io.process import Progress, input_of, leave, run_verb, say
 from atelier.engine.io.weight_files import INDEX, WEIGHTS, index_of, plan_files
@@ -53,7 +54,7 @@ def export(run: RunFile) -> dict[str, Json]:
     source, scratch = input_of(run, "model"), Path(run.scratch)
     stored, spec = read_weights(source, scratch)
     family = chosen(spec, asked.family)
-    assert isinstance(spec, GPT)  # others have no family
+    assert isinstance(spec, Said)  # others have no family
     tokenizer = source.file(TOKENIZER, scratch)
     vocabulary = Vocabulary.of(source, scratch)
     weights = exported(stored.weights(), family, spec)
@@ -87,8 +88,9 @@ def chosen(spec: ModelSpec, name: str) -> Family:
     """The family to write a model as: the one of this name, or the first that can say it. Raises ConfigError,
     with the reason, where there is none.
     """
-    if not isinstance(spec, GPT):
-        raise ConfigError("export", f"the model is of kind {spec.kind}, and families are of kind gpt")
+    if not isinstance(spec, Said):
+        kinds = "families are of kinds gpt and encdec"
+        raise ConfigError("export", f"the model is of kind {spec.kind}, and {kinds}")
     if name:
         if name not in families():
             raise ConfigError("--family", f"{name!r} is not known", f"there are {', '.join(families())}")
@@ -115,7 +117,7 @@ def _as(weight: Weight, dtype: torch.dtype) -> Weight:
 
 
 def _documents(
-    family: Family, spec: GPT, vocabulary: Vocabulary, dtype: torch.dtype
+    family: Family, spec: Said, vocabulary: Vocabulary, dtype: torch.dtype
 ) -> dict[str, dict[str, Json]]:
     """The JSON files."""
     begin = next(iter(vocabulary.before), None)
@@ -123,7 +125,9 @@ def _documents(
     ids: dict[str, Json] = {
         "bos_token_id": begin, "eos_token_id": ends, "pad_token_id": vocabulary.pad_id,
     }  # fmt: skip
-    named = {"bos_token": begin, "eos_token": vocabulary.end_id, "pad_token": vocabulary.pad_id}
+    if spec.reads_encoder:  # whose decoder begins with padding
+        ids |= {"pad_token_id": vocabulary.start_id, "decoder_start_token_id": vocabulary.start_id}
+    named = {"bos_token": begin, "eos_token": vocabulary.end_id, "pad_token": ids["pad_token_id"]}
     words: dict[str, Json] = {
         name: vocabulary.token(number) for name, number in named.items() if number is not None
     }
@@ -198,7 +202,7 @@ def _compared(
     scratch: Path,
     files: list[str],
     stored: StoredWeights,
-    spec: GPT,
+    spec: Said,
     device: torch.device,
 ) -> float:
     """Largest distance of the logits of what was written from the model's, in units of their scale, computed
@@ -225,8 +229,8 @@ def _compared(
     return apart
 
 
-def most_tokens(spec: GPT) -> int:
-    return spec.max_positions if spec.positions == "learned" else TOKENS
+def most_tokens(spec: Said) -> int:
+    return num_positions(spec) or TOKENS
 
 
 def _whole(weight: Weight) -> Tensor:
@@ -236,7 +240,7 @@ def _whole(weight: Weight) -> Tensor:
 
 
 @torch.inference_mode()
-def _logits(spec: GPT, weights: Mapping[str, Weight], ids_BT: Tensor, device: torch.device) -> Tensor:
+def _logits(spec: Said, weights: Mapping[str, Weight], ids_BT: Tensor, device: torch.device) -> Tensor:
     """The logits of the model with these weights, of which a block's are in memory while it computes."""
     with blank():
         model: Model = build(spec)
@@ -260,6 +264,8 @@ def _logits(spec: GPT, weights: Mapping[str, Weight], ids_BT: Tensor, device: to
     model.load_state_dict(taken("", others), assign=True, strict=False)
     places_BT = torch.arange(ids_BT.shape[1]).expand(ids_BT.shape)
     batch = {"tokens_BT": ids_BT, "positions_BT": places_BT, "documents_BT": torch.zeros_like(ids_BT)}
+    if spec.reads_encoder:
+        batch |= dict(zip(ENCODER, batch.values(), strict=True))
     output = model.eval()({name: value.to(device) for name, value in batch.items()})
     return output.hidden @ model.head_weight.T
 

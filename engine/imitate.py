@@ -95,6 +95,8 @@ def imitate(run: RunFile, asked: Imitate) -> dict[str, int]:
     gang = start_gang(Parallel(shard=1, threads=run.layout.threads, device=run.layout.device))
     source, tokens = input_of(run, "model"), input_of(run, "tokens")
     generator = read_generator(source, scratch, gang.device)
+    if (kind := generator.model.spec).reads_encoder:
+        raise ConfigError("imitate.model", f"is of kind {kind.kind}, which has an encoder", "a decoder")
     check_tokenizer(source, input_of(run, "tokenizer"))
     sentences = Sentences(generator.vocabulary)
     found = _chosen(tokens, sentences, asked, scratch)

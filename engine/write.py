@@ -162,7 +162,10 @@ def _continued(
     generator: Generator, numbers: np.ndarray, begun: Sequence[tuple[list[int], str]], asked: Written
 ) -> list[WrittenText]:
     """The text of each document, drawn with random numbers of its own."""
-    prompts = [ids for ids, _ in begun]
+    prompts, encoders = [ids for ids, _ in begun], None
+    if generator.model.spec.reads_encoder:
+        encoders = [[*prompt, generator.vocabulary.end_id] for prompt in prompts]
+        prompts = [[generator.vocabulary.start_id]] * len(numbers)
     keys = Chance(asked.seed, LANE, TRAIN).keys(numbers, np.zeros(len(numbers), dtype=np.int64))
     ends = generator.vocabulary.ends
     found = continuations(
@@ -173,6 +176,7 @@ def _continued(
         top_p=asked.top_p,
         draws=lambda place: torch.from_numpy(uniform(keys, place, 0)),
         ends=ends,
+        encoders=encoders,
     )
     return [
         _text(text, generator.vocabulary.bytes_of(ids), has_end=bool(ids) and ids[-1] in ends)

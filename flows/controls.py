@@ -16,7 +16,7 @@ def fewer(parallel: Parallel, roles: dict[str, Role]) -> Parallel:
     """The layout for roles without a teacher, some of them small: no more stages than the smallest has
     blocks, and nothing of what was given for others.
     """
-    layout = parallel.with_stages(min((role.model.num_layers for role in roles.values()), default=1))
+    layout = parallel.with_stages(min((role.model.num_blocks for role in roles.values()), default=1))
     return layout.model_copy(update={"roles": {}, "stages": ()})
 
 

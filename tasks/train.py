@@ -14,6 +14,7 @@ from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import Feed, Segment, origins, segments_of
 from atelier.engine.plan.checks import check_layout, check_readers, check_schedules, check_teaching
 from atelier.engine.plan.expert_checks import check_frozen
+from atelier.engine.plan.layout_checks import check_encoders
 from atelier.infra.code.code_map import maps_of
 from atelier.infra.dag import Node, Product, Reference, declare, input_of
 from atelier.infra.run.context import RunContext
@@ -53,7 +54,9 @@ def train(
     check_layout(parallel, everybody, settings, prefix=prefix)
     check_teaching(everybody, prefix=prefix)
     check_schedules(everybody, settings, prefix=prefix)
-    check_readers(everybody, row_specs(everybody, prefix).values(), settings.at(0).sequence, prefix=prefix)
+    rows = row_specs(everybody, prefix).values()
+    check_readers(everybody, rows, settings.at(0).sequence, prefix=prefix)
+    check_encoders(everybody, rows, prefix)
     begun = dict(inits or {})
     models = {key: begun.pop(key) for key, role in everybody.items() if not role.moves and key in begun}
     frozen = {**(finished or {}), **models}

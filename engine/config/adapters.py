@@ -87,7 +87,7 @@ def names_of(family: Family, spec: GPT) -> Names:
     """Matrices that several of ours are joined to are left out: no addition of one rank is theirs."""
     found, turned = dict[str, str](), set[str]()
     for ours, shape in spec.shapes().items():
-        part = family.foreign(ours)
+        part = family.foreign(ours, spec)
         if part is None or len(shape) != 2 or part.count > 1 or not part.name.endswith(MATRIX):
             continue
         name = part.name.removesuffix(MATRIX)

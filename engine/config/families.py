@@ -1,4 +1,4 @@
-"""Families of models in transformers' format: which keys of a config.json say what of `gpt`, and which
+"""Families of models in transformers' format: which keys of a config.json say what of a model, and which
 weights are which. `model_type: qwen3` is engine/config/family/qwen3.py. Torch-free.
 
 What a family does not understand is refused by its name, never dropped.
@@ -12,7 +12,9 @@ from typing import NamedTuple, cast
 
 from atelier.engine.config.base import Json, parse
 from atelier.engine.config.error import ConfigError, nearest
+from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.registry import ModelSpec
 
 FOLDER = Path(__file__).parent / "family"
 ARCHITECTURES, TYPE = "architectures", "model_type"
@@ -39,7 +41,8 @@ REFUSED = {
 UNUSED = ".router.load"  # weights that only training reads
 
 Config = Mapping[str, Json]
-Fields = dict[str, Json]  # of the GPT
+Fields = dict[str, Json]  # of the model
+Said = GPT | EncDec  # the kinds of model that families say
 Reader = Callable[[Config], tuple[Fields, set[str]]]  # the fields that some keys say, and these keys
 
 
@@ -75,14 +78,17 @@ class Family:
     keys: tuple[Key, ...]
     weights: Mapping[str, Part]  # by pattern of our name
     also: tuple[Reader, ...]
-    back: Callable[[GPT], dict[str, Json]]
+    back: Callable[..., dict[str, Json]]  # of a model of the family's kind
     fixed: Fields = field(default_factory=dict)  # what all its models have
     neutral: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()  # patterns of weights that say nothing: buffers
     optional: str = ""  # what names of weights may begin with or not
+    model: type[Said] = GPT
+    renamed: Callable[[str, ModelSpec], str] = lambda ours, spec: ours  # before it is looked up in `weights`
+    copies: tuple[str, ...] = ()  # foreign weights that may be there and are the embedding once more
 
-    def spec(self, config: Config, place: str) -> GPT:
+    def spec(self, config: Config, place: str) -> Said:
         """The model that a config describes. Raises ConfigError for the first key that is not understood,
         with its name and value.
         """
@@ -107,7 +113,7 @@ class Family:
                 _put(found, name, value)
             known |= read
         self._check(config, known, place)
-        return parse(GPT, found, place)
+        return parse(self.model, found, place)
 
     def _check(self, config: Config, known: set[str], place: str) -> None:
         named = config.get(ARCHITECTURES)
@@ -130,29 +136,33 @@ class Family:
                     f"{_short(value)}: what {self.name} would compute with it is not known",
                 )
 
-    def config(self, spec: GPT) -> dict[str, Json]:
+    def config(self, spec: Said) -> dict[str, Json]:
         """The config of a model. Raises ConfigError for one that the family cannot say."""
+        if not isinstance(spec, self.model):
+            raise ConfigError("--family", f"{self.name} cannot say kind {spec.kind}", "another family")
         document = spec.model_dump(mode="json")
         made: dict[str, Json] = {TYPE: self.name, ARCHITECTURES: [self.architecture]}
         for key in self.keys:
             made[key.name] = key.write(_get(document, key.field, spec))
         made |= self.back(spec)
         again = self.spec(made, self.name)
-        strange = (name for name in spec.shapes() if self.foreign(name) is None and not name.endswith(UNUSED))
+        strange = (
+            name for name in spec.shapes() if self.foreign(name, spec) is None and not name.endswith(UNUSED)
+        )
         if said := difference(spec, again) or next(strange, ""):
             raise ConfigError(
                 "--family", f"{self.name} cannot say {said}", "another family, or another model"
             )
         return made
 
-    def foreign(self, ours: str) -> Part | None:
+    def foreign(self, ours: str, spec: ModelSpec) -> Part | None:
         """Where a weight of ours is found, numbers filled in but an expert's."""
-        pattern, numbers = _pattern(ours)
+        pattern, numbers = _pattern(self.renamed(ours, spec))
         part = self.weights.get(pattern)
         return None if part is None else part._replace(name=part.name.replace("{i}", numbers))
 
 
-def difference(one: GPT, other: GPT) -> str:
+def difference(one: Said, other: Said) -> str:
     """The first field in which two models compute differently, with the value of one; '' where they are
     alike.
     """
@@ -160,9 +170,14 @@ def difference(one: GPT, other: GPT) -> str:
     return next((f"{name} {value}" for name, value in mine.items() if theirs.get(name) != value), "")
 
 
-def _meaning(spec: GPT) -> dict[str, Json]:
+def _meaning(spec: Said) -> dict[str, Json]:
     """What of a spec says what it computes, `auto` resolved."""
     document = spec.model_dump(mode="json", exclude=FREE)
+    if isinstance(spec, EncDec):
+        sizes = {"encoder_layers": spec.num_encoding, "ffn": spec.inner, "vocab": spec.tokens}
+        heads = {"num_kv_heads": spec.kv_heads, "head_dim": spec.head_width}
+        plain: dict[str, Json] = {name: value for name, value in document.items() if name not in EXPERTS}
+        return plain | sizes | heads | _mixtures(spec)
     found: dict[str, Json] = {name: value for name, value in document.items() if name not in PARTS}
     found |= {"vocab": spec.tokens, "num_kv_heads": spec.kv_heads, "head_dim": spec.head_width}
     found |= {f"rope.{name}": value for name, value in document["rope"].items()}
@@ -174,27 +189,29 @@ def _meaning(spec: GPT) -> dict[str, Json]:
         found["max_positions"] = spec.max_positions
     if any(not spec.has_experts(number) for number in range(spec.num_layers)):
         found |= {"ffn": spec.inner, "mlp": spec.mlp}
-    if spec.num_experts:
-        experts = spec.experts
-        found |= {
-            "num_experts": spec.num_experts,
-            "experts_per_token": spec.experts_per_token,
-            "experts.ffn": spec.expert_inner,
-            "experts.activation": "swiglu" if spec.is_gated else "gelu",
-            "experts.shared": experts.shared,
-            "experts.every": experts.every,
-            "experts.combine": experts.combine,
-            "experts.router": experts.router.model_dump(mode="json", include={"kind", "score", "groups"}),
-        }
-    return found
+    return found | _mixtures(spec)
+
+
+def _mixtures(spec: Said) -> dict[str, Json]:
+    if not spec.num_experts:
+        return {}
+    experts = spec.experts
+    return {
+        "num_experts": spec.num_experts,
+        "experts_per_token": spec.experts_per_token,
+        "experts.ffn": spec.expert_inner,
+        "experts.activation": "swiglu" if spec.is_gated else "gelu",
+        "experts.shared": experts.shared,
+        "experts.every": experts.every,
+        "experts.combine": experts.combine,
+        "experts.router": experts.router.model_dump(mode="json", include={"kind", "score", "groups"}),
+    }
 
 
 # fields that change nothing that a finished model computes, and those that are compared part by part
 FREE = {"dropout", "init_std", "vocab_padding"}
-PARTS = {
-    "experts", "experts_per_token", "ffn", "max_positions", "mlp", "multipliers", "num_experts", "rope",
-    "window_blocks",
-}  # fmt: skip
+EXPERTS = {"experts", "experts_per_token", "num_experts"}
+PARTS = EXPERTS | {"ffn", "max_positions", "mlp", "multipliers", "rope", "window_blocks"}
 
 
 def flag(value: Json) -> Json:
@@ -212,7 +229,7 @@ def _put(fields: Fields, name: str, value: Json) -> None:
     fields[leaf] = value
 
 
-def _get(document: Mapping[str, Json], name: str, spec: GPT) -> Json:
+def _get(document: Mapping[str, Json], name: str, spec: Said) -> Json:
     """A field of a spec, `auto` resolved."""
     known = {
         "num_kv_heads": spec.kv_heads,
@@ -220,6 +237,7 @@ def _get(document: Mapping[str, Json], name: str, spec: GPT) -> Json:
         "head_dim": spec.head_width,
         "vocab": spec.tokens,
         "experts.ffn": spec.expert_inner,
+        "encoder_layers": getattr(spec, "num_encoding", 0),
     }
     if name in known:
         return known[name]
@@ -232,9 +250,9 @@ def _get(document: Mapping[str, Json], name: str, spec: GPT) -> Json:
 def _pattern(name: str) -> tuple[str, str]:
     """blocks.3.norm1.weight as blocks.{i}.norm1.weight, and 3."""
     parts = name.split(".")
-    if parts[0] != "blocks":
+    if len(parts) < 3 or not parts[1].isdigit():
         return name, ""
-    return ".".join(["blocks", "{i}", *parts[2:]]), parts[1]
+    return ".".join([parts[0], "{i}", *parts[2:]]), parts[1]
 
 
 def _short(value: Json) -> str:
@@ -257,7 +275,7 @@ def family_of(config: Config, place: str) -> Family:
     return cast(Family, importlib.import_module(f"atelier.engine.config.family.{name}").FAMILY)
 
 
-def fitting(spec: GPT) -> Iterator[Family]:
+def fitting(spec: Said) -> Iterator[Family]:
     """The families that can say a model."""
     for name in families():
         family = family_of({TYPE: name}, name)

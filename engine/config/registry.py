@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
 from pydantic.fields import FieldInfo
 
 from atelier.engine.config.base import Given, Json, Kind, Spec, parse
+from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import ConfigError, DataError, nearest
 from atelier.engine.config.schedule import Schedule, WeightSchedule
 
@@ -39,6 +40,7 @@ class ModelSpec(Kind, ABC):
 
     # tensors of a batch that it reads besides tokens, positions, documents and memory
     inputs: ClassVar[tuple[str, ...]] = ()
+    refused_schedules: ClassVar[tuple[str, ...]] = ()  # of a pipeline, that its blocks do not fit
 
     kind: str
     num_layers: int
@@ -54,6 +56,16 @@ class ModelSpec(Kind, ABC):
     def ids(self) -> int:
         """Numbers of the vocabulary that stand for tokens of the tokenizer; the rest are padding."""
         return self.tokens
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks, in order; more than num_layers where another net comes before."""
+        return self.num_layers
+
+    @property
+    def reads_encoder(self) -> bool:
+        """Whether rows have an input of their own for an encoder."""
+        return set(ENCODER) <= set(type(self).inputs)
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -77,7 +89,7 @@ class ModelSpec(Kind, ABC):
         """Forward and backward FLOPs of one token in each block; the last entry is everything after the
         blocks.
         """
-        return [self.flops_per_token(sequence) / self.num_layers] * self.num_layers + [0.0]
+        return [self.flops_per_token(sequence) / self.num_blocks] * self.num_blocks + [0.0]
 
     def arguments(self) -> dict[str, Json]:
         """Plain JSON for a model's config.json, with the version of the kind where it is not 1."""
@@ -117,6 +129,10 @@ class ObjectiveSpec(Kind):
     def row_tokens(self, sequence: int) -> int:
         """T, the tokens of its rows in a training of `sequence` tokens."""
         return sequence
+
+    def sentinels(self, sequence: int) -> int:
+        """Sentinels that its rows need of the tokenizer in a training of `sequence` tokens."""
+        return 0
 
     @property
     def num_classes(self) -> int:

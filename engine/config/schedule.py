@@ -12,12 +12,13 @@ from atelier.engine.config.error import ConfigError
 
 
 class Schedule(Kind):
-    """A learning-rate schedule. `constant` and the stable part of `wsd` do not depend on where training ends;
-    `cosine` and `linear` do from their first step.
+    """A learning-rate schedule. `constant`, `noam` and the stable part of `wsd` do not depend on where
+    training ends; `cosine` and `linear` do from their first step.
     """
 
-    kind: Literal["constant", "linear", "cosine", "wsd"] = Field(
-        default="wsd", description="constant, linear, cosine or wsd"
+    kind: Literal["constant", "linear", "cosine", "wsd", "noam"] = Field(
+        default="wsd",
+        description="constant, linear, cosine, wsd or noam (falls as 1/sqrt(step) after warm-up)",
     )
     warmup: int = Field(default=0, ge=0, description="steps of linear warm-up from the role's first step")
     decay: float = Field(
@@ -27,13 +28,18 @@ class Schedule(Kind):
 
     @model_validator(mode="after")
     def _floor(self) -> "Schedule":
-        if self.kind == "constant" and self.floor:
-            raise ValueError("a constant schedule has no floor")
+        if self.is_endless and self.floor:
+            raise ValueError(f"a {self.kind} schedule has no floor")
         return self
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether no step's lr depends on where training ends."""
+        return self.kind in ("constant", "noam")
 
     def branch_step(self, start: int, end: int) -> int:
         """The first step whose lr depends on `end`: `end` itself when none does, `start` when all do."""
-        if self.kind == "constant":
+        if self.is_endless:
             return end
         if self.kind == "wsd":
             return max(start, end - max(1, round(self.decay * (end - start))))
@@ -47,12 +53,14 @@ class Schedule(Kind):
     def factor(self, step: int, start: int, end: int) -> float:
         """lr at `step` (start <= step < end) as a share of the peak. WSD decays linearly (2404.06395 section
         4; 2405.18392). The last step is at the floor; without a floor it ends one step above 0, where nothing
-        would be learned.
+        would be learned. Noam (1706.03762, equation 3) has its peak at the last step of warm-up.
         """
         done, short = step - start, 0 if self.floor else 1
         warm = min(1.0, (done + 1) / (self.warmup + 1)) if self.warmup else 1.0
         if self.kind == "constant":
             return warm
+        if self.kind == "noam":
+            return warm * min(1.0, (self.warmup + 1) / (done + 1)) ** 0.5
         if self.kind == "wsd":
             first = self.branch_step(start, end)
             left = 1.0 if step < first else (end - 1 + short - step) / (end - first + short)
@@ -67,7 +75,7 @@ class Schedule(Kind):
         peak or the floor is not reached; ('', '') when it fits.
         """
         room = self.branch_step(start, end) - start if self.kind == "wsd" else end - start - 1
-        if self.kind == "constant" or self.warmup <= max(0, room):
+        if self.is_endless or self.warmup <= max(0, room):
             return "", ""
         falls = f"lr falls after {room} of its {end - start} steps"
         return f"{self.warmup} steps of warm-up, but {falls}", f"{max(0, room)} would fit, or more steps"
@@ -85,7 +93,8 @@ class Schedule(Kind):
 
     def trunk(self) -> dict[str, Json]:
         """Identity of the part that does not depend on the end, equal for `constant` and a trunk of `wsd`."""
-        return {"kind": "constant", **({"warmup": self.warmup} if self.warmup else {})}
+        kind = self.kind if self.is_endless else "constant"
+        return {"kind": kind, **({"warmup": self.warmup} if self.warmup else {})}
 
 
 class WeightSchedule(Kind):

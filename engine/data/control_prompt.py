@@ -12,10 +12,13 @@ from atelier.engine.data.vocabulary import Vocabulary
 
 
 class Prefix(NamedTuple):
-    """Token ids [P], and the soft prompt at each position, -1 = none. The text begins after them."""
+    """Token ids [P], and the soft prompt at each position, -1 = none. The text begins after them. `encoder`:
+    what an encoder reads, of models that have one.
+    """
 
     ids: list[int]
     prompts: list[int]
+    encoder: list[int] | None = None
 
     @property
     def soft(self) -> list[int] | None:

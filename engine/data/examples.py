@@ -1,6 +1,8 @@
 """Labelled examples: rows for fine-tuning, and rows that score every option after one prompt.
 
-Shape letters: B rows, T tokens of a row.
+For models with an encoder it reads the prompts, and the decoder says the completions.
+
+Shape letters: B rows, T tokens of a row, U tokens of the encoder.
 """
 
 import copy
@@ -11,11 +13,12 @@ from typing import cast
 
 import numpy as np
 
-from atelier.engine.config.batch import NOT_SCORED, PADDING
+from atelier.engine.config.batch import ENCODER, NOT_SCORED, PADDING
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.corpus import LabelledLine
 from atelier.engine.data.counter_rng import Permutation
+from atelier.engine.data.pairs import paired, side
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.io.artifact import ArtifactInput
 
@@ -35,7 +38,8 @@ class OptionRow:
     p(label) over spans[k].
 
     Branch 0 is the prompt without its last token; every option's branch repeats that token, so the first
-    token of each option is predicted once for each, by an ordinary label.
+    token of each option is predicted once for each, by an ordinary label. Behind an encoder, which reads
+    `encoder_U`, no token is shared: each branch begins as the decoder does.
     """
 
     tokens_T: np.ndarray
@@ -45,6 +49,7 @@ class OptionRow:
     branches_T: np.ndarray
     spans: tuple[tuple[int, int], ...]
     answer: int
+    encoder_U: np.ndarray | None = None
 
 
 class Examples:
@@ -56,8 +61,9 @@ class Examples:
     loses its beginning, in training and in scoring alike. All batches have the same T, the longest row of
     this draw, so no batch depends on its rows. With `shots` every prompt follows that many solved training
     examples, the same for all, and options have no end token: text that continues (few-shot, 2005.14165,
-    section 2). Raises DataError when there are fewer examples than requested, ConfigError when `sequence` has
-    no room for an option.
+    section 2). `is_paired`: its batches have prompts for an encoder and completions for a decoder. Raises
+    DataError when there are fewer examples than requested, or with an empty side where they are paired;
+    ConfigError when `sequence` has no room for an option.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class Examples:
         seed: int = 1,
         split: str = "train",
         shots: int | None = None,
+        is_paired: bool = False,
     ) -> None:
         self._vocabulary = Vocabulary.of(tokenizer, scratch)
         lines = _lines(labels, split, scratch)
@@ -97,6 +104,8 @@ class Examples:
         solved = self._solved(_lines(labels, "train", scratch), room, shots, seed) if shots else []
         self._before, self._room = [*self._vocabulary.before, *solved], room
         self._asked = [(lines[i]["completion"], ids) for i, ids in zip(order, prompts, strict=True)]
+        self.is_paired, self._place = is_paired, labels.url
+        self.extras: tuple[str, ...] = ENCODER if is_paired else ()
         self._lay_out(SoftPrompt(), 0)
 
     def _lay_out(self, soft: SoftPrompt, first: int) -> None:
@@ -111,7 +120,24 @@ class Examples:
             self._example(completion, soft.put(self._before, ids[-room:], first))
             for completion, ids in self._asked
         )
-        self.length = max(len(e.prompt) + len(e.completion) for e in self.examples) - 1
+        self.length, self.encoder_length = (
+            max(len(e.prompt) + len(e.completion) for e in self.examples) - 1,
+            0,
+        )
+        if self.is_paired:
+            self.check_sides(self._place)
+            self.length = max(len(e.completion) for e in self.examples)
+            self.encoder_length = 1 + max(len(e.prompt) for e in self.examples)
+
+    def check_sides(self, place: str) -> None:
+        """Raise DataError for an example of which an encoder, or a decoder, would have nothing."""
+        for number, each in enumerate(self.examples):
+            for what, text in (("prompt", each.prompt), ("completion", self.options[each.answer])):
+                if not text:
+                    raise DataError(
+                        f"{place}: example {number} has an empty {what}, and a model with an encoder needs "
+                        "both sides; leave the example out"
+                    )
 
     def prompted(self, soft: SoftPrompt, first: int) -> "Examples":
         """The same examples with a soft prompt, whose first id is `first`; text makes room for it."""
@@ -144,8 +170,16 @@ class Examples:
         self, indices: Sequence[int] | np.ndarray, epochs: Sequence[int] | np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
         """The examples at `indices`, the same in all epochs: tokens, positions, documents and labels, each
-        [B, length] int64.
+        [B, length] int64; where they are paired also the encoder's [B, encoder_length].
         """
+        if self.is_paired:
+            some = [self.examples[int(i)] for i in indices]
+            return paired(
+                [(self._read(each), each.completion) for each in some],
+                lengths=(self.encoder_length, self.length),
+                start=self._vocabulary.start_id,
+                pad=self._vocabulary.pad_id,
+            )
         rows = [self._row(self.examples[int(i)]) for i in indices]
         return _stacked(rows, self.length, self._vocabulary.pad_id)
 
@@ -161,15 +195,27 @@ class Examples:
             "labels": labels,
         }
 
-    def option_row(self, index: int) -> OptionRow:
-        """The example at `index` with all options after its prompt."""
+    def _read(self, example: Example) -> list[int]:
+        """What an encoder reads of it."""
+        return [*example.prompt, self._vocabulary.end_id]
+
+    def row_tokens(self, index: int) -> int:
+        """Tokens of an example's row: its prompt and all options."""
+        return len(self.examples[index].prompt) + sum(map(len, self._option_ids)) - 1
+
+    def option_row(self, index: int, *, is_paired: bool = False) -> OptionRow:
+        """The example at `index` with all options after its prompt, or of a decoder behind an encoder that
+        reads the prompt.
+        """
         example = self.examples[index]
-        shared, last = example.prompt[:-1], example.prompt[-1]
+        shared, last = example.prompt[:-1], example.prompt[-1:]
+        if is_paired:
+            shared, last = (), (self._vocabulary.start_id,)
         tokens, labels, positions = [*shared], [NOT_SCORED] * len(shared), [*range(len(shared))]
         branches, spans = [0] * len(shared), []
         for branch, option in enumerate(self._option_ids, start=1):
             spans.append((len(tokens), len(tokens) + len(option)))
-            tokens += [last, *option[:-1]]
+            tokens += [*last, *option[:-1]]
             labels += option
             positions += range(len(shared), len(shared) + len(option))
             branches += [branch] * len(option)
@@ -181,15 +227,16 @@ class Examples:
             branches_T=np.array(branches),
             spans=tuple(spans),
             answer=example.answer,
+            encoder_U=np.array(self._read(example)) if is_paired else None,
         )
 
     def option_batch(
-        self, indices: Sequence[int] | np.ndarray
+        self, indices: Sequence[int] | np.ndarray, *, is_paired: bool = False
     ) -> tuple[dict[str, np.ndarray], list[OptionRow]]:
         """Several option rows as one batch [B, T] with `branches_BT`, padded to the longest, and the rows
         with their spans and answers.
         """
-        rows = [self.option_row(int(i)) for i in indices]
+        rows = [self.option_row(int(i), is_paired=is_paired) for i in indices]
         parts = [
             {
                 "tokens": r.tokens_T,
@@ -200,7 +247,10 @@ class Examples:
             }
             for r in rows
         ]
-        return _stacked(parts, max(len(r.tokens_T) for r in rows), self._vocabulary.pad_id), rows
+        pad = self._vocabulary.pad_id
+        batch = _stacked(parts, max(len(r.tokens_T) for r in rows), pad)
+        read = [r.encoder_U for r in rows if r.encoder_U is not None]
+        return batch | (side("encoder_", "U", read, max(map(len, read)), pad) if read else {}), rows
 
 
 def any_begins_another(options: Sequence[Sequence[int]]) -> bool:

@@ -20,6 +20,7 @@ TOKENIZER, TEXT_ENDS = "tokenizer.json", "text_ends.json"
 # files of others beside their tokenizer, which say what only they read
 CHAT_TEMPLATE = "chat_template.jinja"
 CARRIED = ("tokenizer_config.json", "special_tokens_map.json", CHAT_TEMPLATE)
+STARTS = (PAD, "<pad>")
 ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -38,6 +39,8 @@ class Vocabulary:
         self.end_id = texts.ends[0]
         pad = tokenizer.token_to_id(PAD)
         self.pad_id: int = self.end_id if pad is None else pad
+        # what a decoder behind an encoder reads first: as T5's, its padding
+        self.start_id: int = next((id for name in STARTS if (id := self.find(name)) is not None), self.end_id)
         ids = tokenizer.get_vocab(with_added_tokens=True)
         # ids may have gaps: the model's embedding must cover the highest
         self.size = max(ids.values()) + 1
@@ -72,12 +75,16 @@ class Vocabulary:
 
     def special(self, name: str) -> int:
         """The id of a special token, such as <|mask|>. Raises ConfigError when the vocabulary lacks it."""
-        found = self._tokenizer.token_to_id(name)
+        found = self.find(name)
         if found is None:
             raise ConfigError(
                 "tokenizer.specials", f"the vocabulary has no {name}", f"add {name} to tokenizer.specials"
             )
         return found
+
+    def find(self, name: str) -> int | None:
+        """The id of a token; None when the vocabulary lacks it."""
+        return self._tokenizer.token_to_id(name)
 
     def token(self, number: int) -> str:
         """The token of an id, as the tokenizer's file spells it."""

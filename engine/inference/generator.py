@@ -98,6 +98,8 @@ class Generator:
         """The prefix of the text: the control prompt, if any attributes are given, and the prompt."""
         if sampling.wishes.is_empty:
             ids = self._ids(prompt)
+            if self.model.spec.reads_encoder:
+                return Prefix([self.vocabulary.start_id], [], [*ids, self.vocabulary.end_id])
             return Prefix(ids, [])
         first, number = self._genre(sampling.wishes)
         prefix = prefix_of(sampling.wishes, self.vocabulary, first_prompt=first, num_prompts=number)
@@ -121,6 +123,7 @@ class Generator:
             draws=draws,
             ends=ends,
             soft=before.soft,
+            encoders=None if before.encoder is None else [before.encoder] * len(seeds),
         )
         rows = [[token for token in row if token not in ends] for row in rows]
         self.num_tokens += sum(map(len, rows))
@@ -166,7 +169,7 @@ class Generator:
             yield self.vocabulary.bytes_of([token])
 
     def _counted(self, before: Prefix, sampling: Sampling, ends: tuple[int, ...]) -> Iterator[int]:
-        for token in continuation(self.model, before.ids, sampling, ends, before.soft):
+        for token in continuation(self.model, before.ids, sampling, ends, before.soft, before.encoder):
             self.num_tokens += 1
             yield token
 

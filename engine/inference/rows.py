@@ -82,7 +82,7 @@ class Rows:
         draws = torch.Generator().manual_seed(sampling.seed)
         row = ServedRow(sampling, longest, cache, draws, num_seen=len(before.ids))
         self.num_passes += 1
-        self._draw(row, next_logits(self.model, before.ids, 0, cache, before.soft))
+        self._draw(row, next_logits(self.model, before.ids, 0, cache, before.soft, before.encoder))
         return row
 
     def step(self, rows: Sequence[ServedRow]) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import ConfigError, DataError
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.registry import ModelSpec
@@ -82,10 +83,12 @@ def continuations(
     draws: Callable[[int], Tensor],
     ends: Sequence[int],
     soft: Sequence[int] | None = None,
+    encoders: Sequence[Sequence[int]] | None = None,
 ) -> list[list[int]]:
     """The continuation of each prompt, up to and including the first of `ends`, or until both together have
     `length` ids, each at its temperature [B]. `draws(t)` gives the uniform draws [B] for the ids at
-    position t; `soft` are the soft prompts at the positions of each prompt, which then all have one length.
+    position t; `soft` are the soft prompts at the positions of each prompt, which then all have one length;
+    `encoders` what an encoder reads, of models that have one.
 
     While the longer prompts are still being read, shorter ones are already continued: few prompts of similar
     length are fast.
@@ -98,9 +101,10 @@ def continuations(
     ends_E = torch.tensor(ends)
     rows_BT, num_seen, is_open_B = given_BP[:, :first], 0, torch.ones(len(prompts), dtype=torch.bool)
     soft_BT = None if soft is None else torch.tensor(soft, device=device).expand(len(prompts), -1)
+    read = None if encoders is None else encoder_inputs(encoders, device)
     for place in range(first, length):
-        logits_BV = _last_logits(model, rows_BT[:, num_seen:].to(device), num_seen, cache, soft_BT)
-        num_seen, soft_BT = place, None
+        logits_BV = _last_logits(model, rows_BT[:, num_seen:].to(device), num_seen, cache, soft_BT, read)
+        num_seen, soft_BT, read = place, None, None
         ids_B = sample_rows(logits_BV, temperatures_B, top_p, draws(place))
         ids_B = torch.where(is_open_B, ids_B, ends[0])
         is_given_B = place < sizes_B
@@ -143,19 +147,21 @@ def continuation(
     sampling: Sampling,
     ends: Sequence[int],
     soft: list[int] | None = None,
+    encoder: list[int] | None = None,
 ) -> Iterator[int]:
     """Token ids after `prompt` (one id or more), at most `sampling.max_tokens`; stops before any of `ends`
     and where learned positions end. Raises ConfigError for a prompt longer than those.
 
-    `soft` are the soft prompts at the prompt's positions, -1 = none. It draws from its own generator, seeded
-    by `sampling.seed` alone, so nothing else affects it.
+    `soft` are the soft prompts at the prompt's positions, -1 = none; `encoder` what an encoder reads. It
+    draws from its own generator, seeded by `sampling.seed` alone, so nothing else affects it.
     """
     longest = room_behind(model, prompt, sampling.max_tokens)
     generator = torch.Generator().manual_seed(sampling.seed)
     cache = model.new_cache(1, longest, model.head_weight.dtype)
     new, num_seen = prompt, 0
     while num_seen + len(new) < longest:
-        logits_V = next_logits(model, new, num_seen, cache, soft if num_seen == 0 else None)
+        beside = (soft, encoder) if num_seen == 0 else (None, None)
+        logits_V = next_logits(model, new, num_seen, cache, *beside)
         num_seen += len(new)
         token = sample(logits_V, sampling.temperature, sampling.top_p, generator)
         if token in ends:
@@ -166,16 +172,37 @@ def continuation(
 
 @torch.inference_mode()
 def next_logits(
-    model: TextModel, new: list[int], num_seen: int, cache: Cache, soft: list[int] | None = None
+    model: TextModel,
+    new: list[int],
+    num_seen: int,
+    cache: Cache,
+    soft: list[int] | None = None,
+    encoder: list[int] | None = None,
 ) -> Tensor:
     """Logits [V] after the tokens `new`, which follow the `num_seen` cached tokens and join the cache."""
     device = model.head_weight.device
     prompts_BT = None if soft is None else torch.tensor([soft], device=device)
-    return _last_logits(model, torch.tensor([new], device=device), num_seen, cache, prompts_BT)[0]
+    read = None if encoder is None else encoder_inputs([encoder], device)
+    return _last_logits(model, torch.tensor([new], device=device), num_seen, cache, prompts_BT, read)[0]
+
+
+def encoder_inputs(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
+    """What an encoder reads of each row, as tensors of a batch; shorter ones are padded."""
+    longest = max(map(len, rows))
+    places_BU = torch.arange(longest, device=device).expand(len(rows), -1)
+    is_text_BU = places_BU < torch.tensor([[len(row)] for row in rows], device=device)
+    tokens_BU = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    found = (tokens_BU, places_BU, is_text_BU.long() - 1)
+    return dict(zip(ENCODER, found, strict=True))
 
 
 def _last_logits(
-    model: TextModel, new_BT: Tensor, num_seen: int, cache: Cache, prompts_BT: Tensor | None = None
+    model: TextModel,
+    new_BT: Tensor,
+    num_seen: int,
+    cache: Cache,
+    prompts_BT: Tensor | None = None,
+    read: dict[str, Tensor] | None = None,
 ) -> Tensor:
     """Logits [B, V] after the last of these tokens, without those of padding."""
     places_T = torch.arange(num_seen, num_seen + new_BT.shape[1], device=new_BT.device)
@@ -186,7 +213,7 @@ def _last_logits(
     }
     if prompts_BT is not None:
         batch["prompts_BT"] = prompts_BT
-    hidden_BTD = model(batch, cache=cache).hidden
+    hidden_BTD = model(batch | (read or {}), cache=cache).hidden
     return (hidden_BTD[:, -1] @ model.head_weight[: model.spec.ids].t()).float()
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from atelier.engine.config.batch import NOT_SCORED, PADDING
 from atelier.engine.data.examples import Examples, OptionRow
+from atelier.engine.data.pairs import Pair, paired
 from atelier.engine.data.tokens import token_dtype
 from atelier.engine.data.vocabulary import Vocabulary
 from atelier.engine.inference.sampling import TextModel
@@ -37,13 +38,32 @@ class HeldOutText:
     """The beginning of the held-out split: whole documents, or the first one cut when it alone is too long.
 
     ends_D: tokens up to and including each document's end token. num_bytes: UTF-8 bytes of the documents'
-    text. is_begun: documents begin with a token of their own, which is no text.
+    text. is_begun: documents begin with a token of their own, which is no text. start, end: what a decoder
+    behind an encoder reads first, and the encoder last.
     """
 
     tokens_N: np.ndarray
     ends_D: np.ndarray
     num_bytes: int
     is_begun: bool = False
+    start: int = 0
+    end: int = 0
+
+    def pairs(self, sequence: int) -> Iterator[Batch]:
+        """For models with an encoder: every token but the documents' first ones is said once by the decoder,
+        at most `sequence` of them in a row, of which the encoder reads as many before it in its document.
+        """
+        pairs: list[Pair] = []
+        for first, last in zip([0, *self.ends_D[:-1].tolist()], self.ends_D.tolist(), strict=True):
+            for begin in range(first + 1, last, sequence):
+                read = self.tokens_N[max(first, begin - sequence) : begin]
+                pairs.append(([*read, self.end], self.tokens_N[begin : min(last, begin + sequence)]))
+        at_once = max(1, TOKENS_AT_ONCE // (2 * sequence))
+        for at in range(0, len(pairs), at_once):
+            some = pairs[at : at + at_once]
+            lengths = max(len(read) for read, _ in some), max(len(said) for _, said in some)
+            rows = paired(some, lengths=lengths, start=self.start, pad=self.end)
+            yield {name: torch.from_numpy(values) for name, values in rows.items()}
 
     def batches(self, sequence: int) -> Iterator[Batch]:
         """All tokens as rows of `sequence`, with documents cut and isolated as in training; the last row,
@@ -87,7 +107,14 @@ def read_held_out(
         size, ends = int(sizes[:num_whole].sum()), ends[:num_whole]
     else:
         size, ends = len(vocabulary.bytes_of(taken)), np.array([len(taken)])
-    return HeldOutText(tokens_N=taken, ends_D=ends, num_bytes=size, is_begun=bool(vocabulary.before))
+    return HeldOutText(
+        tokens_N=taken,
+        ends_D=ends,
+        num_bytes=size,
+        is_begun=bool(vocabulary.before),
+        start=vocabulary.start_id,
+        end=vocabulary.end_id,
+    )
 
 
 def text_nats(model: TextModel, text: HeldOutText, *, sequence: int, vocab: int, advance: Advance) -> float:
@@ -96,7 +123,8 @@ def text_nats(model: TextModel, text: HeldOutText, *, sequence: int, vocab: int,
     byte is accounted for, as with a compressor.
     """
     total = 0.0 if text.is_begun else len(text.ends_D) * math.log(vocab)
-    batches, read = tee(text.batches(sequence))
+    has_encoder = model.spec.reads_encoder
+    batches, read = tee(text.pairs(sequence) if has_encoder else text.batches(sequence))
     for batch, nats_N in zip(batches, label_nats(model, read), strict=True):
         total += float(nats_N.sum())
         advance(int((batch["labels_BT"] != NOT_SCORED).sum()))
@@ -143,8 +171,7 @@ class Choices:
 
 def row_lengths(examples: Examples) -> list[int]:
     """Tokens of each example's row: its prompt and all options."""
-    behind = len(examples.option_row(0).tokens_T) - len(examples.examples[0].prompt)
-    return [len(example.prompt) + behind for example in examples.examples]
+    return [examples.row_tokens(number) for number in range(len(examples))]
 
 
 def num_places(examples: Examples) -> int:
@@ -162,7 +189,10 @@ def choose(model: TextModel, examples: Examples, *, advance: Advance) -> Choices
     at_once = max(1, TOKENS_AT_ONCE // max(lengths))
     correct, normalised = [0] * len(examples), [0] * len(examples)
     each, read = tee(order[first : first + at_once] for first in range(0, len(examples), at_once))
-    batches, asked = tee(_option_batch(examples, places) for places in read)
+    is_paired = model.spec.reads_encoder
+    if is_paired:
+        examples.check_sides("labels")
+    batches, asked = tee(_option_batch(examples, places, is_paired=is_paired) for places in read)
     nats = label_nats(model, (batch for batch, _ in asked))
     for places, (batch, rows), nats_N in zip(each, batches, nats, strict=True):
         nats_BT = torch.zeros(batch["labels_BT"].shape, dtype=torch.float64)
@@ -175,8 +205,10 @@ def choose(model: TextModel, examples: Examples, *, advance: Advance) -> Choices
     return Choices(correct=correct, correct_normalised=normalised)
 
 
-def _option_batch(examples: Examples, places: np.ndarray) -> tuple[Batch, list[OptionRow]]:
-    batch, rows = examples.option_batch(places)
+def _option_batch(
+    examples: Examples, places: np.ndarray, *, is_paired: bool
+) -> tuple[Batch, list[OptionRow]]:
+    batch, rows = examples.option_batch(places, is_paired=is_paired)
     return {name: torch.from_numpy(values) for name, values in batch.items()}, rows
 
 

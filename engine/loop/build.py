@@ -143,7 +143,7 @@ def _body(
     """The stages of a role that this rank holds. `files`: where the weights stay."""
     spec, train, layout = training.members[name], training.train, build_context.layout
     is_pipeline = grid.pipeline > 1 and not grid.last_only
-    counts = _stage_blocks(name, training, layout) if is_pipeline else (spec.role.model.num_layers,)
+    counts = _stage_blocks(name, training, layout) if is_pipeline else (spec.role.model.num_blocks,)
     bare = plain()
     mode = compile_mode(
         layout,

@@ -78,6 +78,7 @@ class Samples:
                 split=split,
                 sequence=sequence,
                 seed=self._seed,
+                is_paired=any(member.role.model.reads_encoder for member in self._training.members.values()),
             )
             return examples.prompted(*self._soft_prompt())
         rows: Dataset = rows_of(stream.kind).open_rows(

@@ -275,7 +275,8 @@ class RoleModel:
         """What one stage passes to the next, as tensors of the meta device."""
         batch, model = work.batches[0], self.stages[0].model
         split = self.grid.axes.tensor if self.layout.sequence_parallel else 1
-        sizes = {"B": len(batch["tokens_BT"])}
+        heads = getattr(model.spec, "num_heads", 0)
+        sizes = {"B": len(batch["tokens_BT"]), "H": heads // self.grid.axes.tensor}
         for name, value in batch.items():
             if name in TENSORS and (dim := TENSORS[name].length):
                 sizes[dim] = value.shape[TENSORS[name].dims.index(dim)] // split

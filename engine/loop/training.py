@@ -14,6 +14,7 @@ import torch
 
 from atelier.engine.config.error import AtelierError, ConfigError, DataError, StoppedError
 from atelier.engine.config.metric import MetricLine
+from atelier.engine.config.mixture import EXAMPLES
 from atelier.engine.config.run_file import FILE_BYTES, Training
 from atelier.engine.loop.assigner import Assigner
 from atelier.engine.loop.build import BuildContext, auto_micro_batch
@@ -35,7 +36,7 @@ from atelier.engine.loop.stop import StopRequest
 from atelier.engine.loop.straggler import StragglerDetector
 from atelier.engine.plan.checks import at_step, check_layout, check_readers, check_schedules, check_teaching
 from atelier.engine.plan.expert_checks import rows_together
-from atelier.engine.plan.layout_checks import refuse_measuring
+from atelier.engine.plan.layout_checks import check_encoders, refuse_measuring
 
 Outcomes = dict[str, StepOutcome]  # by role, students first
 
@@ -72,6 +73,8 @@ def check_training(training: Training, services: TrainingServices) -> None:
     )
     rows = [stream.rows for stream in training.streams if stream.rows is not None]
     check_readers(roles, rows, training.train.at(0).sequence)
+    if all(stream.kind != EXAMPLES for stream in training.streams):
+        check_encoders(roles, rows)
 
 
 @dataclass

@@ -140,8 +140,8 @@ class Model(nn.Module, Generic[SharedType]):
         return carried | {name: torch.zeros(each.shape, **kind) for name, each in self.sums().items()}
 
     def carries(self) -> dict[str, tuple[str | int, ...]]:
-        """The dims of what blocks pass on: "B" rows, "T" or "U" tokens (engine/config/batch.py), or a
-        size.
+        """The dims of what blocks pass on: "B" rows, "T" or "U" tokens (engine/config/batch.py), "H"
+        a rank's heads, or a size.
         """
         return {"hidden_BTD": ("B", "T", self.spec.hidden)}
 

@@ -1,4 +1,4 @@
-"""Weights of another family's checkpoint as those of `gpt`, and back, one at a time: names changed, matrices
+"""Weights of another family's checkpoint as ours, and back, one at a time: names changed, matrices
 turned, cut and joined as engine/config/families.py says. No number changes.
 """
 
@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from atelier.engine.config.error import DataError, nearest
-from atelier.engine.config.families import UNUSED, Family, Part
-from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.families import UNUSED, Family, Part, Said
 from atelier.engine.model.weights import StoredWeights, Weight
 
 HEAD, EMBEDDING = "head.weight", "embed.weight"
 
 
-def adopted(stored: StoredWeights, family: Family, spec: GPT, place: str) -> dict[str, Weight]:
+def adopted(stored: StoredWeights, family: Family, spec: Said, place: str) -> dict[str, Weight]:
     """The weights of `spec`, by our names, each read when it is gathered.
 
     Raises DataError for a weight that is missing, is not understood, has another shape or type, is tied but
@@ -28,7 +27,7 @@ def adopted(stored: StoredWeights, family: Family, spec: GPT, place: str) -> dic
     found: dict[str, Weight] = {}
     used: set[str] = set()
     for ours, shape in spec.shapes().items():
-        part = family.foreign(ours)
+        part = family.foreign(ours, spec)
         if part is None:
             raise DataError(f"{place}: models of the family {family.name} have no {ours}")
         part = part._replace(name=part.name.removeprefix(bare))
@@ -54,15 +53,16 @@ def adopted(stored: StoredWeights, family: Family, spec: GPT, place: str) -> dic
 
 
 def _check_rest(
-    stored: StoredWeights, family: Family, spec: GPT, bare: str, used: set[str], place: str
+    stored: StoredWeights, family: Family, spec: Said, bare: str, used: set[str], place: str
 ) -> None:
     """Refuse weights that nothing reads."""
-    tied = family.foreign(HEAD) if spec.tied else None
+    tied = family.foreign(HEAD, spec) if spec.tied else None
+    copies = {*family.copies, *([tied.name] if tied is not None else [])}
     for name in stored:
         if name in used or any(fnmatch(name, one.removeprefix(bare)) for one in family.extra):
             continue
-        embedding = family.foreign(EMBEDDING)
-        if tied is not None and embedding is not None and name == tied.name.removeprefix(bare):
+        embedding = family.foreign(EMBEDDING, spec)
+        if embedding is not None and name in {one.removeprefix(bare) for one in copies}:
             if torch.equal(stored[name], stored[embedding.name.removeprefix(bare)]):
                 continue
             raise DataError(
@@ -87,13 +87,13 @@ def _read(stored: StoredWeights, names: list[str], part: Part, place: str) -> Te
     return torch.stack(pieces) if _is_stack(part) else pieces[0].contiguous()
 
 
-def exported(weights: Mapping[str, Weight], family: Family, spec: GPT) -> dict[str, Weight]:
+def exported(weights: Mapping[str, Weight], family: Family, spec: Said) -> dict[str, Weight]:
     """The weights by the family's names, of a model that it can say (`Family.config`)."""
     parts: dict[str, dict[int, tuple[Part, str, int]]] = {}  # by foreign name: part -> whose, which expert
     for ours, shape in spec.shapes().items():
         if ours.endswith(UNUSED):
             continue
-        part = family.foreign(ours)
+        part = family.foreign(ours, spec)
         if part is None:
             raise DataError(f"models of the family {family.name} have no {ours}")
         for e in range(shape[0]) if _is_stack(part) else (-1,):

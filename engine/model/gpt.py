@@ -3,22 +3,21 @@
 B rows, T tokens, D hidden, E head width, V vocabulary
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Cache, Seen, additive, attention_mask, rope_angles, within
-from atelier.engine.model.contract import Carried, Model, Output, Relations, Split, Sum, compute_dtype
+from atelier.engine.model.contract import Carried, Output, Relations, Split, compute_dtype
+from atelier.engine.model.mixtures import MixtureModel
 from atelier.engine.model.soft_prompt import SOFT, SoftTable, embedded
-from atelier.engine.model.transformer import Block, Shared, make_blocks, make_norm, run_blocks, set_dropout
+from atelier.engine.model.transformer import Shared, make_blocks, make_norm, run_blocks, set_dropout
 
 RESIDUAL = ("experts.down", "shared.down")
 
 
-class Decoder(Model[Shared]):
+class Decoder(MixtureModel[Shared]):
     """Embedding, blocks, final norm. The head is not applied: `head_weight` [V, D] is for the objectives."""
 
     spec: GPT
@@ -141,42 +140,6 @@ class Decoder(Model[Shared]):
 
     def _summed(self, carried: Carried) -> dict[str, Tensor]:
         return {name: carried[name] for name in self.sums()}
-
-    def sums(self) -> dict[str, Sum]:
-        """Of mixtures: what is optimised; counted by mixture, loads, choices lost and the entropy in nats."""
-        number, X = len(self.spec.mixtures), self.spec.num_experts
-        if not number:
-            return {}
-        optimised = {name: Sum(weight=weight) for name, weight in self.spec.experts.router.sums.items()}
-        return optimised | {
-            "load_LX": Sum((number, X)),
-            "lost_L": Sum((number,)),
-            "entropy_L": Sum((number,)),
-        }
-
-    def after_step(self, sums: Mapping[str, Tensor]) -> None:
-        """Tell routers the loads of the step, those that learn from them."""
-        for block in self.blocks:
-            learn = getattr(getattr(block.mlp, "router", None), "learn_loads", None)
-            if learn is not None and isinstance(block, Block) and block.place is not None:
-                learn(sums["load_LX"][block.place])
-
-    def measured(self, sums: Mapping[str, Tensor], tokens: int) -> dict[str, float]:
-        """Of each mixture: the fullest expert's load in units of an equal share, experts without a token, the
-        choices lost (or tokens that no expert chose) a token, the entropy of the router in nats.
-        """
-        found: dict[str, float] = {}
-        for place, number in enumerate(self.spec.mixtures):
-            load_X, lost = sums["load_LX"][place], float(sums["lost_L"][place])
-            met = float(load_X.sum())
-            found |= {
-                f"experts/load/{number}": float(load_X.max()) * len(load_X) / max(met, 1.0),
-                f"experts/dead/{number}": float((load_X == 0).sum()),
-                f"experts/entropy/{number}": float(sums["entropy_L"][place]) / max(1, tokens),
-            }
-            if lost:
-                found[f"experts/lost/{number}"] = lost / max(1, tokens)
-        return found
 
     def set_dropout(self, share: float) -> None:
         set_dropout(self, share)

@@ -17,6 +17,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Attend, Cache, Seen, rotate
 from atelier.engine.model.contract import Carried, Relations, rounded
 from atelier.engine.model.hashing import A, C, mixed
+from atelier.engine.model.mixtures import mixture_sums
 from atelier.engine.model.moe import Mixed, MoE
 
 _LAYER = 0x2545F4914F6CDD1D
@@ -30,7 +31,7 @@ def noise_keys(seed: int, samples_B: Tensor, places_T: Tensor) -> Tensor:
 
 def layer_keys(noise_BT: Tensor, layer: int) -> Tensor:
     """The dropout keys of one layer."""
-    return noise_BT + layer * _LAYER
+    return noise_BT + ((layer * _LAYER + 2**63) % 2**64 - 2**63)  # wrapped around: from 7 on it is too large
 
 
 def dropout(x_BTD: Tensor, probability: float, noise_BT: Tensor, branch: int) -> Tensor:
@@ -166,18 +167,10 @@ class Block(nn.Module):
         if self.place is None:
             added_BTD = self.mlp(read_BTD)
         else:
-            added_BTD, sums = self.mixed(Mixed(*self.mlp(read_BTD, tokens_BT)), self.place)
+            found = Mixed(*self.mlp(read_BTD, tokens_BT))
+            added_BTD, sums = found.y_BTD, mixture_sums(found, self.place, self.num_mixtures)
         x_BTD = x_BTD + self._drop(added_BTD, noise_BT, 1)
         return BlockOutput(x_BTD, relations if self.is_taught else relations.detached(), sums)
-
-    def mixed(self, found: Mixed, place: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """A mixture's result, and its sums at its place among those of the model."""
-        sums = {"balance": found.balance, "router_z": found.router_z}
-        for name, value in (("load_LX", found.load_X), ("lost_L", found.lost), ("entropy_L", found.entropy)):
-            before = value.new_zeros(place, *value.shape)
-            after = value.new_zeros(self.num_mixtures - place - 1, *value.shape)
-            sums[name] = torch.cat([before, value[None], after])
-        return found.y_BTD, sums
 
     def _drop(self, x_BTD: Tensor, noise_BT: Tensor | None, branch: int) -> Tensor:
         x_BTD = x_BTD if self.share == 1.0 else x_BTD * self.share

@@ -19,7 +19,13 @@ from atelier.engine.plan.expert_checks import (
     check_sight,
     check_tiers,
 )
-from atelier.engine.plan.layout_checks import check_assignment, check_embedding, micro_batches, shared_rows
+from atelier.engine.plan.layout_checks import (
+    check_assignment,
+    check_embedding,
+    check_schedule,
+    micro_batches,
+    shared_rows,
+)
 
 
 def check_layout(
@@ -65,6 +71,7 @@ def at_step(train: Train, layout: Parallel, step: int) -> Train:
 def _check_sizes(layout: Parallel, roles: Mapping[str, Role], train: Train, prefix: str) -> None:
     layout.check_batch(train.global_batch, train.micro_batch)
     _check_pipeline(layout, train)
+    check_schedule(layout, roles, prefix)
     check_assignment(layout, roles)
     check_embedding(layout, roles, prefix)
     check_axis(layout, roles)
@@ -168,12 +175,12 @@ def _check_role(layout: Parallel, name: str, role: Role, model: str, *, has_stag
                 f"{limit.axis}={largest_divisor(limit.number, size)} would fit",
             )
     if layout.stages and has_stages:
-        num_layers, num_stages = role.model.num_layers, layout.num_stages
-        if len(layout.stages) != num_stages or sum(layout.stages) != num_layers:
+        num_blocks, num_stages = role.model.num_blocks, layout.num_stages
+        if len(layout.stages) != num_stages or sum(layout.stages) != num_blocks:
             raise ConfigError(
                 "parallel.stages",
                 f"{list(layout.stages)} are {len(layout.stages)} stages of {sum(layout.stages)} blocks",
-                f"{model} has {num_layers} for {num_stages} stages; stages=[] balances them",
+                f"{model} has {num_blocks} for {num_stages} stages; stages=[] balances them",
             )
 
 

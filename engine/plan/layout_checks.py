@@ -3,14 +3,14 @@ by columns. Torch-free.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.parallel import Parallel
-from atelier.engine.config.registry import ModelSpec
+from atelier.engine.config.registry import ModelSpec, ObjectiveSpec
 from atelier.engine.config.role import Role
 
 PLACE = "parallel.assignment"
@@ -81,6 +81,35 @@ def refuse_measuring() -> NoReturn:
         "measured, which is not built for GPUs",
         "assignment=static, with parallel.speed_log if they differ",
     )
+
+
+def check_schedule(layout: Parallel, roles: Mapping[str, Role], prefix: str) -> None:
+    """Raise ConfigError for a pipeline's schedule that a role's model refuses. `prefix` as in
+    `check_layout`.
+    """
+    for name, role in roles.items():
+        if layout.pipeline > 1 and layout.schedule in type(role.model).refused_schedules:
+            field = f"{prefix}{name}.model" if prefix else "model"
+            raise ConfigError(
+                "parallel.schedule",
+                f"{layout.schedule}, but {field} is of kind {role.model.kind}, which does not offer it",
+                "schedule=interleaved or 1f1b",
+            )
+
+
+def check_encoders(roles: Mapping[str, Role], rows: Iterable[ObjectiveSpec], prefix: str = "roles.") -> None:
+    """Raise ConfigError where a role's model has an encoder and none of the rows has an input for it. `rows`:
+    what defines each kind; `prefix` as in `check_layout`.
+    """
+    if any(spec.encoder_length for spec in rows):
+        return
+    for name, role in roles.items():
+        if role.model.reads_encoder:
+            raise ConfigError(
+                f"{prefix}{name}.objective" if prefix else "objective",
+                f"no rows of it have an input for the encoder of a model of kind {role.model.kind}",
+                "objective=spans (with tokenizer=bpe4k_spans) or objective=prefix",
+            )
 
 
 def has_own_head(spec: ModelSpec) -> bool:

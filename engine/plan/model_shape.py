@@ -59,7 +59,10 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
             blocks.setdefault(number, {})[rest] = shape
     first = blocks.get("0", {})
     is_alike = all(block == first for block in blocks.values())
-    known = model if isinstance(model, Blocks) and is_alike else None
+    # of an encoder and a decoder widths are known, and blocks are taken to be as large as they are on average
+    is_known = is_alike or model.reads_encoder
+    known = model if isinstance(model, Blocks) and is_known else None
+    params = [sum(prod(shape) for shape in block.values()) for block in blocks.values()]
     mixed = known if isinstance(known, MixedBlocks) and known.num_experts else None
     met = mixed.experts_per_token if mixed else 1
     matrices = [(prod(shape[:-2]), shape[-2], shape[-1]) for shape in first.values() if len(shape) >= 2]
@@ -72,11 +75,11 @@ def model_shape_of(model: ModelSpec, sequence: int) -> ModelShape:
     return ModelShape(
         sequence=sequence,
         params=model.num_params(),
-        num_layers=model.num_layers,
+        num_layers=model.num_blocks,
         hidden=model.hidden,
         vocab=model.tokens,
-        block_params=sum(prod(shape) for shape in first.values()),
-        matrices=tuple(matrices) if known else (),
+        block_params=sum(params) // len(params) if model.reads_encoder else sum(params[:1]),
+        matrices=tuple(matrices) if known and is_alike else (),
         num_heads=known.num_heads if known else 0,
         kv_heads=known.kv_heads if known else 0,
         head_dim=known.head_width if known else 0,

@@ -115,7 +115,7 @@ def meshes(role: Role, train: Train, pool: Pool, devices: int, like: Parallel) -
     per_node = pool.device.per_node
     experts = next((limit.number for limit in role.model.limits() if limit.axis == "expert"), 1)
     for tensor in _divisors(devices, min(per_node, 64)):
-        for pipeline in _divisors(devices // tensor, role.model.num_layers):
+        for pipeline in _divisors(devices // tensor, role.model.num_blocks):
             rest = devices // tensor // pipeline
             for context in _divisors(rest, train.sequence // (LONG // 2) if train.sequence >= LONG else 1):
                 for expert in _divisors(rest // context, experts):

@@ -4,6 +4,7 @@ checkpoint interval; checks warm-ups against their schedules and memory against 
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import takewhile
 
 from pydantic import ValidationError
 
@@ -11,6 +12,7 @@ from atelier.engine.config.base import Spec
 from atelier.engine.config.data import Finetune, Score, Tokenizer
 from atelier.engine.config.divisors import divisors, largest_divisor
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.objective.spans import SENTINELS, check_sentinels
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.pool import Pool
 from atelier.engine.config.registry import ModelSpec
@@ -148,6 +150,23 @@ def check_memory(arguments: Spec) -> None:
         for place, gb, size in limits:
             if gb:
                 check_streamed(place, gb, name or "the model", _sized(role.model, arguments), size)
+
+
+def check_specials(arguments: Spec) -> None:
+    """Raises ConfigError for a tokenizer that is to be learned without sentinels that rows need."""
+    tokenizer, train = getattr(arguments, "tokenizer", None), getattr(arguments, "train", None)
+    if not isinstance(tokenizer, Tokenizer) or not isinstance(train, Train):
+        return
+    if tokenizer.load or tokenizer.model:
+        return  # what it has is known when it is read
+    names = (SENTINELS[0].format(n=n) for n in range(len(tokenizer.specials)))
+    there = sum(1 for _ in takewhile(lambda name: name in tokenizer.specials, names))
+    needed = [
+        spec.sentinels(train.sequence)
+        for role in trained(arguments).values()
+        for spec in role.objective.values()
+    ]
+    check_sentinels(there, max(needed, default=0))
 
 
 def _sized(model: ModelSpec, arguments: Spec) -> ModelSpec:

@@ -16,7 +16,7 @@ from atelier.engine.config.pool import Pool
 from atelier.engine.config.role import Role
 from atelier.engine.config.train import Train
 from atelier.engine.config.trajectory import in_teaching_order, resolve_starts
-from atelier.flows.run.auto import check_memory, check_warmups, fastest_layout, with_interval
+from atelier.flows.run.auto import check_memory, check_specials, check_warmups, fastest_layout, with_interval
 from atelier.flows.run.catalog import CONF, groups, options
 from atelier.flows.run.finished_models import check_beginnings, filled
 from atelier.flows.run.overrides import check_overrides
@@ -103,6 +103,7 @@ def compose(flow: str, overrides: list[str], *, from_form: bool = False) -> Froz
     check_beginnings(arguments, taken, overrides)
     check_warmups(arguments, overrides)
     check_memory(arguments)
+    check_specials(arguments)
     return Frozen(
         flow=flow,
         overrides=tuple(overrides),

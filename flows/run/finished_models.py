@@ -9,8 +9,7 @@ from atelier.engine.config.base import Json, Spec, parse
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.families import difference
-from atelier.engine.config.model.gpt import GPT
+from atelier.engine.config.families import Said, difference
 from atelier.engine.config.role import Role
 from atelier.infra.store.existing_model import ANY_VOCAB, existing_in
 from atelier.infra.store.store import Store, default_root
@@ -104,7 +103,7 @@ def check_beginnings(arguments: Spec, taken: set[str], overrides: list[str]) -> 
             continue
         there = existing_in(Store(default_root()), role.init, f"{place}init")
         before, here = there.spec.resolved(ANY_VOCAB), role.model.resolved(ANY_VOCAB)
-        if not isinstance(before, GPT) or not isinstance(here, GPT) or before.shapes() != here.shapes():
+        if not isinstance(before, Said) or not isinstance(here, Said) or before.shapes() != here.shapes():
             continue
         group = f"model@{place}model" if place else "model"
         if said := difference(before, here):

@@ -42,14 +42,15 @@ def story(n: int) -> str:
     return " ".join(lines) + "\n"
 
 
-def harbour(folder: Path) -> dict[str, str]:
+def harbour(folder: Path, *, sentinels: int = 0) -> dict[str, str]:
     """The inputs of a training: tokens, their tokenizer, triples and attributes of the same documents, and
-    pieces of them as if they were imitations.
+    pieces of them as if they were imitations. `sentinels`: how many the tokenizer has.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shop = Workshop(folder)
     corpus = shop.corpus([story(n) for n in range(150)], 0.2)
-    tokenizer = shop.tokenizer(corpus, vocab=VOCAB, specials=SPECIALS)
+    marks = [f"<|s{n}|>" for n in range(sentinels)]
+    tokenizer = shop.tokenizer(corpus, vocab=VOCAB, specials=(*SPECIALS, *marks))
     tokens, triples = shop.tokens(corpus, tokenizer), shop.run("extract", {}, {"corpus": corpus}, "triples")
     described = shop.run("describe", {}, {"corpus": corpus}, "attributes")
     return {

@@ -11,6 +11,7 @@ from atelier.engine.config.blocks import MLPS
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.experts import Experts
 from atelier.engine.config.mixture import row_specs
+from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.model.gpt import GPT, Multipliers
 from atelier.engine.config.objective.attention import Attention
@@ -23,7 +24,9 @@ from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
 from atelier.engine.config.objective.mlm import MLM
 from atelier.engine.config.objective.natural import Natural
+from atelier.engine.config.objective.prefix import Prefix
 from atelier.engine.config.objective.reorder import Reorder
+from atelier.engine.config.objective.spans import Spans
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.optim.muon import Muon
 from atelier.engine.config.parallel import Axes, Parallel
@@ -40,6 +43,7 @@ from atelier.engine.config.schedule import Schedule, WeightSchedule
 from atelier.engine.config.train import Health, Progressive, Train
 from atelier.engine.config.trajectory import resolve_starts
 from atelier.engine.plan.checks import check_layout, check_readers, check_schedules, check_teaching
+from atelier.engine.plan.layout_checks import check_encoders
 from tests.engine.row_inputs import VOCAB as LIBRARY_VOCAB
 from tests.engine.trainings import VOCAB
 from tests.parity.cases import layout
@@ -97,6 +101,7 @@ def product(name: str) -> Product | None:
         check_teaching(roles)
         check_schedules(roles, train)
         check_readers(roles, row_specs(roles).values(), train.sequence)
+        check_encoders(roles, row_specs(roles).values())
         first = place(draw, ranks, roles)
         then = place(draw, ranks, roles) if draw.random() < 0.3 else None
         for each in (first, then):
@@ -169,7 +174,7 @@ def cast(draw: Draw, train: Train, vocab: int, reads_library: bool) -> dict[str,
             taught |= moved(draw, own | taught)
         start = draw.choice((0, 0, 0, 1, 2))
         roles[f"student{number}"] = Role(
-            model=model(draw, vocab, own, num_layers=draw.choice((1, 2))),
+            model=model(draw, vocab, rows if has_encoder(rows) else own, num_layers=draw.choice((1, 2))),
             objective=own | taught,
             optim=optimiser(draw),
             trainable=trainable(draw),
@@ -183,10 +188,9 @@ def cast(draw: Draw, train: Train, vocab: int, reads_library: bool) -> dict[str,
 
 
 def optimiser(draw: Draw) -> OptimSpec:
-    kind = draw.choice(("constant", "wsd", "cosine", "linear"))
-    schedule = Schedule(
-        kind=kind, warmup=draw.choice((0, 1)), floor=0.0 if kind == "constant" else draw.choice((0.0, 0.1))
-    )
+    kind = draw.choice(("constant", "wsd", "cosine", "linear", "noam"))
+    floor = 0.0 if kind in ("constant", "noam") else draw.choice((0.0, 0.1))
+    schedule = Schedule(kind=kind, warmup=draw.choice((0, 1)), floor=floor)
     return OPTIMISERS[draw.choice(sorted(OPTIMISERS))](draw, schedule)
 
 
@@ -314,11 +318,33 @@ def ernie(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers:
     )
 
 
-MODELS: Mapping[str, Callable[..., ModelSpec]] = {"gpt": gpt, "ernie": ernie}
+def encdec(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: int) -> EncDec:
+    mixture = mixed(draw, num_layers) | {"num_experts": 4} if draw.random() < 0.3 else {}
+    if mixture:
+        mixture["experts"] = mixture["experts"].model_copy(update={"activation": "swiglu"})
+    return EncDec(
+        num_layers=num_layers,
+        encoder_layers=draw.choice((1, 2, 3)),
+        vocab=vocab,
+        **mixture,
+        mlp=draw.choice(("geglu", "relu")),
+        head_dim=draw.choice(("auto", 12)),
+        tied=draw.random() < 0.5,
+        **(widths(draw) | {"num_kv_heads": "auto", "buckets": 8, "max_distance": 20}),
+    )
+
+
+MODELS: Mapping[str, Callable[..., ModelSpec]] = {"gpt": gpt, "ernie": ernie, "encdec": encdec}
 
 
 def model(draw: Draw, vocab: int, rows: Mapping[str, ObjectiveSpec], num_layers: int) -> ModelSpec:
-    return MODELS[draw.choice(sorted(MODELS))](draw, vocab, rows, num_layers)
+    """One that may read the rows."""
+    kind = "encdec" if has_encoder(rows) else draw.choice(("ernie", "gpt"))
+    return MODELS[kind](draw, vocab, rows, num_layers)
+
+
+def has_encoder(rows: Mapping[str, ObjectiveSpec]) -> bool:
+    return any(spec.encoder_length for spec in rows.values())
 
 
 OWN: Mapping[str, Callable[[Draw], ObjectiveSpec]] = {
@@ -332,7 +358,10 @@ OWN: Mapping[str, Callable[[Draw], ObjectiveSpec]] = {
     "distance": lambda draw: Distance(weight=0.05, rows=0.2),
     "control": lambda draw: Control(rows=0.4, prompt_length=PROMPT_LENGTH),
     "natural": lambda draw: Natural(weight=0.2, rows=0.2),
+    "spans": lambda draw: Spans(encoder=draw.choice((24, 40)), rate=0.3, mean=1.5),
+    "prefix": lambda draw: Prefix(encoder=24, rows=0.5, sequence=draw.choice((0, 16))),
 }
+PAIRED = ("lm", "prefix", "spans")  # what a model with an encoder reads
 TAUGHT: Mapping[str, Callable[[Draw], ObjectiveSpec]] = {
     "logits": lambda draw: Logits(temperature=draw.choice((1.0, 2.0))),
     "attention": lambda draw: Attention(
@@ -343,7 +372,8 @@ TAUGHT: Mapping[str, Callable[[Draw], ObjectiveSpec]] = {
 
 
 def own_objectives(draw: Draw) -> dict[str, ObjectiveSpec]:
-    names = draw.sample(sorted(OWN), draw.randint(1, 4))
+    some = PAIRED if draw.random() < 0.25 else sorted({*OWN} - {*PAIRED} | {"lm"})
+    names = draw.sample(some, draw.randint(1, min(4, len(some))))
     return {name: OWN[name](draw) for name in names}
 
 
@@ -357,7 +387,7 @@ def place(draw: Draw, ranks: int, roles: Mapping[str, Role]) -> Parallel:
         if role.teacher and draw.random() < 0.5
     }
     schedule = draw.choice(("1f1b", "interleaved", "zb")) if sizes["pipeline"] > 1 else "1f1b"
-    root = roles["root0"].model.num_layers
+    root = roles["root0"].model.num_blocks
     unequal = sizes["pipeline"] == 2 and schedule == "1f1b" and root > 2 and draw.random() < 0.3
     return layout(
         **sizes,

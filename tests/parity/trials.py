@@ -56,7 +56,7 @@ class Workbench:
         self.folder = folder
         self.inputs = {
             False: {"tokens": tokens(folder / "tokens")},
-            True: harbour(folder / "harbour"),
+            True: harbour(folder / "harbour", sentinels=12),
         }
         self.num_gangs = 0
 

@@ -35,8 +35,9 @@ class Attention(Taught):
         heads = self.relation_heads
         if heads == "auto":
             heads = getattr(model, "num_heads", 0)
-        if not heads or not hasattr(taught_by, "num_heads"):
-            kind = taught_by.kind if heads else model.kind
+        hidden = [spec for spec in (model, taught_by) if spec.reads_encoder or not hasattr(spec, "num_heads")]
+        if hidden or not heads:
+            kind = hidden[0].kind if hidden else model.kind
             raise ConfigError(
                 place, f"a model of kind {kind} exposes no attention", "compare logits or hidden states"
             )

@@ -5,6 +5,7 @@ import random
 from typing import Literal
 
 import pytest
+from pydantic import ValidationError
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.schedule import Schedule, WeightSchedule
@@ -131,3 +132,15 @@ def test_a_weight_that_does_not_move_within_its_roles_steps_is_refused(given: di
 def test_a_step_that_is_none_is_refused_with_a_sentence(begin: float) -> None:
     with pytest.raises(ValueError, match=r"whole; a share|must be a step or a share"):
         WeightSchedule.model_validate({"kind": "linear", "begin": begin})
+
+
+def test_noam_rises_to_its_peak_and_falls_with_the_root_of_the_step_whatever_the_end() -> None:
+    schedule = Schedule(kind="noam", warmup=9)
+    found = [schedule.factor(step, 5, 1000) for step in range(5, 1000)]
+    assert found[:10] == pytest.approx([0.1 * n for n in range(1, 11)]) and max(found) == found[9] == 1.0
+    assert found[39] == pytest.approx(0.5) and found[999 - 5] == pytest.approx((10 / 995) ** 0.5)
+    assert found[:45] == [schedule.factor(step, 5, 50) for step in range(5, 50)]
+    assert schedule.branch_step(5, 50) == 50 and schedule.misfit(5, 8) == ("", "")
+    assert schedule.trunk() == {"kind": "noam", "warmup": 9} != Schedule(kind="constant", warmup=9).trunk()
+    with pytest.raises(ValidationError, match="a noam schedule has no floor"):
+        Schedule(kind="noam", floor=0.1)

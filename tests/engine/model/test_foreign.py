@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import AtelierError, ConfigError, DataError
-from atelier.engine.config.families import IDLE, Family, difference, families, family_of, fitting
+from atelier.engine.config.families import IDLE, Family, Said, difference, families, family_of, fitting
+from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.contract import Model
 from atelier.engine.model.foreign import adopted, exported
@@ -41,6 +43,11 @@ MSCALE = ROPE | {
 KINDS = ["full_attention", "sliding_attention", "full_attention"]
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 24}
 GPT2 = {"vocab_size": 300, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 600}
+T5 = {
+    "vocab_size": 300, "d_model": 64, "d_kv": 24, "d_ff": 96, "num_layers": 3, "num_decoder_layers": 2,
+    "num_heads": 4, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 40,
+    "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", SMALL | {"rope_parameters": ROPE}),
     "llama tied": ("Llama", SMALL | {"tie_word_embeddings": True, "head_dim": 24}),
@@ -66,11 +73,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 experts": ("Qwen3Moe", SMALL | EXPERTS | {"norm_topk_prob": True}),
     "qwen3 experts, not normed": ("Qwen3Moe", SMALL | EXPERTS | {"decoder_sparse_step": 2}),
     "gpt2": ("GPT2", GPT2),
+    "t5": ("T5", T5),
+    "t5 1.1": ("T5", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "t5 gated": ("T5", T5 | {"feed_forward_proj": "gated-silu", "num_decoder_layers": None}),
     "gpt2 untied": (
         "GPT2",
         GPT2 | {"n_inner": 80, "activation_function": "gelu", "tie_word_embeddings": False},
     ),
 }  # fmt: skip
+
+
+def auto(kind: str) -> Any:
+    """What transformers loads a model of a kind with."""
+    return transformers.AutoModelForSeq2SeqLM if kind == "T5" else transformers.AutoModelForCausalLM
+
+
+READ = torch.arange(40)[None] * 7  # of an encoder
 
 
 class Checkpoint:
@@ -79,9 +97,9 @@ class Checkpoint:
     def __init__(self, folder: Path, kind: str, fields: dict[str, Any]) -> None:
         torch.manual_seed(0)
         config = getattr(transformers, f"{kind}Config")(**fields)
-        self.theirs = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation="eager"
-        ).eval()
+        self.theirs = auto(kind).from_config(config, attn_implementation="eager").eval()
+        if kind == "T5" and not config.scale_decoder_outputs:  # transformers ties what it builds
+            self.theirs.lm_head.weight = torch.nn.Parameter(torch.randn(300, 64) / 8)
         with torch.no_grad():
             for name, weight in self.theirs.named_parameters():
                 weight.add_(torch.randn_like(weight) * (0.3 if "norm" in name or "bias" in name else 0.05))
@@ -106,6 +124,8 @@ class Checkpoint:
 def logits(model: Model, ids_BT: Tensor) -> Tensor:
     places_BT = torch.arange(ids_BT.shape[1]).expand(ids_BT.shape)
     batch = {"tokens_BT": ids_BT, "positions_BT": places_BT, "documents_BT": torch.zeros_like(ids_BT)}
+    if model.spec.reads_encoder:
+        batch |= dict(zip(ENCODER, (READ, torch.arange(40)[None], torch.zeros_like(READ)), strict=True))
     return model(batch).hidden @ model.head_weight.T
 
 
@@ -127,12 +147,17 @@ def test_a_checkpoint_of_transformers_computes_the_same_here_and_comes_back(
 ) -> None:
     made = Checkpoint(tmp_path, *CASES[case])
     model, ids_BT = made.ours(), torch.randint(300, (1, 512))
-    assert isinstance(model.spec, GPT)
+    assert isinstance(model.spec, Said)
+
+    def forward(net: Any, ids_BT: Tensor) -> Tensor:
+        read = {"input_ids": READ, "decoder_input_ids": ids_BT}
+        return net(**read).logits if isinstance(model.spec, EncDec) else net(ids_BT).logits
+
     with torch.inference_mode():
-        wanted = made.theirs(ids_BT).logits
+        wanted = forward(made.theirs, ids_BT)
     assert apart(logits(model, ids_BT), wanted) < 1e-5
     assert greedy(lambda ids: logits(model, ids), ids_BT[:, :20], 64) == greedy(
-        lambda ids: made.theirs(ids).logits, ids_BT[:, :20], 64
+        lambda ids: forward(made.theirs, ids), ids_BT[:, :20], 64
     )
     back = exported(in_memory(dict(model.state_dict())), made.family, model.spec)
     assert {*back} == {*made.stored}
@@ -144,9 +169,9 @@ def test_a_checkpoint_of_transformers_computes_the_same_here_and_comes_back(
     folder.mkdir()
     save_file({name: made.stored[name] for name in back}, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(made.family.config(model.spec)))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    theirs = auto(CASES[case][0]).from_pretrained(folder, attn_implementation="eager").eval()
     with torch.inference_mode():
-        assert torch.equal(theirs(ids_BT).logits, wanted)
+        assert torch.equal(forward(theirs, ids_BT), wanted)
     assert made.family.name in [family.name for family in fitting(model.spec)]
 
 
@@ -190,12 +215,15 @@ MEANT = (
     "layer_types",
     "max_window_layers",
     "n_inner",
+    "num_decoder_layers",
     "sliding_window",
     "max_position_embeddings",
 )
 
 
-@pytest.mark.parametrize("case", ["llama biases", "qwen3", "mixtral", "qwen3 experts", "gpt2", "llama tied"])
+@pytest.mark.parametrize(
+    "case", ["llama biases", "qwen3", "mixtral", "qwen3 experts", "gpt2", "llama tied", "t5", "t5 1.1"]
+)
 def test_no_weight_is_left_out_in_silence(case: str, tmp_path: Path) -> None:
     made = Checkpoint(tmp_path, *CASES[case])
     spec = made.family.spec(made.config, "config.json")
@@ -228,7 +256,7 @@ def test_no_weight_is_left_out_in_silence(case: str, tmp_path: Path) -> None:
 
 
 def embedding(made: Checkpoint) -> Tensor:
-    part = made.family.foreign("embed.weight")
+    part = made.family.foreign("embed.weight", GPT(num_layers=1, hidden=8, num_heads=1))
     assert part is not None
     return made.stored[part.name].clone()
 
@@ -262,6 +290,31 @@ def test_another_family_is_refused_by_its_name(kind: str) -> None:
     for name in families():  # called by a name that is known it is refused by what it has beside
         with pytest.raises(AtelierError):
             family_of({"model_type": name}, "").spec(config | {"model_type": name}, "config.json")
+
+
+def test_a_t5_whose_decoder_does_not_begin_with_padding_or_that_is_scaled_untied_is_refused(
+    tmp_path: Path,
+) -> None:
+    family, config = saved("t5 1.1", tmp_path)
+    for faults, words in (
+        ({"decoder_start_token_id": 5}, "decoder_start_token_id: is 5"),
+        ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, "scale_decoder_outputs: is true"),
+        ({"is_encoder_decoder": False}, "is_encoder_decoder: False is not understood"),
+        ({"feed_forward_proj": "gated-tanh"}, "feed_forward_proj: 'gated-tanh' is not understood"),
+    ):
+        with pytest.raises(ConfigError, match=f"config.json: {words}"):
+            family.spec(config | faults, "config.json")
+    assert family.spec(config | {"decoder_start_token_id": 0}, "config.json") == family.spec(config, "")
+
+
+def test_copies_of_t5s_embedding_have_to_be_copies(tmp_path: Path) -> None:
+    made = Checkpoint(tmp_path, *CASES["t5 1.1"])
+    spec = made.family.spec(made.config, "config.json")
+    more = {other: made.stored[other] for other in made.stored}
+    name = "encoder.embed_tokens.weight"
+    assert adopted(stored(tmp_path, more | {name: embedding(made)}), made.family, spec, "checkpoint")
+    with pytest.raises(DataError, match=f"{name} is tied to shared.weight.* and has other numbers"):
+        adopted(stored(tmp_path, more | {name: embedding(made) + 1}), made.family, spec, "checkpoint")
 
 
 def test_code_of_its_own_and_quantised_weights_are_refused(tmp_path: Path) -> None:

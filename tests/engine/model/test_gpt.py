@@ -11,7 +11,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model import gpt
 from atelier.engine.model.load import build, initialise
-from atelier.engine.model.transformer import dropout, noise_keys
+from atelier.engine.model.transformer import dropout, layer_keys, noise_keys
 
 V = 61
 LLAMA: dict[str, Any] = {
@@ -33,6 +33,13 @@ def model_of(dtype: torch.dtype = torch.float64, **settings: Any) -> gpt.Decoder
     initialise(model, seed=1, name="test")
     assert isinstance(model, gpt.Decoder)
     return model
+
+
+def test_dropout_has_keys_for_any_number_of_blocks() -> None:
+    keys_BT = noise_keys(1, torch.arange(2), torch.arange(3))
+    found = [layer_keys(keys_BT, layer) for layer in range(100)]
+    assert len({tuple(each.flatten().tolist()) for each in found}) == 100
+    assert torch.equal(found[4], keys_BT + 4 * 0x2545F4914F6CDD1D)  # as it was where that was no error
 
 
 def packed(*rows: list[int], seed: int = 0) -> dict[str, Tensor]:

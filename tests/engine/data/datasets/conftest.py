@@ -28,6 +28,13 @@ class Harbour:
             spec, source, self.vocabulary, self.shop.folder, split=split, sequence=sequence, seed=seed
         )
 
+    def with_sentinels(self, number: int) -> "Harbour":
+        """The same corpus in a vocabulary that has sentinels too."""
+        names = [f"<|s{n}|>" for n in range(number)]
+        tokenizer = self.shop.tokenizer(self.corpus, vocab=VOCAB, specials=(*SPECIALS, *names))
+        vocabulary = Vocabulary.read(Path(tokenizer.url) / "tokenizer.json")
+        return Harbour(self.shop, self.corpus, self.shop.tokens(self.corpus, tokenizer), vocabulary)
+
     def text(self, split="train") -> TokenText:
         return TokenText(self.tokens, self.shop.folder, split)
 

@@ -17,7 +17,8 @@ from tests.engine.data.datasets.conftest import whole
 from tests.engine.row_inputs import chats as made_chats
 from tests.engine.row_inputs import imitations as made_imitations
 
-RESHAPED = ("distance", "knowledge", "mlm", "reorder")  # another row in every epoch
+RESHAPED = ("distance", "knowledge", "mlm", "prefix", "reorder", "spans")  # another row in every epoch
+PAIRS = ("prefix", "spans")  # what they hold is in test_spans.py
 
 # the number of the document, which is in most of its sentences
 NUMBER = re.compile(rb"log(\d+) the|depth_(\d+) =|Buoy(\d+)x|Log (\d+) of")
@@ -38,25 +39,28 @@ def imitations(harbour):
     return made_imitations(harbour.shop.folder / "imitations", harbour.tokens)
 
 
+@pytest.fixture(scope="session")
+def marked(harbour):
+    return harbour.with_sentinels(40)
+
+
 @pytest.fixture
-def opened(harbour, triples, attributes, imitations):
+def opened(harbour, triples, attributes, imitations, marked):
     sources = {"tokens": None, "triples": triples, "attributes": attributes, "imitations": imitations}
     sources["chats"] = made_chats(harbour.shop.folder / "chats", harbour.tokens)
 
     def open_kind(kind, **options):
         spec = spec_class("objective", kind)()
-        return harbour.open(spec, tokens=sources[spec.source], **options)
+        place = marked if kind == "spans" else harbour
+        return place.open(spec, tokens=sources[spec.source], **options)
 
     return open_kind
 
 
 def test_every_kind_of_rows_is_read_by_the_objective_of_its_name():
     readers = [kind for kind in objective_kinds("objective") if spec_class("objective", kind).reads == kind]
-    assert (
-        readers
-        == kinds()
-        == ["chat", "control", "distance", "document", "knowledge", "mlm", "natural", "reorder"]
-    )
+    others = ["mlm", "natural", "prefix", "reorder", "spans"]
+    assert readers == kinds() == ["chat", "control", "distance", "document", "knowledge", *others]
     with pytest.raises(ConfigError, match="no rows 'reoder'; did you mean reorder"):
         rows_of("reoder")
 
@@ -74,6 +78,7 @@ def test_a_row_is_the_same_in_any_batch_of_its_epoch(opened, kind):
     epochs = np.random.default_rng(4).integers(0, 3, 40)
     together = rows.batch(indices, epochs)
     assert set(together) == {"tokens_BT", "positions_BT", "documents_BT", "labels_BT", *rows.extras}
+    assert together["tokens_BT"].shape[1] == rows.length
     for place, (index, epoch) in enumerate(zip(indices.tolist(), epochs.tolist(), strict=True)):
         alone = again.batch([index], [epoch])
         for name, values in together.items():
@@ -105,7 +110,7 @@ def test_a_row_is_padded_at_its_end_and_scores_no_padding_no_memory_and_no_end(o
     assert (steps_BT == 1).all()
 
 
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind", [kind for kind in kinds() if kind not in PAIRS])
 def test_held_out_rows_hold_nothing_of_the_training_documents(opened, harbour, kind):
     splits = {
         int(line["text"].split()[1]): line["split"]

@@ -1,0 +1,146 @@
+"""An encoder and a decoder: T5 1.1 (1910.10683, 2002.05202) and CPM-2 (2106.10715). RMSNorm before each part
+of a block, gated GELU, positions by a learned bias of attention scores for buckets of distances, which all
+blocks of a side share. Scores are not scaled by the head width. Each side reads an input of its own length.
+
+D hidden, H heads, E head width, F ffn, V vocab, R buckets
+"""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from atelier.engine.config.base import Count
+from atelier.engine.config.batch import ENCODER
+from atelier.engine.config.blocks import Auto, MLPKind
+from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.config.registry import Limit
+
+SIDES = ("encoder", "decoder")
+
+
+class EncDec(MixedBlocks):
+    inputs: ClassVar[tuple[str, ...]] = ENCODER
+    refused_schedules: ClassVar[tuple[str, ...]] = ("zb",)
+
+    kind: Literal["encdec"] = "encdec"
+    num_layers: int = Field(ge=1, le=1000, description="blocks of the decoder")
+    encoder_layers: Count | Auto = Field(
+        default="auto", description="blocks of the encoder; auto = as many as the decoder's"
+    )
+    head_dim: Count | Auto = Field(default="auto", description="width E of a head; auto = hidden / num_heads")
+    mlp: MLPKind = Field(default="geglu", description="as gpt's")
+    norm_eps: float = Field(default=1e-6, gt=0, description="added to the variance")
+    init_std: float = Field(
+        default=1.0,
+        gt=0,
+        description="of the embedding; of a matrix by the root of its inputs, of queries also by that of E",
+    )
+    tied: bool = Field(
+        default=False, description="output head shares the embedding, and reads the states by 1/sqrt(D)"
+    )
+    vocab_padding: int = Field(
+        default=0, ge=0, description="rows of embedding and head beyond the tokenizer's tokens"
+    )
+    buckets: int = Field(
+        default=32,
+        ge=4,
+        description="buckets R of distances; the encoder has half of them for each direction",
+    )
+    max_distance: int = Field(
+        default=128, ge=2, description="tokens from which on all distances are in the last bucket"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.buckets % 4:
+            raise ValueError(f"buckets {self.buckets} is not divisible by 4: two directions, each half exact")
+        if self.max_distance <= self.buckets // 2:
+            raise ValueError(f"max_distance {self.max_distance} is not above half of buckets {self.buckets}")
+        if self.num_kv_heads not in ("auto", self.num_heads):
+            raise ValueError(f"num_kv_heads is {self.num_kv_heads}; an encdec has as many as num_heads")
+        if self.rope_theta != type(self).model_fields["rope_theta"].default:
+            raise ValueError("rope_theta does nothing: positions are buckets of distances")
+        return self
+
+    @property
+    def is_rotary(self) -> bool:
+        return False
+
+    @property
+    def has_even_heads(self) -> bool:
+        return self.head_dim == "auto"
+
+    @property
+    def head_width(self) -> int:
+        return super().head_width if self.head_dim == "auto" else self.head_dim
+
+    @property
+    def tokens(self) -> int:
+        return super().tokens + self.vocab_padding
+
+    @property
+    def ids(self) -> int:
+        return super().tokens
+
+    @property
+    def num_encoding(self) -> int:
+        """Blocks of the encoder: the first ones of all."""
+        return self.num_layers if self.encoder_layers == "auto" else self.encoder_layers
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_encoding + self.num_layers
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every weight by its name in the plain module, with its shape. The encoder's blocks come first; its
+        last norm is the last one's. The head is `head.weight` unless tied.
+        """
+        D, wide = self.hidden, self.num_heads * self.head_width
+        result: dict[str, tuple[int, ...]] = {"embed.weight": (self.tokens, D)}
+        result |= {f"bias.{side}.weight": (self.num_heads, self.buckets) for side in SIDES}
+        leaves = ("weight",) if self.norm == "rms" else ("weight", "bias")
+        for i in range(self.num_blocks):
+            block, decodes = f"blocks.{i}.", i >= self.num_encoding
+            norms = ["norm1", "norm2", *(["norm3"] if decodes else [])]
+            norms += ["norm"] if i == self.num_encoding - 1 else []
+            result |= {f"{block}{norm}.{leaf}": (D,) for norm in norms for leaf in leaves}
+            for attention in ("attention", "cross") if decodes else ("attention",):
+                result |= {
+                    f"{block}{attention}.{name}.weight": (wide, D) for name in ("query", "key", "value")
+                }
+                result[f"{block}{attention}.out.weight"] = (D, wide)
+            result |= {f"{block}mlp.{name}": shape for name, shape in self.mlp_shapes(i).items()}
+        result |= {f"norm.{leaf}": (D,) for leaf in leaves}
+        if not self.tied:
+            result["head.weight"] = (self.tokens, D)
+        return result
+
+    def block_flops(self, sequence: int) -> list[float]:
+        """FLOPs of one token in each block, for rows of as many tokens on both sides; the last entry is the
+        head.
+        """
+        D, wide = self.hidden, self.num_heads * self.head_width
+        attention = 6.0 * 4 * D * wide + 12.0 * wide * sequence
+        found = [
+            6.0 * self.mlp_products(i) + attention * (2 if i >= self.num_encoding else 1)
+            for i in range(self.num_blocks)
+        ]
+        return [*found, 6.0 * self.tokens * D]
+
+    def limits(self) -> list[Limit]:
+        """Heads, the MLP's width and the vocabulary are split over tensor, experts over expert, blocks over
+        stages; rows are not split.
+        """
+        vocab = [] if self.vocab == "auto" else [Limit("tensor", "vocab", self.tokens)]
+        return [
+            Limit("tensor", "num_heads", self.num_heads),
+            Limit("tensor", "ffn", self.inner),
+            *vocab,
+            *self.expert_limits(),
+            Limit("context", "kind", 1),
+            Limit("stage", "encoder_layers + num_layers", self.num_blocks),
+        ]
+
+    @property
+    def mixtures(self) -> list[int]:
+        return [number for number in range(self.num_blocks) if self.has_experts(number)]

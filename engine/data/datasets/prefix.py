@@ -1,0 +1,73 @@
+"""Prefix language modelling: pieces of documents, of which an encoder reads the beginning and a decoder says
+the rest (T5, 1910.10683, section 3.2.3).
+
+Shape letters: B rows, P pieces of documents.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from atelier.engine.config.batch import ENCODER
+from atelier.engine.config.error import DataError
+from atelier.engine.config.objective.prefix import Prefix
+from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered
+from atelier.engine.data.pairs import cut_into_pieces, paired
+from atelier.engine.data.tokens import TokenText
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.io.artifact import ArtifactInput
+
+LEAST = 2  # tokens: one for each side
+
+
+class Continued:
+    """Rows of one piece of a document each, as long as the shorter side has room for, cut at a random place
+    of its own in every epoch. What is read ends with an end token, and the last piece of a document too.
+    """
+
+    extras = ENCODER
+    part: int | None = None
+
+    def __init__(
+        self, text: TokenText, vocabulary: Vocabulary, *, encoder: int, sequence: int, seed: int
+    ) -> None:
+        self._text, self._vocabulary = text, vocabulary
+        self.length, self.encoder_length = sequence, encoder
+        begins_P, sizes_P = cut_into_pieces(text, min(encoder - 1, sequence), with_end=True)
+        is_long_P = sizes_P >= LEAST
+        self._begins_P, self._sizes_P = begins_P[is_long_P], sizes_P[is_long_P]
+        if not len(self._begins_P):
+            raise DataError(f"{text.source()}: {text.split} holds no text of {LEAST} tokens; give more")
+        self._chance = Chance(seed, "prefix", text.split)
+
+    def __len__(self) -> int:
+        return len(self._begins_P)
+
+    def batch(self, indices: Numbers, epochs: Numbers | None = None) -> dict[str, np.ndarray]:
+        rows_B, epochs_B = numbered(indices, epochs)
+        begins_B, sizes_B = self._begins_P[rows_B], self._sizes_P[rows_B]
+        cuts_B = 1 + below(self._chance.keys(rows_B, epochs_B), 0, 0, sizes_B - 1)
+        pairs, end = [], [self._vocabulary.end_id]
+        for begin, size, cut in zip(begins_B.tolist(), sizes_B.tolist(), cuts_B.tolist(), strict=True):
+            ids = self._text.tokens_N[begin : begin + size].astype(np.int64)
+            pairs.append(([*ids[:cut], *end], ids[cut:]))
+        return paired(
+            pairs,
+            lengths=(self.encoder_length, self.length),
+            start=self._vocabulary.start_id,
+            pad=self._vocabulary.pad_id,
+        )
+
+
+def open_rows(
+    spec: Prefix,
+    tokens: ArtifactInput,
+    vocabulary: Vocabulary,
+    scratch: Path,
+    *,
+    split: str,
+    sequence: int,
+    seed: int,
+) -> Continued:
+    text = TokenText(tokens, scratch, split)
+    return Continued(text, vocabulary, encoder=spec.encoder, sequence=sequence, seed=seed)

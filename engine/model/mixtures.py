@@ -1,0 +1,69 @@
+"""The sums over tokens of models with mixtures of experts, and what is learned from and said of them.
+
+X experts, L mixtures
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from atelier.engine.config.experts import MixedBlocks
+from atelier.engine.model.contract import Model, Sum
+from atelier.engine.model.moe import Mixed
+
+SharedType = TypeVar("SharedType")
+
+
+class MixtureModel(Model[SharedType]):
+    """A model some of whose blocks have a mixture, their `mlp`, at `place` among those of the model."""
+
+    spec: MixedBlocks
+
+    def sums(self) -> dict[str, Sum]:
+        """Of mixtures: what is optimised; counted by mixture, loads, choices lost and the entropy in nats."""
+        number, X = len(self.spec.mixtures), self.spec.num_experts
+        if not number:
+            return {}
+        optimised = {name: Sum(weight=weight) for name, weight in self.spec.experts.router.sums.items()}
+        return optimised | {
+            "load_LX": Sum((number, X)),
+            "lost_L": Sum((number,)),
+            "entropy_L": Sum((number,)),
+        }
+
+    def after_step(self, sums: Mapping[str, Tensor]) -> None:
+        """Tell routers the loads of the step, those that learn from them."""
+        for block in self.blocks:
+            place = getattr(block, "place", None)
+            learn = getattr(getattr(block.mlp, "router", None), "learn_loads", None)
+            if learn is not None and isinstance(place, int):
+                learn(sums["load_LX"][place])
+
+    def measured(self, sums: Mapping[str, Tensor], tokens: int) -> dict[str, float]:
+        """Of each mixture: the fullest expert's load in units of an equal share, experts without a token, the
+        choices lost (or tokens that no expert chose) a token, the entropy of the router in nats.
+        """
+        found: dict[str, float] = {}
+        for place, number in enumerate(self.spec.mixtures):
+            load_X, lost = sums["load_LX"][place], float(sums["lost_L"][place])
+            met = float(load_X.sum())
+            found |= {
+                f"experts/load/{number}": float(load_X.max()) * len(load_X) / max(met, 1.0),
+                f"experts/dead/{number}": float((load_X == 0).sum()),
+                f"experts/entropy/{number}": float(sums["entropy_L"][place]) / max(1, tokens),
+            }
+            if lost:
+                found[f"experts/lost/{number}"] = lost / max(1, tokens)
+        return found
+
+
+def mixture_sums(found: Mixed, place: int, number: int) -> dict[str, Tensor]:
+    """The sums of a mixture at its place among the `number` of the model."""
+    sums = {"balance": found.balance, "router_z": found.router_z}
+    for name, value in (("load_LX", found.load_X), ("lost_L", found.lost), ("entropy_L", found.entropy)):
+        before = value.new_zeros(place, *value.shape)
+        after = value.new_zeros(number - place - 1, *value.shape)
+        sums[name] = torch.cat([before, value[None], after])
+    return sums
