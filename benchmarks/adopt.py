@@ -52,7 +52,7 @@ def write(folder: Path, spec: GPT) -> int:
     """A checkpoint of random weights in bf16, in shards; its bytes."""
     family, shards, weight_map, size = family_of({"model_type": FAMILY}, FAMILY), [{}], {}, 0
     for ours, shape in spec.shapes().items():
-        part = family.foreign(ours)
+        part = family.foreign(ours, spec)
         assert part is not None
         weight = (0.02 * torch.randn(shape)).to(torch.bfloat16)
         if sum(each.nbytes for each in shards[-1].values()) > SHARD:

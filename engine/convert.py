@@ -20,7 +20,7 @@ from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.run_file import FILE_BYTES, RunFile
 from atelier.engine.conversion.contract import Converted, Parent
-from atelier.engine.conversion.measure import held_out, mean_loss, old_in_new
+from atelier.engine.conversion.measure import comparable, held_out, mean_loss, old_in_new
 from atelier.engine.data.corpus import TRAIN
 from atelier.engine.data.tokens import Windows
 from atelier.engine.data.vocabulary import Vocabulary, copy_carried, copy_tokenizer
@@ -78,15 +78,18 @@ def _measured(
     """The loss before and after on the same held-out tokens, nats a token, and their name."""
     scratch, sequence = Path(run.scratch), min(SEQUENCE, num_positions(parent.spec) or SEQUENCE)
     rows, name = held_out(input_of(run, "tokens"), scratch, sequence, tokens)
+    ids = None
+    if parent.old is not None and parent.new is not None and parent.new is not parent.old:
+        ids = old_in_new(parent.old, parent.new)
+        rows = comparable(rows, ids)
+    if not rows:  # no row of which the new tokenizer has every token
+        return {}
     result: dict[str, Json] = {"held_out": name, "loss_before": mean_loss(parent.model(), rows, device)}
     with blank():
         model = build(made)
     whole = {weight: one.gather() for weight, one in found.weights.items()}
     state = {weight: value.to(device) for weight, value in whole.items() if value is not None}
     model.load_state_dict(state, assign=True)
-    ids = None
-    if parent.old is not None and parent.new is not None and parent.new is not parent.old:
-        ids = old_in_new(parent.old, parent.new)
     result["loss_after"] = mean_loss(model.eval(), rows, device, ids)
     return result
 

@@ -155,7 +155,7 @@ def _begun(
     file.seek(begins_D[number])
     line = json.loads(file.readline())
     begun = generator.vocabulary.begun(line["text"], asked.prefix) if line["split"] == TRAIN else None
-    return begun and ([*generator.vocabulary.before, *begun[0]], begun[1])
+    return begun and (generator.prompted(begun[0], generator.vocabulary.before), begun[1])
 
 
 def _continued(

@@ -43,6 +43,13 @@ def cpm2(
     score: Score,
 ) -> None:
     """Raises ConfigError for text without a second language."""
+    given = [name for name in ("load", "model", "extend") if getattr(tokenizer, name)]
+    if given:
+        raise ConfigError(
+            f"tokenizer.{given[0]}",
+            "is given, and here both tokenizers are learned",
+            "atelier convert convert=vocabulary takes a model to any tokenizer",
+        )
     if grow.vocab <= tokenizer.vocab:
         raise ConfigError(
             "grow.vocab",

@@ -8,6 +8,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.data import Finetune
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import EXAMPLES, Stream, identity_of
+from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ModelSpec
@@ -90,9 +91,21 @@ def _role(key: str, spec: ModelSpec, settings: Finetune) -> Role:
     is_scratch = key.startswith("scratch")
     tuned = settings.trainable.soft_prompt
     if tuned.length and not is_scratch:
-        if not hasattr(spec, "soft_prompt"):
+        if not isinstance(spec, GPT):
             raise ConfigError(
                 "finetune.trainable.kind", f"prompt, and models of kind {spec.kind} have none", "kind=lora"
+            )
+        if had := spec.soft_prompt.length:
+            raise ConfigError(
+                "finetune.trainable.kind",
+                f"prompt, and the model has one of {had} vectors",
+                "its base as init",
+            )
+        if tuned.length >= settings.sequence:
+            raise ConfigError(
+                "finetune.trainable.length",
+                f"{tuned.length} vectors leave no room in rows of {settings.sequence} tokens",
+                f"finetune.trainable.length={settings.sequence // 2}",
             )
         spec = spec.model_copy(update={"soft_prompt": tuned})
     return Role(

@@ -9,6 +9,12 @@ from atelier.engine.config.base import Spec, Step
 from atelier.engine.config.registry import Model, Objectives, Optim
 from atelier.engine.config.soft_prompt import Place, SoftPrompt
 
+OF_KIND = {  # fields of Trainable that a kind has
+    "lora": ("rank", "alpha", "targets"),
+    "parts": ("parts",),
+    "prompt": ("length", "place", "first", "text"),
+}
+
 
 class Trainable(Spec):
     """Which weights are trained: all, low-rank additions to chosen matrices (LoRA, 2106.09685), some of the
@@ -46,9 +52,17 @@ class Trainable(Spec):
         return SoftPrompt(length=self.length, place=self.place) if self.kind == "prompt" else SoftPrompt()
 
     @model_validator(mode="after")
-    def _has_text(self) -> "Trainable":
+    def _of_its_kind(self) -> "Trainable":
         if (self.kind, self.first) == ("prompt", "text") and not self.text:
             raise ValueError("first=text begins with the rows of a text: give text")
+        own = ("kind", *OF_KIND.get(self.kind, ()))
+        own = own if self.first == "text" else tuple(name for name in own if name != "text")
+        for name, field in type(self).model_fields.items():
+            if name not in own and getattr(self, name) != field.default:
+                where = (
+                    f"kind={self.kind}" if name not in OF_KIND.get(self.kind, ()) else f"first={self.first}"
+                )
+                raise ValueError(f"{name} does nothing where {where}; leave it out")
         return self
 
 

@@ -63,7 +63,14 @@ class Converted:
         *pieces: Piece,
     ) -> None:
         """A weight that `make` makes."""
-        self.weights[name] = Weight(tuple(shape), dtype, lambda: make().contiguous())
+
+        def checked() -> Tensor:
+            made = make().contiguous()
+            if made.shape != torch.Size(shape) or made.dtype != dtype:
+                raise RuntimeError(f"{name} was made {tuple(made.shape)} {made.dtype}, not {shape} {dtype}")
+            return made
+
+        self.weights[name] = Weight(tuple(shape), dtype, checked)
         self.ancestry[name] = pieces
 
     def keep(self, name: str, parent: Parent, source: str = "") -> None:

@@ -32,6 +32,20 @@ def held_out(
     return batches, scored_name(tokens.record.fingerprint, count * sequence, sequence)
 
 
+def comparable(batches: list[dict[str, np.ndarray]], ids: Mapping[int, int]) -> list[dict[str, np.ndarray]]:
+    """The rows of which another tokenizer has every token: what both models can be asked."""
+    known = np.array(sorted(ids))
+    found = []
+    for batch in batches:
+        is_padding_BT = batch["documents_BT"] < 0
+        whole_B = (np.isin(batch["tokens_BT"], known) | is_padding_BT).all(1)
+        is_scored_BT = np.isin(batch["labels_BT"], known)
+        rows = {name: values[whole_B] for name, values in batch.items()}
+        rows["labels_BT"] = np.where(is_scored_BT, batch["labels_BT"], NOT_SCORED)[whole_B]
+        found += [rows] if whole_B.any() else []
+    return found
+
+
 @torch.inference_mode()
 def mean_loss(
     model: Model,
@@ -39,13 +53,13 @@ def mean_loss(
     device: torch.device,
     ids: Mapping[int, int] | None = None,
 ) -> float:
-    """Nats a token. `ids`: old id -> the model's id of the same token; a token without one is not scored."""
+    """Nats a token. `ids`: old id -> the model's id of the same token; every token has one."""
     total, count = 0.0, 0
     for batch in batches:
         given = {name: torch.from_numpy(values).to(device) for name, values in batch.items()}
         if ids is not None:
             given = given | {name: _renamed(given[name], ids) for name in ("tokens_BT", "labels_BT")}
-            given["tokens_BT"] = given["tokens_BT"].clamp(min=0)
+            given["tokens_BT"] = given["tokens_BT"].clamp(min=0)  # padding
         output = model(given)
         _, sums = objective_sums(output.hidden, model.head_weight, given["labels_BT"], {})
         total += float(sums["lm"])
@@ -63,5 +77,5 @@ def _renamed(tokens_BT: Tensor, ids: Mapping[int, int]) -> Tensor:
 
 def old_in_new(old: Vocabulary, new: Vocabulary) -> Mapping[int, int]:
     """Old id -> new id of the same token."""
-    ids = {new.token(number): number for number in range(new.size)}
-    return {number: ids[old.token(number)] for number in range(old.size) if old.token(number) in ids}
+    ids = {name: number for number, name in enumerate(new.names()) if name}
+    return {number: ids[name] for number, name in enumerate(old.names()) if name in ids}

@@ -45,7 +45,8 @@ def convert(rule: Upcycle, parent: Parent, made: ModelSpec) -> Converted:
             first = partial(first_values, network, name, torch.Size(shape), rule.seed, rule.kind)
             make = partial(_router, rule, shape, name) if name.endswith("router.weight") else first
             found.add(name, shape, dtype, partial(_as, dtype, make), new("router"))
-    found.about = {"copies": rule.num_experts // rule.finer, "is_exact": True}
+    is_wide = dtype.itemsize >= 4  # of narrower logits groups tie, and a token meets parts of two
+    found.about = {"copies": rule.num_experts // rule.finer, "is_exact": rule.finer == 1 or is_wide}
     return found
 
 

@@ -43,7 +43,7 @@ def convert(rule: Rule, parent: Parent, made: ModelSpec) -> Converted:
     found.about = {
         "tokens_kept": same,
         "tokens_new": len(spelled) - same,
-        "tokens_dropped": len({parent.old.token(i) for i in range(parent.old.size)} - _tokens(parent.new)),
+        "tokens_dropped": len(set(parent.old.names()) - set(parent.new.names()) - {b""}),
         "is_exact": False,
     }
     return found
@@ -51,12 +51,13 @@ def convert(rule: Rule, parent: Parent, made: ModelSpec) -> Converted:
 
 def spelling(old: Vocabulary, new: Vocabulary) -> list[tuple[list[int], bool]]:
     """Of each new id the old ids that spell it, and whether it is the same token."""
+    known = {name: number for number, name in enumerate(old.names()) if name}
     ids = {old.token(number): number for number in range(old.size)}
     found: list[tuple[list[int], bool]] = []
-    for number in range(new.size):
+    for number, name in enumerate(new.names()):
         token = new.token(number)
-        if token in ids:
-            found.append(([ids[token]], True))
+        if name in known:
+            found.append(([known[name]], True))
             continue
         try:
             text = new.bytes_of([number]).decode()
@@ -65,10 +66,6 @@ def spelling(old: Vocabulary, new: Vocabulary) -> list[tuple[list[int], bool]]:
             continue
         found.append((old.encode(text), False))
     return found
-
-
-def _tokens(vocabulary: Vocabulary) -> set[str]:
-    return {vocabulary.token(number) for number in range(vocabulary.size)}
 
 
 @torch.inference_mode()

@@ -31,13 +31,14 @@ def convert(rule: Width, parent: Parent, made: ModelSpec) -> Converted:
         weight = parent.weights[name]
         make = partial(_widened, rule, parent, name, factor, is_tied=spec.tied)
         found.add(name, shape, weight.dtype, make, Piece(name, 1.0, f"repeated {factor} times"))
-    found.about = {"factor": factor, "is_exact": True}
+    is_wide = all(weight.dtype.itemsize >= 4 for weight in parent.weights.values())
+    found.about = {"factor": factor, "is_exact": is_wide}  # shares of narrower numbers are rounded
     return found
 
 
 def _widened(rule: Width, parent: Parent, name: str, factor: int, *, is_tied: bool) -> Tensor:
     weight, leaf = parent.weights[name], name.rsplit(".", 2)[-2]
-    if leaf in ("embed", "positions"):  # [V, D]
+    if leaf in ("embed", "positions", "soft"):  # [V, D]
         return weight.repeat(1, factor)
     if leaf in ("query_norm", "key_norm"):  # of a head, which stays as wide
         return weight

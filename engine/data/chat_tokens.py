@@ -266,7 +266,7 @@ def _own_template(model: ArtifactInput, settings: Mapping[str, Json], scratch: P
     given = settings.get("chat_template")
     if isinstance(given, list):
         given = next(
-            (each["template"] for each in map(section_of, given) if each.get("name") == "default"), None
+            (each.get("template") for each in map(section_of, given) if each.get("name") == "default"), None
         )
     return given if isinstance(given, str) else ""
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # loaded when the memory is limited
 MEMORY = 1 << 30  # bytes of address space, of which the libraries take about 350 MB
 MOST_PART = 1 << 24  # bytes of one READ
 MOST_TEXT = 1 << 27  # bytes of one value
+MOST_PARTS = 10_000  # objects of one list
 BUFFER = 1 << 22  # packed bytes of a column that are read at a time
 BATCH_BYTES, BATCH_ROWS = 1 << 20, 4096  # of rows in memory, about
 FEWER = 64  # times fewer rows at a time where they do not fit
@@ -239,6 +240,9 @@ def _send_batch(channel: socket.socket, batch: "pa.RecordBatch", path: str) -> N
         _send_batch(channel, batch.slice(0, half), path)
         _send_batch(channel, batch.slice(half), path)
         return
+    lists = [each for each in batch if pa.types.is_list(each.type) or pa.types.is_large_list(each.type)]
+    if any(len(each.flatten()) > MOST_PARTS * batch.num_rows for each in lists):
+        raise DataError(f"{path}: more than {MOST_PARTS} objects in a list; cut it into several rows")
     if batch.nbytes > MOST_TEXT:
         raise DataError(f"{path}: more than {MOST_TEXT >> 20} MiB in one text; cut it into several")
     sink = pa.BufferOutputStream()

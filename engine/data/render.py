@@ -49,13 +49,16 @@ def render(
     """
     progress.start(total_bytes(files), "bytes")
     scratch.mkdir(parents=True, exist_ok=True)
-    reader = SourceReader(on_error=chats.on_error, place="chats", progress=progress)
     now = datetime.fromisoformat(chats.date) if chats.date else None
     tokens = ChatTokens(model, scratch, chats.template, now)
     counts: Counter[str] = Counter()
     dtype, longest = token_dtype(tokens.vocabulary.size), 0
     groups, lengths = list[str](), list[int]()
-    with open(scratch / "ids", "wb") as ids, open(scratch / LEARNED, "wb") as learned:
+    with (
+        SourceReader(on_error=chats.on_error, place="chats", progress=progress) as reader,
+        open(scratch / "ids", "wb") as ids,
+        open(scratch / LEARNED, "wb") as learned,
+    ):
         for group, rows in _conversations(chats, files, reader, tokens, counts):
             for row in rows:
                 longest = max(longest, row.learned[0][1] - 1)

@@ -90,6 +90,15 @@ class Vocabulary:
         """The token of an id, as the tokenizer's file spells it."""
         return str(self._tokenizer.id_to_token(number))
 
+    def names(self) -> list[bytes]:
+        """What each id stands for, whatever the tokenizer's way to spell: the bytes of its text behind a zero
+        byte, or the name of a special token; b"" where there is none.
+        """
+        return [
+            b"\0" + text if text else (self._tokenizer.id_to_token(number) or "").encode()
+            for number, text in enumerate(self._bytes)
+        ]
+
     def encode(self, text: str) -> list[int]:
         """The ids of one text, nothing added."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -1,6 +1,6 @@
 """Text generation with a trained model: text in, text out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -148,11 +148,13 @@ class Generator:
             fault = f"character {error.start} is half of a surrogate pair, which is not text"
             raise ConfigError("prompt", fault) from None
         before, ids = self.vocabulary.before, self.vocabulary.encode(prompt)
+        return self.prompted(ids, before) or [self.vocabulary.end_id]
+
+    def prompted(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[int]:
+        """`before` and `ids` with the model's soft prompt, if it has one."""
         spec = getattr(self.model, "spec", None)
         soft = getattr(spec, "soft_prompt", SoftPrompt())
-        if spec is not None and soft.length:
-            return soft.put(before, ids, spec.tokens)
-        return [*before, *ids] or [self.vocabulary.end_id]
+        return soft.put(before, ids, 0 if spec is None else spec.tokens)
 
     def text(self, prompt: str, sampling: Sampling) -> str:
         """The whole continuation of `prompt`, as `stream` yields it."""
@@ -160,7 +162,7 @@ class Generator:
 
     def answer(self, ids: list[int], sampling: Sampling, ends: tuple[int, ...]) -> Iterator[str]:
         """What follows `ids` up to one of `ends`, streamed in whole characters."""
-        return whole_characters(self._pieces(Prefix(ids, []), sampling, ends))
+        return whole_characters(self._pieces(Prefix(self.prompted(ids), []), sampling, ends))
 
     def _pieces(
         self, before: Prefix, sampling: Sampling, ends: tuple[int, ...] | None = None

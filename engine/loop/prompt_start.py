@@ -32,5 +32,5 @@ def prompt_ids(trainable: Trainable, inputs: Mapping[str, ArtifactInput], scratc
     vocabulary = Vocabulary.of(inputs["tokenizer"], scratch)
     if trainable.first == "text":
         return vocabulary.encode(trainable.text)
-    options = inputs["labels"].record.summary["options"]
+    options = inputs["labels"].record.summary.get("options") or []
     return [token for option in options for token in vocabulary.encode(str(option))]

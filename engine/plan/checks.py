@@ -11,6 +11,7 @@ from atelier.engine.config.own_rows import OwnRows
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.role import Role, without_pipeline
+from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.config.train import Train
 from atelier.engine.plan.expert_checks import (
     check_axis,
@@ -264,6 +265,12 @@ def check_teaching(roles: Mapping[str, Role], *, prefix: str = "roles.") -> None
         check_trainable(place, role)
         check_sight(place, role)
         _check_other_teachers(place, role, roles)
+        if getattr(role.model, "soft_prompt", SoftPrompt()).length and not role.init:
+            raise ConfigError(
+                f"{place}model.soft_prompt",
+                "is given, and no row of this training has such vectors",
+                "atelier finetune finetune.trainable.kind=prompt tunes one",
+            )
         for key, objective in role.objective.items():
             teacher = role.teacher_of(key) or role.teacher
             objective.check(
@@ -324,6 +331,12 @@ def check_trainable(place: str, role: Role) -> None:
     if trainable.kind == "full":
         return
     shapes = (model.resolved(1) if model.vocab == "auto" else model).shapes()
+    if trainable.kind == "prompt" and not getattr(model, "soft_prompt", SoftPrompt()).length:
+        raise ConfigError(
+            f"{place}trainable.kind",
+            "prompt, which is tuned on labelled examples",
+            "atelier finetune finetune.trainable.kind=prompt",
+        )
     if trainable.kind == "parts":
         _check_names(
             f"{place}trainable.parts", "part", trainable.parts, {name.split(".")[0] for name in shapes}

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from atelier.engine.config.base import Spec, parse
 from atelier.engine.config.conversions import ANCESTRY, COPIED
 from atelier.engine.config.document import section_of
 from atelier.engine.config.error import DamageError
@@ -35,6 +36,12 @@ class WeightShare(NamedTuple):
     origin: Origin
     share: float
     parameters: float
+
+
+class Pieces(Spec):
+    """Of one weight: source, share, how."""
+
+    pieces: tuple[tuple[str, float, str], ...]
 
 
 Shares = Mapping[Origin, float]  # of one weight; they sum to 1
@@ -77,8 +84,7 @@ class _Ancestry:
         found: dict[str, Shares] = {}
         for name, pieces in source.json(ANCESTRY, self.scratch).items():
             shares: dict[Origin, float] = defaultdict(float)
-            for piece in pieces if isinstance(pieces, list) else ():
-                weight, share, how = str(piece[0]), float(piece[1]), str(piece[2])
+            for weight, share, how in parse(Pieces, {"pieces": pieces}, f"{source.url}/{ANCESTRY}").pieces:
                 if not weight:
                     shares[Origin(record.fingerprint, record.name, how)] += share
                     continue

@@ -87,18 +87,16 @@ def existing_in(store: Store, word: str, place: str) -> Existing:
     spec = spec_of(record, store, place, word)
     tokens = record.parents.get("tokens.main", "")  # of a blend: the source whose held-out text is scored
     earlier = record.parents.get("init") or record.parents.get("model")
-    if (earlier and "trajectory" not in record.parents) or (
-        not tokens and earlier
-    ):  # fine-tuned or converted
+    if earlier and (not tokens or "trajectory" not in record.parents):  # fine-tuned or converted
         parent = existing_in(store, earlier, place)
         found = replace(parent, reference=_reference(record), spec=spec)
+        if own := record.parents.get("tokenizer"):
+            other = Reference(kind="tokenizer", fingerprint=own, name="tokenizer", node="")
+            found = replace(found, tokenizer=other)
         if not tokens or parent.text is None:
             return found
-        other = Reference(
-            kind="tokenizer", fingerprint=record.parents["tokenizer"], name="tokenizer", node=""
-        )
-        text = Reference(kind="tokens", fingerprint=tokens, name="tokens", node=""), parent.sequence
-        return replace(found, tokenizer=other, text=text)
+        text = Reference(kind="tokens", fingerprint=tokens, name="tokens", node="")
+        return replace(found, text=(text, parent.sequence))
     text = None
     if tokens:
         sequence = whole_of(read_trajectory(store, record.parents["trajectory"]).identity["sequence"])

@@ -44,7 +44,7 @@ def story(n: int) -> str:
 
 def harbour(folder: Path, *, sentinels: int = 0) -> dict[str, str]:
     """The inputs of a training: tokens, their tokenizer, triples and attributes of the same documents, and
-    pieces of them as if they were imitations. `sentinels`: how many the tokenizer has.
+    pieces of them as if they were imitations and conversations. `sentinels`: how many the tokenizer has.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shop = Workshop(folder)
@@ -59,6 +59,7 @@ def harbour(folder: Path, *, sentinels: int = 0) -> dict[str, str]:
         "triples.main": triples.url,
         "attributes.main": described.url,
         "imitations.main": imitations(folder / "imitations", tokens).url,
+        "chats.main": chats(folder / "chats", tokens).url,
     }
 
 
@@ -79,7 +80,7 @@ def chats(folder: Path, tokens: ArtifactInput) -> ArtifactInput:
     files = {}
     for split in ("train", "held_out"):
         ids = np.frombuffer(tokens.file(f"{split}.bin", folder).read_bytes(), "<u2")
-        rows = [ids[first : first + 40 + first % 20] for first in range(0, len(ids) - 80, 77)]
+        rows = [ids[first : first + 4 + first % 36] for first in range(0, len(ids) - 80, 77)]
         learned = [np.arange(len(row)) >= len(row) // 2 for row in rows]
         ends = BytesIO()
         np.save(ends, np.cumsum([len(row) for row in rows]).astype("<i8"))

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer as Encoder
+from tokenizers import models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 
 from atelier.engine.config.conversion.cast import Cast
@@ -18,6 +20,8 @@ from atelier.engine.config.conversions import ANCESTRY, ConversionSpec
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.generation import Sampling
+from atelier.engine.conversion.measure import old_in_new
+from atelier.engine.conversion.vocabulary import spelling
 from atelier.engine.convert import convert
 from atelier.engine.data.encode import encode
 from atelier.engine.data.learn_tokenizer import learn_tokenizer
@@ -144,3 +148,26 @@ def test_numbers_that_another_type_cannot_hold_are_refused(study: Trained) -> No
     made, summary = study.converted(Cast(dtype="bfloat16"))
     assert not summary["is_exact"] and json.loads(json.dumps(summary))["dtype"] == "bfloat16"
     assert {weight.dtype for _, weight in stored(read_model(made, study.scratch)[0])} == {torch.bfloat16}
+
+
+def test_tokens_are_the_same_by_what_they_stand_for_and_not_by_how_they_are_spelled(study: Trained) -> None:
+    """Byte-level tokenizers write a space as U+0120, others as U+2581 and U+0120 as itself."""
+    plain = Encoder(models.BPE({"<|end|>": 0, "\u2581": 1, "\u0120": 2, "a": 3}, []))
+    plain.add_special_tokens(["<|end|>"])
+    plain.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
+    new, old = Vocabulary.parse(plain.to_str().encode(), "plain"), study.vocabulary
+    found = spelling(old, new)
+    assert found[0] == ([old.end_id], True) and found[3] == (old.encode("a"), True)
+    assert found[1] == (old.encode(" "), True) and not found[2][1]
+    assert old_in_new(old, new)[old.encode(" ")[0]] == 1
+
+
+def test_losses_before_and_after_are_of_the_same_tokens(study: Trained) -> None:
+    """Of a tokenizer that lacks tokens only rows that it can say are compared."""
+    code = corpus(study.folder / "again", "code", CODE)
+    how = (Tokenizer(vocab=300), [code], [])
+    other = study._made("other", lambda output: learn_tokenizer(*how, output, study.scratch, study.progress))
+    _, summary = study.converted(ToVocabulary(tokens=512), tokenizer=other, **{"tokens.main": study.code})
+    assert 0 < summary["tokens_dropped"] == summary["tokens_new"] < 50
+    if "loss_after" in summary:
+        assert abs(summary["loss_after"] - summary["loss_before"]) < 0.02

@@ -19,6 +19,7 @@ from atelier.engine.inference.generator import read_generator
 from atelier.engine.inference.scoring import choose
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import read_model
+from atelier.engine.plan.checks import check_teaching
 from tests.engine.test_finetune import training_setup  # noqa: F401 - a fixture
 from tests.engine.trainings import ONE, VOCAB, TrainingSetup, model, role, train
 
@@ -61,7 +62,8 @@ def test_rows_of_tokens_begin_a_prompt(training_setup: TrainingSetup) -> None:  
     base = load(training_setup.weights("base"))["embed.weight"]
     for number, (how, ids) in enumerate({"vocabulary": None, "text": [2, 3, 2, 3, 2]}.items()):
         name = f"begun-{number}"
-        training_setup.train(tuning(training_setup, steps=1, name=name, lr=1e-9, first=how, text="ab"))
+        more = {"text": "ab"} if how == "text" else {}
+        training_setup.train(tuning(training_setup, steps=1, name=name, lr=1e-9, first=how, **more))
         found = load(training_setup.weights(name))["soft.weight"]
         if ids is None:
             assert all(any(torch.allclose(row, each, atol=1e-6) for each in base) for row in found)
@@ -149,3 +151,26 @@ def test_layouts_agree(training_setup: TrainingSetup, layout: dict[str, Any]) ->
     said = [rank.communicate(timeout=300) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert losses(training_setup, "two") == pytest.approx(losses(training_setup, "one"), abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"length": 3}, "length does nothing where kind=full"),
+        ({"kind": "lora", "place": "back"}, "place does nothing where kind=lora"),
+        ({"kind": "prompt", "rank": 3}, "rank does nothing where kind=prompt"),
+        ({"kind": "prompt", "text": "abc"}, "text does nothing where first=vocabulary"),
+    ],
+)
+def test_fields_of_another_kind_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Trainable(**fields)
+
+
+def test_a_prompt_is_tuned_on_labelled_examples_alone() -> None:
+    tuned = role(init="base", trainable=Trainable(kind="prompt"))
+    with pytest.raises(ConfigError, match="prompt, which is tuned on labelled examples"):
+        check_teaching({"model": tuned})
+    by_hand = role(shape=model().model_copy(update={"soft_prompt": SoftPrompt(length=3)}))
+    with pytest.raises(ConfigError, match="no row of this training has such vectors"):
+        check_teaching({"model": by_hand})

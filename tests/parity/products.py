@@ -15,6 +15,7 @@ from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.model.ernie import Ernie, Net
 from atelier.engine.config.model.gpt import GPT, Multipliers
 from atelier.engine.config.objective.attention import Attention
+from atelier.engine.config.objective.chat import Chat
 from atelier.engine.config.objective.control import Control
 from atelier.engine.config.objective.distance import Distance
 from atelier.engine.config.objective.document import DocumentLM
@@ -358,6 +359,7 @@ OWN: Mapping[str, Callable[[Draw], ObjectiveSpec]] = {
     "distance": lambda draw: Distance(weight=0.05, rows=0.2),
     "control": lambda draw: Control(rows=0.4, prompt_length=PROMPT_LENGTH),
     "natural": lambda draw: Natural(weight=0.2, rows=0.2),
+    "chat": lambda draw: Chat(weight=0.5),
     "spans": lambda draw: Spans(encoder=draw.choice((24, 40)), rate=0.3, mean=1.5),
     "prefix": lambda draw: Prefix(encoder=24, rows=0.5, sequence=draw.choice((0, 16))),
 }

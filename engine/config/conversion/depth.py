@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from atelier.engine.config.base import parse
+from atelier.engine.config.base import Json, parse
 from atelier.engine.config.conversions import ConversionSpec
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
@@ -43,7 +43,7 @@ class Depth(ConversionSpec):
                 "the router hash is another one in every block: copies would send tokens elsewhere",
                 "convert=upcycle after it",
             )
-        changed: dict[str, object] = {"num_layers": number}
+        changed: dict[str, Json] = {"num_layers": number}
         if spec.window_blocks != "all":
             sources = self.sources(spec.num_layers)
             changed["window_blocks"] = [n for n, s in enumerate(sources) if s in spec.window_blocks]

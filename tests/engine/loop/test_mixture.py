@@ -118,7 +118,7 @@ def test_a_mean_is_over_what_its_own_rows_have_to_predict() -> None:
     }
     found = count([batch, batch], 3)
     assert (found.scored, found.tokens, found.parts) == (6, 18, (4, 2, 2))
-    assert (found.of(None), found.of(1)) == (6, 2)
+    assert (found.of(None), found.of((1,))) == (6, 2)
 
 
 def test_students_of_a_mixture_leave_their_teacher_its_bits(tmp_path: Path, inputs: dict[str, str]) -> None:
