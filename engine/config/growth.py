@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from atelier.engine.config.base import Spec
-from atelier.engine.config.conversion.vocabulary import Vocabulary
+from atelier.engine.config.conversion.vocabulary import ToVocabulary
 
 
 class Growth(Spec):
@@ -13,4 +13,4 @@ class Growth(Spec):
     )
     steps: int = Field(default=200, ge=1, description="steps of the training on both languages")
     experts_steps: int = Field(default=200, ge=1, description="steps of the training as a mixture of experts")
-    vocabulary: Vocabulary = Field(default=Vocabulary(), description="rows of the new tokens")
+    vocabulary: ToVocabulary = Field(default=ToVocabulary(), description="rows of the new tokens")

@@ -120,7 +120,7 @@ ABSENT: dict[str, dict[str, Json]] = {
     "Chats": {"field": "messages", "template": "auto", "date": "", "on_error": "stop"},
     "Knowledge": {"weight": 1.0, "rows": 1.0, "rate": 0.15},
     "Spans": {"weight": 1.0, "rows": 1.0, "encoder": 512, "rate": 0.15, "mean": 3.0},
-    "Prefix": {"weight": 1.0, "rows": 1.0, "encoder": 512},
+    "PrefixLM": {"weight": 1.0, "rows": 1.0, "encoder": 512},
     "AdamW": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0},
     "Muon": {
         "matrix_lr": 0.02,

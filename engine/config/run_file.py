@@ -97,7 +97,7 @@ class Member(Spec):
     )
 
 
-class Part(NamedTuple):
+class MixturePart(NamedTuple):
     """A part of the mixture: a kind of rows, of one source of text or (None) of all."""
 
     kind: str
@@ -129,7 +129,7 @@ class Training(Spec):
         return max(self.train.progressive.steps, *risen, 0)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[MixturePart, ...]:
         """The parts of the mixture between which objectives distinguish, in the order of their numbers: kinds
         of rows, and sources of text where an objective asks for some; empty when there is only one.
         """
@@ -137,7 +137,7 @@ class Training(Spec):
         specs = [spec for member in self.members.values() for spec in member.role.objective.values()]
         has_sources = any(getattr(spec, "sources", ()) for spec in specs)
         found = dict.fromkeys(
-            Part(stream.kind, stream.source if has_sources else None) for stream in self.streams
+            MixturePart(stream.kind, stream.source if has_sources else None) for stream in self.streams
         )
         return tuple(found) if has_kinds or has_sources else ()
 

@@ -20,7 +20,7 @@ from atelier.engine.model.contract import Model
 from atelier.engine.model.weights import Weight
 
 
-class Piece(NamedTuple):
+class WeightPiece(NamedTuple):
     """Where some numbers of a new weight come from: a weight of the parent ('' = none), their share of the
     new weight's numbers, and what the rule did.
     """
@@ -51,7 +51,7 @@ class Converted:
     """
 
     weights: dict[str, Weight] = field(default_factory=dict)
-    ancestry: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
+    ancestry: dict[str, tuple[WeightPiece, ...]] = field(default_factory=dict)
     about: dict[str, Json] = field(default_factory=dict)
 
     def add(
@@ -60,7 +60,7 @@ class Converted:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         make: Callable[[], Tensor],
-        *pieces: Piece,
+        *pieces: WeightPiece,
     ) -> None:
         """A weight that `make` makes."""
 
@@ -80,10 +80,10 @@ class Converted:
         self.add(name, tuple(weight.shape), weight.dtype, lambda: parent.weights[found], copied(found))
 
 
-def copied(source: str, share: float = 1.0) -> Piece:
-    return Piece(source, share, COPIED)
+def copied(source: str, share: float = 1.0) -> WeightPiece:
+    return WeightPiece(source, share, COPIED)
 
 
-def new(how: str, share: float = 1.0) -> Piece:
+def new(how: str, share: float = 1.0) -> WeightPiece:
     """Numbers that come from no weight of the parent."""
-    return Piece("", share, how)
+    return WeightPiece("", share, how)

@@ -17,7 +17,7 @@ from atelier.engine.config.base import Json
 from atelier.engine.config.conversion.merge_experts import MergeExperts
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.seed import seed_of
-from atelier.engine.conversion.contract import Converted, Parent, Piece, copied
+from atelier.engine.conversion.contract import Converted, Parent, WeightPiece, copied
 from atelier.engine.model.moe import MoE
 from atelier.engine.model.routing import Routed, Routing, TokenRows
 from atelier.engine.model.weights import in_memory
@@ -83,7 +83,7 @@ def convert(rule: MergeExperts, parent: Parent, made: ModelSpec) -> Converted:
             new["down"] = new["down"] * (asked[path].share / asked[path].tokens)
         for name in [name for name in found if name.startswith((f"{path}.experts.", f"{path}.router."))]:
             old = found.pop(name)
-            leaf, piece = name.rsplit(".", 1)[1], (Piece(name, 1.0, "merged"),)
+            leaf, piece = name.rsplit(".", 1)[1], (WeightPiece(name, 1.0, "merged"),)
             pieces.pop(name)
             if rule.num_experts == 0:
                 if ".experts." in name:

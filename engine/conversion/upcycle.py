@@ -17,7 +17,7 @@ from torch import Tensor
 from atelier.engine.config.conversion.upcycle import Upcycle
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.seed import seed_of
-from atelier.engine.conversion.contract import Converted, Parent, Piece, copied, new
+from atelier.engine.conversion.contract import Converted, Parent, WeightPiece, copied, new
 from atelier.engine.model.load import blank, build, first_values
 
 GAIN = 0.01  # of orthogonal rows
@@ -39,7 +39,7 @@ def convert(rule: Upcycle, parent: Parent, made: ModelSpec) -> Converted:
                 shape,
                 dtype,
                 partial(_experts, rule, parent, dense, is_down=name.endswith("down")),
-                Piece(dense, 1.0, how) if rule.finer > 1 else copied(dense),
+                WeightPiece(dense, 1.0, how) if rule.finer > 1 else copied(dense),
             )
         else:
             first = partial(first_values, network, name, torch.Size(shape), rule.seed, rule.kind)

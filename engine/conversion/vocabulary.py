@@ -9,16 +9,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from atelier.engine.config.conversion.vocabulary import Vocabulary as Rule
+from atelier.engine.config.conversion.vocabulary import ToVocabulary
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.registry import ModelSpec
-from atelier.engine.conversion.contract import Converted, Parent, Piece, copied, new
+from atelier.engine.conversion.contract import Converted, Parent, WeightPiece, copied, new
 from atelier.engine.data.vocabulary import Vocabulary
 
 ROWS = ("embed.weight", "head.weight")
 
 
-def convert(rule: Rule, parent: Parent, made: ModelSpec) -> Converted:
+def convert(rule: ToVocabulary, parent: Parent, made: ModelSpec) -> Converted:
     """The model with rows for the new tokenizer's tokens."""
     if parent.old is None or parent.new is None:
         raise ConfigError("convert", "needs another tokenizer", "tokenizer.extend or tokenizer.load")
@@ -36,7 +36,7 @@ def convert(rule: Rule, parent: Parent, made: ModelSpec) -> Converted:
         whole = len(spelled)
         pieces = [copied(name, same / whole)]
         if derived:
-            pieces.append(Piece(name, derived / whole, f"rows of new tokens: {rule.rows}"))
+            pieces.append(WeightPiece(name, derived / whole, f"rows of new tokens: {rule.rows}"))
         if rest := whole - same - derived:
             pieces.append(new("rows of new tokens", rest / whole))
         found.add(name, shape, parent.weights[name].dtype, make, *pieces)
@@ -82,7 +82,7 @@ def _mean_hidden(parent: Parent) -> Tensor:
 
 
 def _rows(
-    rule: Rule,
+    rule: ToVocabulary,
     parent: Parent,
     name: str,
     spelled: list[tuple[list[int], bool]],

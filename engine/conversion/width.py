@@ -18,7 +18,7 @@ from atelier.engine.config.error import ConfigError
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
 from atelier.engine.config.seed import seed_of
-from atelier.engine.conversion.contract import Converted, Parent, Piece
+from atelier.engine.conversion.contract import Converted, Parent, WeightPiece
 
 
 def convert(rule: Width, parent: Parent, made: ModelSpec) -> Converted:
@@ -30,7 +30,7 @@ def convert(rule: Width, parent: Parent, made: ModelSpec) -> Converted:
     for name, shape in made.shapes().items():
         weight = parent.weights[name]
         make = partial(_widened, rule, parent, name, factor, is_tied=spec.tied)
-        found.add(name, shape, weight.dtype, make, Piece(name, 1.0, f"repeated {factor} times"))
+        found.add(name, shape, weight.dtype, make, WeightPiece(name, 1.0, f"repeated {factor} times"))
     is_wide = all(weight.dtype.itemsize >= 4 for weight in parent.weights.values())
     found.about = {"factor": factor, "is_exact": is_wide}  # shares of narrower numbers are rounded
     return found

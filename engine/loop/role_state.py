@@ -15,7 +15,7 @@ from atelier.engine.config.mixture import WINDOWS
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.registry import ObjectiveSpec
 from atelier.engine.config.run_file import Member as MemberSpec
-from atelier.engine.config.run_file import Part, SegmentAddress
+from atelier.engine.config.run_file import MixturePart, SegmentAddress
 from atelier.engine.config.seed import seed_of
 from atelier.engine.config.train import Progressive
 from atelier.engine.loop.counts import Counts
@@ -52,7 +52,7 @@ class RoleState:
         precision: Precision,
         seed: int,
         health: HealthDetector,
-        parts: Sequence[Part] = (),
+        parts: Sequence[MixturePart] = (),
         progressive: Progressive = Progressive(),  # noqa: B008 - frozen
         settled: int = 0,
     ) -> None:

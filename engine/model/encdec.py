@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from atelier.engine.config.model.encdec import SIDES, EncDec
 from atelier.engine.model.attention import Attend, Cache, Seen, attention_mask
 from atelier.engine.model.contract import Carried, Output, Relations, Split, rounded
-from atelier.engine.model.mixtures import MixtureModel, mixture_sums
-from atelier.engine.model.moe import Mixed, MoE
-from atelier.engine.model.transformer import MLP, dropout, layer_keys, make_norm
+from atelier.engine.model.mixtures import MixtureModel
+from atelier.engine.model.transformer import dropout, layer_keys, make_mlp, make_norm, through_mlp
 
 NO_ENCODER = 1  # tokens of padding that the encoder reads in a batch without any
 
@@ -38,7 +37,7 @@ class Crossed:
     kept: tuple[Tensor, Tensor] | None = None
 
 
-class Shared(NamedTuple):
+class EncDecShared(NamedTuple):
     """Inputs of every block. `is_read`: the encoder has read its input before, and the cache has its states.
     `reads_BT11`: 1 where a token's document has an encoder's input.
     """
@@ -74,7 +73,7 @@ def scores_of(bias_RH: Tensor, buckets_TS: Tensor, mask_B1TS: Tensor) -> Tensor:
     return torch.where(mask_B1TS, bias_1HTS, torch.finfo(bias_1HTS.dtype).min)
 
 
-class Attention(nn.Module):
+class BiasedAttention(nn.Module):
     """Attention over `memory`, or without one over its own input; scores are not scaled."""
 
     def __init__(self, spec: EncDec, *, is_causal: bool) -> None:
@@ -114,7 +113,7 @@ class Attention(nn.Module):
         return x_BTD.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
 
-class Block(nn.Module):
+class EncDecBlock(nn.Module):
     """x + attention(norm x); in the decoder that + attention of its norm over the encoder's states; that +
     mlp(norm of that). The encoder's last block ends with a norm. Returns also its sums.
     """
@@ -125,11 +124,11 @@ class Block(nn.Module):
         self.num_blocks = spec.num_blocks  # of the model: where the keys of dropout go on
         self.decodes, self.ends = number >= spec.num_encoding, number == spec.num_encoding - 1
         self.norm1, self.norm2 = make_norm(spec), make_norm(spec)
-        self.attention = Attention(spec, is_causal=self.decodes)
+        self.attention = BiasedAttention(spec, is_causal=self.decodes)
         if self.decodes:
             self.norm3 = make_norm(spec)
-            self.cross = Attention(spec, is_causal=False)
-        self.mlp = MoE(spec, number) if spec.has_experts(number) else MLP(spec)
+            self.cross = BiasedAttention(spec, is_causal=False)
+        self.mlp = make_mlp(spec, number)
         if self.ends:
             self.norm = make_norm(spec)
         self.place = spec.mixtures.index(number) if spec.has_experts(number) else None
@@ -155,12 +154,8 @@ class Block(nn.Module):
             mixed_BTD = self.cross(read_BTD, rounded(memory_BUD), cross_mask, None, crossed, reads_BT11)
             keys = None if noise_BT is None else layer_keys(noise_BT, self.num_blocks)
             x_BTD = x_BTD + self._drop(mixed_BTD, keys, 0)
-        read_BTD, sums = rounded(self.norm2(x_BTD)), None
-        if self.place is None:
-            added_BTD = self.mlp(read_BTD)
-        else:
-            found = Mixed(*self.mlp(read_BTD, tokens_BT))
-            added_BTD, sums = found.y_BTD, mixture_sums(found, self.place, self.num_mixtures)
+        read_BTD = rounded(self.norm2(x_BTD))
+        added_BTD, sums = through_mlp(self.mlp, read_BTD, tokens_BT, self.place, self.num_mixtures)
         x_BTD = x_BTD + self._drop(added_BTD, noise_BT, 1)
         return (self.norm(x_BTD) if self.ends else x_BTD), sums
 
@@ -170,7 +165,7 @@ class Block(nn.Module):
         return dropout(x_BTD, self.dropout, noise_BT, branch)
 
 
-class EncoderDecoder(MixtureModel[Shared]):
+class EncoderDecoder(MixtureModel[EncDecShared]):
     """Embedding, the encoder's blocks, the decoder's, final norm. The head is not applied: `head_weight`
     [V, D] is for the objectives. Tokens of the decoder see those of the encoder that are of their document;
     where there is none, nothing is added.
@@ -186,7 +181,7 @@ class EncoderDecoder(MixtureModel[Shared]):
         self.bias = nn.ModuleDict(
             {side: nn.Linear(spec.buckets, spec.num_heads, bias=False) for side in SIDES}
         )
-        self.blocks = nn.ModuleList(Block(spec, number) for number in range(spec.num_blocks))
+        self.blocks = nn.ModuleList(EncDecBlock(spec, number) for number in range(spec.num_blocks))
         self.norm = make_norm(spec)
         if not spec.tied:
             self.head = nn.Linear(spec.hidden, spec.tokens, bias=False)
@@ -221,7 +216,7 @@ class EncoderDecoder(MixtureModel[Shared]):
             crossed=[Crossed() for _ in range(spec.num_layers)],
         )
 
-    def shared(self, batch: dict[str, Tensor], cache: Cache | None = None) -> Shared:
+    def shared(self, batch: dict[str, Tensor], cache: Cache | None = None) -> EncDecShared:
         documents_BT, branches_BS = batch["documents_BT"], batch.get("branches_BT")
         documents_BS, device = documents_BT, documents_BT.device
         encoder_BU = batch.get("encoder_documents_BU")
@@ -241,7 +236,7 @@ class EncoderDecoder(MixtureModel[Shared]):
             buckets_of(at_U, at_U, self.spec, is_causal=False),
             buckets_of(at_S[num_seen - num_new :], at_S, self.spec, is_causal=True),
         )
-        return Shared(
+        return EncDecShared(
             batch=batch,
             encoder_mask=encoder_mask,
             mask=attention_mask(documents_BT, documents_BS, branches_BS),
@@ -262,7 +257,7 @@ class EncoderDecoder(MixtureModel[Shared]):
         return {"hidden_BTD": hidden_BTD, "memory_BUD": self.embed(encoder_BU), "bias_2RH": bias_2RH}
 
     def through(
-        self, carried: Carried, shared: Shared, cache: Cache | None = None
+        self, carried: Carried, shared: EncDecShared, cache: Cache | None = None
     ) -> tuple[Carried, Relations | None]:
         carried, blocks = dict(carried), list(self.blocks.named_children())
         encoding = [(int(name), block) for name, block in blocks if int(name) < self.spec.num_encoding]
@@ -273,7 +268,7 @@ class EncoderDecoder(MixtureModel[Shared]):
             self._decode(decoding, carried, shared, cache if isinstance(cache, EncoderCache) else None)
         return carried, None
 
-    def _encode(self, blocks: list[tuple[int, nn.Module]], carried: Carried, shared: Shared) -> None:
+    def _encode(self, blocks: list[tuple[int, nn.Module]], carried: Carried, shared: EncDecShared) -> None:
         mask = scores_of(carried["bias_2RH"][0], shared.buckets[0], shared.encoder_mask)
         noise_BU, tokens_BU = shared.batch.get("encoder_noise_BU"), None
         if self.spec.num_experts and "encoder_tokens_BU" in shared.batch:
@@ -290,7 +285,7 @@ class EncoderDecoder(MixtureModel[Shared]):
         self,
         blocks: list[tuple[int, nn.Module]],
         carried: Carried,
-        shared: Shared,
+        shared: EncDecShared,
         cache: EncoderCache | None,
     ) -> None:
         mask = scores_of(carried["bias_2RH"][1], shared.buckets[1], shared.mask)
@@ -313,7 +308,11 @@ class EncoderDecoder(MixtureModel[Shared]):
             _add(carried, sums)
 
     def leave(
-        self, carried: Carried, shared: Shared, relations: Relations | None = None, cache: Cache | None = None
+        self,
+        carried: Carried,
+        shared: EncDecShared,
+        relations: Relations | None = None,
+        cache: Cache | None = None,
     ) -> Output:
         hidden_BTD = self.norm(carried["hidden_BTD"])
         hidden_BTD = hidden_BTD * self.spec.hidden**-0.5 if self.spec.tied else hidden_BTD
@@ -329,7 +328,7 @@ class EncoderDecoder(MixtureModel[Shared]):
 
     def set_dropout(self, share: float) -> None:
         for block in self.blocks:
-            if isinstance(block, Block):
+            if isinstance(block, EncDecBlock):
                 block.dropout = block.most_dropout * share
 
     def parts(self) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atelier.engine.config.blocks import MLPS, Activation, Blocks
+from atelier.engine.config.experts import MixedBlocks
 from atelier.engine.config.model.gpt import GPT
 from atelier.engine.model.attention import Attend, Cache, Seen, rotate
 from atelier.engine.model.contract import Carried, Relations, rounded
@@ -120,9 +121,19 @@ class MLP(nn.Module):
         return self.down(self.activation(self.up(x_BTD)))
 
 
-def make_mlp(spec: GPT, number: int) -> nn.Module:
+def make_mlp(spec: MixedBlocks, number: int) -> nn.Module:
     """The MLP of block `number`, [B, T, D] -> [B, T, D], or its mixture of experts."""
     return MoE(spec, number) if spec.has_experts(number) else MLP(spec)
+
+
+def through_mlp(
+    mlp: nn.Module, read_BTD: Tensor, tokens_BT: Tensor | None, place: int | None, num_mixtures: int
+) -> tuple[Tensor, dict[str, Tensor] | None]:
+    """What a block's MLP adds; of a mixture, whose `place` among the model's is given, also its sums."""
+    if place is None:
+        return mlp(read_BTD), None
+    found = Mixed(*mlp(read_BTD, tokens_BT))
+    return found.y_BTD, mixture_sums(found, place, num_mixtures)
 
 
 class BlockOutput(NamedTuple):
@@ -163,12 +174,8 @@ class Block(nn.Module):
     ) -> BlockOutput:
         mixed_BTD, relations = self.attention(rounded(self.norm1(x_BTD)), rope, mask, seen)
         x_BTD = x_BTD + self._drop(mixed_BTD, noise_BT, 0)
-        read_BTD, sums = rounded(self.norm2(x_BTD)), None
-        if self.place is None:
-            added_BTD = self.mlp(read_BTD)
-        else:
-            found = Mixed(*self.mlp(read_BTD, tokens_BT))
-            added_BTD, sums = found.y_BTD, mixture_sums(found, self.place, self.num_mixtures)
+        read_BTD = rounded(self.norm2(x_BTD))
+        added_BTD, sums = through_mlp(self.mlp, read_BTD, tokens_BT, self.place, self.num_mixtures)
         x_BTD = x_BTD + self._drop(added_BTD, noise_BT, 1)
         return BlockOutput(x_BTD, relations if self.is_taught else relations.detached(), sums)
 

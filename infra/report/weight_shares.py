@@ -38,7 +38,7 @@ class WeightShare(NamedTuple):
     parameters: float
 
 
-class Pieces(Spec):
+class WeightPieces(Spec):
     """Of one weight: source, share, how."""
 
     pieces: tuple[tuple[str, float, str], ...]
@@ -84,7 +84,9 @@ class _Ancestry:
         found: dict[str, Shares] = {}
         for name, pieces in source.json(ANCESTRY, self.scratch).items():
             shares: dict[Origin, float] = defaultdict(float)
-            for weight, share, how in parse(Pieces, {"pieces": pieces}, f"{source.url}/{ANCESTRY}").pieces:
+            for weight, share, how in parse(
+                WeightPieces, {"pieces": pieces}, f"{source.url}/{ANCESTRY}"
+            ).pieces:
                 if not weight:
                     shares[Origin(record.fingerprint, record.name, how)] += share
                     continue

@@ -139,7 +139,7 @@ def test_copies_of_the_width_do_not_stay_equal() -> None:
         given = batch(seed=3)
         (wide(given).hidden @ wide.head_weight.T).log_softmax(-1)[..., 5].sum().backward()
         for name in ("blocks.0.mlp.up.weight", "blocks.1.attention.query.weight"):
-            first, second = dict(wide.named_parameters())[name].grad.chunk(2)  # type: ignore[union-attr]
+            first, second = gradient(wide, name).chunk(2)
             assert torch.allclose(first, second, atol=1e-6) == is_equal
 
 
@@ -156,12 +156,17 @@ def test_routers_of_upcycled_experts_learn() -> None:
         )
         optim.zero_grad()
         loss.backward()
-        named = dict(model.named_parameters())
-        router = named["blocks.0.mlp.router.weight"].grad.norm()  # type: ignore[union-attr]
-        experts = named["blocks.0.mlp.experts.up"].grad.norm()  # type: ignore[union-attr]
+        router = gradient(model, "blocks.0.mlp.router.weight").norm()
+        experts = gradient(model, "blocks.0.mlp.experts.up").norm()
         shares.append(float(router / experts))
         optim.step()
     assert shares[0] < 1e-4 and max(shares) > 1e-3
+
+
+def gradient(model: Model, name: str) -> Tensor:
+    found = model.get_parameter(name).grad
+    assert found is not None
+    return found
 
 
 @torch.inference_mode()

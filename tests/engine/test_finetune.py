@@ -7,39 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load, load_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from atelier.engine.config.error import ConfigError
 from atelier.engine.config.mixture import Stream
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.run_file import Training
-from tests.engine.trainings import VOCAB, TrainingSetup, artifact, model, role, train
+from tests.engine.labelled import labelled_setup
+from tests.engine.trainings import TrainingSetup, model, role, train
 
 
 @pytest.fixture
 def training_setup(tmp_path: Path) -> TrainingSetup:
-    """A house with a finished model, a tokenizer of 64 tokens and 24 labelled examples."""
-    training_setup = TrainingSetup(tmp_path)
-    letters = [chr(97 + i) for i in range(26)]
-    vocabulary = {token: i for i, token in enumerate(["<|end|>", "<|pad|>", *letters])}
-    vocabulary |= {f"<{i}>": i for i in range(len(vocabulary), VOCAB)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.add_special_tokens(["<|end|>", "<|pad|>"])
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    training_setup.inputs["tokenizer"] = artifact(
-        tmp_path / "tokenizer", "tokenizer", {"tokenizer.json": tokenizer.to_str().encode()}
-    )
-    lines = [
-        {"prompt": "abc" * (1 + i % 3), "completion": "xy"[i % 2], "options": ["x", "y"]} for i in range(24)
-    ]
-    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    training_setup.inputs["labels"] = artifact(
-        tmp_path / "labels", "labels", {"train.jsonl": text, "test.jsonl": text}
-    )
-    training_setup.train(training_setup.training({"base": role()}, train(4)))
-    training_setup.inputs["base"] = training_setup.as_input("base")
-    return training_setup
+    return labelled_setup(tmp_path)
 
 
 def tuning(training_setup: TrainingSetup, name: str = "tuned", draw: int = 0, **more) -> Training:

@@ -2,29 +2,39 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load, load_file
 
 from atelier.engine.config.error import ConfigError
+from atelier.engine.config.evaluation import Target
 from atelier.engine.config.generation import Sampling
 from atelier.engine.config.mixture import Stream
+from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.role import Trainable
 from atelier.engine.config.run_file import Training
 from atelier.engine.config.soft_prompt import SoftPrompt
 from atelier.engine.data.examples import Examples
+from atelier.engine.data.vocabulary import Vocabulary
+from atelier.engine.evaluate import Exam
 from atelier.engine.inference.generator import read_generator
+from atelier.engine.inference.sampling import TextModel
 from atelier.engine.inference.scoring import choose
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import read_model
 from atelier.engine.plan.checks import check_teaching
-from tests.engine.test_finetune import training_setup  # noqa: F401 - a fixture
+from tests.engine.labelled import labelled_setup
 from tests.engine.trainings import ONE, VOCAB, TrainingSetup, model, role, train
 
 PLACES = ("front", "middle", "back")
 LENGTH = 5
+
+
+@pytest.fixture
+def training_setup(tmp_path: Path) -> TrainingSetup:
+    return labelled_setup(tmp_path)
 
 
 def tuning(
@@ -44,7 +54,7 @@ def losses(setup: TrainingSetup, name: str = "tuned") -> list[float]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_only_the_prompt_moves_and_the_loss_falls(training_setup: TrainingSetup, place: Any) -> None:  # noqa: F811
+def test_only_the_prompt_moves_and_the_loss_falls(training_setup: TrainingSetup, place: Any) -> None:
     training_setup.train(tuning(training_setup, place=place, first="random"))
     base, tuned = load(training_setup.weights("base")), load(training_setup.weights("tuned"))
     assert tuned.keys() - base.keys() == {"soft.weight"}
@@ -58,7 +68,7 @@ def test_only_the_prompt_moves_and_the_loss_falls(training_setup: TrainingSetup,
     assert (config["num_virtual_tokens"], config["token_dim"]) == (LENGTH, 32)
 
 
-def test_rows_of_tokens_begin_a_prompt(training_setup: TrainingSetup) -> None:  # noqa: F811
+def test_rows_of_tokens_begin_a_prompt(training_setup: TrainingSetup) -> None:
     base = load(training_setup.weights("base"))["embed.weight"]
     for number, (how, ids) in enumerate({"vocabulary": None, "text": [2, 3, 2, 3, 2]}.items()):
         name = f"begun-{number}"
@@ -71,7 +81,7 @@ def test_rows_of_tokens_begin_a_prompt(training_setup: TrainingSetup) -> None:  
             assert torch.allclose(found, base[ids], atol=1e-6)
 
 
-def test_a_prompt_stopped_and_resumed_has_the_same_bits(training_setup: TrainingSetup) -> None:  # noqa: F811
+def test_a_prompt_stopped_and_resumed_has_the_same_bits(training_setup: TrainingSetup) -> None:
     training_setup.train(tuning(training_setup, name="whole"))
     assert training_setup.train_in_pieces(tuning(training_setup, name="pieces"), 5) >= 2
     assert training_setup.weights("whole") == training_setup.weights("pieces")
@@ -79,7 +89,7 @@ def test_a_prompt_stopped_and_resumed_has_the_same_bits(training_setup: Training
 
 @pytest.mark.parametrize("place", PLACES)
 def test_options_and_texts_are_behind_the_prompt_when_it_is_used(
-    training_setup: TrainingSetup,  # noqa: F811
+    training_setup: TrainingSetup,
     place: Any,
     tmp_path: Path,
 ) -> None:
@@ -90,9 +100,19 @@ def test_options_and_texts_are_behind_the_prompt_when_it_is_used(
     source, labels, tokenizer = (open_input(training_setup.inputs[name]) for name in names)
     network, spec = read_model(source, tmp_path)
     soft = SoftPrompt(length=LENGTH, place=place)
-    examples = Examples(labels, tokenizer, tmp_path, sequence=32).prompted(soft, VOCAB)
-    choices = choose(network.eval(), examples, advance=lambda _: None)  # type: ignore[arg-type]
     plain = Examples(labels, tokenizer, tmp_path, sequence=32)
+    exam = Exam(
+        sequence=None,
+        prompt="",
+        vocabulary=Vocabulary.of(tokenizer, tmp_path),
+        text=None,
+        tokens="",
+        examples={None: plain},
+        heads=None,
+    )
+    examples = exam.asked(Target(text=False, labels=True), spec)
+    assert examples is not None
+    choices = choose(cast(TextModel, network.eval()), examples, advance=lambda _: None)
     assert len(choices.correct) == len(plain)
     [row] = [examples.batch([0])["tokens_BT"][0]]
     ids = [token for token in row.tolist() if token < VOCAB and token != 1]
@@ -101,10 +121,10 @@ def test_options_and_texts_are_behind_the_prompt_when_it_is_used(
     prompt = len(plain.examples[0].prompt)
     begin = {"front": 0, "middle": prompt // 2, "back": prompt}[place]
     assert where == list(range(begin, begin + LENGTH))
-    assert spec.soft_prompt == soft  # type: ignore[attr-defined]
+    assert isinstance(spec, GPT) and spec.soft_prompt == soft
 
 
-def test_generation_with_a_cache_is_that_without(training_setup: TrainingSetup, tmp_path: Path) -> None:  # noqa: F811
+def test_generation_with_a_cache_is_that_without(training_setup: TrainingSetup, tmp_path: Path) -> None:
     training_setup.train(tuning(training_setup, place="middle"))
     source = open_input(training_setup.as_input("tuned"))
     generator = read_generator(source, tmp_path, torch.device("cpu"))
@@ -123,7 +143,7 @@ def test_generation_with_a_cache_is_that_without(training_setup: TrainingSetup, 
         ids.append(token)
 
 
-def test_no_room_for_a_prompt_is_said(training_setup: TrainingSetup) -> None:  # noqa: F811
+def test_no_room_for_a_prompt_is_said(training_setup: TrainingSetup) -> None:
     says = r"trainable.length: 40 vectors leave no room for a prompt: rows have room for 32 tokens; fewer"
     with pytest.raises(ConfigError, match=says):
         training_setup.train(tuning(training_setup, length=40))
@@ -141,7 +161,7 @@ def test_no_room_for_a_prompt_is_said(training_setup: TrainingSetup) -> None:  #
     ],
     ids=["shard", "tensor", "tensor alone", "pipeline"],
 )
-def test_layouts_agree(training_setup: TrainingSetup, layout: dict[str, Any]) -> None:  # noqa: F811
+def test_layouts_agree(training_setup: TrainingSetup, layout: dict[str, Any]) -> None:
     exact = {"precision": "fp64"}
     one, two = (tuning(training_setup, name=name) for name in ("one", "two"))
     training_setup.train(one.model_copy(update={"train": one.train.model_copy(update=exact)}))

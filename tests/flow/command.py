@@ -52,3 +52,16 @@ class Atelier:
     def records(self, kind: str, name: str) -> list[dict]:
         found = [json.loads(p.read_text()) for p in (self.root / kind).glob("*/record.json")]
         return [record for record in found if record["name"] == name]
+
+
+def done(said: Said) -> str:
+    """What a command printed that went well."""
+    assert said.code == 0, said.err
+    return said.out
+
+
+def refused(said: Said) -> str:
+    """The one line of a command that was refused."""
+    assert said.code == 2
+    [line] = said.err.strip().splitlines()
+    return line

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from atelier.engine.io.artifact import open_input
 from atelier.engine.model.load import read_model
 from atelier.infra.store.store import Store
-from tests.flow.command import Atelier, Said
+from tests.flow.command import Atelier, done, refused
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -61,17 +61,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole.save_pretrained(folder)
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
     return folder
-
-
-def done(said: Said) -> str:
-    assert said.code == 0, said.err
-    return said.out
-
-
-def refused(said: Said) -> str:
-    assert said.code == 2
-    [line] = said.err.strip().splitlines()
-    return line
 
 
 def test_an_adopted_model_teaches_as_it_is(atelier: Atelier, checkpoint: Path) -> None:

@@ -3,16 +3,13 @@ of it is tuned; killed without warning it ends with the same bits.
 """
 
 import json
-import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.faults.command import CommandStore
 from tests.flow.command import Atelier
-from tests.flow.test_semoe import steps_of, weights_of
+from tests.flow.kills import killed_and_finished, weights_of
 
 ARGUMENTS = ("cpm2", "experiment=tiny", "tracker=none")
 
@@ -76,16 +73,7 @@ def test_again_nothing_is_left_to_do(atelier: Atelier) -> None:
 
 def test_killed_without_warning_it_ends_with_the_same_bits(root: Path, tmp_path: Path) -> None:
     whole, store = CommandStore(root), CommandStore(tmp_path / "store").copy_data(CommandStore(root))
-    for name in ("first", "experts"):
-        command = store.start(*ARGUMENTS)
-        command.until(lambda name=name: 8 in steps_of(store, name), f"a checkpoint of {name}")
-        for process in store.processes():
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        command.wait()
-        store.wait_for_quiet()
-    code, _, err = store.finish(*ARGUMENTS)
-    assert code == 0, err
+    killed_and_finished(store, ARGUMENTS, ("first", "experts"))
     assert weights_of(store) == weights_of(whole)
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from atelier.engine.data.chat_tokens import BUILT_IN, PLAIN
 from tests.chat_templates import CHATML, write_talks
-from tests.flow.command import Atelier, Said
+from tests.flow.command import Atelier, done, refused
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
@@ -66,17 +66,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer_object=tokenizer, eos_token="<|endoftext|>", chat_template=CHATML
     ).save_pretrained(folder)
     return folder
-
-
-def done(said: Said) -> str:
-    assert said.code == 0, said.err
-    return said.out
-
-
-def refused(said: Said) -> str:
-    assert said.code == 2
-    [line] = said.err.strip().splitlines()
-    return line
 
 
 def held_out_losses(atelier: Atelier, name: str) -> list[float]:

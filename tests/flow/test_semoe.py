@@ -2,16 +2,13 @@
 killed without warning it ends with the same bits.
 """
 
-import json
-import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.faults.command import CommandStore
 from tests.flow.command import Atelier
+from tests.flow.kills import killed_and_finished, weights_of
 
 ARGUMENTS = ("semoe", "experiment=tiny", "tracker=none")
 STUDENTS = ("student_few", "student_dense")
@@ -22,14 +19,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("semoe")
-
-
-def weights_of(store: CommandStore) -> dict[str, list[str]]:
-    """Digests of the weights of every model, by name."""
-    return {
-        record["name"]: [file["sha256"] for file in record["files"] if "safetensors" in file["path"]]
-        for record in store.records("model")
-    }
 
 
 def test_students_come_from_the_merged_teacher_and_learn_from_it(atelier: Atelier, root: Path) -> None:
@@ -74,25 +63,5 @@ def test_too_little_memory_is_refused_before_anything_is_made(atelier: Atelier) 
 
 def test_killed_without_warning_it_ends_with_the_same_bits(root: Path, tmp_path: Path) -> None:
     whole, store = CommandStore(root), CommandStore(tmp_path / "store").copy_data(CommandStore(root))
-    for name in ("teacher", "student_few"):  # in each of the two trainings
-        command = store.start(*ARGUMENTS)
-        command.until(lambda name=name: 8 in steps_of(store, name), f"a checkpoint of {name}")
-        for process in store.processes():
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        command.wait()
-        store.wait_for_quiet()
-    code, _, err = store.finish(*ARGUMENTS)
-    assert code == 0, err
+    killed_and_finished(store, ARGUMENTS, ("teacher", "student_few"))  # in each of the two trainings
     assert weights_of(store) == weights_of(whole)
-
-
-def steps_of(store: CommandStore, name: str) -> list[int]:
-    """Steps of the checkpoints of a role."""
-    mine = (path for path in store.root.glob("trajectory/*") if name_of(path) == name)
-    return [int(path.name[5:]) for folder in mine for path in folder.glob("checkpoints/step-*")]
-
-
-def name_of(trajectory: Path) -> str:
-    record = trajectory / "trajectory.json"
-    return json.loads(record.read_text())["name"] if record.exists() else ""

@@ -10,7 +10,7 @@ import pytest
 from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
-from atelier.engine.config.objective.prefix import Prefix
+from atelier.engine.config.objective.prefix import PrefixLM
 from atelier.engine.config.objective.spans import Spans
 from atelier.engine.config.parallel import Parallel
 from atelier.engine.config.run_file import Training
@@ -57,7 +57,7 @@ def net(**more: Any) -> EncDec:
 def encoded(training_setup: TrainingSetup) -> Training:
     own: dict[str, Any] = {
         "spans": Spans(encoder=24, rate=0.3, mean=1.5),
-        "prefix": Prefix(encoder=16, weight=0.5, rows=0.5),
+        "prefix": PrefixLM(encoder=16, weight=0.5, rows=0.5),
         "lm": LM(weight=0.3),
     }
     roles = {

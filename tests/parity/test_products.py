@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from atelier.engine.config.registry import kinds
-from tests.parity.products import MODELS, OPTIMISERS, OWN, TAUGHT, Product, products, regathers
+from tests.parity.objectives import OWN, TAUGHT
+from tests.parity.products import MODELS, OPTIMISERS, Product, products, regathers
 from tests.parity.trials import try_for, try_some
 
 SECONDS = 120.0

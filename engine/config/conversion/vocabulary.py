@@ -13,7 +13,7 @@ from atelier.engine.config.model.gpt import GPT
 from atelier.engine.config.registry import ModelSpec
 
 
-class Vocabulary(ConversionSpec):
+class ToVocabulary(ConversionSpec):
     kind: Literal["vocabulary"] = "vocabulary"
     rows: Literal["pieces", "mean", "zeros"] = Field(
         default="pieces",

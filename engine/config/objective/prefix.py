@@ -10,7 +10,7 @@ from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.own_rows import OwnRows
 
 
-class Prefix(OwnRows):
+class PrefixLM(OwnRows):
     needs_teacher: ClassVar[bool] = False
     term: ClassVar[str] = "lm"
     reads: ClassVar[str] = "prefix"

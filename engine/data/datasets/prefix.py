@@ -10,7 +10,7 @@ import numpy as np
 
 from atelier.engine.config.batch import ENCODER
 from atelier.engine.config.error import DataError
-from atelier.engine.config.objective.prefix import Prefix
+from atelier.engine.config.objective.prefix import PrefixLM
 from atelier.engine.data.counter_rng import Chance, Numbers, below, numbered
 from atelier.engine.data.pairs import cut_into_pieces, paired
 from atelier.engine.data.tokens import TokenText
@@ -60,7 +60,7 @@ class Continued:
 
 
 def open_rows(
-    spec: Prefix,
+    spec: PrefixLM,
     tokens: ArtifactInput,
     vocabulary: Vocabulary,
     scratch: Path,

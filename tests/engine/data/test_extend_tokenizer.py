@@ -3,10 +3,11 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Encoder
-from tokenizers import models, pre_tokenizers
+from tokenizers import models
 
 from atelier.engine.config.data import Tokenizer
 from atelier.engine.config.error import ConfigError
@@ -31,11 +32,20 @@ def corpus(folder: Path, name: str, texts: list[str]) -> ArtifactInput:
 
 
 def learned(
-    folder: Path, name: str, spec: Tokenizer, of: ArtifactInput, **more: object
-) -> tuple[ArtifactInput, dict]:
+    folder: Path,
+    name: str,
+    spec: Tokenizer,
+    of: ArtifactInput,
+    *,
+    extends: ArtifactInput | None = None,
+    before: list[ArtifactInput] | None = None,
+) -> tuple[ArtifactInput, dict[str, Any]]:
     payload = folder / f"made-{name}"
     output = ArtifactOutput(str(payload))
-    summary = learn_tokenizer(spec, [of], [], output, folder / "scratch", Progress(io.StringIO()), **more)  # type: ignore[arg-type]
+    scratch, progress = folder / "scratch", Progress(io.StringIO())
+    summary: dict[str, Any] = {
+        **learn_tokenizer(spec, [of], [], output, scratch, progress, extends=extends, before=before)
+    }
     files = {path.name: path.read_bytes() for path in payload.iterdir()}
     return open_input(artifact(folder / name, "tokenizer", files, **summary)), summary
 
@@ -84,7 +94,6 @@ def test_what_cannot_grow_is_refused(tmp_path: Path) -> None:
     ):
         learned(tmp_path, "small", Tokenizer(vocab=310), prose, extends=first)
     words = Encoder(models.WordLevel({"a": 0}, unk_token="a"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="is no byte-level BPE but WordLevel"):
         untaught(words.to_str().encode(), "tokenizer.extend")
     with pytest.raises(ValueError, match=r"tokenizer.model and tokenizer.extend each name one"):

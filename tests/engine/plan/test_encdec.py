@@ -11,7 +11,7 @@ from atelier.engine.config.model.encdec import EncDec
 from atelier.engine.config.objective.attention import Attention
 from atelier.engine.config.objective.lm import LM
 from atelier.engine.config.objective.logits import Logits
-from atelier.engine.config.objective.prefix import Prefix
+from atelier.engine.config.objective.prefix import PrefixLM
 from atelier.engine.config.objective.spans import Spans
 from atelier.engine.config.optim.adamw import AdamW
 from atelier.engine.config.role import Role
@@ -71,7 +71,7 @@ def test_an_encoders_length_is_split_over_tensor_too() -> None:
 def test_rows_without_an_encoders_input_alone_are_refused_and_beside_others_read() -> None:
     with pytest.raises(ConfigError, match=r"roles\.m\.objective: no rows .*kind encdec; objective=spans"):
         check_encoders({"m": role(LM())}, [LM()])
-    rows = [LM(), Prefix(encoder=16)]
+    rows = [LM(), PrefixLM(encoder=16)]
     check_encoders({"m": role(*rows)}, rows)
     check_readers({"m": role(*rows)}, rows, 32)
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from atelier.engine.config.error import ConfigError
-from atelier.engine.config.objective.prefix import Prefix
+from atelier.engine.config.objective.prefix import PrefixLM
 from atelier.engine.config.objective.spans import Spans
 from atelier.engine.data.datasets.spans import sentinels
 from tests.engine.data.datasets.conftest import Harbour, whole
@@ -84,7 +84,7 @@ def test_documents_are_restored_from_sentinels_byte_for_byte(library: Harbour, s
 
 
 def test_the_decoder_reads_what_it_has_said_behind_a_token_of_its_own(library: Harbour) -> None:
-    for spec in (Spans(encoder=96), Prefix(encoder=48)):
+    for spec in (Spans(encoder=96), PrefixLM(encoder=48)):
         batch = whole(library.open(spec))
         is_said_BT = batch["labels_BT"] >= 0
         assert (batch["tokens_BT"][:, 0] == library.vocabulary.pad_id).all()
@@ -116,7 +116,7 @@ def test_as_much_is_said_in_as_many_spans_as_was_asked_for(
 
 
 def test_a_text_is_the_prefix_that_was_read_and_what_is_said(library: Harbour) -> None:
-    rows, vocabulary = library.open(Prefix(encoder=48)), library.vocabulary
+    rows, vocabulary = library.open(PrefixLM(encoder=48)), library.vocabulary
     batch, text = whole(rows), b""
     cuts = set()
     for row in range(len(rows)):
