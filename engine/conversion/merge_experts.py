@@ -63,7 +63,7 @@ class RouterRecord:
         return covariance_XX / (spread_X[:, None] * spread_X)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def convert(rule: MergeExperts, parent: Parent, made: ModelSpec) -> Converted:
     """The model with fewer experts, or none; the record says of each mixture its experts' members."""
     model, text = parent.model(), parent.text

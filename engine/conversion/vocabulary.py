@@ -68,7 +68,7 @@ def spelling(old: Vocabulary, new: Vocabulary) -> list[tuple[list[int], bool]]:
     return found
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _mean_hidden(parent: Parent) -> Tensor:
     """[D] the mean of the last hidden states, those that the head reads."""
     model, total, count = parent.model(), None, 0

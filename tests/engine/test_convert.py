@@ -314,8 +314,10 @@ def test_as_a_command_it_writes_a_model_that_generates(tmp_path: Path) -> None:
     source = study.model(num_experts=6)
     inputs = {"model": source, "tokens": study.tokens}
     rule = MergeExperts(num_experts=2, tokens=256)
-    run = study.run_file("convert", {"rule": rule.model_dump(mode="json")}, inputs, "model")
-    summary = convert(run)
+    asked = {"rule": rule.model_dump(mode="json"), "measured": 500}
+    run = study.run_file("convert", asked, inputs, "model")
+    summary: dict[str, Any] = dict(convert(run))
+    assert summary["loss_before"] > 0 and summary["loss_after"] > 0
     files = {path.name: path.read_bytes() for path in Path(run.outputs["model"]).iterdir()}
     made = open_input(artifact(tmp_path / "made", "model", files, **summary))
     _, new = read_model(made, study.scratch)
